@@ -71,7 +71,9 @@ from benchmarks.methods.resolution_arms import Trained, subset  # noqa: E402
 from benchmarks.speed import data_path, gradient_overhead, step_overhead  # noqa: E402
 from benchmarks.speed.data_path import MEAN, STD, UsualImages  # noqa: E402
 
+from batchwright.records.lines.run_lines import RunLine  # noqa: E402
 from loops import counting, failing, summing  # noqa: E402
+from run_lines import typed  # noqa: E402
 
 FORM = {"name", "value", "unit", "low", "high", "repeats", "goal", "met", "from"}
 QUICK = Arguments(full=False, data=None, json=None)
@@ -311,14 +313,19 @@ def test_the_median_step_of_an_interval_decides() -> None:
 
 
 def test_slowest_over_fastest_takes_input_and_compute_of_the_epoch_asked_for() -> None:
-    def line(epoch: int, *seconds: tuple[float, float]) -> dict[str, float | str]:
-        parts = {}
+    def line(epoch: int, *seconds: tuple[float, float]) -> RunLine:
+        parts: dict[str, Any] = {}
         for rank, (input_seconds, compute) in enumerate(seconds):
+            parts[f"batch/local/{rank}"] = 8
             parts[f"time/rank{rank}/input_s"] = input_seconds
             parts[f"time/rank{rank}/compute_s"] = compute
-        return {"kind": "epoch", "epoch": epoch, **parts}
+        return typed({"kind": "epoch", "epoch": epoch, **parts})
 
-    records = [{"kind": "shares"}, line(0, (0.0, 9.0), (0.0, 1.0)), line(2, (0.5, 4.0), (1.0, 4.4))]
+    records = [
+        typed({"kind": "shares"}),
+        line(0, (0.0, 9.0), (0.0, 1.0)),
+        line(2, (0.5, 4.0), (1.0, 4.4)),
+    ]
     assert slowest_over_fastest(records, 2) == pytest.approx(5.4 / 4.5)
     with pytest.raises(ValueError, match="no line about epoch 3"):
         slowest_over_fastest(records, 3)

@@ -1,7 +1,5 @@
 """Accuracy after each epoch: predicted, told beside what was measured, and when it strays."""
 
-import json
-
 import pytest
 from benchmarks.planning.epoch_curves import Shortfall, fitted, law_of
 
@@ -12,6 +10,7 @@ from batchwright.prediction.accuracy.learning import AT_PEAK, falls_short
 from batchwright.prediction.accuracy.straying import straying
 from batchwright.prediction.accuracy.trainings import Candidate
 from batchwright.records import Estimate, Plan
+from batchwright.records.lines.line_files import lines_of
 from batchwright.reporting.data.reading import (
     accuracy_comparison,
     accuracy_words,
@@ -167,11 +166,11 @@ def test_the_lines_of_a_run_hold_the_prediction_and_say_so(tmp_path):
     for one in epochs_of(0.2, 0.3):
         recorder.epochs.append(one)
         recorder.epoch(one)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["kind"] for line in lines] == ["epoch", "note", "epoch"]
-    assert lines[0]["plan/predicted_top1"] == 0.3
-    assert lines[0]["plan/predicted_top1_low"] == pytest.approx(0.25)
-    assert "below the 25.0 % to 35.0 %" in lines[1]["text"]
+    lines = list(lines_of(tmp_path))
+    assert [line.kind for line in lines] == ["epoch", "note", "epoch"]
+    assert lines[0].predicted_top1.value == 0.3
+    assert lines[0].predicted_top1.low == pytest.approx(0.25)
+    assert "below the 25.0 % to 35.0 %" in lines[1].text
     said = joined(epoch_words(lines[0], brief=False, simulated=False))
     assert "accuracy 20.0 % (predicted 25.0 % to 35.0 %)" in said
     assert "predicted 25" not in joined(epoch_words(lines[0], brief=True, simulated=False))

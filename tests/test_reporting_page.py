@@ -116,7 +116,7 @@ def test_every_class_that_a_mark_has_is_described_by_the_style(text):
 def test_every_chart_has_a_title_and_the_numbers_behind_it(text):
     document = Document(text)
     charts = [svg for svg in document.all("svg") if svg.get("role") == "img"]
-    assert len(charts) == len(document.all("figure")) == 10
+    assert len(charts) == len(document.all("figure")) == 11
     assert all(chart["aria-label"] for chart in charts)
     for figure in re.findall(r"<figure>.*?</figure>", text, re.DOTALL):
         assert re.search(r"<details><summary>The numbers</summary>.*<table", figure, re.DOTALL)

@@ -288,6 +288,7 @@ serve(
         database=f"sqlite:///{folder}/service.sqlite",
         port=0,
         lease_seconds=3.0,
+        keep_seconds=0.0,
         artifacts=f"{folder}/kept",
         limits=Limits(requests_per_second=10000.0, burst=10000),
     ),

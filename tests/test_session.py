@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
@@ -20,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
+import batchwright as bw
 from batchwright import Session
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.errors import DataError, FileError, PlanError, TrainingError
@@ -837,7 +837,7 @@ def test_a_run_leaves_its_records(tmp_path):
     assert all(epoch.whole for epoch in summary.epochs)
     assert summary.resumed == 0
     assert summary.plan == one.plan
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = bw.metrics(folder)
     assert [line["epoch"] for line in lines if line["kind"] == "epoch"] == [0, 1, 2]
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import batchwright as bw
 from batchwright.records import Plan, Profile, RunSummary
 from batchwright.records.documents import read_record
+from batchwright.records.lines.line_files import lines_of
 from batchwright.records.service import RunEnd, RunIntroduction
 from batchwright.service.pages import demo
 
@@ -40,7 +41,7 @@ def packed(folder: Path) -> bytes:
     )
     summary = read_record(folder / "summary.json", RunSummary)
     host = summary.epochs[0].workers[0].place.partition("/")[0]
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = [line.model_dump(mode="json", exclude_defaults=True) for line in lines_of(folder)]
     summary = summary.model_copy(update={"run_folder": "demo", "profile": None})
     told = {
         "introduction": introduction.model_dump(mode="json", exclude_defaults=True),

@@ -164,6 +164,7 @@ def solve_unlike(
     large: Sequence[Relative],
     extra_time: float,
     samples: int,
+    rounding: Rounding = "round",
     least: int = 1,
 ) -> Pair:
     """`solve` for workers whose fixed times differ; equations at the head of this module.
@@ -176,6 +177,7 @@ def solve_unlike(
         large: The large-batch workers.
         extra_time: As for `solve`.
         samples: As for `solve`.
+        rounding: As for `solve`.
         least: As for `solve`.
 
     Returns:
@@ -193,9 +195,10 @@ def solve_unlike(
     """
     of_small, of_large = (sum(worker.speed for worker in group) for group in (small, large))
     _check(a, b, large_batch, of_small, of_large, extra_time, samples)
+    whole = floor if rounding == "truncate" else _nearest
     alone = samples / _rate(a, b, large_batch, [*large, *small])
     if not small:
-        share = _nearest(samples / of_large)
+        share = whole(samples / of_large)
         _check_share("large", large_batch, share, of_large)
         return Pair(None, share, None, 1.0, alone)
     _check_fixed(b)
@@ -213,12 +216,12 @@ def solve_unlike(
     while high - low > _NARROW * high:
         middle = (low + high) / 2
         low, high = (low, middle) if _rate(a, b, middle, small) > wanted else (middle, high)
-    small_batch = _nearest(high)
-    small_samples = _nearest((samples - done) / of_small)
+    small_batch = whole(high)
+    small_samples = whole((samples - done) / of_small)
     _check_share("small", small_batch, small_samples, of_small)
     if not large:
         return Pair(small_batch, None, small_samples, 1.0, seconds)
-    large_samples = _nearest(done / of_large)
+    large_samples = whole(done / of_large)
     _check_share("large", large_batch, large_samples, of_large)
     factor = small_samples / large_samples
     return Pair(small_batch, large_samples, small_samples, factor, seconds)

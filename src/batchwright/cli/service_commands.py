@@ -42,6 +42,14 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Name that clients use; may be repeated."),
     ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where browsers find it, such as https://plans.example.org behind a proxy: "
+            "allows that name, and cookies over HTTPS only if that is what it says.",
+        ),
+    ] = None,
     secure_cookies: Annotated[
         bool, typer.Option("--secure-cookies", help="Browsers come over HTTPS only.")
     ] = False,
@@ -52,6 +60,13 @@ def serve(
     retention_days: Annotated[
         float | None, typer.Option(help="Delete what is so old: runs, jobs, profiles.")
     ] = None,
+    lease_seconds: Annotated[
+        float, typer.Option(min=5, help="How long an agent may be silent over its job.")
+    ] = 30.0,
+    keep_seconds: Annotated[
+        float,
+        typer.Option(min=0, help="How much longer a training is kept for its agent."),
+    ] = 600.0,
     rate: Annotated[
         float | None, typer.Option(help="Requests per second of one token or address.")
     ] = None,
@@ -85,7 +100,7 @@ def serve(
         from batchwright.service.access import sign_in_address
         from batchwright.service.database.engine import shown
         from batchwright.service.operating.local import default_artifacts, default_database
-        from batchwright.service.operating.serving import log_to
+        from batchwright.service.operating.serving import log_to, public_parts
         from batchwright.service.operating.serving import serve as serve_until_told
         from batchwright.service.settings import GIB, Limits, Settings
         from batchwright.service.webhook import SECRET, checked_webhook
@@ -94,6 +109,7 @@ def serve(
     for name, value in numbers.items():
         if value is not None and not 0 < value < float("inf"):
             raise BatchwrightError(f"{name} {value:g}: give a number above 0")
+    scheme, name = public_parts(public_url) if public_url else ("", "")
     usual = Limits()
     given = rate or usual.requests_per_second
     room = round(artifacts_gib * GIB) if artifacts_gib else usual.artifact_bytes
@@ -108,9 +124,12 @@ def serve(
         database=database,
         host=host,
         port=port,
-        allowed_hosts=tuple(allowed_host or ()),
-        secure_cookies=secure_cookies,
+        allowed_hosts=tuple(filter(None, (*(allowed_host or ()), name))),
+        public_url=public_url and public_url.rstrip("/"),
+        secure_cookies=secure_cookies or scheme == "https",
         retention_days=retention_days,
+        lease_seconds=lease_seconds,
+        keep_seconds=keep_seconds,
         artifacts=None if artifacts == "none" else artifacts or default_artifacts(database),
         webhook=checked_webhook(webhook),
         webhook_secret=os.environ.get(SECRET) or None,
@@ -118,10 +137,13 @@ def serve(
     )
 
     def tell(address: str, store: Store) -> None:
-        link = sign_in_address(address, store.sign_in.link(["admin"]))
-        minutes = round(settings.link_seconds / 60)
         _say(f"batchwright serves at {address}, from {shown(settings.database)}")
-        _say(f"sign in within {minutes} minutes: {link}")
+        if sys.stderr.isatty() or not store.sign_in.ever():
+            link = sign_in_address(address, store.sign_in.link(["admin"]))
+            store.audit.note("operator", "sign-in.link", "browser", "admin")
+            _say(f"sign in within {round(settings.link_seconds / 60)} minutes: {link}")
+        else:  # nobody may be looking, but for those who read logs
+            _say(f"sign in: `batchwright sign-in --server {address}` prints a link")
         log_to(level=log_level)
 
     serve_until_told(settings, on_start=tell, proxy=proxy)

@@ -27,6 +27,7 @@ from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
 from batchwright.client.submitting import understood
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.records import Plan
+from batchwright.records.agent_rules import difference
 from batchwright.records.documents import read_record, write_record, write_text
 from batchwright.records.service import ArtifactInfo, ArtifactName, JobArtifacts, Lease, LogName
 from batchwright.records.text.problems import printable
@@ -252,19 +253,18 @@ class RunFiles:
 
     @staticmethod
     def _unfit(plan: Plan, fresh: Path) -> str:
-        """Why what was fetched is not of this plan; it may have other batches, by advice."""
+        """Why what was fetched is not of this plan, which takes the place of the one fetched: that
+        is another agent's word. A run that took advice has another one, which nobody here vouches
+        for.
+        """
         place = fresh / "plan.json"
-        if not place.exists():
-            write_record(plan, place)
-            return ""
         try:
-            found = read_record(place, Plan)
+            found = read_record(place, Plan) if place.exists() else plan
         except FileError as error:
             return str(error)
-        for name in ("job", "data", "network", "method", "workers", "epochs"):
-            if getattr(found, name) != getattr(plan, name):
-                return f"its plan has another {name} than the job's"
-        return ""
+        write_record(plan, place)
+        problem = difference(plan, found, without=("reasons",))
+        return f"its run follows another plan, with {problem}" if problem else ""
 
     # ------------------------------------------------------------------------------------ to there
 

@@ -20,9 +20,9 @@ PLANNING_KEYS = frozenset(
         *("ags", "base_batch", "checkpoint_seconds", "checkpoint_steps", "clip_norm", "cycle"),
         *("decay", "dual", "epochs", "evaluate_epochs", "global_batch", "goal"),
         *("label_smoothing", "launch", "learning_rate", "least_local_batch", "link", "method"),
-        *("micro_batch", "most_local_batch", "port", "rebalance_steps", "resolutions"),
-        *("restarts", "sampling", "scaling", "seed", "server", "timeout", "virtual"),
-        *("warmup_epochs", "workers"),
+        *("micro_batch", "most_local_batch", "port", "rebalance", "rebalance_steps"),
+        *("resolutions", "restarts", "sampling", "scaling", "seed", "server", "timeout", "virtual"),
+        *("track", "warmup_epochs", "warmup_law", "warmup_start", "workers"),
     )
 )
 """Job keys that may change after measuring, because they do not change what was measured.
@@ -102,7 +102,11 @@ def resolved(
 def check_counts(job: Job) -> None:
     """Refuse what is said of other workers or resolutions than the job has, where it says which."""
     at_each = sides(job) if job.method_spec.cycles else sides(job)[-1:]
-    if job.method_spec.served and job.dual.large_batches != "auto":
+    for key in ("sample_seconds", "step_seconds") if job.launcher.simulated else ():
+        stated = getattr(job.virtual, key)
+        if isinstance(stated, tuple):
+            per_resolution(f"virtual.{key}", stated, sides(job))
+    if job.method_spec.served and isinstance(job.dual.large_batches, tuple):
         per_resolution("dual.large_batches", job.dual.large_batches, at_each)
     if job.method_spec.takes("cycle.batches") and job.cycle.batches != "auto":
         per_resolution("cycle.batches", job.cycle.batches, at_each)

@@ -43,11 +43,14 @@ _WRITTEN_BY = {  # which verb writes what
 }
 _TAKEN_BY = {"profile": "plan", "plan": "train", "summary": "report"}
 _LISTS = (  # keys that take several values, separated by commas
-    *("frozen", "resolutions", "dual.large_batches"),
+    *("frozen", "resolutions", "track", "dual.large_batches"),
     *("virtual.speeds", "virtual.overheads", "virtual.links"),
+    *("virtual.sample_seconds", "virtual.step_seconds"),
     *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths"),
 )
+_ONE_OR_EACH = ("virtual.sample_seconds", "virtual.step_seconds")  # a single value is no list
+_WORDS = ("auto", "knee", "memory")  # which some of them may have instead
 _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
 _BOOL = "tag:yaml.org,2002:bool"
 _MOST_BRACKETS = 500
@@ -394,7 +397,9 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     if key in _TABLES:
         value = _as_table(key, value, place)
     if key in _LISTS:  # ``24,32``, or a single value
-        if isinstance(value, str) and value != "auto":
+        word = value in _WORDS and key != "frozen"
+        if isinstance(value, str) and not word:
             value = [part.strip() for part in value.split(",") if part.strip()]
-        value = [value] if isinstance(value, int) else value
+            value = value[0] if key in _ONE_OR_EACH and len(value) == 1 else value
+        value = [value] if isinstance(value, int) and key not in _ONE_OR_EACH else value
     values[last] = value

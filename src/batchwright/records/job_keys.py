@@ -27,6 +27,8 @@ _WORDS = {
     "learning_rate=0.1, the rate at base_batch": "lr lr0 rate alpha base_lr initial_lr init_lr "
     "max_lr peak_lr learning_rate_init step_size",
     "warmup_epochs=5": "warmup warm_up warmup_steps warmup_iters warmup_ratio lr_warmup",
+    "warmup_start=0.01, a share of the peak": "warmup_factor start_factor warmup_start_lr "
+    "warmup_init_lr warmup_lr",
     "decay=cosine": "scheduler lr_scheduler lr_schedule schedule sched lr_decay lr_policy "
     "annealing",
     "clip_norm=1.0": "clip clipping clip_grad clip_grad_norm grad_clip gradient_clip "

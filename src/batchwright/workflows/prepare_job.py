@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from batchwright.workload.data.sources import ImageData
 
 TRAINING_KEYS = (
-    *("checkpoint_seconds", "checkpoint_steps", "data", "launch", "port", "rebalance_steps"),
-    *("restarts", "timeout"),
+    *("checkpoint_seconds", "checkpoint_steps", "data", "launch", "port", "rebalance"),
+    *("rebalance_steps", "restarts", "timeout"),
 )
 """Job keys that may change after planning; ``data`` only to another place of the same images."""
 
@@ -237,7 +237,7 @@ def _check_stated_extra_time(job: Job, data: DataFacts, least: int) -> None:
     given = job.dual.large_batches
     most = largest_extra_time(
         *line,
-        data.train_samples if given == "auto" else given[-1],
+        given[-1] if isinstance(given, tuple) else data.train_samples,
         small_workers=small,
         large_workers=int(job.workers) - small,
         least=least,

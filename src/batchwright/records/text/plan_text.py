@@ -78,6 +78,8 @@ def method_words(plan: PlanFields) -> str:
         return plan.method
     steps = plan.job.rebalance_steps
     often = f"every {counted(steps, 'step')} and epoch" if steps else "every epoch"
+    if plan.job.rebalance == "published":
+        often = "every epoch, as published"
     return f"{plan.method}: local batches follow the measured speeds, {often}"
 
 

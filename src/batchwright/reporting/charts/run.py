@@ -190,6 +190,33 @@ def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
     )
 
 
+def track_charts(summary: RunSummary) -> list[Chart]:
+    """Gradient norm and largest eigenvalue over the epochs, as far as ``track`` asked for them."""
+    epochs = summary.epochs
+    drawn = []
+    for name, title, label, style, values in (
+        (
+            "gradient norm",
+            "Gradient norm",
+            "norm of the gradient",
+            "blue",
+            [one.gradient_norm for one in epochs],
+        ),
+        (
+            "largest eigenvalue",
+            "Largest eigenvalue of the Hessian",
+            "eigenvalue",
+            "orange",
+            [one.hessian_eigenvalue for one in epochs],
+        ),
+    ):
+        if any(value is not None for value in values):
+            line = [_over_epochs(epochs, name, style, "circle", values)]
+            x = epochs_axis(summary.plan.epochs)
+            drawn.append(Chart(title, x, linear_axis(label, heights(line)), line))
+    return drawn
+
+
 def _over_epochs(
     epochs: Sequence[EpochRecord],
     name: str,

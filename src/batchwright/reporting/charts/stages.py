@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, groupby
 
 from batchwright.records import EpochRecord, Plan, RateSchedule
+from batchwright.records.lines.run_lines import StepLine
 from batchwright.records.text.formatting import number
 from batchwright.reporting.charts.chart import (
     Axis,
@@ -19,7 +20,7 @@ from batchwright.reporting.charts.chart import (
     log_axis,
     plan_axis,
 )
-from batchwright.reporting.data.live_run import RunLines, amount, whole
+from batchwright.reporting.data.live_run import RunLines
 from batchwright.reporting.data.round_curves import large_workers
 from batchwright.reporting.data.worker_curves import spread
 
@@ -198,7 +199,7 @@ def rate_chart(
         for one in schedule.points
         if one.what
     )
-    trained = _over_steps(plan, lines, "lr", lambda value: f"rate {value:.4g}")
+    trained = _over_steps(plan, lines, lambda line: line.learning_rate, "rate {:.4g}".format)
     trained += [
         Point(
             one.epoch + 1,
@@ -238,13 +239,12 @@ def planned_chart(
 def speed_chart(plan: Plan, epochs: Sequence[EpochRecord], lines: RunLines) -> Chart | None:
     """Images per second, of the steps where they are told, and of whole epochs."""
     of_steps = _over_steps(
-        plan, lines, "throughput/samples_per_sec", lambda value: f"{number(value)} images/s"
+        plan, lines, lambda line: line.samples_per_second, lambda value: f"{number(value)} images/s"
     )
     of_epochs = [
         Point(one.epoch + 0.5, speed, f"epoch {one.epoch + 1}: {number(speed)} images/s")
         for one in epochs
-        if one.training_seconds
-        for speed in [one.samples / one.training_seconds]
+        if (speed := one.samples_per_second) is not None
     ]
     if not of_steps and not of_epochs:
         return None
@@ -256,17 +256,22 @@ def speed_chart(plan: Plan, epochs: Sequence[EpochRecord], lines: RunLines) -> C
     return Chart("Speed", plan_axis(plan.epochs), y, series)
 
 
-def _over_steps(plan: Plan, lines: RunLines, key: str, say: Callable[[float], str]) -> list[Point]:
+def _over_steps(
+    plan: Plan,
+    lines: RunLines,
+    value_of: Callable[[StepLine], float],
+    say: Callable[[float], str],
+) -> list[Point]:
     """A value of the step lines, over the epochs since the start of the run."""
-    found = []
-    for line in lines.steps:
-        epoch, step, steps = (whole(line, name) for name in ("epoch", "step", "steps"))
-        value = amount(line, key)
-        if epoch is None or step is None or not steps or epoch >= plan.epochs or value is None:
-            continue
-        words = f"epoch {epoch + 1}, step {line['step']}: {say(value)}"
-        found.append(Point(epoch + min(1.0, step / steps), value, words))
-    return found
+    return [
+        Point(
+            line.epoch + min(1.0, line.step / line.steps),
+            value_of(line),
+            f"epoch {line.epoch + 1}, step {line.step}: {say(value_of(line))}",
+        )
+        for line in lines.steps
+        if line.steps and line.epoch < plan.epochs
+    ]
 
 
 def _thinned(points: Sequence[Point]) -> tuple[Point, ...]:

@@ -199,9 +199,15 @@ def memory_comparisons(summary: RunSummary) -> list[Comparison]:
 
 
 def accuracy_comparison(summary: RunSummary) -> Comparison:
-    """Held-out accuracy after the last epoch: of the plan, or the one that reached its target."""
+    """Held-out accuracy after the last epoch: of the plan, or the one that reached its target.
+
+    Where a run went on for more epochs than were planned, it is that after the planned ones.
+    """
     plan, chosen = summary.plan, summary.plan.chosen
     told, epochs = plan.epoch_accuracy, len(summary.epochs)
+    if 0 < len(told) < epochs:
+        measured = summary.epochs[len(told) - 1].top1
+        return Comparison(0, told[-1], measured, None, None, is_share=True)
     early = ended_at_its_target(summary) and 0 < epochs <= len(told)
     reached = summary.accuracy if early or epochs == plan.epochs else None
     at_end = told[epochs - 1 if early else -1] if told else None

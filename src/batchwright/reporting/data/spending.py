@@ -78,7 +78,8 @@ def _planned(plan: Plan) -> Estimate | None:
     """Seconds of the whole training: of one row as predicted, of several the sum of theirs."""
     if len(plan.stages) == 1:
         chosen = next((one for one in plan.considered if is_chosen(plan, one)), None)
-        if chosen is not None and chosen.train_seconds is not None:
+        # A run that went on for more epochs is told of by these.
+        if chosen and chosen.train_seconds and chosen.trained_epochs in (None, plan.epochs):
             return chosen.train_seconds
     told = [(stage.epochs, stage.predicted_epoch_seconds) for stage in plan.stages]
     if any(estimate is None for _, estimate in told):

@@ -223,9 +223,8 @@ def _accuracy(story: RunStory) -> str:
 
 
 def _notes(lines: RunLines) -> str:
-    texts = [line.get("text") for line in lines.notes]
-    told = [text for text in texts if isinstance(text, str)][-_MOST_NOTES:]
-    items = "".join(f"<li>{markup.safe(text)}</li>" for text in told)
+    told = lines.notes[-_MOST_NOTES:]
+    items = "".join(f"<li>{markup.safe(line.text)}</li>" for line in told)
     return f"<ul>{items}</ul>" if items else ""
 
 
@@ -287,8 +286,8 @@ def _over_time(
     table = _epochs_table(epochs)
     drawn = [markup.figure(one, table) for one in charts]
     if speed := speed_chart(plan, epochs, lines):
-        timed = spread([one for one in epochs if one.training_seconds], _MOST_ROWS)
-        rows = [[str(one.epoch + 1), number(one.samples / one.training_seconds)] for one in timed]
+        timed = [(e.epoch, v) for e in epochs if (v := e.samples_per_second) is not None]
+        rows = [[str(epoch + 1), number(v)] for epoch, v in spread(timed, _MOST_ROWS)]
         speeds = markup.table("Images per second", ["epoch", "images / s"], rows)
         drawn.append(markup.figure(speed, speeds))
     return markup.pairs(drawn)

@@ -316,7 +316,16 @@ def _learning_charts(summary: RunSummary) -> str:
         ],
     )
     loss, right = charts.learning_charts(summary)
-    return markup.pair(markup.figure(loss, table), markup.figure(right, table))
+    drawn = markup.pair(markup.figure(loss, table), markup.figure(right, table))
+    if tracked := charts.track_charts(summary):
+        rows = [
+            [str(one.epoch + 1), *map(markup.or_dash, (one.gradient_norm, one.hessian_eigenvalue))]
+            for one in epochs
+        ]
+        head = ["epoch", "gradient norm", "largest Hessian eigenvalue"]
+        numbers = markup.table("On a batch of training samples, at each evaluation", head, rows)
+        drawn += markup.pairs([markup.figure(one, numbers) for one in tracked])
+    return drawn
 
 
 def _predicted_cells(one: Comparison | None) -> list[str]:

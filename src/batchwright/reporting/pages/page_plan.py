@@ -21,6 +21,7 @@ from batchwright.records.text.plan_text import (
     knee_rows,
 )
 from batchwright.reporting.charts import plan as charts
+from batchwright.reporting.charts.memory import memory_chart
 from batchwright.reporting.charts.stages import stage_charts
 from batchwright.reporting.data.accuracy_curves import accuracy_picture
 from batchwright.reporting.data.plan_curves import plan_curves, units_of
@@ -45,7 +46,13 @@ def choice_charts(plan: Plan, profile: Profile | None, *, learning: bool = True)
         markup.figure(charts.batch_chart(curves, "cost"), table),
     )
     head = "<h3>Time and cost of the training, by cluster</h3>"
-    return f"{learnt}{head}{both}{_knees(plan)}"
+    return f"{learnt}{head}{both}{_knees(plan)}{_memory_chart(plan, profile)}"
+
+
+def _memory_chart(plan: Plan, profile: Profile | None) -> str:
+    """A worker's memory over the samples at once; or nothing."""
+    chart = memory_chart(plan, profile)
+    return "" if chart is None else markup.pairs([markup.figure(chart, candidates_table(plan))])
 
 
 def accuracy_chart(plan: Plan) -> str:

@@ -158,7 +158,7 @@ def refuse_strangers(
         NotFound: There is no such job.
         Conflict: It is, or was, another agent's.
     """
-    agent = store.jobs.get(job).agent
+    agent = store.jobs.agent(job)
     if caller.may("read") and not always:
         return
     if agent is None or lease is None or not caller.owns(store.agents.owner(agent)):

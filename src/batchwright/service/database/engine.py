@@ -16,8 +16,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import (
+    ArgumentError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
 
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.storage.files import make_folder
@@ -27,6 +32,11 @@ BUSY_SECONDS = 30.0
 
 BUSY_PAUSE = 0.01
 """Seconds between two looks where SQLite itself does not wait."""
+
+LOOK_SECONDS = 5.0
+"""Between two looks whether the database takes writes; anybody may ask for one."""
+
+_CHANGES_NOTHING = text("UPDATE alembic_version SET version_num = version_num")
 
 CONNECTIONS = 48
 """At once; more than the threads that answer requests."""
@@ -57,6 +67,9 @@ class Database:
         self._writer: int | None = None
         self._writing = engine.execution_options(writes=True)
         self.meter: WriteMeter = _unmetered
+        self._looked = -LOOK_SECONDS
+        self._trouble: Exception | None = None
+        self._looking = threading.Lock()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -86,6 +99,24 @@ class Database:
             self.meter(time.perf_counter() - asked, None)
             raise
         self.meter(begun - asked, time.perf_counter() - begun)
+
+    def check_writes(self) -> None:
+        """Nothing, if the database takes writes; looked at every `LOOK_SECONDS` at most.
+
+        Raises:
+            SQLAlchemyError: It does not, for instance because the disk is full.
+        """
+        with self._looking:
+            if time.monotonic() - self._looked >= LOOK_SECONDS:
+                self._trouble = None
+                try:
+                    with self.writing() as connection:
+                        connection.execute(_CHANGES_NOTHING)
+                except SQLAlchemyError as error:
+                    self._trouble = error
+                self._looked = time.monotonic()
+            if self._trouble is not None:
+                raise self._trouble
 
     def close(self) -> None:
         """Close all connections."""

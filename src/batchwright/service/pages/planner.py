@@ -29,6 +29,7 @@ from batchwright.reporting.pages.page import plan_part, profile_facts
 from batchwright.reporting.pages.page_plan import accuracy_chart, pareto_part
 from batchwright.service.access import PageReader, PageSubmitter, Stored, check_form, store_of
 from batchwright.service.api import plans as api
+from batchwright.service.middleware.bodies import check_json
 from batchwright.service.pages.planner_form import (
     FIELDS,
     MORE_FIELDS,
@@ -38,6 +39,9 @@ from batchwright.service.pages.planner_form import (
 )
 from batchwright.service.pages.rendering import drawn, render, sentence
 from batchwright.service.problems import NotFound, Refused, ServiceProblem
+from batchwright.service.processes import WORKERS
+from batchwright.service.reading import READ_SECONDS
+from batchwright.service.settings import Limits
 from batchwright.service.store import Store
 from batchwright.service.store.profiles import ProfileInfo
 from batchwright.service.store.tokens import Caller
@@ -274,7 +278,8 @@ def read_profile(content: bytes, name: str) -> tuple[Profile, str]:
         raise ProfileError("Choose a file: `batchwright probe --out profile.json` writes one.")
     try:
         text = content.decode("utf-8")
-        profile = parse_record(text, "this file", Profile)
+        check_json(content, Limits().nesting)
+        profile = WORKERS.call(READ_SECONDS, parse_record, text, "this file", Profile)
     except UnicodeDecodeError:
         raise ProfileError("This file is not text in UTF-8, as profiles are.") from None
     except BatchwrightError as error:

@@ -14,6 +14,13 @@ from fastapi.responses import RedirectResponse
 
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records.base import record_text
+from batchwright.records.lines.run_lines import (
+    EpochLine,
+    NoteLine,
+    RoundLine,
+    SharesLine,
+    StepLine,
+)
 from batchwright.records.service import Identifier, RunInfo
 from batchwright.reporting.data.live_run import RunLines
 from batchwright.reporting.pages.live_page import (
@@ -141,8 +148,7 @@ def story_of(store: Store, info: RunInfo) -> RunStory:
         profile=profile,
         schedule=rate_schedule(plan),
         lines=lines_of(store, info),
-        # Where the run's files are on another machine is nobody's business here.
-        summary=summary and summary.model_copy(update={"run_folder": info.name}),
+        summary=summary,
         ended=info.state in ENDED,
     )
 
@@ -152,12 +158,19 @@ def lines_of(store: Store, info: RunInfo) -> RunLines:
     records = store.records
     epochs = records.page(info.id, "epoch", MOST_EPOCHS)
     recent = max(-1, info.records - 1 - MOST_ROUNDS)
+    told = [
+        *epochs.records,
+        *records.page(info.id, "step", MOST_STEPS).records,
+        *records.page(info.id, "shares", MOST_SHARES).records,
+        *records.after(info.id, "round", recent, MOST_ROUNDS).records,
+        *records.page(info.id, "note", MOST_NOTES).records,
+    ]
     return RunLines(
-        epochs=epochs.records,
-        steps=records.page(info.id, "step", MOST_STEPS).records,
-        shares=records.page(info.id, "shares", MOST_SHARES).records,
-        rounds=records.after(info.id, "round", recent, MOST_ROUNDS).records,
-        notes=records.page(info.id, "note", MOST_NOTES).records,
+        epochs=[line for line in told if isinstance(line, EpochLine)],
+        steps=[line for line in told if isinstance(line, StepLine)],
+        shares=[line for line in told if isinstance(line, SharesLine)],
+        rounds=[line for line in told if isinstance(line, RoundLine)],
+        notes=[line for line in told if isinstance(line, NoteLine)],
         stride=epochs.stride,
     )
 

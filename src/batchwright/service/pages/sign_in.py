@@ -12,13 +12,13 @@ from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from batchwright.service.access import (
-    COOKIE,
     Stored,
     check_form,
     forget,
     need_page,
     open_to_all,
     remember,
+    session_of,
     settings_of,
 )
 from batchwright.service.pages.rendering import render
@@ -55,7 +55,7 @@ def sign_in(
 @router.post("/sign-out", dependencies=[Depends(check_form)])
 def sign_out(request: Request, store: Stored, caller: Annotated[Caller, need_page()]) -> Response:
     """End the session."""
-    store.sign_in.leave(request.cookies.get(COOKIE, ""))
+    store.sign_in.leave(session_of(request))
     store.audit.note(caller.name, "sign-out", "")
     response = RedirectResponse("/sign-in", 303)
     forget(response, settings_of(request))

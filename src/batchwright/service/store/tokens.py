@@ -13,14 +13,20 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import delete, insert, or_, select, update
 
 from batchwright.records.service import Name, Scope
-from batchwright.service.database.tables import links, sessions, tokens
+from batchwright.service.database.engine import Database
+from batchwright.service.database.tables import audit, links, sessions, tokens
 from batchwright.service.problems import Conflict, NotFound, Refused
-from batchwright.service.store.part import Part
+from batchwright.service.settings import Settings
+from batchwright.service.store.part import Clock, Part
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "bw_"  # so that a token is recognized where it should not be, such as in a repository
 USED_SECONDS = 60.0
 """How exactly it is known when a token was last used; each request would be a write else."""
+
+LOCAL = "local"
+"""Name of the token that `serve` makes for clients of the same user, beside a SQLite file. Beside a
+database that is elsewhere, where others may have one as well, `@` and more follows."""
 
 BROWSER = "browser"
 """Who a session is, in the audit log and as an owner."""
@@ -56,7 +62,15 @@ class TokenInfo(NamedTuple):
 
 
 class Tokens(Part):
-    """The table of tokens."""
+    """The table of tokens.
+
+    Who asks is found out without writing anything, so that a full disk stops no reader; when a
+    token was used, `note_used` writes now and then.
+    """
+
+    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
+        super().__init__(database, settings, clock)
+        self._used: dict[str, float] = {}  # by name; threads replace whole values
 
     def create(self, name: str, scopes: Iterable[str]) -> str:
         """A new token; what it owned before it was revoked, if it was, it owns again.
@@ -76,6 +90,7 @@ class Tokens(Part):
             ) from None
         if name in RESERVED:
             raise Refused(f"{name!r} cannot name a token: the audit log uses it for others")
+        self._used.pop(name, None)
         secret = new_secret(PREFIX)
         values = {
             "hash": hash_of(secret),
@@ -106,12 +121,18 @@ class Tokens(Part):
         if not self._write(update(tokens).where(*valid).values(revoked=self._clock())):
             raise NotFound(f"there is no token {name!r}; `batchwright token list` names them")
 
+    def limit(self, name: str, scopes: Iterable[str]) -> None:
+        """Have a token do so much from now on, and no more."""
+        self._write(update(tokens).where(tokens.c.name == name).values(scopes=scope_words(scopes)))
+
     def list(self) -> list[TokenInfo]:
         """All tokens, revoked ones too, by name."""
-        return [
-            TokenInfo(row.name, tuple(row.scopes.split()), row.created, row.used, row.revoked)
-            for row in self._read(select(tokens).order_by(tokens.c.name))
-        ]
+        told = []
+        for row in self._read(select(tokens).order_by(tokens.c.name)):
+            used = max((one for one in (row.used, self._used.get(row.name)) if one), default=None)
+            scopes = tuple(row.scopes.split())
+            told.append(TokenInfo(row.name, scopes, row.created, used, row.revoked))
+        return told
 
     def find(self, secret: str) -> Caller | None:
         """Who holds ``secret``; `None` if nobody does, or the token was revoked."""
@@ -121,10 +142,28 @@ class Tokens(Part):
         if not found:
             return None
         row = found[0]
-        if row.used is None or now - row.used >= USED_SECONDS:
-            stale = or_(tokens.c.used.is_(None), tokens.c.used <= now - USED_SECONDS)
-            self._write(update(tokens).where(tokens.c.id == row.id, stale).values(used=now))
+        if now - max(row.used or 0.0, self._used.get(row.name, 0.0)) >= USED_SECONDS:
+            self._used[row.name] = now
         return Caller(row.name, frozenset(row.scopes.split()))
+
+    def note_used(self) -> None:
+        """Write when tokens were used since this was called last.
+
+        Raises:
+            SQLAlchemyError: The database takes no writes; they are written the next time.
+        """
+        used = dict(self._used)
+        if not used:
+            return
+        with self._database.writing() as connection:
+            for name, when in used.items():
+                later = or_(tokens.c.used.is_(None), tokens.c.used < when)
+                connection.execute(
+                    update(tokens).where(tokens.c.name == name, later).values(used=when)
+                )
+        for name, when in used.items():
+            if self._used.get(name) == when:
+                del self._used[name]
 
 
 class SignIn(Part):
@@ -166,6 +205,11 @@ class SignIn(Part):
         valid = (sessions.c.hash == hash_of(session), sessions.c.expires > self._clock())
         found = self._read(select(sessions.c.scopes).where(*valid))
         return Caller(BROWSER, frozenset(found[0].scopes.split())) if found else None
+
+    def ever(self) -> bool:
+        """Whether anybody is signed in, or was."""
+        signed_in = select(audit.c.id).where(audit.c.action == "sign-in").limit(1)
+        return bool(self._read(select(sessions.c.created).limit(1)) or self._read(signed_in))
 
     def leave(self, session: str) -> None:
         """Sign out; nothing happens if that was so already."""
