@@ -139,6 +139,14 @@ def test_every_claim_is_about_figures_that_are_declared_and_says_how_to_measure_
         assert set(paper.benchmarks) <= set(table.SCALES) <= set(table.ORDER)
         for claim in paper.claims:
             assert bool(claim.command) is not bool(claim.results), claim.words
+            first, *words = claim.command.split() or [""]
+            if first == "batchwright":
+                before_grid = words[1 : words.index("--grid") if "--grid" in words else None]
+                assert words[0] in VERBS
+                assert load_job(None, before_grid)
+            for word in words:
+                assert not word.startswith("tests/") or (ROOT / word).exists(), claim.words
+                assert not word.startswith("benchmarks.") or importlib.util.find_spec(word)
             sides = [one for one in claim.over or () if isinstance(one, str)]
             assert set(sides) <= set(claim.results.values()), claim.words
             for one in claim.results.values():

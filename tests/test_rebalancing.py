@@ -16,6 +16,7 @@ from batchwright.algorithms.rebalancing import (
     speeds_of,
     worth_changing,
 )
+from batchwright.planning.validation import idle_keys
 from batchwright.training.batches.balancer import balancer_of
 from samples import make_job
 
@@ -244,6 +245,13 @@ def test_published_shares_count_every_step_of_the_epoch_the_tail_among_them():
     balancer.watch((20, 20), [0.5, 0.8], usual=False)  # the tail
     assert balancer.look(epoch_ends=True) == tuple(balanced([140 / 3.5, 140 / 2.8], 120))
     assert balancer.speeds == {"host/cpu:0": 140 / 3.5, "host/cpu:1": 140 / 2.8}
+
+
+def test_a_rhythm_beside_the_published_one_is_said_to_do_nothing():
+    job = make_job(method="dynamic-batch", rebalance="published", rebalance_steps=5)
+    (line,) = idle_keys(job)
+    assert line.startswith("rebalance_steps=5 does nothing with rebalance=published")
+    assert not idle_keys(make_job(method="dynamic-batch", rebalance="published"))
 
 
 def test_an_epoch_of_few_steps_is_judged_by_several_epochs():

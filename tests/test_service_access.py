@@ -235,6 +235,31 @@ def test_a_session_ends_by_leaving_and_by_time(service):
     assert find(session) is None
 
 
+def test_what_a_browser_submits_belongs_to_those_of_its_name(service):
+    def browser(name):
+        link = service.store.sign_in.link(["read", "submit"], name)
+        one = TestClient(service.app, base_url=ADDRESS, follow_redirects=False)
+        assert one.post("/sign-in", data={"link": link}).status_code == 303
+        return one
+
+    ada, bob, again = browser("ada"), browser("bob"), browser("ada")
+    form = {"csrf": csrf_for(service, ada), "job": "data: digits"}
+    job = ada.post("/jobs", data=form).headers["location"]
+    assert service.store.jobs.list()[0].id == job.rpartition("/")[2]
+    for one, status in ((bob, 403), (again, 303)):
+        form = {"csrf": csrf_for(service, one)}
+        assert one.post(f"{job}/cancel", data=form).status_code == status
+    assert {one.who for one in service.store.audit.list()} == {"browser ada", "browser bob"}
+
+
+@pytest.mark.parametrize("name", ["", "x" * 113, "a\nb"])
+def test_some_names_are_nobodys(service, name):
+    from batchwright.service.problems import Refused
+
+    with pytest.raises(Refused, match="cannot name who is signed in"):
+        service.store.sign_in.link(["read"], name)
+
+
 def test_the_cookie_is_kept_from_scripts_and_other_sites(service):
     from starlette.responses import Response
 
@@ -316,7 +341,7 @@ def test_when_tokens_were_used_is_written_when_the_service_ends(service):
     assert {token.name: token for token in other.tokens.list()}["read"].used == service.clock.now
 
 
-@pytest.mark.parametrize("name", ["", "x" * 121, "a\nb", "browser", "operator"])
+@pytest.mark.parametrize("name", ["", "x" * 121, "a\nb", "browser", "browser ada", "operator"])
 def test_some_names_cannot_name_a_token(service, name):
     from batchwright.service.problems import Refused
 

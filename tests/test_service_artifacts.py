@@ -292,7 +292,8 @@ def test_files_go_with_their_job(service, tmp_path):
     bring(kept, lease, "last.pt", b"weights")
     kept.store.jobs.progress(lease.job.id, JobProgress(key=lease.key, state="failed"))
     kept.clock.go(11 * 24 * 3600)
-    kept.store.tidy()
+    for _ in range(2):  # it must have been so at the last look, too
+        kept.store.tidy()
     kept.app.state.remover.soon()
     assert objects_in(kept) == []
     assert fetched(kept, lease, "last.pt").status_code == 404

@@ -21,11 +21,11 @@ from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.base import Record
 from batchwright.service import processes
 from batchwright.service.middleware import bodies
-from batchwright.service.middleware.bodies import MOST_ESCAPES, _Held, _Share, check_json
+from batchwright.service.middleware.bodies import _Held, _Share
 from batchwright.service.operating.serving import FREE_PIECES, listen
 from batchwright.service.problems import Refused, TooMany
 from batchwright.service.processes import KEPT_BYTES, Workers
-from batchwright.service.reading import SMALL_BYTES, read, read_json
+from batchwright.service.reading import MOST_ESCAPES, SMALL_BYTES, check_json, read, read_json
 from batchwright.service.settings import Limits
 from samples import make_plan, make_profile
 from services import ADDRESS, HandClock, serving_from
@@ -154,14 +154,33 @@ def test_what_is_made_to_cost_much_is_refused_in_a_short_line(
     assert len(answer.text) < 1500
 
 
-def test_very_many_unknown_keys_are_told_by_their_number():
-    body = json.dumps({f"k{number}": 1 for number in range(100_000)}).encode()
-    with pytest.raises(Refused, match=r"100,001 things are wrong with the body"):
-        read(messages.RunEnd, body)
+def test_an_object_of_very_many_keys_is_refused():
+    wide = {f"k{number}": 1 for number in range(100_000)}
+    for told in (wide, [wide], {"outcome": "stopped", "summary": {"plan": [[wide]]}}):
+        with pytest.raises(Refused, match=r"an object of 100,000 keys"):
+            read(messages.RunEnd, json.dumps(told).encode())
     with pytest.raises(Refused, match=r"^k: Extra inputs"):
         read(messages.RunEnd, b'{"outcome": "stopped", "k": 1}')
     with pytest.raises(Refused, match=r"^k{117}\.\.\.: Extra"):
         read(messages.RunEnd, json.dumps({"outcome": "stopped", "k" * 5000: 1}).encode())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("x" * 2**20, 1),
+        ("goal.kinds", "[" + "{kind: a, count: 1}, " * 2**15 + "]"),
+        ("goal.kinds", "a, " * 2**18),
+        ("resolutions", "8," * 2**18),
+        ("resolutions", ["8"] * 2**17),
+    ],
+    ids=("key", "table", "text", "list", "items"),
+)
+def test_keys_of_a_job_that_are_longer_than_any_are_refused(shared, key, value):
+    told = {"name": "x", "job": {key: value}}
+    answer = shared.post("submit", "/v1/jobs", json=told)
+    assert answer.status_code == 422
+    assert len(answer.text) < 1500
 
 
 def test_a_key_that_comes_twice_counts_once():
@@ -292,6 +311,14 @@ def test_all_together_hold_so_much_and_one_token_half_of_it():
     assert not held.of
 
 
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "multipart/form-data"])
+def test_of_a_strangers_form_a_few_kilobytes_are_read(shared, kind):
+    body = b"&" * (bodies.STRANGERS_FORM_BYTES + 1)
+    answer = shared.post(None, "/sign-in", content=body, headers={"content-type": kind})
+    assert answer.status_code == 413
+    assert "sign in before" in answer.text
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "x"])
 def test_what_is_neither_json_nor_a_file_is_short(shared, kind):
     body = b"x" * (bodies.FORM_BYTES + 1)
@@ -323,7 +350,7 @@ def test_what_takes_too_much_memory_is_refused(workers):
 
 def test_a_process_that_has_become_large_is_replaced(workers):
     first = workers.call(SECONDS, os.getpid)
-    assert workers.call(SECONDS, eval, f"len(bytes({KEPT_BYTES}))") == KEPT_BYTES
+    workers.call(SECONDS, eval, f"setattr(__import__('sys'), 'kept', b'x' * {KEPT_BYTES})")
     assert workers.call(SECONDS, os.getpid) != first
 
 
@@ -377,8 +404,8 @@ def test_a_caller_whose_turn_does_not_come_is_sent_away(workers, monkeypatch):
 def test_a_process_ends_with_its_service(tmp_path):
     code = (
         "import os, sys, time\n"
-        "from batchwright.service.processes import WORKERS\n"
-        "print(WORKERS.call(300, os.getpid), flush=True)\n"
+        "from batchwright.service.processes import Workers\n"
+        "print(Workers(1).call(300, os.getpid), flush=True)\n"
         "time.sleep(300)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as one:

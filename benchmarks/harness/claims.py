@@ -53,7 +53,7 @@ class Paper:
 SCALES: Mapping[str, str] = {
     "dual_batch": "CIFAR-100, 32 px, `resnet8`, two processes with a core each",
     "dual_accuracy": "CIFAR-100 at 16 px, `resnet8`, 12 epochs, four virtual workers",
-    "dual_uneven": "the same, two of the four with a tenth of the fixed time of a step",
+    "dual_uneven": "the same four workers, two with a tenth of the fixed time of a step",
     "cyclic": "CIFAR-100 (14 epochs) and Imagenette (21 epochs), `resnet8`, one worker",
     "data_path": "Imagenette, `resnet8`, one worker",
     "uneven": "CIFAR-100, `resnet8`, batch 128, two workers with a core each",
@@ -108,7 +108,8 @@ DUAL_BATCH = Paper(
             over=("dual_accuracy.dual_over_uniform_points", 0.0),
         ),
         Claim(
-            "The same where fixed times of a step differ (ours)",
+            "Where fixed times of a step differ from worker to worker (ours), two sizes are more "
+            "accurate than one smaller batch for all",
             {
                 "1.02 times the time": "dual_uneven.two_over_uniform_points_102",
                 "1.05 times": "dual_uneven.two_over_uniform_points_105",
@@ -185,7 +186,7 @@ DUAL_BATCH = Paper(
         ),
         Claim(
             "The hybrid in real processes, against large batches and each half alone, CIFAR-100",
-            command="batchwright sweep method=hybrid cycle.preset=cifar100",
+            command="batchwright run method=hybrid cycle.preset=cifar100 workers=2 epochs=14",
         ),
         Claim(
             "The published schedules: ResNet-18, CIFAR-100 in 140 epochs, ImageNet in 105",
@@ -204,7 +205,13 @@ DBS = Paper(
     "be set beside ours",
     claims=(
         Claim(
-            "Shares that follow the last epoch shorten epochs on uneven workers",
+            "Shares by the times of the last epoch alone (`rebalance=published`) shorten epochs on "
+            "uneven workers",
+            {"times equal shares' time": "uneven.published_over_equal_shares"},
+            over=(1.0, "uneven.published_over_equal_shares"),
+        ),
+        Claim(
+            "Shares made again once an epoch, otherwise ours, shorten epochs on uneven workers",
             {"times equal shares' time": "uneven.each_epoch_over_equal_shares"},
             over=(1.0, "uneven.each_epoch_over_equal_shares"),
         ),
@@ -254,9 +261,10 @@ DBS = Paper(
             told="to rounding",
         ),
         Claim(
-            "The same under model averaging, with several workers on one GPU, and for ResNet-101, "
-            "DenseNet-121, GoogLeNet and RegNet",
-            command="batchwright run method=dynamic-batch rebalance=published",
+            "Shares as published with ResNet-101, DenseNet-121, GoogLeNet and RegNet, several "
+            "workers on one GPU, and under model averaging",
+            command="batchwright run method=dynamic-batch rebalance=published workers=4 "
+            "network=torchvision.models:resnet101",
         ),
     ),
     benchmarks=("uneven",),
@@ -304,8 +312,9 @@ POSTER = Paper(
             over=("warmup.accuracy_linear_60", "warmup.accuracy_linear_3840"),
         ),
         Claim(
-            "Both with at least 1,000 steps at the largest batch",
-            command="python -m benchmarks.methods.warmup --full, with more epochs",
+            "The best warm-up is longer at the larger batch in trainings of at least 1,000 steps",
+            command="batchwright sweep learning_rate=0.0125 base_batch=16 scaling=linear "
+            "decay=steps epochs=200 --grid global_batch=960,3840 --grid warmup_epochs=0,11,22,44",
         ),
     ),
     benchmarks=("warmup",),

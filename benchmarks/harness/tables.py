@@ -248,7 +248,7 @@ def _claim_row(
 ) -> str:
     known = {label: figures[one] for label, one in claim.results.items() if one in figures}
     command, scale, seeds = claim.command, "", ""
-    if known:
+    if claim.results:
         name = next(iter(claim.results.values())).partition(".")[0]
         command, scale = f"python -m {module_of(name)} --full", SCALES[name]
         seeds = ", ".join(dict.fromkeys(map(_seeds, known.values())))

@@ -58,6 +58,7 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
         for size in (SMALL, LARGEST // 16, LARGEST):
             yield "POST", plans, full(b'{"profiles": [%]}', piece, size)
             yield "PUT", run, full(b'{"name": "x", "plan": {"considered": [%]}}', piece, size)
+            yield "POST", "/v1/jobs", full(b'{"name": "x", "job": {"data": [%]}}', piece, size)
     yield "POST", plans, b'{"keys": {' + b'"a":1,' * (SMALL // 6) + b'"b":1}}'
     yield "POST", plans, b"{" + b'"a":1,' * (LARGEST // 6 - 1) + b'"b":1}'
     yield "POST", plans, json.dumps({f"key{n}": n for n in range(300_000)}).encode()
@@ -150,7 +151,7 @@ def hostile(database: str, plan: Plan, seconds: float, folder: Path) -> dict[str
         request while hostile ones come: health, a list, a batch of 100 records; ``mib``, the most
         memory meanwhile; ``hostile``, requests of the others that were answered.
     """
-    (reader,) = make_tokens(database, 1, ("read",))
+    (other,) = make_tokens(database, 1, ("report", "submit", "read"))
     (owner,) = make_tokens(database, 1, ("report", "read"))
     run, headers = f"/v1/runs/{uuid.uuid4()}", {"authorization": f"Bearer {owner}"}
     calm: list[float] = []
@@ -172,7 +173,7 @@ def hostile(database: str, plan: Plan, seconds: float, folder: Path) -> dict[str
             ask(calm, "GET", "/healthz")
         with (
             Memory(service.pid) as memory,
-            attacked(service.url, reader, seconds + CALM_SECONDS) as process,
+            attacked(service.url, other, seconds + CALM_SECONDS) as process,
         ):
             time.sleep(CALM_SECONDS)  # until they have made their bodies
             end, first = time.monotonic() + seconds, 0

@@ -86,9 +86,10 @@ def why_not(plan: Plan, former: Plan, epochs: int) -> str:
 
     The header and the rows of these epochs are the same, and later rows have other batches and
     rates at most: network, data, optimizer and random numbers then go on as if nothing had changed.
-    A run that did all its epochs may go on for more of them.
+    A run that did all its epochs may go on for as many as its plan allows.
     """
-    if plan.epochs < former.epochs or (plan.epochs > former.epochs and epochs < former.epochs):
+    longer = epochs >= former.epochs < plan.epochs <= (former.max_epochs or 0)
+    if plan.epochs != former.epochs and not longer:
         return f"it has {plan.epochs} epochs in place of {former.epochs}"
     for name in Plan.model_fields:
         if name not in (*_TOLD, "stages") and getattr(plan, name) != getattr(former, name):

@@ -103,6 +103,7 @@ def serve(
         from batchwright.service.operating.serving import log_to, public_parts
         from batchwright.service.operating.serving import serve as serve_until_told
         from batchwright.service.settings import GIB, Limits, Settings
+        from batchwright.service.store.tokens import new_name
         from batchwright.service.webhook import SECRET, checked_webhook
 
     numbers = {"--retention-days": retention_days, "--rate": rate, "--artifacts-gib": artifacts_gib}
@@ -139,8 +140,9 @@ def serve(
     def tell(address: str, store: Store) -> None:
         _say(f"batchwright serves at {address}, from {shown(settings.database)}")
         if sys.stderr.isatty() or not store.sign_in.ever():
-            link = sign_in_address(address, store.sign_in.link(["admin"]))
-            store.audit.note("operator", "sign-in.link", "browser", "admin")
+            name = new_name()
+            link = sign_in_address(address, store.sign_in.link(["admin"], name))
+            store.audit.note("operator", "sign-in.link", f"browser {name}", "admin")
             _say(f"sign in within {round(settings.link_seconds / 60)} minutes: {link}")
         else:  # nobody may be looking, but for those who read logs
             _say(f"sign in: `batchwright sign-in --server {address}` prints a link")
@@ -188,6 +190,13 @@ def sign_in(
     scopes: Annotated[
         str, typer.Option(metavar="SCOPE,...", help="Some of read, report, submit, admin.")
     ] = "admin",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Who is to follow it: what they submit stays theirs when they sign in again.",
+        ),
+    ] = None,
     server: Annotated[
         str, typer.Option(metavar="URL", help="Address of the service, for the link.")
     ] = "http://127.0.0.1:8400",
@@ -203,10 +212,11 @@ def sign_in(
             store.audit.note("operator", "sign-in.out", "browser")
             return
         from batchwright.service.access import sign_in_address
+        from batchwright.service.store.tokens import new_name
 
-        words = _scopes(scopes)
-        link = store.sign_in.link(words)
-        store.audit.note("operator", "sign-in.link", "browser", " ".join(words))
+        words, name = _scopes(scopes), name or new_name()
+        link = store.sign_in.link(words, name)
+        store.audit.note("operator", "sign-in.link", f"browser {name}", " ".join(words))
         print(sign_in_address(server, link))
 
 

@@ -150,7 +150,7 @@ class RunFiles:
         self._folder, self._run, self._lease = folder, folder / "run", lease
         self._files = JobFiles(service, lease.job.id, lease.key)
         self._pulse, self._tell = pulse, tell
-        self._told: set[str] = set()  # what went wrong
+        self._told: set[str] = set()  # what went wrong, or about which file
         self._restored = False
         self._kept: bool | None = None  # whether the service keeps any; not known yet
         self._there: dict[str, str] = {}  # digests of what the service has
@@ -315,7 +315,7 @@ class RunFiles:
             if error.status == 404:  # an older service
                 self._kept = False
             elif error.status == _NO_ROOM:
-                self._tell_once(error)
+                self._tell_once(error, "logs")
             elif error.status != 409:  # the lease's own heartbeat tells of a job that is another's
                 self._later(error)
         except _OutOfTime:
@@ -329,9 +329,10 @@ class RunFiles:
         self._again_at = time.monotonic() + RETRY_SECONDS
         self._tell_once(error)
 
-    def _tell_once(self, error: Exception) -> None:
-        if str(error) not in self._told:
-            self._told.add(str(error))
+    def _tell_once(self, error: Exception, about: str = "") -> None:
+        """Tell an error, unless it, or another one about the same, was told before."""
+        if (about or str(error)) not in self._told:
+            self._told.add(about or str(error))
             self._tell(f"{self._lease.job.name}: {error}")
 
     def _send_logs(self, most: int) -> None:
@@ -370,7 +371,7 @@ class RunFiles:
                 except ServiceError as error:
                     if error.status != _NO_ROOM:
                         raise
-                    self._tell_once(error)  # there may be room for the others
+                    self._tell_once(error, name)  # there may be room for the others
                 else:
                     self._seen[name] = _mark_of(found)
 

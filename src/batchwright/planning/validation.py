@@ -159,6 +159,12 @@ def idle_keys(job: Job) -> tuple[str, ...]:
                 f"{key}={shown(value)} does nothing with method={job.method}: it is for "
                 f"{' and '.join(methods)}"
             )
+    steps = job.rebalance_steps
+    if job.rebalance == "published" and steps not in (0, usual.rebalance_steps):
+        found.append(
+            f"rebalance_steps={steps} does nothing with rebalance=published: it makes the shares "
+            "at the end of each epoch alone"
+        )
     for key in ("goal.confidence", "goal.least"):
         value = attrgetter(key)(job)
         if job.goal.target is None and value != attrgetter(key)(usual):

@@ -26,7 +26,7 @@ from batchwright.probing.executor import Executor
 from batchwright.probing.worker import Ready
 from batchwright.records import Job, Record
 from batchwright.records.documents import write_record
-from batchwright.workload.host import prepare_process, resolve_device, worker_threads
+from batchwright.workload.host import enter, prepare_process, resolve_device, worker_threads
 
 ANSWER_SECONDS = 900.0
 """Silence after which a command is given up: a step that takes so long is no use to anybody."""
@@ -71,7 +71,7 @@ class Here:
 
     def __init__(self, job: Job) -> None:
         allocator = prepare_process(worker_threads(1))
-        group = Group(resolve_device(job.device), job.timeout)
+        group = Group(enter(resolve_device(job.device)), job.timeout)
         self._executor = Executor(job, group, [1], allocator)
 
     def ask(

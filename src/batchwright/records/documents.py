@@ -55,6 +55,8 @@ _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.jso
 _BOOL = "tag:yaml.org,2002:bool"
 _MOST_BRACKETS = 500
 """In the text of a table: a parser's time grows with the square of those that are open."""
+_MOST_CHARACTERS = 16 * 1024
+"""Of a text that is read as a table or a list."""
 
 _TABLES = {  # keys that take several items
     "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
@@ -354,7 +356,7 @@ def _as_table(key: str, value: Any, place: str) -> Any:
     A single item need not stand in brackets. What is in the items, the record checks.
     """
     items, problem = value, "not a list of items"
-    if isinstance(value, str) and value.count("[") + value.count("{") < _MOST_BRACKETS:
+    if isinstance(value, str) and _is_short(value):
         try:
             items = parse_yaml(value, _PlainLoader)
         except yaml.YAMLError as error:
@@ -373,6 +375,10 @@ def _as_table(key: str, value: Any, place: str) -> Any:
                 f"{key}='{_TABLES[key]}'"
             )
     return items
+
+
+def _is_short(text: str) -> bool:
+    return len(text) <= _MOST_CHARACTERS and text.count("[") + text.count("{") < _MOST_BRACKETS
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -397,6 +403,8 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     if key in _TABLES:
         value = _as_table(key, value, place)
     if key in _LISTS:  # ``24,32``, or a single value
+        if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
+            raise JobError(f"job key {key} = {shorten(value)}{place}: too long a text for a list")
         word = value in _WORDS and key != "frozen"
         if isinstance(value, str) and not word:
             value = [part.strip() for part in value.split(",") if part.strip()]

@@ -581,7 +581,7 @@ class Job(Keys):
         (),
         description="What each evaluation measures besides, on a batch of at most 128 training "
         "samples: the gradient's norm, the largest eigenvalue of the Hessian (10 to 100 steps "
-        "of that batch, with several times its memory).",
+        "of that batch, with several times the memory of one, which the plan does not count).",
     )
     checkpoint_seconds: Positive = Field(
         60.0, description="Seconds between checkpoints inside an epoch."

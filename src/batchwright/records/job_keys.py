@@ -98,8 +98,13 @@ def meaning(word: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
+LONGEST_WORD = 80
+"""Characters of a word that is looked for among the keys, and told."""
+
+
 def unknown_key(word: str, known: Sequence[str], place: str = "") -> str:
     """The message for a word that is no job key; ``place`` says where it stands."""
+    word = word if len(word) <= LONGEST_WORD else f"{word[: LONGEST_WORD - 3]}..."
     hint = meaning(word, known) or f"known are {', '.join(known)}"
     return f"unknown job key {word!r}{place}: {hint}"
 

@@ -14,7 +14,7 @@ from batchwright.records import Job, Plan, Profile
 from batchwright.records.documents import change_job
 from batchwright.records.service import PlanRequest
 from batchwright.service.problems import Refused, TooMany
-from batchwright.service.processes import WORKERS
+from batchwright.service.processes import Workers
 
 PLANNING = Lock()
 """Held by who plans: two plans at once take twice as long, and all other requests wait for both."""
@@ -39,6 +39,7 @@ forty of them."""
 
 _BUSY = "the service is busy with other plans: come again"
 _PLACES = BoundedSemaphore(MOST_AT_ONCE)
+_PLANNERS = Workers(most=1)
 
 
 def planned(request: PlanRequest) -> Plan:
@@ -49,7 +50,7 @@ def planned(request: PlanRequest) -> Plan:
         TooMany: Others are waiting already, or it was not this one's turn for too long.
     """
     with _turn():
-        return WORKERS.call(PLAN_SECONDS, make_plan, request)
+        return _PLANNERS.call(PLAN_SECONDS, make_plan, request)
 
 
 def make_plan(request: PlanRequest) -> Plan:

@@ -10,8 +10,8 @@ in little memory, and not for longer than it may take.
 from __future__ import annotations
 
 import atexit
+import gc
 import math
-import pickle
 import resource
 import signal
 import socket
@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from batchwright.errors import BatchwrightError, one_line
@@ -30,11 +31,15 @@ from batchwright.service.problems import Refused, TooMany
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Told = tuple[str, Any, bool]
+"""What came of a task, ``done``, ``refused`` or ``failed``; its value, the line or the traceback;
+and whether the process stays."""
+
 MOST_BYTES = 384 * 2**20
 """Of memory that a process may write to; what needs more is refused."""
 
 KEPT_BYTES = 144 * 2**20
-"""A process that has become larger than this ends after its answer, and another one is started."""
+"""A process that is larger than this after a task ends, and another one is started."""
 
 PATIENCE_SECONDS = 10.0
 """How long a caller waits for its turn."""
@@ -52,10 +57,11 @@ class Workers:
             thread from all other requests.
     """
 
-    def __init__(self, most: int = 2, waiting: int = 6) -> None:
+    def __init__(self, most: int, waiting: int = 16) -> None:
         self._places = threading.BoundedSemaphore(most + waiting)
         self._turns = threading.BoundedSemaphore(most)
         self._idle: list[_Worker] = []
+        atexit.register(self.close)
 
     def call(
         self, seconds: float, function: Callable[P, T], *given: P.args, **named: P.kwargs
@@ -97,25 +103,25 @@ class Workers:
             self._idle.pop().end()
 
     def _ask(self, task: tuple[Any, ...], seconds: float) -> tuple[str, Any]:
-        worker = None
-        while self._idle and worker is None:
-            worker = self._idle.pop()
-            if not worker.is_there():
-                worker = worker.end()
-        worker = worker or _Worker()
+        worker, stays = self._idle_or_new(), False
         try:
-            told = worker.ask(task, seconds)
-        except BaseException:
+            kind, value, stays = worker.ask(task, seconds)
+        finally:
+            if stays:
+                self._idle.append(worker)
+            else:
+                worker.end()
+        return kind, value
+
+    def _idle_or_new(self) -> _Worker:
+        while True:
+            try:
+                worker = self._idle.pop()  # another thread may have taken it
+            except IndexError:
+                return _Worker()
+            if worker.is_there():
+                return worker
             worker.end()
-            raise
-        if told is None:
-            worker.end()
-            return "refused", f"this takes longer than {seconds:.0f} s: send less at once"
-        if told == ("refused", _TOO_COSTLY):
-            worker.end()
-        else:
-            self._idle.append(worker)
-        return told
 
 
 class _Worker:
@@ -135,16 +141,17 @@ class _Worker:
         """Whether it can be asked."""
         return self._process.poll() is None
 
-    def ask(self, task: tuple[Any, ...], seconds: float) -> tuple[str, Any] | None:
-        """What came of it, as ``done``, ``refused`` or ``failed``, and more; `None`: no answer."""
+    def ask(self, task: tuple[Any, ...], seconds: float) -> Told:
+        """What came of it."""
         try:
             self._connection.send((seconds, task))
             if not self._connection.poll(seconds):
-                return None
-            told: tuple[str, Any] = self._connection.recv()
+                told = f"this takes longer than {seconds:.0f} s: send less at once"
+                return "refused", told, False
+            answer: Told = self._connection.recv()
         except (EOFError, OSError):  # it was ended, most likely by its own limit
-            return "refused", _TOO_COSTLY
-        return told
+            return "refused", _TOO_COSTLY, False
+        return answer
 
     def end(self) -> None:
         """End it, whatever it does."""
@@ -155,41 +162,42 @@ class _Worker:
 
 def _work(connection: Connection) -> None:
     """Do what comes, until nobody is there who could send more or the process is too large."""
-    largest = 0
-    while largest < KEPT_BYTES:
+    stays = True
+    while stays:
         try:
             seconds, (function, given, named) = connection.recv()
         except EOFError:
             return
         signal.alarm(math.ceil(seconds) + 1)  # should the service have been killed meanwhile
-        told: tuple[str, Any]
+        value: Any
         try:
-            told = "done", function(*given, **named)
+            kind, value = "done", function(*given, **named)
         except BatchwrightError as error:
-            told = "refused", one_line(error)
+            kind, value = "refused", one_line(error)
         except MemoryError:
-            told = "refused", _TOO_COSTLY
+            kind, value = "refused", _TOO_COSTLY
         except Exception:  # noqa: BLE001 - whoever asked raises it
-            told = "failed", traceback.format_exc()
+            kind, value = "failed", traceback.format_exc()
         signal.alarm(0)
         del given, named
-        largest = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        stays = _resident_bytes() < KEPT_BYTES
         with suppress(OSError):
-            connection.send_bytes(pickle.dumps(told, pickle.HIGHEST_PROTOCOL))
+            connection.send((kind, value, stays))
+
+
+def _resident_bytes() -> int:
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * resource.getpagesize()
 
 
 def main() -> None:
     """The command line above."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service decides when to end
+    gc.disable()  # it would go through hundreds of thousands of values again and again
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _work(Connection(int(sys.argv[1])))
 
-
-WORKERS = Workers()
-"""Those of this service."""
-
-atexit.register(WORKERS.close)
 
 if __name__ == "__main__":
     main()

@@ -188,10 +188,10 @@ def _measure(record: dict[str, Any], data: DataFacts) -> None:
     try:
         speed, seconds = record.get("samples_per_second"), record.get("training_seconds")
         samples = round(speed * seconds) if speed and seconds else data.train_samples
-        sizes = [one["local_batch_size"] for one in record["workers"]]
-        for size, worker in zip(sizes, record["workers"], strict=True):
-            worker["samples"] = round(samples * size / (sum(sizes) or 1))
-            worker["local_batch_size"] = max(1, size)
+        total = sum(one["local_batch_size"] for one in record["workers"]) or 1
+        for worker in record["workers"]:
+            worker["samples"] = round(samples * worker["local_batch_size"] / total)
+            worker["local_batch_size"] = max(1, worker["local_batch_size"])
         record["samples"] = samples
         record["steps"] = max(1, round(samples / record["global_batch_size"]))
         record.setdefault("skipped_steps", 0)

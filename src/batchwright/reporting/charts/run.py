@@ -199,19 +199,19 @@ def track_charts(summary: RunSummary) -> list[Chart]:
             "gradient norm",
             "Gradient norm",
             "norm of the gradient",
-            "blue",
+            "purple",
             [one.gradient_norm for one in epochs],
         ),
         (
             "largest eigenvalue",
             "Largest eigenvalue of the Hessian",
             "eigenvalue",
-            "orange",
+            "red",
             [one.hessian_eigenvalue for one in epochs],
         ),
     ):
         if any(value is not None for value in values):
-            line = [_over_epochs(epochs, name, style, "circle", values)]
+            line = [_over_epochs(epochs, name, style, "diamond", values)]
             x = epochs_axis(summary.plan.epochs)
             drawn.append(Chart(title, x, linear_axis(label, heights(line)), line))
     return drawn

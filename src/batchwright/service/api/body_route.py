@@ -13,8 +13,11 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from batchwright.service.middleware.bodies import is_json
-from batchwright.service.reading import SMALL_BYTES, read, read_json
+from batchwright.service.middleware.bodies import body_of, is_json
+from batchwright.service.reading import read, read_json
+
+TINY_BYTES = 8 * 1024
+"""What is read at once: another thread would take longer to begin."""
 
 
 class BodyRoute(APIRoute):
@@ -31,10 +34,10 @@ class BodyRoute(APIRoute):
         async def read_first(request: Request) -> Response:
             for check in checks:
                 check(request, None)  # type: ignore[misc]
-            body = await request.body()
+            body = body_of(request.scope)
             if not body or not is_json(request.headers.get("content-type", "")):
                 return await handle(request)  # which says what is missing
-            small = len(body) <= SMALL_BYTES
+            small = len(body) <= TINY_BYTES
             record = read_json(model, body) if small else await run_in_threadpool(read, model, body)
             return await handle(_ReadRequest(request, record))
 

@@ -21,7 +21,7 @@ from batchwright.service.problems import (
     Unauthorized,
     Unavailable,
 )
-from batchwright.service.reading import problem_line
+from batchwright.service.reading import MOST_CHARACTERS, problem_line
 
 FOR_PROGRAMS = ("/v1", "/healthz", "/readyz", "/metrics")
 
@@ -36,7 +36,8 @@ def answer(request: Request, problem: ServiceProblem) -> Response:
     """The answer that tells of ``problem``."""
     response: Response
     if is_for_programs(request):
-        response = JSONResponse({"detail": problem.detail, **problem.values}, problem.status)
+        detail = problem.detail[:MOST_CHARACTERS]
+        response = JSONResponse({"detail": detail, **problem.values}, problem.status)
     else:
         response = request.app.state.error_page(request, problem)
     if isinstance(problem, Unauthorized):

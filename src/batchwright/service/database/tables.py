@@ -48,6 +48,7 @@ links = Table(  # one-time sign-in links for browsers
     Column("hash", String(64), primary_key=True),
     Column("scopes", String(100), nullable=False),
     Column("expires", Float, nullable=False),
+    Column("name", String(120)),  # of who is to follow it; null: nobody said
 )
 
 sessions = Table(  # browsers that are signed in
@@ -57,6 +58,7 @@ sessions = Table(  # browsers that are signed in
     Column("scopes", String(100), nullable=False),
     Column("created", Float, nullable=False),
     Column("expires", Float, nullable=False),
+    Column("name", String(120)),  # of the link
 )
 
 runs = Table(

@@ -11,6 +11,7 @@ Only files of jobs are not read here: their route writes them down as they come.
 from __future__ import annotations
 
 import asyncio
+import io
 import re
 import threading
 from collections import Counter
@@ -21,14 +22,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.service.api.error_responses import is_for_programs
 from batchwright.service.middleware.identify import caller_of, whose
-from batchwright.service.problems import Refused, ServiceProblem, TooLarge, TooMany, Unauthorized
+from batchwright.service.problems import ServiceProblem, TooLarge, TooMany, Unauthorized
+from batchwright.service.reading import aside, check_json
 from batchwright.service.settings import Limits
 
 STRANGERS_BYTES = 64 * 1024
 """Read of a body whose sender is not known."""
 
+STRANGERS_FORM_BYTES = 8 * 1024
+"""Of anything else than JSON: a form is taken apart before it is known who may send it."""
+
 FORM_BYTES = 256 * 1024
 """Of a body that is neither JSON nor a file."""
+
+THREAD_BYTES = 2**20
+"""What is no larger is checked within some milliseconds, in a thread; the rest `aside`."""
 
 BODY_SECONDS = 60.0
 """In which a body must have come."""
@@ -39,20 +47,6 @@ STREAMED = ("PUT", re.compile(r"/v1/jobs/[^/]+/artifacts/[^/]+"))
 HELD = 4
 """As many of the largest bodies may be held at once, half of them of one token or address. What is
 no larger than `STRANGERS_BYTES` does not count; the number of connections bounds that."""
-
-MOST_ESCAPES = 250_000
-"""Backslashes in a body."""
-
-_ESCAPE = re.compile(rb"\\.", re.DOTALL)
-_SOUND_ESCAPE = re.compile(
-    rb"""\\ (?: [^u]
-        | u (?! 0000 | [dD][89a-fA-F] ) .{4}            # neither NUL nor a surrogate
-        | u [dD][89abAB].. \\u [dD][c-fC-F]..           # a whole pair
-    )""",
-    re.DOTALL | re.VERBOSE,
-)
-_EXCEPT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{},'))
-_AS_LISTS = bytes.maketrans(b"{}", b"[]")
 
 
 class Bodies:
@@ -84,9 +78,12 @@ class Bodies:
                 most = self._limits.nesting, self._limits.values
                 if len(body) <= STRANGERS_BYTES:
                     check_json(body, *most)
-                else:
+                elif len(body) <= THREAD_BYTES:
                     await run_in_threadpool(check_json, body, *most)
+                else:
+                    await run_in_threadpool(aside, len(body), check_json, body, *most)
             if body is not None:  # else the client has gone
+                scope.setdefault("state", {})["body"] = body
                 await self._app(scope, _replay(body, receive), send)
         finally:
             share.give_back()
@@ -94,31 +91,35 @@ class Bodies:
     async def _read(self, request: Request, receive: Receive, share: _Share) -> bytes | None:
         most, stranger = self._limits.body_bytes, caller_of(request.scope) is None
         kind = request.headers.get("content-type", "application/json")
-        if not is_json(kind) and not kind.lower().startswith("multipart/"):
-            most = min(most, FORM_BYTES)
         if stranger:
-            most = min(most, STRANGERS_BYTES)
+            most = min(most, STRANGERS_BYTES if is_json(kind) else STRANGERS_FORM_BYTES)
+        elif not is_json(kind) and not kind.lower().startswith("multipart/"):
+            most = min(most, FORM_BYTES)
         too_large: ServiceProblem = TooLarge(
             f"the body is larger than {most} bytes: send less at once"
         )
+        if stranger and not is_json(kind):
+            too_large = TooLarge(
+                f"the body is larger than {most} bytes: sign in before you send it"
+            )
         if stranger and is_for_programs(request):
             too_large = Unauthorized("a known token is needed, as `Authorization: Bearer TOKEN`")
         told = request.headers.get("content-length", "")
         if told.isdecimal() and len(told) < 20 and int(told) > most:
             raise too_large
-        parts, size = [], 0
+        body = io.BytesIO()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
+            body.write(message.get("body", b""))
+            size = body.tell()
             if size > most:
                 raise too_large
             if size > STRANGERS_BYTES:
                 share.grow(size)
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return body.getvalue()
 
 
 def _is_streamed(request: Request) -> bool:
@@ -167,58 +168,16 @@ class _Share:
             self._size = 0
 
 
+def body_of(scope: Scope) -> bytes:
+    """The body that was read; the request's own method would copy it."""
+    body: bytes = scope["state"]["body"]
+    return body
+
+
 def is_json(content_type: str) -> bool:
     """Whether a body of this type is JSON."""
     kind = content_type.partition(";")[0].strip().lower()
     return kind == "application/json" or kind.endswith("+json")
-
-
-def check_json(body: bytes, levels: int, values: int = Limits().values) -> None:
-    """Refuse what is no sound JSON text; whether it is JSON at all, its parser says.
-
-    No step of it takes longer than some hundredths of a second for the largest body.
-
-    Raises:
-        Refused: It is not UTF-8, holds NUL or half a surrogate pair, is too deeply nested, or holds
-            too many values or escapes.
-    """
-    escapes = body.count(b"\\")
-    if escapes > MOST_ESCAPES:
-        raise Refused(f"the body holds {escapes:,} escapes, where {MOST_ESCAPES:,} are taken")
-    # Each value has a key at most, and each of these two quotes.
-    if body.count(b'"') > 4 * values + escapes:
-        raise Refused(f"the body holds more than {values:,} values: send less at once")
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        raise Refused("the body is not UTF-8") from None
-    if b"\0" in body:
-        raise Refused("the body holds NUL")
-    if b"\\u" in body and b"\\" in _SOUND_ESCAPE.sub(b"", body):
-        raise Refused("the body holds NUL or half of a surrogate pair, as an escape")
-    if escapes:
-        body = _ESCAPE.sub(b"", body)
-    outside = b"".join(body.translate(None, _EXCEPT_STRUCTURE).split(b'"')[::2])
-    if len(outside) - outside.count(b"]") - outside.count(b"}") > values:
-        raise Refused(f"the body holds more than {values:,} values: send less at once")
-    if _is_deeper(outside.translate(_AS_LISTS, b","), levels):
-        raise Refused(
-            f"the body has more than {levels} levels of lists and objects, or brackets that do "
-            "not match"
-        )
-
-
-def _is_deeper(brackets: bytes, levels: int) -> bool:
-    """Whether brackets nest deeper; also if they do not match.
-
-    Each turn takes away the innermost pairs, so that as many turns are needed as there are levels.
-    Byte by byte it would take a second for a large body.
-    """
-    for _ in range(levels):
-        if not brackets:
-            return False
-        brackets = brackets.replace(b"[]", b"")
-    return bool(brackets)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -8,6 +8,7 @@ would wait for ever, and nobody is answered once `CONNECTIONS` are open.
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import json
 import logging
@@ -88,6 +89,7 @@ def serve(
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: None)
             on_start(address_of(settings, listener), store)
+            gc.freeze()  # what is there stays; to go through it takes as long as some answers
             uvicorn.Server(config).run(sockets=[listener])
     finally:
         store.close()

@@ -20,7 +20,7 @@ from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Plan, Profile
 from batchwright.records.base import record_text
 from batchwright.records.documents import parse_record
-from batchwright.records.service import Identifier, Name
+from batchwright.records.service import Identifier, Name, NewProfile
 from batchwright.records.text.formatting import between, counted, duration, in_seconds, percent
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import printable
@@ -29,7 +29,6 @@ from batchwright.reporting.pages.page import plan_part, profile_facts
 from batchwright.reporting.pages.page_plan import accuracy_chart, pareto_part
 from batchwright.service.access import PageReader, PageSubmitter, Stored, check_form, store_of
 from batchwright.service.api import plans as api
-from batchwright.service.middleware.bodies import check_json
 from batchwright.service.pages.planner_form import (
     FIELDS,
     MORE_FIELDS,
@@ -39,8 +38,7 @@ from batchwright.service.pages.planner_form import (
 )
 from batchwright.service.pages.rendering import drawn, render, sentence
 from batchwright.service.problems import NotFound, Refused, ServiceProblem
-from batchwright.service.processes import WORKERS
-from batchwright.service.reading import READ_SECONDS
+from batchwright.service.reading import SMALL_BYTES, aside, check_json
 from batchwright.service.settings import Limits
 from batchwright.service.store import Store
 from batchwright.service.store.profiles import ProfileInfo
@@ -166,7 +164,7 @@ def upload_profile(
         profile, told = read_profile(file.file.read(), name)
     except ProfileError as error:
         return _page(request, caller, wrong=str(error), status=422)
-    kept = api.add_profile(store, caller, api.NewProfile(name=told, profile=profile))
+    kept = api.add_profile(store, caller, NewProfile(name=told, profile=profile))
     return RedirectResponse(f"/planner?{urlencode({'profile': kept.id})}", 303)
 
 
@@ -278,8 +276,9 @@ def read_profile(content: bytes, name: str) -> tuple[Profile, str]:
         raise ProfileError("Choose a file: `batchwright probe --out profile.json` writes one.")
     try:
         text = content.decode("utf-8")
-        check_json(content, Limits().nesting)
-        profile = WORKERS.call(READ_SECONDS, parse_record, text, "this file", Profile)
+        if len(content) > SMALL_BYTES:
+            check_json(content, Limits().nesting)
+        profile = aside(len(content), parse_record, text, "this file", Profile)
     except UnicodeDecodeError:
         raise ProfileError("This file is not text in UTF-8, as profiles are.") from None
     except BatchwrightError as error:

@@ -22,7 +22,7 @@ from batchwright.service.access import (
     settings_of,
 )
 from batchwright.service.pages.rendering import render
-from batchwright.service.store.tokens import Caller
+from batchwright.service.store.tokens import BROWSER, Caller
 
 router = APIRouter(include_in_schema=False)
 
@@ -46,7 +46,8 @@ def sign_in(
     session = store.sign_in.enter(link)
     if session is None:
         return render(request, "sign_in.html", None, status=403, link="", failed=True)
-    store.audit.note("browser", "sign-in", "")
+    visitor = store.sign_in.find(session)
+    store.audit.note(visitor.name if visitor else BROWSER, "sign-in", "")
     response = RedirectResponse("/runs", 303)
     remember(response, session, settings_of(request))
     return response

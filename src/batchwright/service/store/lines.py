@@ -15,6 +15,8 @@ from batchwright.service.problems import Refused, TooLarge
 
 LONGEST_LINE = 2**20
 """Characters of a line: an epoch of a thousand workers has some 300,000."""
+MOST_KEYS = 8000
+"""Of a flat line; a record has a few, and a list of workers."""
 MOST_BYTES = 2 * 2**20
 """Of a batch; our reporters send half as much, or one line."""
 
@@ -51,6 +53,9 @@ def _read_one_by_one(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
         raise Refused(f"the body is no JSON: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("records"), list):
         raise Refused("the body is no batch of records: it has `first` and a list `records`")
+    unknown = next((key for key in values if key not in RecordBatch.model_fields), None)
+    if unknown is not None:
+        raise Refused(f"{unknown[:40]} is unknown")
     told, first = values["records"], values.get("first")
     if len(told) > MOST_RECORDS:
         raise Refused(f"records: {len(told):,}, where {MOST_RECORDS:,} are taken at once")
@@ -63,6 +68,8 @@ def _read_one_by_one(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
 
 
 def _line(values: object, number: int, data: Callable[[], DataFacts]) -> object:
+    if isinstance(values, dict) and len(values) > MOST_KEYS:
+        raise Refused(f"record {number}: {len(values):,} keys, where {MOST_KEYS:,} are taken")
     text = to_json(values)
     if len(text) > LONGEST_LINE:
         told = f"{len(text):,} characters, where {LONGEST_LINE:,} are taken"

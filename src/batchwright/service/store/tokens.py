@@ -29,7 +29,7 @@ LOCAL = "local"
 database that is elsewhere, where others may have one as well, `@` and more follows."""
 
 BROWSER = "browser"
-"""Who a session is, in the audit log and as an owner."""
+"""Who a session is, in the audit log and as an owner; behind a blank follows the link's name."""
 
 RESERVED = (BROWSER, "operator")
 """Names that the audit log uses for others."""
@@ -39,7 +39,7 @@ class Caller(NamedTuple):
     """Who sent a request."""
 
     name: str
-    """A token's name; `browser` for a page that is signed in."""
+    """A token's name; `browser` and the link's name for a page that is signed in."""
     scopes: frozenset[str]
 
     def may(self, *scopes: str) -> bool:
@@ -82,13 +82,8 @@ class Tokens(Part):
             Refused: The name or a scope is none.
             Conflict: There is such a token.
         """
-        try:
-            TypeAdapter(Name).validate_python(name)
-        except ValidationError:
-            raise Refused(
-                f"{name[:40]!r} cannot name a token: use 1 to 120 visible characters"
-            ) from None
-        if name in RESERVED:
+        _refuse_no_name(name, 120, "a token")
+        if name in RESERVED or name.startswith(f"{BROWSER} "):
             raise Refused(f"{name!r} cannot name a token: the audit log uses it for others")
         self._used.pop(name, None)
         secret = new_secret(PREFIX)
@@ -169,11 +164,22 @@ class Tokens(Part):
 class SignIn(Part):
     """The tables of links and sessions."""
 
-    def link(self, scopes: Iterable[str]) -> str:
-        """The secret of a new link, which works once, for `Settings.link_seconds`."""
+    def link(self, scopes: Iterable[str], name: str | None = None) -> str:
+        """The secret of a new link, which works once, for `Settings.link_seconds`.
+
+        Args:
+            scopes: What the browser may do.
+            name: Whose it is. What a browser submits belongs to those of the same name.
+
+        Raises:
+            Refused: The name or a scope is none.
+        """
+        if name is not None:
+            _refuse_no_name(name, 120 - len(BROWSER) - 1, "who is signed in")
         secret, words = new_secret(), scope_words(scopes)
         expires = self._clock() + self._settings.link_seconds
-        self._write(insert(links).values(hash=hash_of(secret), scopes=words, expires=expires))
+        told = {"scopes": words, "expires": expires, "name": name}
+        self._write(insert(links).values(hash=hash_of(secret), **told))
         return secret
 
     def enter(self, secret: str) -> str | None:
@@ -194,6 +200,7 @@ class SignIn(Part):
                 insert(sessions).values(
                     hash=hash_of(session),
                     scopes=row.scopes,
+                    name=row.name,
                     created=now,
                     expires=now + self._settings.session_seconds,
                 )
@@ -203,8 +210,11 @@ class SignIn(Part):
     def find(self, session: str) -> Caller | None:
         """Whose browser's cookie holds this session; `None` if there is none, or no longer."""
         valid = (sessions.c.hash == hash_of(session), sessions.c.expires > self._clock())
-        found = self._read(select(sessions.c.scopes).where(*valid))
-        return Caller(BROWSER, frozenset(found[0].scopes.split())) if found else None
+        found = self._read(select(sessions.c.scopes, sessions.c.name).where(*valid))
+        if not found:
+            return None
+        name = BROWSER if found[0].name is None else f"{BROWSER} {found[0].name}"
+        return Caller(name, frozenset(found[0].scopes.split()))
 
     def ever(self) -> bool:
         """Whether anybody is signed in, or was."""
@@ -227,6 +237,21 @@ class SignIn(Part):
         with self._database.writing() as connection:
             connection.execute(delete(links).where(links.c.expires <= now))
             connection.execute(delete(sessions).where(sessions.c.expires <= now))
+
+
+def _refuse_no_name(name: str, longest: int, what: str) -> None:
+    try:
+        TypeAdapter(Name).validate_python(name)
+        sound = len(name) <= longest
+    except ValidationError:
+        sound = False
+    if not sound:
+        raise Refused(f"{name[:40]!r} cannot name {what}: use 1 to {longest} visible characters")
+
+
+def new_name() -> str:
+    """Of a browser whose link has none."""
+    return secrets.token_hex(4)
 
 
 def new_secret(prefix: str = "") -> str:

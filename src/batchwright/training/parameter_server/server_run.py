@@ -30,7 +30,7 @@ from batchwright.training.parameter_server.round_split import RoundSharing
 from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.parameter_server.server_client import ServerClient
 from batchwright.training.running import Setup
-from batchwright.training.step.clock import StepClock
+from batchwright.training.step.clock import clock_for
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.micro_batches import MicroBatches, Once, Turns
 from batchwright.training.step.normalization import Statistics
@@ -62,7 +62,7 @@ class RoundWorker:
         trained = setup.parameters
         _refuse_strangers(setup.model, len(trained))
         self._setup = setup
-        self.state, self.clock = RunState(), StepClock()
+        self.state, self.clock = RunState(), clock_for(group.device)
         self.sharing = RoundSharing(
             setup.plan,
             self.state,
