@@ -33,6 +33,7 @@ from batchwright.service.database.tables import jobs
 from batchwright.storage import locks
 from batchwright.workflows.plan_from_profiles import decide
 from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
+from run_lines import values_of
 from samples import make_job, make_plan, make_profile, make_summary
 
 TESTS = Path(__file__).parent
@@ -135,9 +136,8 @@ def test_a_job_is_probed_planned_trained_and_reported(service, queued, hold, tmp
     run = service.store.runs.get(found.run)
     assert (run.name, run.state, run.job, run.records) == ("a job", "finished", queued.id, 21)
     folder = tmp_path / "agent" / "jobs" / queued.id
-    assert service.store.records.after(found.run, None, -1, 100).records == tuple(
-        lines_of(folder / "run")
-    )
+    records = service.store.records.after(found.run, None, -1, 100).records
+    assert [values_of(record) for record in records] == lines_of(folder / "run")
     assert not here.work()
 
 

@@ -502,6 +502,7 @@ def test_old_ended_jobs_are_deleted_where_the_settings_say_so(jobs, store, clock
     store.settings = store.settings.model_copy(update={"retention_days": 2.0})
     clock.go(2 * DAY + 1)
     store.tidy()
+    store.tidy()
     with pytest.raises(NotFound):
         jobs.get(ended)
     assert jobs.get(waiting)["state"] == "queued"

@@ -81,6 +81,11 @@ class Service:
         if not until(answers, START_SECONDS) or self._process.poll() is not None:
             raise RuntimeError(f"the service did not start: see {self._log.name}")
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def kill(self) -> None:
         """End it at once, as a crash would."""
         end(self._process, signal.SIGKILL)

@@ -3,6 +3,8 @@
     reporter --RunIntroduction, RecordBatch, RunEnd--> service --RecordsTaken, Advice--> reporter
     submit   --JobSubmission--> service --Lease--> agent
     agent    --JobProgress--> service --JobOrders--> agent
+    agent    --artifacts, a stream of bytes each--> service --JobArtifacts--> anybody, later agents
+    service  --Notice--> webhook
 
 Identifiers that a client chooses are UUIDs in lower-case hex with dashes; times are seconds of Unix
 time by the server's clock.
@@ -12,10 +14,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import FailFast, Field, StringConstraints, field_validator
 
 from batchwright.records.agent_rules import Needs, Offer, rules_of
 from batchwright.records.base import Count, Index, NonNegative, Positive, Record
+from batchwright.records.lines.run_lines import RunLine
 from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
 from batchwright.records.run import RunSummary
@@ -30,11 +33,19 @@ Identifier = Annotated[
     str,
     StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"),
 ]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256 over lines, each with its end, in hex."""
 OneLine = Annotated[str, StringConstraints(max_length=2000)]
 Scope = Literal["read", "report", "submit", "admin"]
 RunState = Literal["running", "finished", "stopped", "failed", "silent"]
 RunOutcome = Literal["finished", "stopped", "failed"]
 JobState = Literal["queued", "probing", "planned", "training", "done", "failed", "cancelled"]
+LogName = Literal["probe.log", "plan.log", "check.log", "train.log", "workers.log"]
+ArtifactName = (
+    Literal["last.pt", "best.pt", "plan.json", "metrics.jsonl", "summary.json", "report.html"]
+    | LogName
+)
+Event = Literal["job.failed", "run.silent", "prediction.missed"]
 
 
 # ------------------------------------------------------------------------------------------- runs
@@ -56,8 +67,18 @@ class RecordBatch(Record):
     """Lines of a run's metrics.jsonl, in order and without a gap."""
 
     first: Index = Field(description="Sequence number of the first: its line, zero-based.")
-    records: tuple[dict[str, Any], ...] = Field(
-        min_length=1, max_length=MOST_RECORDS, description="The lines."
+    before: Digest | None = Field(
+        None, description="Of all lines before them in the run folder; null: not compared."
+    )
+    after: Digest | None = Field(None, description="Of all lines up to the last of them.")
+    anew: bool = Field(
+        False,
+        description="With `first` 0: in place of all that is stored of the run, which differs.",
+    )
+    records: Annotated[tuple[RunLine, ...], FailFast()] = Field(
+        min_length=1,
+        max_length=MOST_RECORDS,
+        description="The lines; flat ones of earlier versions are taken, too.",
     )
 
 
@@ -66,6 +87,9 @@ class RecordsTaken(Record):
 
     next: Index = Field(description="Sequence number of the record that is wanted next.")
     advice: Index = Field(0, description="Number of the newest advice; 0 if there is none.")
+    digest: Digest | None = Field(
+        None, description="Of the lines that are stored; null where not all came with theirs."
+    )
 
 
 class RunEnd(Record):
@@ -101,6 +125,7 @@ class RunInfo(Record):
     created: NonNegative = Field(description="When it was introduced, Unix time in seconds.")
     changed: NonNegative = Field(description="When it was last heard of, Unix time in seconds.")
     records: Index = Field(description="How many are stored.")
+    digest: Digest | None = Field(description="As in `RecordsTaken`.")
     epochs: Count = Field(description="Planned.")
     epochs_done: Index = Field(description="Finished.")
     top1: float | None = Field(description="Newest held-out accuracy, in [0, 1].")
@@ -122,7 +147,7 @@ class RecordPage(Record):
     total: Index = Field(description="Records of this kind that are stored.")
     stride: Count = Field(description="Every so many of them is here; the newest always is.")
     sequences: tuple[Index, ...] = Field(description="Their sequence numbers.")
-    records: tuple[dict[str, Any], ...]
+    records: tuple[RunLine, ...]
 
 
 # ------------------------------------------------------------------------------------------- jobs
@@ -150,6 +175,7 @@ class JobInfo(Record):
     id: Identifier
     name: str
     state: JobState
+    owner: str = Field(description="Name of the token that submitted it, or `browser`.")
     auto: bool
     approved: bool
     created: NonNegative = Field(description="Unix time in seconds.")
@@ -273,6 +299,41 @@ class JobOrders(Record):
     stop: bool = Field(description="The job was cancelled: stop, and say so.")
 
 
+class ArtifactInfo(Record):
+    """A file of a job that the service keeps: the newest of its name."""
+
+    name: ArtifactName
+    size: Index = Field(description="Bytes.")
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    created: NonNegative = Field(description="When it had arrived, Unix time in seconds.")
+
+
+class JobArtifacts(Record):
+    """What the service keeps of a job, and how much more it would."""
+
+    kept: bool = Field(description="Whether this service keeps artifacts at all.")
+    room: Index = Field(
+        description="Bytes that a file of this job may have now, beyond the one of its name that "
+        "it takes the place of."
+    )
+    artifacts: tuple[ArtifactInfo, ...]
+
+
+# ---------------------------------------------------------------------------------------- webhooks
+
+
+class Notice(Record):
+    """What a webhook is told. The same `id` may come twice; what it says is the same then."""
+
+    id: Identifier
+    event: Event
+    created: NonNegative = Field(description="When it was noticed, Unix time in seconds.")
+    subject: Identifier = Field(description="The job, of `job.failed`; else the run.")
+    name: str = Field(description="Of the job or run, for people.")
+    detail: OneLine = Field(description="What happened, for people.")
+    path: str = Field(description="Page of the job or run, below the service's own address.")
+
+
 # ------------------------------------------------------------------------------------------ plans
 
 
@@ -286,6 +347,13 @@ class PlanRequest(Record):
     )
 
 
+class NewProfile(Record):
+    """A profile to keep."""
+
+    name: Name
+    profile: Profile
+
+
 class AdviceTaken(Record):
     """A run follows an advice from here on."""
 
@@ -297,7 +365,9 @@ class Problem(Record):
 
     detail: str
     next: Index | None = Field(
-        None, description="With 409 to records: sequence number of the one that is wanted next."
+        None,
+        description="With 409 to records: sequence number of the one that is wanted next. If it is "
+        "`first`, the lines before it differ from those that are stored: all are wanted anew.",
     )
     retry_after: NonNegative | None = Field(
         None, description="With 429: seconds after which to come again."

@@ -23,10 +23,11 @@ from batchwright.records.service import (
     Name,
 )
 from batchwright.service.access import Reader, Reporter, Stored, Submitter, own
+from batchwright.service.api.body_route import BodyRoute
 from batchwright.service.problems import Conflict, NotFound, Refused
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-agents_router = APIRouter(prefix="/v1/agents", tags=["agents"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BodyRoute)
+agents_router = APIRouter(prefix="/v1/agents", tags=["agents"], route_class=BodyRoute)
 
 JobId = Annotated[Identifier, Path(description="The job.")]
 AgentName = Annotated[Name, Path(description="The agent's name.")]

@@ -48,6 +48,7 @@ links = Table(  # one-time sign-in links for browsers
     Column("hash", String(64), primary_key=True),
     Column("scopes", String(100), nullable=False),
     Column("expires", Float, nullable=False),
+    Column("name", String(120)),  # of who is to follow it; null: nobody said
 )
 
 sessions = Table(  # browsers that are signed in
@@ -57,6 +58,7 @@ sessions = Table(  # browsers that are signed in
     Column("scopes", String(100), nullable=False),
     Column("created", Float, nullable=False),
     Column("expires", Float, nullable=False),
+    Column("name", String(120)),  # of the link
 )
 
 runs = Table(
@@ -71,6 +73,7 @@ runs = Table(
     Column("next_sequence", BigInteger, nullable=False),
     # JSON: for each kind how many records are stored and the sequence number of the newest
     Column("counts", Text, nullable=False),
+    Column("digest", String(64)),  # of the lines that are stored; null where it is not known
     Column("advice", Integer, nullable=False),  # number of the newest advice, 0 without
     # From the plan, so that a list of runs opens no plan.
     Column("epochs", BigInteger, nullable=False),
@@ -169,6 +172,28 @@ refusals = Table(  # agents that gave a job back because they cannot carry it ou
     Column("agent", String(120), primary_key=True),
     Column("reason", Text, nullable=False),
     Index("ix_refusals_agent", "agent"),
+)
+
+artifacts = Table(  # files of jobs; each lies in an object of its own, named by `id`
+    "artifacts",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("job_id", String(36), nullable=False, index=True),  # may be gone: then this is, soon
+    Column("name", String(40), nullable=False),
+    Column("state", String(10), nullable=False, index=True),  # as `store.artifacts` says
+    Column("size", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("created", Float, nullable=False),
+)
+
+notices = Table(  # what a webhook is to be told, and was
+    "notices",
+    metadata,
+    Column("key", String(120), primary_key=True),  # of what happened: nothing is told twice
+    Column("body", Text, nullable=False),  # JSON of a `Notice`
+    Column("created", Float, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("due", Float, index=True),  # when to try next; null: told, or given up
 )
 
 agents = Table(

@@ -17,8 +17,10 @@ from batchwright.service.database.migrate import HEAD, migrate, revision
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.advice import AdviceStore
 from batchwright.service.store.agents import Agents
+from batchwright.service.store.artifacts import Artifacts
 from batchwright.service.store.audit import Audit
 from batchwright.service.store.jobs import Jobs
+from batchwright.service.store.notices import Notices
 from batchwright.service.store.part import Clock
 from batchwright.service.store.profiles import Profiles
 from batchwright.service.store.records import Records
@@ -49,6 +51,7 @@ class Store:
         self.settings = settings
         self.clock = clock
         self.database = Database(engine)
+        self._looked: float | None = None  # when `tidy` looked last
         common = (self.database, settings, clock)
         self.tokens = Tokens(*common)
         self.sign_in = SignIn(*common)
@@ -58,6 +61,8 @@ class Store:
         steady = steady or (time.monotonic if clock is time.time else clock)
         self.jobs = Jobs(*common, steady)
         self.agents = Agents(*common)
+        self.artifacts = Artifacts(*common)
+        self.notices = Notices(*common)
         self.profiles = Profiles(*common)
         self.audit = Audit(*common)
 
@@ -99,15 +104,25 @@ class Store:
             raise BatchwrightError(f"the database is of revision {found}, not {HEAD}")
 
     def tidy(self) -> list[str]:
-        """Delete what `Settings` says is too old; returns the runs' identifiers."""
+        """Delete what `Settings` says is too old; returns the runs' identifiers.
+
+        It must have been so at the last look, too, so the first one deletes nothing; and each takes
+        a tenth of them at most, the oldest. A machine's clock may be ahead, most likely just after
+        its start, and what is deleted by it does not come back.
+        """
         self.sign_in.forget_expired()
         self.runs.forget_deleted()
-        if self.settings.retention_days is None:
-            return []
-        before = self.clock() - self.settings.retention_days * DAY
-        for part in (self.jobs, self.profiles, self.audit):
-            part.delete_old(before)
-        return self.runs.delete_old(before)
+        gone: list[str] = []
+        if self.settings.retention_days is not None:
+            now, last = self.clock(), self._looked
+            self._looked = now
+            before = min(now, 0.0 if last is None else last) - self.settings.retention_days * DAY
+            for part in (self.jobs, self.profiles, self.audit):
+                part.delete_old(before)
+            gone = self.runs.delete_old(before)
+        self.artifacts.forget_lost()
+        self.notices.forget_old()
+        return gone
 
     def close(self) -> None:
         """Close all connections."""
