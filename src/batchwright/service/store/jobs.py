@@ -77,10 +77,14 @@ class Jobs(Part):
         settings: Limits and delays.
         clock: Unix time in seconds.
         steady: Seconds, by a clock that never jumps.
+
+    Attributes:
+        leases_lost: Those that this process has taken from silent agents.
     """
 
     def __init__(self, database: Database, settings: Settings, clock: Clock, steady: Clock) -> None:
         super().__init__(database, settings, clock)
+        self.leases_lost = 0
         self._ages = LeaseAges(steady, settings.lease_seconds)
 
     @property
@@ -380,6 +384,7 @@ class Jobs(Part):
     ) -> None:
         """Store where a job stands; a mere heartbeat leaves the time of its last change alone."""
         before = standing_of(row)
+        self.leases_lost += job.lost > before.lost
         values = documents | {
             name: value
             for name, value in columns_of(job).items()
