@@ -169,7 +169,7 @@ def test_a_worker_without_memory_goes_on_in_micro_batches_and_the_batch_stays(fo
     summary = summary_in(folder / "memory")
     assert [epoch.repeated_steps for epoch in summary.epochs] == [2, 0]  # 8, 4, then 2
     assert [epoch.samples for epoch in summary.epochs] == [SAMPLES] * 2
-    texts = [line["text"] for line in lines_of(folder / "memory", "note")]
+    texts = [line.text for line in lines_of(folder / "memory", "note")]
     assert ["at most 4" in texts[0], "at most 2" in texts[1]] == [True, True]
     assert "worker 1" in texts[0]
 

@@ -721,7 +721,7 @@ def test_the_number_of_small_batches_is_that_of_the_most_updates_where_overheads
         workers=4,
         dual=DualBatch(large_batches=(500,), small_workers=3),
     )
-    assert "costs worker(s) 0 less" in reason(wrong, "small-batch workers").why
+    assert "costs worker 0 less" in reason(wrong, "small-batch workers").why
     alike = virtual("dual-batch", virtual=Virtual(**stated), **given)
     why = reason(alike, "small-batch workers").why
     assert "other numbers of small-batch workers come to as many" in why

@@ -251,7 +251,8 @@ def _claim_row(
     if claim.results:
         name = next(iter(claim.results.values())).partition(".")[0]
         command, scale = f"python -m {module_of(name)} --full", SCALES[name]
-        seeds = ", ".join(dict.fromkeys(map(_seeds, known.values())))
+        each = [_seeds(one) for one in known.values()]
+        seeds = each[0] if len(set(each)) == 1 else ", ".join(each)
     result = "; ".join(f"{label} {with_spread(one)}".strip() for label, one in known.items())
     cells = (claim.words, f"`{command}`", scale, seeds, result or claim.told, holds)
     return f"| {' | '.join(cells)} |"

@@ -128,7 +128,7 @@ def solve(
     if large_workers and extra_time >= workers / large_workers:
         raise PlanError(
             f"dual.extra_time={extra_time:g} leaves no samples for the {small_workers:g} "
-            f"small-batch worker(s) of {workers:g}: it has to be below "
+            f"of {workers:g} workers that have the small batch: it has to be below "
             f"{workers / large_workers:.4g}, and with batches of at least {least} at most "
             f"{_shown_below(most)}"
         )
@@ -144,9 +144,9 @@ def solve(
             small_batch = whole(b / spare)
     if small_batch < least or small_samples < 1:
         raise PlanError(
-            f"dual.extra_time={extra_time:g} with {small_workers:g} of {workers:g} small-batch "
-            f"worker(s) wants a local batch below {least}: give at most {_shown_below(most)}, or "
-            "more small-batch workers"
+            f"dual.extra_time={extra_time:g} with the small batch on {small_workers:g} of "
+            f"{workers:g} workers wants a local batch below {least}: give at most "
+            f"{_shown_below(most)}, or more small-batch workers"
         )
     if large_samples is not None:
         _check_share("large", large_batch, large_samples, large_workers)
@@ -205,8 +205,8 @@ def solve_unlike(
     most = largest_extra_time_unlike(a, b, large_batch, small=small, large=large, least=least)
     if extra_time > most:
         raise PlanError(
-            f"dual.extra_time={extra_time:g} with {len(small)} of {len(small) + len(large)} "
-            f"small-batch worker(s) wants a local batch below {least}: give at most "
+            f"dual.extra_time={extra_time:g} with the small batch on {len(small)} of "
+            f"{len(small) + len(large)} workers wants a local batch below {least}: give at most "
             f"{_shown_below(most)}, or more small-batch workers"
         )
     seconds = extra_time * alone
@@ -388,9 +388,8 @@ def _check_fixed(b: float) -> None:
 def _check_share(which: str, batch: int, share: int, workers: float) -> None:
     if batch > share:
         raise PlanError(
-            f"the {which} local batch, {batch}, is more than the {share} samples that each of "
-            f"{workers:g} worker(s) gets in a round: give smaller dual.large_batches, or fewer "
-            "workers"
+            f"the {which} local batch, {batch}, is more than the {share} samples that a worker of "
+            f"{workers:g} gets in a round: give smaller dual.large_batches, or fewer workers"
         )
 
 

@@ -14,6 +14,7 @@ from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
 from batchwright.records.job_keys import job_keys
 from batchwright.records.registries.methods import METHODS
 from batchwright.records.registries.optimizers import AUTO
+from batchwright.records.text.formatting import counted
 
 PLANNING_KEYS = frozenset(
     (
@@ -262,8 +263,8 @@ def _check_points(profile: Profile) -> None:
         if twice:
             count, side, batch = twice
             raise PlanError(
-                f"the profile holds two {what} for {count} worker(s), {side} px and local batch "
-                f"{batch}: probe again"
+                f"the profile holds two {what} for {counted(count, 'worker')}, {side} px and "
+                f"local batch {batch}: probe again"
             )
 
 
@@ -286,8 +287,8 @@ def check_batch(batch: int, workers: int, least: int, data: DataFacts) -> None:
         )
     if batch < workers * least:
         raise PlanError(
-            f"global_batch={batch} is too small for {workers} worker(s) with at least {least} "
-            f"images each: give at least {workers * least}"
+            f"global_batch={batch} is too small for {counted(workers, 'worker')} with at "
+            f"least {least} images each: give at least {workers * least}"
         )
 
 
@@ -313,7 +314,7 @@ def check_bounds(job: Job, local: Sequence[int]) -> None:
         if missed:
             raise PlanError(
                 f"{name}={bound} leaves no way to share a global batch of {sum(local)} between "
-                f"{len(local)} worker(s): an even share is {sum(local) / len(local):g}"
+                f"{counted(len(local), 'worker')}: an even share is {sum(local) / len(local):g}"
             )
 
 

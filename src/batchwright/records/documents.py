@@ -256,6 +256,22 @@ def job_yaml(job: Job) -> str:
     return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def asked_yaml(job: Job) -> str:
+    """The keys of a job that are not at their defaults, as YAML; empty where all are."""
+    asked = _changed(job.model_dump(mode="json"), Job().model_dump(mode="json"))
+    return yaml.safe_dump(asked, sort_keys=False, allow_unicode=True) if asked else ""
+
+
+def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(defaults[key], Mapping):
+            value = _changed(value, defaults[key]) or defaults[key]
+        if value != defaults[key]:
+            found[key] = value
+    return found
+
+
 def _name_of(path: str | Path) -> str:
     return "standard input" if str(path) == "-" else str(path)
 

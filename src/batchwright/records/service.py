@@ -175,6 +175,7 @@ class JobInfo(Record):
     id: Identifier
     name: str
     state: JobState
+    owner: str = Field(description="Name of the token that submitted it, or `browser`.")
     auto: bool
     approved: bool
     created: NonNegative = Field(description="Unix time in seconds.")

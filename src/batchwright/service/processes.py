@@ -10,6 +10,7 @@ in little memory, and not for longer than it may take.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import math
 import resource
@@ -43,6 +44,9 @@ KEPT_BYTES = 144 * 2**20
 
 PATIENCE_SECONDS = 10.0
 """How long a caller waits for its turn."""
+
+_M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 256 * 1024
+"""A parameter of glibc's mallopt, from <malloc.h>, and its value."""
 
 _BUSY = "the service is busy with other requests of this size: come again"
 _TOO_COSTLY = "this takes more memory than a request may: send less at once"
@@ -190,9 +194,19 @@ def _resident_bytes() -> int:
     return int(pages) * resource.getpagesize()
 
 
+def free_at_once() -> None:
+    """Have large blocks of memory go back to the system when they are freed, where glibc is there.
+
+    It would learn from the first large body to keep as much, and that for each thread.
+    """
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+
+
 def main() -> None:
     """The command line above."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service decides when to end
+    free_at_once()
     gc.disable()  # it would go through hundreds of thousands of values again and again
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -13,6 +13,7 @@ from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.errors import FileError, NewPlan, PlanError, TrainingError
 from batchwright.records import Stage, WorkerTime
+from batchwright.records.text.formatting import counted
 from batchwright.training.batches.batch_split import Sharing, share_of
 from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
@@ -390,7 +391,7 @@ class AllReduceRun:
             return
         if not goes_on:
             raise PlanError(
-                f"the plan is for {planned} worker(s) and {found} are running: "
+                f"the plan is for {counted(planned, 'worker')}, and {found} running: "
                 f"start {planned}, or plan again with workers={found}"
             )
         batch = min(stage.global_batch_size for stage in self._plan.stages)

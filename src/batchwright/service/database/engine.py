@@ -149,7 +149,11 @@ def open_engine(url: str) -> Engine:
     file = Path(place.database)
     make_folder(file.parent)
     try:  # only its owner may read it; SQLite's files beside it are as private
-        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+        # Never opened here where it exists: to close it would end the locks that SQLite holds on it
+        # for this process, and another one could remove the log that is in use.
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        pass
     except OSError as error:
         raise FileError(f"cannot open the database {file}: {error.strerror}") from None
     engine = create_engine(

@@ -15,6 +15,7 @@ import io
 import re
 import threading
 from collections import Counter
+from functools import partial
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -81,7 +82,8 @@ class Bodies:
                 elif len(body) <= THREAD_BYTES:
                     await run_in_threadpool(check_json, body, *most)
                 else:
-                    await run_in_threadpool(aside, len(body), check_json, body, *most)
+                    read = partial(check_json, body, *most)
+                    await run_in_threadpool(lambda: aside(len(body), read))
             if body is not None:  # else the client has gone
                 scope.setdefault("state", {})["body"] = body
                 await self._app(scope, _replay(body, receive), send)

@@ -29,6 +29,7 @@ from batchwright.errors import BatchwrightError
 from batchwright.service.app import create_app
 from batchwright.service.middleware.hosts import is_loopback
 from batchwright.service.operating.local import is_local, keep_local_token
+from batchwright.service.processes import free_at_once
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 
@@ -64,6 +65,7 @@ def serve(
         BatchwrightError: The database cannot be opened, artifacts cannot be kept where they are to
             be, the address is taken, or it is a public one and nobody has a token.
     """
+    free_at_once()
     store = Store.open(settings)
     try:
         keep_local_token(store)

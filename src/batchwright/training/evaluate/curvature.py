@@ -32,9 +32,6 @@ MOST_ITERATIONS = 100
 ENOUGH = 1e-3
 """Change of the eigenvalue from one iteration to the next, as a share of it, at which it stands."""
 
-Batch = tuple[int, Any]
-"""Samples, and the batch as a data set gives it."""
-
 
 def tracked(
     wanted: Sequence[str],

@@ -7,40 +7,23 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from batchwright.records import EpochRecord, Plan, RoundRecord, WorkerTime
 from batchwright.records.lines.line_files import METRICS, sound_line
 from batchwright.records.lines.run_lines import EvaluationLine, RoundLine
 from batchwright.records.run import told_loss
 from batchwright.storage.files import end_of_lines
+from batchwright.training.parameter_server.messages import Trained
 from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.recorder import Recorder
 from batchwright.training.step.epoch_totals import tracked_fields
 
 
-class Work(Protocol):
-    """What a worker did in a round."""
-
-    @property
-    def steps(self) -> int:
-        """Updates."""
-
-    @property
-    def skipped(self) -> int:
-        """Updates left out because a gradient was not finite."""
-
-    @property
-    def repeated(self) -> int:
-        """Steps done again for want of memory."""
-
-    @property
-    def loss(self) -> float | None:
-        """Mean training loss."""
-
-
-def round_record(plan: Plan, assignment: RoundAssignment, work: Work, **known: Any) -> RoundRecord:
-    """A round as it was assigned and done; ``known`` are its times, and what else is."""
+def round_record(
+    plan: Plan, assignment: RoundAssignment, trained: Trained, **known: Any
+) -> RoundRecord:
+    """A round as it was assigned and trained; ``known`` is what else is known of it."""
     stage = plan.stages[assignment.stage]
     return RoundRecord(
         worker=assignment.worker,
@@ -49,11 +32,13 @@ def round_record(plan: Plan, assignment: RoundAssignment, work: Work, **known: A
         resolution=stage.resolution,
         local_batch_size=stage.local_batch_sizes[assignment.worker],
         samples=assignment.samples,
-        steps=work.steps,
-        skipped_steps=work.skipped,
-        repeated_steps=work.repeated,
+        steps=trained.steps,
+        skipped_steps=trained.skipped,
+        repeated_steps=trained.repeated,
         update_factor=assignment.factor,
-        loss=work.loss,
+        loss=trained.loss,
+        compute_seconds=trained.compute,
+        peak_bytes=trained.peak or None,
         **known,
     )
 

@@ -445,11 +445,9 @@ class ServerCoordinator:
             ticket,
             trained,
             start=start,
-            compute_seconds=trained.compute,
             exchange_seconds=exchange,
             wait_seconds=0.0,
             lead=lead,
-            peak_bytes=trained.peak or None,
         )
         committed = self.server.rounds.committed
         self.book.await_rest(record, rate=trained.rate, committed=committed)

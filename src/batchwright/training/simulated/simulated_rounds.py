@@ -21,6 +21,7 @@ from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
 from batchwright.training.evaluate.evaluation import Evaluation
 from batchwright.training.parameter_server.merging import Weights, pack, unpack
+from batchwright.training.parameter_server.messages import Trained
 from batchwright.training.parameter_server.parameter_server import ParameterServer
 from batchwright.training.parameter_server.round_log import RoundLog, round_record
 from batchwright.training.parameter_server.rounds import RoundAssignment
@@ -344,12 +345,13 @@ class SimulatedRounds(Turns):
             return
         one = self._trained.pop(worker)
         self._booked += one.ticket.samples
+        compute = one.finish - one.start
+        trained = Trained(one.steps, one.skipped, one.repeated, one.loss, one.rate, compute)
         record = round_record(
             self._plan,
             one.ticket,
-            one,
+            trained,
             start=one.start,
-            compute_seconds=one.finish - one.start,
             exchange_seconds=one.merged - one.finish + pull,
             wait_seconds=self._now - one.merged,
             lead=one.lead,
