@@ -18,7 +18,7 @@ from sqlalchemy import event
 
 from batchwright.records.lines.run_lines import RunLine
 from batchwright.records.service import RecordBatch, RunIntroduction
-from batchwright.service.access import COOKIE
+from batchwright.service.access import cookie_name
 from batchwright.service.app import create_app
 from batchwright.service.settings import Limits, Settings
 from batchwright.service.store import Store
@@ -90,7 +90,7 @@ class Service:
         session = self.store.sign_in.enter(self.store.sign_in.link(scopes or ("admin",)))
         assert session is not None
         browser = TestClient(self.app, base_url=ADDRESS, follow_redirects=False)
-        browser.cookies.set(COOKIE, session)
+        browser.cookies.set(cookie_name(self.settings), session)
         return browser
 
     def a_run(self, owner: str = "report", **changes: Any) -> str:

@@ -191,7 +191,7 @@ def run_of(*shares: float | None):
 def test_the_report_counts_the_epochs_inside_and_names_the_worst():
     words = accuracy_words(run_of(0.31, 0.32, 0.49))
     assert words.startswith("Accuracy lay inside its predicted interval in 2 of 3 epochs")
-    assert "after epoch 2, the prediction was 8.0 points too high, outside" in words
+    assert "after epoch 2, it was 8.0 points less, outside" in words
     assert accuracy_words(make_summary()) == ""
 
 
@@ -218,7 +218,7 @@ def test_a_run_that_ended_at_its_target_is_judged_by_the_prediction_for_that_epo
 
 def test_a_run_that_missed_is_to_be_given_to_the_next_plan():
     words = learnt_words(run_of(0.3, 0.4, 0.42))
-    assert "8.0 points too high" in words
+    assert "8.0 points less" in words
     assert "--run RUN" in words
     assert learnt_words(run_of(0.3, 0.4, 0.51)) == learnt_words(make_summary()) == ""
 
@@ -226,7 +226,7 @@ def test_a_run_that_missed_is_to_be_given_to_the_next_plan():
 def test_the_page_draws_what_was_predicted_up_to_the_end_of_the_plan():
     text = page(run_of(0.31, 0.32))
     assert "predicted, 95 % interval" in text
-    assert "<td>40.0 % (35.0 % to 45.0 %)</td><td>8.0 points too high, outside" in text
+    assert "<td>40.0 % (35.0 % to 45.0 %)</td><td>8.0 points less, outside" in text
     assert "inside its predicted interval in 1 of 2 epochs" in text
     assert "its predicted interval" not in page(make_summary())
 

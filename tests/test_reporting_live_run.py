@@ -159,10 +159,11 @@ def test_all_that_a_live_run_tells_is_on_its_page():
     for content in parts.values():
         Document(content)
     assert "in progress, by its pace" in parts["predicted"]
-    for title in ("Learning rate", "Global batch", "Resolution", "Speed"):
+    assert "Throughout: resolution 32 px." in parts["schedule"]
+    for title in ("Learning rate", "Global batch", "Speed"):
         assert f"<figcaption>{title}</figcaption>" in parts["schedule"]
     assert "A step now, worker by worker" in parts["workers"]
-    assert "Local batch" in parts["workers"]
+    assert "local batches 2 x 16" in parts["workers"]
     assert "worker-hours" in parts["cost"]
     assert "resumed from epoch 1" in parts["notes"]
     told = {name: value for name, value, _ in tiles(story, left=60.0)}

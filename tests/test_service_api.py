@@ -45,7 +45,8 @@ def test_the_story_of_a_run(service):
     assert service.get("read", f"{at}/summary").status_code == 404
     end = {"outcome": "finished", "summary": json_of(make_summary())}
     assert service.put("report", f"{at}/end", json=end).json()["state"] == "finished"
-    assert RunSummary.model_validate(service.get("read", f"{at}/summary").json()) == make_summary()
+    told = RunSummary.model_validate(service.get("read", f"{at}/summary").json())
+    assert told == make_summary(run_folder="digits")
     assert [one["id"] for one in service.get("read", "/v1/runs").json()] == [run]
     assert service.delete("report", at).status_code == 204
     assert service.get("read", at).status_code == 404
@@ -110,7 +111,7 @@ MESSAGES = {
     *("Health", "Problem", "Plan", "Profile", "RunSummary", "RunIntroduction", "RunInfo", "RunEnd"),
     *("RecordBatch", "RecordsTaken", "RecordPage", "Advice", "AdviceTaken", "PlanRequest"),
     *("NewProfile", "StoredProfile", "JobSubmission", "JobInfo", "AgentIntroduction", "AgentInfo"),
-    *("Lease", "JobProgress", "JobOrders"),
+    *("Lease", "LeaseRequest", "JobProgress", "JobOrders", "JobArtifacts", "ArtifactInfo"),
 }
 """All that travels, each with an example."""
 

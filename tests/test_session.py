@@ -588,7 +588,7 @@ def test_a_plan_for_other_data_is_refused():
 
 
 def test_a_plan_for_more_workers_is_refused():
-    with pytest.raises(PlanError, match=r"for 2 worker\(s\) and 1 are running: start 2, or plan"):
+    with pytest.raises(PlanError, match=r"for 2 workers, and 1 running: start 2, or plan"):
         make_session(plan=make_tiny_plan((3, 2)))
 
 
@@ -869,7 +869,7 @@ def test_an_evaluation_between_two_steps_is_no_training(tmp_path, monkeypatch):
 
 def test_a_run_without_a_checkpoint_begins_with_as_many_workers_as_planned(tmp_path):
     plan = make_tiny_plan((3, 2))
-    with pytest.raises(PlanError, match=r"for 2 worker\(s\) and 1 are running"):
+    with pytest.raises(PlanError, match=r"for 2 workers, and 1 running"):
         make_session(plan=plan, run_folder=tmp_path / "run", resume=True)
 
 

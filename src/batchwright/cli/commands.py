@@ -376,6 +376,52 @@ def report(
 
 
 @app.command()
+def export(
+    plan: Annotated[str, typer.Argument(metavar="PLAN.json|RUN", help="From plan; - is stdin.")],
+    to: Annotated[
+        str, typer.Option("--as", metavar="NAME", help="Program that takes it; `list` names all.")
+    ],
+    hosts: Annotated[int, typer.Option(min=1, help="Hosts that share the workers evenly.")] = 1,
+    run: Annotated[str, typer.Option(metavar="FOLDER", help="Run folder there.")] = "run",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="What the program is told besides."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; - is stdout.")] = None,
+) -> None:
+    """Write a plan for another program: an engine that starts it, or a trainer that follows it."""
+    from batchwright.records import Plan
+    from batchwright.records.documents import read_record
+    from batchwright.storage.files import write_whole
+    from batchwright.workflows.exports import EXPORTS
+    from batchwright.workflows.exports import export as exported
+    from batchwright.workflows.exports.target import Target
+
+    if to == "list":
+        for spec in EXPORTS.values():
+            told = "".join(f"\n    --set {key}=  {words}" for key, words in spec.settings.items())
+            print(f"{spec.name:<13} {spec.words}{told}")
+        return
+    refuse_bad_target(out)
+    folder = Path(plan)
+    place = str(folder / "plan.json") if folder.is_dir() else plan
+    pairs = dict(_setting(word) for word in settings or ())
+    target = Target(hosts, "plan.json" if place == "-" else place, run, pairs)
+    text = exported(read_record(place, Plan), to, target)
+    if out is None or str(out) == "-":
+        print(text, end="")
+    else:
+        write_whole(out, text.encode())
+
+
+def _setting(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise ArgumentError(f"--set {word}: write KEY=VALUE")
+    return key, value
+
+
+@app.command()
 def sweep(
     words: JobWords = None,
     grid: Annotated[
@@ -448,6 +494,7 @@ def doctor(as_json: JsonFlag = False) -> None:
 
 
 app.command()(client_commands.submit)
+app.command()(client_commands.fetch)
 app.command()(client_commands.send)
 app.command()(client_commands.agent)
 app.command()(service_commands.serve)

@@ -5,6 +5,7 @@ What they need beyond the rest of Batchwright comes with ``pip install ".[serve]
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from batchwright.service.store import Store
 
 PACKAGES = {"alembic", "fastapi", "multipart", "prometheus_client", "psycopg", "python_multipart"}
-PACKAGES |= {"jinja2", "sqlalchemy", "starlette", "uvicorn"}
+PACKAGES |= {"fsspec", "jinja2", "sqlalchemy", "starlette", "uvicorn"}
 
 Database = Annotated[
     str | None,
@@ -41,6 +42,14 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Name that clients use; may be repeated."),
     ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where browsers find it, such as https://plans.example.org behind a proxy: "
+            "allows that name, and cookies over HTTPS only if that is what it says.",
+        ),
+    ] = None,
     secure_cookies: Annotated[
         bool, typer.Option("--secure-cookies", help="Browsers come over HTTPS only.")
     ] = False,
@@ -51,8 +60,35 @@ def serve(
     retention_days: Annotated[
         float | None, typer.Option(help="Delete what is so old: runs, jobs, profiles.")
     ] = None,
+    lease_seconds: Annotated[
+        float, typer.Option(min=5, help="How long an agent may be silent over its job.")
+    ] = 30.0,
+    keep_seconds: Annotated[
+        float,
+        typer.Option(min=0, help="How much longer a training is kept for its agent."),
+    ] = 600.0,
     rate: Annotated[
         float | None, typer.Option(help="Requests per second of one token or address.")
+    ] = None,
+    artifacts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Takes jobs' checkpoints and logs: a folder, s3://BUCKET/FOLDER, or `none`. "
+            "Without it, a folder beside the SQLite file.",
+        ),
+    ] = None,
+    artifacts_gib: Annotated[
+        float | None, typer.Option(help="Room for them in all; for one job a quarter of it.")
+    ] = None,
+    webhook: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="BATCHWRIGHT_WEBHOOK",
+            help="Is told of failed jobs, silent runs and missed predictions.",
+            show_envvar=False,
+        ),
     ] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
@@ -63,32 +99,53 @@ def serve(
     with _with_serve():
         from batchwright.service.access import sign_in_address
         from batchwright.service.database.engine import shown
-        from batchwright.service.operating.local import default_database
-        from batchwright.service.operating.serving import log_to
+        from batchwright.service.operating.local import default_artifacts, default_database
+        from batchwright.service.operating.serving import log_to, public_parts
         from batchwright.service.operating.serving import serve as serve_until_told
-        from batchwright.service.settings import Limits, Settings
+        from batchwright.service.settings import GIB, Limits, Settings
+        from batchwright.service.store.tokens import new_name
+        from batchwright.service.webhook import SECRET, checked_webhook
 
-    for name, value in (("--retention-days", retention_days), ("--rate", rate)):
+    numbers = {"--retention-days": retention_days, "--rate": rate, "--artifacts-gib": artifacts_gib}
+    for name, value in numbers.items():
         if value is not None and not 0 < value < float("inf"):
             raise BatchwrightError(f"{name} {value:g}: give a number above 0")
+    scheme, name = public_parts(public_url) if public_url else ("", "")
     usual = Limits()
     given = rate or usual.requests_per_second
-    limits = Limits(requests_per_second=given, burst=max(usual.burst, round(4 * given)))
+    room = round(artifacts_gib * GIB) if artifacts_gib else usual.artifact_bytes
+    limits = Limits(
+        requests_per_second=given,
+        burst=max(usual.burst, round(4 * given)),
+        artifact_bytes=max(1, room),
+        artifact_bytes_per_job=max(1, room // 4),
+    )
+    database = database or default_database()
     settings = Settings(
-        database=database or default_database(),
+        database=database,
         host=host,
         port=port,
-        allowed_hosts=tuple(allowed_host or ()),
-        secure_cookies=secure_cookies,
+        allowed_hosts=tuple(filter(None, (*(allowed_host or ()), name))),
+        public_url=public_url and public_url.rstrip("/"),
+        secure_cookies=secure_cookies or scheme == "https",
         retention_days=retention_days,
+        lease_seconds=lease_seconds,
+        keep_seconds=keep_seconds,
+        artifacts=None if artifacts == "none" else artifacts or default_artifacts(database),
+        webhook=checked_webhook(webhook),
+        webhook_secret=os.environ.get(SECRET) or None,
         limits=limits,
     )
 
     def tell(address: str, store: Store) -> None:
-        link = sign_in_address(address, store.sign_in.link(["admin"]))
-        minutes = round(settings.link_seconds / 60)
         _say(f"batchwright serves at {address}, from {shown(settings.database)}")
-        _say(f"sign in within {minutes} minutes: {link}")
+        if sys.stderr.isatty() or not store.sign_in.ever():
+            name = new_name()
+            link = sign_in_address(address, store.sign_in.link(["admin"], name))
+            store.audit.note("operator", "sign-in.link", f"browser {name}", "admin")
+            _say(f"sign in within {round(settings.link_seconds / 60)} minutes: {link}")
+        else:  # nobody may be looking, but for those who read logs
+            _say(f"sign in: `batchwright sign-in --server {address}` prints a link")
         log_to(level=log_level)
 
     serve_until_told(settings, on_start=tell, proxy=proxy)
@@ -133,6 +190,13 @@ def sign_in(
     scopes: Annotated[
         str, typer.Option(metavar="SCOPE,...", help="Some of read, report, submit, admin.")
     ] = "admin",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Who is to follow it: what they submit stays theirs when they sign in again.",
+        ),
+    ] = None,
     server: Annotated[
         str, typer.Option(metavar="URL", help="Address of the service, for the link.")
     ] = "http://127.0.0.1:8400",
@@ -148,10 +212,11 @@ def sign_in(
             store.audit.note("operator", "sign-in.out", "browser")
             return
         from batchwright.service.access import sign_in_address
+        from batchwright.service.store.tokens import new_name
 
-        words = _scopes(scopes)
-        link = store.sign_in.link(words)
-        store.audit.note("operator", "sign-in.link", "browser", " ".join(words))
+        words, name = _scopes(scopes), name or new_name()
+        link = store.sign_in.link(words, name)
+        store.audit.note("operator", "sign-in.link", f"browser {name}", " ".join(words))
         print(sign_in_address(server, link))
 
 

@@ -13,6 +13,7 @@ from batchwright.algorithms.learning_rate import (
     raises_nothing,
     remark_on_rate,
     rule_for,
+    start_of,
 )
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.candidates.optimizer import chosen_optimizer
@@ -136,15 +137,16 @@ def _rate(rule: LearningRateRule, batch: int, remark: str = "") -> Chosen[float]
 
 def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
     """How the rate begins, for a step of ``batch`` samples."""
-    epochs = rule.warmup_epochs
+    epochs, first = rule.warmup_epochs, start_of(rule) * rule.peak
+    low = "" if rule.warmup_start is None else f", {rule.warmup_start:g} of the peak as asked"
     if job.warmup_epochs != "auto":
-        why = "Asked for."
+        why = f"Asked for. It begins at {first:.4g}{low}." if low else "Asked for."
         if raises_nothing(rule):
             why += f" It raises nothing: it begins at {rule.base:g}, the peak is not above that."
         return Chosen(epochs, why, "asked")
     if rule.decay == "one-cycle":
         why = (
-            f"The cycle's own rise: half a cosine from a 25th of the peak, over "
+            f"The cycle's own rise: half a cosine from {low[2:] or 'a 25th of the peak'}, over "
             f"{ONE_CYCLE_RISE:.0%} of the epochs."
         )
         return Chosen(epochs, why, "published", SMITH)
@@ -154,9 +156,10 @@ def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
             why = "None: the gain is 1 until it is measured, and small while gradients agree."
         return Chosen(epochs, why, "assumed")
     ratio = batch / rule.base_batch
-    fitted = fitted_warmup(ratio, job.epochs)
+    fitted = fitted_warmup(ratio, job.epochs, job.warmup_law)
+    law = "power of" if job.warmup_law == "root" else "line in"
     why = (
-        f"Linear from {rule.base:g} to {rule.peak:.4g}. By the power of the batch that goes "
+        f"Linear from {first:.4g}{low}, to {rule.peak:.4g}. By the {law} the batch that goes "
         "through the best of 0, 5, 10 and 20 epochs out of 90 with ResNet-50, 5 at 60 times the "
         f"base batch and 10 at 240 times, here {ratio:.4g} times. Two points leave "
         f"{fitted.least:g} to {fitted.most:g} epochs open; warmup_epochs= decides otherwise."

@@ -14,15 +14,16 @@ from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
 from batchwright.records.job_keys import job_keys
 from batchwright.records.registries.methods import METHODS
 from batchwright.records.registries.optimizers import AUTO
+from batchwright.records.text.formatting import counted
 
 PLANNING_KEYS = frozenset(
     (
         *("ags", "base_batch", "checkpoint_seconds", "checkpoint_steps", "clip_norm", "cycle"),
         *("decay", "dual", "epochs", "evaluate_epochs", "global_batch", "goal"),
         *("label_smoothing", "launch", "learning_rate", "least_local_batch", "link", "method"),
-        *("micro_batch", "most_local_batch", "port", "rebalance_steps", "resolutions"),
-        *("restarts", "sampling", "scaling", "seed", "server", "timeout", "virtual"),
-        *("warmup_epochs", "workers"),
+        *("micro_batch", "most_local_batch", "port", "rebalance", "rebalance_steps"),
+        *("resolutions", "restarts", "sampling", "scaling", "seed", "server", "timeout", "virtual"),
+        *("track", "warmup_epochs", "warmup_law", "warmup_start", "workers"),
     )
 )
 """Job keys that may change after measuring, because they do not change what was measured.
@@ -102,7 +103,11 @@ def resolved(
 def check_counts(job: Job) -> None:
     """Refuse what is said of other workers or resolutions than the job has, where it says which."""
     at_each = sides(job) if job.method_spec.cycles else sides(job)[-1:]
-    if job.method_spec.served and job.dual.large_batches != "auto":
+    for key in ("sample_seconds", "step_seconds") if job.launcher.simulated else ():
+        stated = getattr(job.virtual, key)
+        if isinstance(stated, tuple):
+            per_resolution(f"virtual.{key}", stated, sides(job))
+    if job.method_spec.served and isinstance(job.dual.large_batches, tuple):
         per_resolution("dual.large_batches", job.dual.large_batches, at_each)
     if job.method_spec.takes("cycle.batches") and job.cycle.batches != "auto":
         per_resolution("cycle.batches", job.cycle.batches, at_each)
@@ -155,6 +160,12 @@ def idle_keys(job: Job) -> tuple[str, ...]:
                 f"{key}={shown(value)} does nothing with method={job.method}: it is for "
                 f"{' and '.join(methods)}"
             )
+    steps = job.rebalance_steps
+    if job.rebalance == "published" and steps not in (0, usual.rebalance_steps):
+        found.append(
+            f"rebalance_steps={steps} does nothing with rebalance=published: it makes the shares "
+            "at the end of each epoch alone"
+        )
     for key in ("goal.confidence", "goal.least"):
         value = attrgetter(key)(job)
         if job.goal.target is None and value != attrgetter(key)(usual):
@@ -252,8 +263,8 @@ def _check_points(profile: Profile) -> None:
         if twice:
             count, side, batch = twice
             raise PlanError(
-                f"the profile holds two {what} for {count} worker(s), {side} px and local batch "
-                f"{batch}: probe again"
+                f"the profile holds two {what} for {counted(count, 'worker')}, {side} px and "
+                f"local batch {batch}: probe again"
             )
 
 
@@ -276,8 +287,8 @@ def check_batch(batch: int, workers: int, least: int, data: DataFacts) -> None:
         )
     if batch < workers * least:
         raise PlanError(
-            f"global_batch={batch} is too small for {workers} worker(s) with at least {least} "
-            f"images each: give at least {workers * least}"
+            f"global_batch={batch} is too small for {counted(workers, 'worker')} with at "
+            f"least {least} images each: give at least {workers * least}"
         )
 
 
@@ -303,7 +314,7 @@ def check_bounds(job: Job, local: Sequence[int]) -> None:
         if missed:
             raise PlanError(
                 f"{name}={bound} leaves no way to share a global batch of {sum(local)} between "
-                f"{len(local)} worker(s): an even share is {sum(local) / len(local):g}"
+                f"{counted(len(local), 'worker')}: an even share is {sum(local) / len(local):g}"
             )
 
 

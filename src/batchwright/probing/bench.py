@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer, Tally, buffer_bytes
 from batchwright.errors import JobError
-from batchwright.probing.measure.timing import now
+from batchwright.probing.measure.timing import now, passing
 from batchwright.records import Job, MemoryParts, OptimizerName, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.training.batches.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
@@ -274,8 +274,9 @@ class Bench:
         share = 1 / (self.group.size * len(supplies))
         own = self._backward(supplies, [share] * len(supplies))
         self._set_rates(own)
-        computed = now(self.device)
+        passed = passing(self.device)  # in a training the host goes on here, too
         exchanged = self._finish(own, share).exchanged
+        computed = min(passed(), exchanged)
         end = now(self.device)
         return (computed - start) + (end - exchanged), exchanged - computed
 
@@ -327,23 +328,24 @@ class Bench:
 
     def _backward(self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]) -> Tally:
         """Forward and backward passes of the micro-batches, each with its share of the step."""
-        weight = loss = 0.0
+        weight = 0.0
+        loss: float | Tensor = 0.0
         for place, (supply, share) in enumerate(zip(supplies, shares, strict=True)):
             last = place == len(shares) - 1
             if last:
                 self._reduction.arm()
             samples, mean = self._pass(supply(), share)
-            weight, loss = weight + samples, loss + samples * mean
+            weight, loss = weight + samples, samples * mean + loss
             if not last:
                 self._reduction.take(share)
         return Tally(weight=weight, loss=loss)
 
-    def _pass(self, batch: Batch, share: float) -> tuple[int, float]:
-        """One of them; its samples and their mean loss."""
+    def _pass(self, batch: Batch, share: float) -> tuple[int, Tensor]:
+        """One of them; its samples and their mean loss, still on the device."""
         loss = self.loss(batch)
         with torch.autocast(self.device.type, enabled=False):
             (loss * share).backward()
-        return len(batch[1]), float(loss.detach())
+        return len(batch[1]), loss.detach().double()
 
     def _set_rates(self, own: Tally) -> None:
         """Of measured steps, which are to tell of no training.
@@ -424,4 +426,4 @@ def if_it_fits(work: Callable[[], Result]) -> Result | None:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return None
+    return None

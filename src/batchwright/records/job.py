@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -120,10 +121,17 @@ class DualBatch(Keys):
         description="How many times as long a round may take as with large batches alone. `auto`: "
         "1.05, or as much up to 1.2 as `goal.deadline` leaves.",
     )
-    large_batches: Literal["auto"] | tuple[Count, ...] = Field(
+    large_batches: Literal["auto", "knee", "memory"] | tuple[Count, ...] = Field(
         "auto",
         description="Local batch of the other workers: one for all resolutions, or one for each. "
-        "`auto`: what `plain` would choose at the highest, larger below as the memory leaves.",
+        "`knee`: what `plain` would choose at the highest, larger below as the memory leaves; "
+        "`memory`: the largest that fits the memory, as published; `auto`: those of "
+        "`cycle.preset` where they fit, else `knee`.",
+    )
+    rounding: Literal["round", "truncate"] = Field(
+        "round",
+        description="How batches and samples of a round become whole numbers: to the nearest, as "
+        "in the paper's table 6, or without their fractions, as in its tables 2 and 3.",
     )
     shares: Literal["measured", "planned"] = Field(
         "measured",
@@ -247,13 +255,15 @@ class Disturbance(Keys):
 class Virtual(Keys):
     """The simulated cluster of ``launch=virtual`` (job keys ``virtual.*``)."""
 
-    sample_seconds: Positive | None = Field(
+    sample_seconds: Positive | tuple[Positive, ...] | None = Field(
         None,
-        description="Time per sample of a step at the highest resolution, in seconds; unset: as "
-        "measured. Other resolutions as measured, else by their area.",
+        description="Time per sample of a step, in seconds: at the highest resolution, others in "
+        "proportion as measured, else by their area; or one for each. Unset: as measured.",
     )
-    step_seconds: NonNegative | None = Field(
-        None, description="Fixed time of a step, in seconds; unset: as measured."
+    step_seconds: NonNegative | tuple[NonNegative, ...] | None = Field(
+        None,
+        description="Fixed time of a step, in seconds: at all resolutions, or one for each. Unset: "
+        "as measured.",
     )
     speeds: tuple[Positive, ...] = Field(
         (), description="Speed of each worker relative to that; unset: all 1."
@@ -268,6 +278,20 @@ class Virtual(Keys):
         description="Bandwidth of each worker's link relative to `link.bandwidth`; unset: all 1.",
     )
     disturbances: tuple[Disturbance, ...] = Field((), description="Who is slower, and when.")
+
+    def stated(
+        self, key: Literal["sample_seconds", "step_seconds"], side: int, sides: Sequence[int]
+    ) -> tuple[float | None, bool]:
+        """A stated time, and whether it is stated for this one of some resolutions, low to high.
+
+        Otherwise it is that of the highest.
+        """
+        value = getattr(self, key)
+        if not isinstance(value, tuple):
+            return value, False
+        if side in sides and len(sides) == len(value):
+            return value[sides.index(side)], True
+        return value[-1], False
 
     def misfit(self, workers: int) -> str:
         """What does not go with so many workers, in a line; empty if all does."""
@@ -452,10 +476,20 @@ class Job(Keys):
     )
     warmup_epochs: Literal["auto"] | NonNegative = Field(
         "auto",
-        description="Epochs of linear warm-up from the rate at `base_batch`, in fractions too; it "
-        "raises nothing where the rate is not scaled up. `auto`: none if the rate is not "
-        "scaled up, else by the batch: epochs x 5/90 x sqrt(global batch / `base_batch` / 60), "
-        "half of the epochs at most.",
+        description="Epochs of linear warm-up from `warmup_start`, in fractions too; it raises "
+        "nothing where the rate is not scaled up and begins at the rate at `base_batch`. `auto`: "
+        "none there, else by the batch and `warmup_law`, half of the epochs at most.",
+    )
+    warmup_start: Literal["auto"] | Annotated[float, Field(gt=0, lt=1)] = Field(
+        "auto",
+        description="Rate at which the warm-up begins, as a share of the peak, whether the rate is "
+        "scaled up or not. `auto`: the rate at `base_batch`; for `one-cycle` a 25th.",
+    )
+    warmup_law: Literal["root", "linear"] = Field(
+        "root",
+        description="Length of a warm-up that is left open, for B times `base_batch`: `root`: "
+        "epochs x 5/90 x sqrt(B / 60); `linear`: epochs x (5 + 5 (B - 60) / 180) / 90, as the "
+        "warm-up poster reads the same two points.",
     )
     decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
         "cosine",
@@ -490,10 +524,17 @@ class Job(Keys):
         "plain",
         description=explained(*METHODS.values(), METHODS["auto"]),
     )
+    rebalance: Literal["smoothed", "published"] = Field(
+        "smoothed",
+        description="For `dynamic-batch`: how shares follow. `smoothed`: by speeds that are "
+        "smoothed, a step's fixed time taken out, and only where a share changes by more than 3 %; "
+        "`published`: once an epoch, each in proportion to its samples over its time in the last "
+        "epoch, whatever the change.",
+    )
     rebalance_steps: Index = Field(
         25,
-        description="For `dynamic-batch`: steps after which the shares are made again, as well as "
-        "at the end of an epoch. 0: only there, as published.",
+        description="For `rebalance=smoothed`: steps after which the shares are made again, as "
+        "well as at the end of an epoch. 0: only there, as often as published.",
     )
     least_local_batch: Count | None = Field(
         None,
@@ -536,6 +577,12 @@ class Job(Keys):
         "at most 160, and for the two that and some below.",
     )
     evaluate_epochs: Count = Field(1, description="Evaluate every so many epochs, and at the end.")
+    track: tuple[Literal["gradient-norm", "hessian"], ...] = Field(
+        (),
+        description="What each evaluation measures besides, on a batch of at most 128 training "
+        "samples: the gradient's norm, the largest eigenvalue of the Hessian (10 to 100 steps "
+        "of that batch, with several times the memory of one, which the plan does not count).",
+    )
     checkpoint_seconds: Positive = Field(
         60.0, description="Seconds between checkpoints inside an epoch."
     )

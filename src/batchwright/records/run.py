@@ -123,6 +123,12 @@ class EpochRecord(Record):
     val_correct: Index | None = Field(None, description="Held-out images classified correctly.")
     val_count: Index | None = Field(None, description="Held-out images evaluated.")
     noise_scale: Positive | None = Field(None, description="Gradient noise scale, in samples.")
+    gradient_norm: NonNegative | None = Field(
+        None, description="Of the loss on a batch, at the evaluation; null without `track`."
+    )
+    hessian_eigenvalue: Loss | None = Field(
+        None, description="The largest, of the same loss; null without `track`."
+    )
     gradient_factors: FactorRange | None = Field(
         None, description="Factors on the tensors' gradients; null without `ags.mode`."
     )

@@ -3,6 +3,8 @@
     reporter --RunIntroduction, RecordBatch, RunEnd--> service --RecordsTaken, Advice--> reporter
     submit   --JobSubmission--> service --Lease--> agent
     agent    --JobProgress--> service --JobOrders--> agent
+    agent    --artifacts, a stream of bytes each--> service --JobArtifacts--> anybody, later agents
+    service  --Notice--> webhook
 
 Identifiers that a client chooses are UUIDs in lower-case hex with dashes; times are seconds of Unix
 time by the server's clock.
@@ -14,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, StringConstraints, field_validator
 
-from batchwright.records.agent_rules import rules_of
+from batchwright.records.agent_rules import Needs, Offer, rules_of
 from batchwright.records.base import Count, Index, NonNegative, Positive, Record
 from batchwright.records.lines.run_lines import RunLine
 from batchwright.records.plan import Plan
@@ -38,6 +40,12 @@ Scope = Literal["read", "report", "submit", "admin"]
 RunState = Literal["running", "finished", "stopped", "failed", "silent"]
 RunOutcome = Literal["finished", "stopped", "failed"]
 JobState = Literal["queued", "probing", "planned", "training", "done", "failed", "cancelled"]
+LogName = Literal["probe.log", "plan.log", "check.log", "train.log", "workers.log"]
+ArtifactName = (
+    Literal["last.pt", "best.pt", "plan.json", "metrics.jsonl", "summary.json", "report.html"]
+    | LogName
+)
+Event = Literal["job.failed", "run.silent", "prediction.missed"]
 
 
 # ------------------------------------------------------------------------------------------- runs
@@ -151,6 +159,14 @@ class JobSubmission(Record):
     name: Name = Field(description="For people; need not be unique.")
     job: dict[str, Any] = Field(description="Keys as in a job file, nested or with dots.")
     auto: bool = Field(False, description="Train without waiting for the plan to be approved.")
+    needs: Needs = Field(
+        Needs(), description="Of the agent's machine, beside what the job's keys say."
+    )
+    keep_seconds: NonNegative | None = Field(
+        None,
+        description="How long its training is kept for an agent that fell silent or gave it back, "
+        "before another one may take it over; null: as the service has it.",
+    )
 
 
 class JobInfo(Record):
@@ -159,6 +175,7 @@ class JobInfo(Record):
     id: Identifier
     name: str
     state: JobState
+    owner: str = Field(description="Name of the token that submitted it, or `browser`.")
     auto: bool
     approved: bool
     created: NonNegative = Field(description="Unix time in seconds.")
@@ -166,15 +183,25 @@ class JobInfo(Record):
     job: dict[str, Any] = Field(description="All keys, resolved as far as the server can.")
     run: Identifier | None = Field(description="The run that carries it out.")
     agent: str | None = Field(description="Name of the agent that has it, or had it last.")
-    attempts: Index = Field(description="How often it was leased.")
+    attempts: Index = Field(description="How often it was leased; the number of its newest lease.")
     cancelling: bool = Field(description="Whether the agent has been told to stop.")
     error: str | None = Field(description="The line that the user would have seen.")
     has_profile: bool
     has_plan: bool
     waiting: str | None = Field(
         None,
-        description="Of a job that waits for an agent: why none that is there has it, asked for "
-        "alone. Null in lists, and where one that carries it out is free.",
+        description="Of a job that waits for an agent, or whose agent is silent: why, where it is "
+        "asked for alone. Null in lists, and where an agent that carries it out is free.",
+    )
+    needs: Needs = Field(Needs(), description="Of the agent's machine.")
+    keep_seconds: NonNegative = Field(
+        0.0, description="How long its training is kept for an agent that is silent or away."
+    )
+    silent: bool = Field(
+        False, description="Whether the agent that has it was not heard of for a whole lease."
+    )
+    trained: NonNegative = Field(
+        0.0, description="Epochs that its agent's newest checkpoint holds, in fractions too."
     )
 
 
@@ -183,10 +210,22 @@ class AgentIntroduction(Record):
 
     name: Annotated[
         str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f/]+$")
-    ] = Field(description="Unique, no slash; an agent that comes back under it is the same one.")
+    ] = Field(description="Unique, no slash; it belongs to the folder that came with it first.")
     allow: tuple[Annotated[str, StringConstraints(max_length=500)], ...] = Field(
         max_length=100, description="What it carries out: `data=PATTERN`, `network=PATTERN`."
     )
+    chosen: bool = Field(
+        True,
+        description="Whether somebody chose the name. If not, and another agent has it, the answer "
+        "holds the name that it gets instead.",
+    )
+    folder: Identifier | None = Field(
+        None, description="Identifies its folder: an agent that comes back from it is the same one."
+    )
+    session: Identifier | None = Field(
+        None, description="Identifies its process: the newest one of a folder is listened to."
+    )
+    offer: Offer = Field(Offer(), description="What its machine offers.")
 
     @field_validator("allow")
     @classmethod
@@ -201,14 +240,27 @@ class AgentInfo(Record):
     name: str
     allow: tuple[str, ...]
     seen: NonNegative = Field(description="When it was last heard of, Unix time in seconds.")
-    job: Identifier | None = Field(description="What it works on.")
+    job: Identifier | None = Field(description="The job that it has.")
+    job_name: str | None = Field(None, description="That job's name.")
+    offer: Offer = Field(Offer(), description="What its machine offers.")
+
+
+class LeaseRequest(Record):
+    """An agent asks for something to do."""
+
+    session: Identifier | None = Field(None, description="As in its introduction.")
 
 
 class Lease(Record):
     """A job handed to an agent. All it says of the job carries `key`; an older key is refused."""
 
     key: Identifier
-    seconds: Positive = Field(description="It is lost when the agent is silent for so long.")
+    number: Count = Field(
+        description="Counts the leases of the job, from 1: what comes under a lower one is older."
+    )
+    seconds: Positive = Field(
+        description="After so long without a word of the agent, others may get the job."
+    )
     job: JobInfo
     profile: Profile | None = Field(description="From an earlier agent, if it got so far.")
     plan: Plan | None = Field(description="The approved plan, or one that waits to be.")
@@ -222,6 +274,14 @@ class JobProgress(Record):
         None,
         description="The state that it is in now; left out if as before. `queued` gives the job "
         "back, for an agent that is being stopped.",
+    )
+    reason: OneLine | None = Field(
+        None,
+        description="With `queued`: why this agent cannot carry the job out. It does not get it "
+        "again until it introduces itself anew.",
+    )
+    trained: NonNegative | None = Field(
+        None, description="Epochs that its newest checkpoint holds, in fractions too."
     )
     profile: Profile | None = None
     plan: Plan | None = None
@@ -239,6 +299,41 @@ class JobOrders(Record):
     stop: bool = Field(description="The job was cancelled: stop, and say so.")
 
 
+class ArtifactInfo(Record):
+    """A file of a job that the service keeps: the newest of its name."""
+
+    name: ArtifactName
+    size: Index = Field(description="Bytes.")
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    created: NonNegative = Field(description="When it had arrived, Unix time in seconds.")
+
+
+class JobArtifacts(Record):
+    """What the service keeps of a job, and how much more it would."""
+
+    kept: bool = Field(description="Whether this service keeps artifacts at all.")
+    room: Index = Field(
+        description="Bytes that a file of this job may have now, beyond the one of its name that "
+        "it takes the place of."
+    )
+    artifacts: tuple[ArtifactInfo, ...]
+
+
+# ---------------------------------------------------------------------------------------- webhooks
+
+
+class Notice(Record):
+    """What a webhook is told. The same `id` may come twice; what it says is the same then."""
+
+    id: Identifier
+    event: Event
+    created: NonNegative = Field(description="When it was noticed, Unix time in seconds.")
+    subject: Identifier = Field(description="The job, of `job.failed`; else the run.")
+    name: str = Field(description="Of the job or run, for people.")
+    detail: OneLine = Field(description="What happened, for people.")
+    path: str = Field(description="Page of the job or run, below the service's own address.")
+
+
 # ------------------------------------------------------------------------------------------ plans
 
 
@@ -250,6 +345,13 @@ class PlanRequest(Record):
     keys: dict[str, Any] = Field(
         default_factory=dict, description="Job keys to change, nested or with dots."
     )
+
+
+class NewProfile(Record):
+    """A profile to keep."""
+
+    name: Name
+    profile: Profile
 
 
 class AdviceTaken(Record):

@@ -28,7 +28,7 @@ from batchwright.client.reporter_process import ReporterProcess, destination, ou
 from batchwright.distributed.group import Group, loss_behind
 from batchwright.distributed.processes import die_with_agent, refuse_unguarded_script
 from batchwright.distributed.server_child import SERVER
-from batchwright.errors import ArgumentError, FileError, Interrupted, PlanError
+from batchwright.errors import ArgumentError, FileError, Interrupted, NewPlan, PlanError
 from batchwright.records import Plan, Stage
 from batchwright.records.documents import record_of, refuse_no_path, write_record
 from batchwright.records.registries.optimizers import OPTIMIZERS
@@ -51,7 +51,7 @@ from batchwright.training.step.stepper import Loss
 from batchwright.workload.data.image_files import FilePipeline
 from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.pipeline import ImagePipeline
-from batchwright.workload.host import is_out_of_memory, prepare_process, worker_threads
+from batchwright.workload.host import enter, is_out_of_memory, prepare_process, worker_threads
 
 Images = Dataset[Any] | ImagePipeline | FilePipeline
 """What can be trained on and evaluated: a map-style data set, or one of our pipelines."""
@@ -134,7 +134,7 @@ class Session:
         _refuse_wrapped(model)
         self.plan = record_of(plan, Plan, "Session", "plan")
         self.model, self.optimizer = model, optimizer
-        self.device = next(model.parameters()).device
+        self.device = enter(next(model.parameters()).device)
         self._clip_norm = clip_norm or self.plan.job.clip_norm
         self._own_rates = learning_rate == "mine"
         self._exit_on_stop = exit_on_stop
@@ -159,7 +159,7 @@ class Session:
             if service is not None and folder is not None and self.rank == 0:
                 self._report(folder, service)
         except BaseException:
-            self._close()
+            self._close(failed=True)
             raise
 
     def _open(
@@ -412,7 +412,7 @@ class Session:
                 self._companion.end(*outcome_of(ended))
                 self._say_for(self._companion)
                 self._companion = None
-            self._close()
+            self._close(failed=not isinstance(ended, None | Interrupted | NewPlan))
         if isinstance(error, Interrupted) and self._exit_on_stop:
             if self.rank == 0:
                 kept = f"; continue with resume=True in {self._folder}" if self._folder else ""
@@ -518,7 +518,9 @@ class Session:
                 f"rate at global batch {self.stage.global_batch_size}"
             )
 
-    def _close(self) -> None:
+    def _close(self, *, failed: bool) -> None:
+        if failed:  # first, or whatever waits for the device may wait for a worker that is gone
+            self._group.give_up()
         if self._companion is not None:  # it could not even begin
             self._companion.end("failed", None)
         if hasattr(self, "_run"):

@@ -25,6 +25,7 @@ from batchwright.reporting.data.schedule_words import start_lines
 from batchwright.reporting.render.progress import RunProgress, progress
 from batchwright.storage.follow_lines import Tail, following
 from batchwright.storage.locks import Lock, writing
+from batchwright.workflows.lengthen import lengthened
 from batchwright.workflows.replan import refit
 from batchwright.workflows.stopwatch import Stopwatch
 
@@ -108,9 +109,21 @@ def conduct(
         while True:
             before = path.read_bytes()
             _train_once(folder, plan, companion, lock, resume=resume, follow_advice=follow_advice)
-            if not follow_advice or path.read_bytes() == before:
+            resume = True
+            if path.read_bytes() != before:  # training took advice and stopped
+                plan = read_record(path, Plan)
+            elif companion is None and (longer := _lengthened(folder, plan)) is not None:
+                _to_stderr(f"going on: {longer.reasons[-1].why}")
+                write_record(plan, folder / f"plan-{plan.epochs}-epochs.json")
+                write_record(longer, path)
+                plan = longer
+            else:
                 return _summarized(folder, watch)
-            plan, resume = read_record(path, Plan), True  # training took advice and stopped
+
+
+def _lengthened(folder: Path, plan: Plan) -> Plan | None:
+    """The plan with more epochs, where it may have them and its run is to go on."""
+    return lengthened(read_summary(folder)) if plan.max_epochs is not None else None
 
 
 def with_refit(summary: RunSummary) -> RunSummary:

@@ -174,7 +174,14 @@ def _served(
     rule, rates = rate_at_top(job, large.value[-1], times.network)
     stages = laid_out(job, rule, rows, schedule)
     why = (
-        *group_reasons(found, pace, levels, samples=samples, measured=times.measured),
+        *group_reasons(
+            found,
+            pace,
+            levels,
+            samples=samples,
+            measured=times.measured,
+            rounding=job.dual.rounding,
+        ),
         *_memory(stages, times.limit),
         *_round_time(job, stages),
         *optimizer,
@@ -221,13 +228,16 @@ def method_reason(job: Job) -> tuple[Reason, ...]:
     if not job.method_spec.follows_speed:
         return ()
     when = "at the end of each epoch"
-    if job.rebalance_steps:
-        when = f"every {job.rebalance_steps} steps and {when}"
-    why = (
-        f"Asked for. Local batches are where it starts: {when} each worker's share is made to "
-        f"follow its measured speed, if any would change by more than {DEAD_BAND:.0%}; the global "
-        "batch stays."
-    )
+    if job.rebalance == "published":
+        how = "each worker's share becomes its samples over its time in that epoch"
+    else:
+        how = (
+            "each worker's share is made to follow its measured speed, if any would change by more "
+            f"than {DEAD_BAND:.0%}"
+        )
+        if job.rebalance_steps:
+            when = f"every {job.rebalance_steps} steps and {when}"
+    why = f"Asked for. Local batches are where it starts: {when} {how}; the global batch stays."
     return (Chosen(job.method, why, "published", YE).reason("method"),)
 
 

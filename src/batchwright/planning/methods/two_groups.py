@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import Any
 
-from batchwright.algorithms.dual_batch import PAPER, update_factor
+from batchwright.algorithms.dual_batch import PAPER, Rounding, update_factor
 from batchwright.errors import PlanError
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.methods.groups import (
@@ -83,26 +83,59 @@ def large_batches_of(
         PlanError: There are as many as neither resolutions nor one.
     """
     asked, usual = job.dual.large_batches, top.value
-    if asked != "auto":
+    if isinstance(asked, tuple):
         given = per_resolution("dual.large_batches", asked, sides)
         return Chosen(given, "Asked for.", "asked")
-    most = max(usual, floor(share / job.goal.least_steps))
     rooms, preset = [fitting(side) for side in sides], preset_of(job)
+    if asked == "memory":
+        return _largest_that_fit(job, sides, share, rooms)
+    most = max(usual, floor(share / job.goal.least_steps))
     suits = preset is not None and tuple(sides) == preset.resolutions
-    if preset is not None and suits and job.global_batch == "auto":
+    if preset is not None and suits and job.global_batch == "auto" and asked == "auto":
         pairs = zip(preset.batches, rooms, strict=True)
         if all(batch <= most and (room is None or batch <= room) for batch, room in pairs):
             why = "As published; it fits the memory and the samples of a round."
             return Chosen(preset.batches, why, "published", PAPER)
     if not rooms[-1] or len(sides) == 1:
-        return Chosen((usual,) * len(sides), top.why, top.source)
+        return Chosen((usual,) * len(sides), f"{top.why}{_NOT_THE_LARGEST}", top.source)
     grown = [max(usual, min(most, usual * (room or 0) // rooms[-1])) for room in rooms[:-1]]
     why = (
         "What `plain` would choose as local batch at the highest resolution, and below it more by "
         f"as much as more fits the memory, with goal.least_steps={job.goal.least_steps} steps a "
-        "round at least."
+        f"round at least.{_NOT_THE_LARGEST}"
     )
     return Chosen((*grown, usual), why, "predicted")
+
+
+_NOT_THE_LARGEST = (
+    " The paper takes the largest batch that fits (dual.large_batches=memory); beyond the knee it "
+    "saves little time and leaves few steps."
+)
+
+
+def _largest_that_fit(
+    job: Job, sides: Sequence[int], share: float, rooms: Sequence[int | None]
+) -> Chosen[tuple[int, ...]]:
+    """As published: the largest that the memory holds, as far as a round has steps of it."""
+    known = [room for room in rooms if room]
+    if len(known) < len(rooms):
+        raise PlanError(
+            "dual.large_batches=memory: no memory was measured, so nothing tells what fits: probe "
+            "first, or give batches, such as dual.large_batches=512"
+        )
+    most = floor(share / job.goal.least_steps)
+    why = f"The largest that fits the memory, as published: {_at_each(known, sides)}."
+    if max(known) > most:
+        why += (
+            f" A round has {share:.0f} samples for a worker, so goal.least_steps="
+            f"{job.goal.least_steps} allows at most {most}."
+        )
+    if most < 1:
+        raise PlanError(
+            f"goal.least_steps={job.goal.least_steps}: a worker has {share:.0f} samples in a "
+            "round, which leaves no batch: give fewer steps, or fewer workers"
+        )
+    return Chosen(tuple(min(room, most) for room in known), why, "predicted", PAPER)
 
 
 def served_in_time(job: Job, pace: Pace, **fixed: Any) -> Served:
@@ -216,6 +249,7 @@ def served(
                 extra_time=extra_time,
                 samples=samples,
                 exchange_steps=job.server.exchange_steps,
+                rounding=job.dual.rounding,
             )
             for side, large in levels
         )
@@ -305,21 +339,29 @@ def served_level(
 
 
 def group_reasons(
-    found: Served, pace: Pace, sides: Sequence[int], *, samples: int, measured: bool
+    found: Served,
+    pace: Pace,
+    sides: Sequence[int],
+    *,
+    samples: int,
+    measured: bool,
+    rounding: Rounding,
 ) -> tuple[Reason, ...]:
     """Both batches, both shares, and what the server does.
 
-    ``samples`` are those of an epoch; ``measured``: whether step times were, rather than stated.
+    ``samples`` are those of an epoch; ``measured``: whether step times were, rather than stated;
+    ``rounding`` is how batches and shares became whole numbers.
     """
     small, workers = found.small_workers, len(pace.workers)
     more = f"{small.why}{_updates(found, pace)}{_control(pace)}"
-    counts = small._replace(why=more, alternatives=_other_counts(found, pace, sides[-1], samples))
+    others = _other_counts(found, pace, sides[-1], samples, rounding)
+    counts = small._replace(why=more, alternatives=others)
     large = found.large_batches
     return (
         large.reason("large batch", _at_each(large.value, sides)),
         counts.reason("small-batch workers", f"{small.value} of {workers}"),
         *(_of_small(found, sides, measured=measured) if small.value else ()),
-        _shares(found, pace),
+        _shares(found, pace, rounding),
         *(_factor(found) if 0 < small.value < workers else ()),
         _server(found),
     )
@@ -361,12 +403,15 @@ def _updates(found: Served, pace: Pace) -> str:
     cheaper = [n for n in range(border) if overheads[n] < max(overheads[border:])]
     if cheaper:
         listed = ", ".join(map(str, cheaper))
-        why += f"; a step costs worker(s) {listed} less than others with the small batch: number "
+        who = "worker" if len(cheaper) == 1 else "workers"
+        why += f"; a step costs {who} {listed} less than others with the small batch: number "
         why += "workers so that the last ones have the least fixed time"
     return f"{why}."
 
 
-def _other_counts(found: Served, pace: Pace, side: int, samples: int) -> tuple[Alternative, ...]:
+def _other_counts(
+    found: Served, pace: Pace, side: int, samples: int, rounding: Rounding
+) -> tuple[Alternative, ...]:
     """What other numbers of small-batch workers would mean at the highest resolution."""
     small, workers = found.small_workers.value, len(pace.workers)
     counts = sorted(
@@ -387,6 +432,7 @@ def _other_counts(found: Served, pace: Pace, side: int, samples: int) -> tuple[A
                 extra_time=extra if count else 1.0,
                 samples=samples,
                 exchange_steps=found.rule.exchange_steps,
+                rounding=rounding,
             )
         except PlanError:
             shown.append(Alternative(value=name, loss="no small batch gives that time"))
@@ -443,7 +489,7 @@ def _of_small(found: Served, sides: Sequence[int], *, measured: bool) -> tuple[R
     )
 
 
-def _shares(found: Served, pace: Pace) -> Reason:
+def _shares(found: Served, pace: Pace, rounding: Rounding) -> Reason:
     top, small = found.groups[-1], found.small_workers.value
     parts = [
         f"{count} x {share}"
@@ -455,6 +501,8 @@ def _shares(found: Served, pace: Pace) -> Reason:
     ]
     why = "Together all the data once a round, so that all workers end it at the same time; "
     why += "what rounding leaves goes one each to the last group."
+    if rounding == "truncate":
+        why += " Batches and shares are cut to whole numbers, as in the paper's tables 2 and 3."
     for what, values in (
         ("speed", [worker.speed for worker in pace.workers]),
         ("fixed time of a step", pace.overheads),

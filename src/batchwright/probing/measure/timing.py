@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median, quantiles
 
 import torch
@@ -18,6 +18,28 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
+def passing(device: torch.device) -> Callable[[], float]:
+    """Marks all that was given to ``device`` so far, without waiting for it.
+
+    Returns:
+        Tells when the device was through with it, in seconds as `now` has them; to be asked after
+        the next `now`.
+    """
+    if device.type != "cuda":
+        at = time.perf_counter()
+        return lambda: at
+    mark = torch.cuda.Event(enable_timing=True)
+    mark.record()
+
+    def when() -> float:
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        end.synchronize()
+        return time.perf_counter() - float(mark.elapsed_time(end)) / 1000
+
+    return when
+
+
 def spread(seconds: Sequence[float]) -> tuple[float, float, float]:
     """Lower quartile, median and upper quartile; of one value, three times that value."""
     if len(seconds) == 1:
@@ -28,10 +50,9 @@ def spread(seconds: Sequence[float]) -> tuple[float, float, float]:
 
 def follow(group: Group, number: int) -> int:
     """Rank 0's ``number``: its clock decides for all, so that nobody waits for a lost step."""
-    told = torch.tensor([number if group.rank == 0 else 0], device=group.device)
-    return int(group.sum(told).item())
+    return int(group.sum(torch.tensor([number if group.rank == 0 else 0])).item())
 
 
 def on_any(group: Group, here: bool) -> bool:
     """Whether something is so on any worker."""
-    return bool(group.sum(torch.tensor([int(here)], device=group.device)).item())
+    return bool(group.sum(torch.tensor([int(here)])).item())

@@ -46,6 +46,8 @@ _NAMES: dict[str, dict[str, str]] = {
         "steps/repeated": "record.repeated_steps",
         "plan/predicted_epoch_s": "predicted_seconds",
         "gns/simple": "record.noise_scale",
+        "track/gradient_norm": "record.gradient_norm",
+        "track/hessian": "record.hessian_eigenvalue",
         "plan/predicted_top1": "predicted_top1.value",
         "plan/predicted_top1_low": "predicted_top1.low",
         "plan/predicted_top1_high": "predicted_top1.high",
@@ -108,15 +110,15 @@ _ABSENT = object()
 def flat_values(line: RunLine) -> dict[str, Any]:
     """A line under flat names, in an order that is always the same.
 
-    What a job does not have, such as factors without `ags.mode`, has no name; what is not known of
-    this line is `None`.
+    What a job does not have, such as factors without `ags.mode` or curvature without `track`, has
+    no name; what is not known of this line is `None`.
     """
     found: dict[str, Any] = {"kind": line.kind}
     for name, path in _NAMES[line.kind].items():
         value: Any = line
         for part in path.split("."):
             value = _ABSENT if value is None else getattr(value, part)
-        if value is not _ABSENT:
+        if value is not _ABSENT and not (value is None and name.startswith("track/")):
             found[name] = value
     record = line.record if isinstance(line, EpochLine) else line
     for rank, worker in enumerate(getattr(record, "workers", ())):

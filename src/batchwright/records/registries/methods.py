@@ -63,7 +63,7 @@ METHODS = Registry(
         "each worker's share follows its measured speed, the global batch stays",
         "shares follow speed",
         follows_speed=True,
-        keys=("rebalance_steps", "least_local_batch", "most_local_batch"),
+        keys=("rebalance", "rebalance_steps", "least_local_batch", "most_local_batch"),
         told="it takes the same steps, however samples are shared",
     ),
     MethodSpec(

@@ -25,6 +25,7 @@ from batchwright.reporting.data.round_curves import large_workers
 from batchwright.reporting.data.worker_curves import spread
 
 _MOST_POINTS = 120  # of one line
+_MOST_SHADES = 40
 _SPAN = 30.0  # of the rates shown: beyond that a file's axis is logarithmic
 
 Curves = Sequence[tuple[str, Sequence[float]]]  # name, and a value for each row of the plan
@@ -47,6 +48,12 @@ def stage_charts(plan: Plan, epochs: Sequence[EpochRecord] = ()) -> list[Chart]:
         dropout = [("dropout", [row.dropout for row in rows])]
         charts.append(_by_row(plan, "Dropout", "share", dropout))
     return charts
+
+
+def changes(values: Iterable[float]) -> bool:
+    """Whether values are worth a chart: a constant is said in a word."""
+    listed = list(values)
+    return bool(listed) and max(listed) - min(listed) > 1e-9 * abs(max(listed))
 
 
 def rate_stages(plan: Plan) -> list[tuple[int, int]]:
@@ -96,7 +103,7 @@ def _rates(plan: Plan, epochs: Sequence[EpochRecord]) -> Chart:
             one.learning_rate,
             f"epoch {one.epoch + 1}: rate {one.learning_rate:.4g}",
         )
-        for one in epochs
+        for one in spread(epochs, _MOST_POINTS)
         if one.learning_rate > 0
     )
     marks = Series("at the end of each epoch", "red", trained, "diamond", line=False)
@@ -122,7 +129,10 @@ def _lines(spans: Sequence[tuple[int, int]], curves: Curves) -> list[Series]:
 
 
 def _shades(stages: Iterable[tuple[int, int]], y: Axis) -> list[Band]:
-    """Every other stage of the learning rate."""
+    """Every other stage of the learning rate; of very many they would be one grey."""
+    stages = list(stages)
+    if len(stages) > _MOST_SHADES:
+        return []
     return [
         Band(f"stage {at} of the rate", "grey", tuple((end, y.low, y.high) for end in ends))
         for at, ends in enumerate(stages, 1)

@@ -11,13 +11,18 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import (
+    ArgumentError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
 
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.storage.files import make_folder
@@ -28,8 +33,21 @@ BUSY_SECONDS = 30.0
 BUSY_PAUSE = 0.01
 """Seconds between two looks where SQLite itself does not wait."""
 
+LOOK_SECONDS = 5.0
+"""Between two looks whether the database takes writes; anybody may ask for one."""
+
+_CHANGES_NOTHING = text("UPDATE alembic_version SET version_num = version_num")
+
 CONNECTIONS = 48
 """At once; more than the threads that answer requests."""
+
+
+WriteMeter = Callable[[float, float | None], None]
+"""Takes the seconds that a transaction waited for its turn, and those that it took then; `None` if
+the database refused it, being locked for too long for example."""
+
+
+def _unmetered(_waited: float, _took: float | None) -> None: ...
 
 
 class Database:
@@ -37,6 +55,9 @@ class Database:
 
     SQLite takes one writer at a time. Threads of one process that queue for a lock are served at
     once when it is free; in SQLite's own queue they would sleep in steps and look again.
+
+    Attributes:
+        meter: Told of each transaction that writes.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -45,6 +66,10 @@ class Database:
         self._turn = threading.Lock()
         self._writer: int | None = None
         self._writing = engine.execution_options(writes=True)
+        self.meter: WriteMeter = _unmetered
+        self._looked = -LOOK_SECONDS
+        self._trouble: Exception | None = None
+        self._looking = threading.Lock()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -61,16 +86,37 @@ class Database:
         """
         if self._writer == threading.get_ident():
             raise RuntimeError("a transaction that writes was begun inside another")
-        if not self.is_sqlite:
-            with self.engine.begin() as connection:
-                yield connection
-            return
-        with self._turn, self._writing.begin() as connection:
-            self._writer = threading.get_ident()
-            try:
-                yield connection
-            finally:
-                self._writer = None
+        asked, turn = time.perf_counter(), self._turn if self.is_sqlite else nullcontext()
+        try:
+            with turn, self._writing.begin() as connection:
+                begun = time.perf_counter()
+                self._writer = threading.get_ident() if self.is_sqlite else None
+                try:
+                    yield connection
+                finally:
+                    self._writer = None
+        except OperationalError:
+            self.meter(time.perf_counter() - asked, None)
+            raise
+        self.meter(begun - asked, time.perf_counter() - begun)
+
+    def check_writes(self) -> None:
+        """Nothing, if the database takes writes; looked at every `LOOK_SECONDS` at most.
+
+        Raises:
+            SQLAlchemyError: It does not, for instance because the disk is full.
+        """
+        with self._looking:
+            if time.monotonic() - self._looked >= LOOK_SECONDS:
+                self._trouble = None
+                try:
+                    with self.writing() as connection:
+                        connection.execute(_CHANGES_NOTHING)
+                except SQLAlchemyError as error:
+                    self._trouble = error
+                self._looked = time.monotonic()
+            if self._trouble is not None:
+                raise self._trouble
 
     def close(self) -> None:
         """Close all connections."""
@@ -103,7 +149,11 @@ def open_engine(url: str) -> Engine:
     file = Path(place.database)
     make_folder(file.parent)
     try:  # only its owner may read it; SQLite's files beside it are as private
-        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+        # Never opened here where it exists: to close it would end the locks that SQLite holds on it
+        # for this process, and another one could remove the log that is in use.
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        pass
     except OSError as error:
         raise FileError(f"cannot open the database {file}: {error.strerror}") from None
     engine = create_engine(

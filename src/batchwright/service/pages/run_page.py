@@ -23,6 +23,7 @@ from batchwright.records.lines.run_lines import (
 )
 from batchwright.records.service import Identifier, RunInfo
 from batchwright.reporting.data.live_run import RunLines
+from batchwright.reporting.data.outline import outlined
 from batchwright.reporting.pages.live_page import (
     Part,
     RunStory,
@@ -73,7 +74,7 @@ def run_pages(store: Store) -> Draw:
             has_profile=story.profile is not None,
             has_summary=story.summary is not None,
         )
-        told = [*run_parts(story), *plan_parts(story.plan, story.profile)]
+        told = [*run_parts(story), *plan_parts(story.plan, story.profile, folded=True)]
         contents = Part("contents", "", piece("contents.html", parts=told))
         return Live(
             happened(story),
@@ -146,10 +147,9 @@ def story_of(store: Store, info: RunInfo) -> RunStory:
         name=info.name,
         plan=plan,
         profile=profile,
-        schedule=rate_schedule(plan),
+        schedule=rate_schedule(outlined(plan)),
         lines=lines_of(store, info),
-        # Where the run's files are on another machine is nobody's business here.
-        summary=summary and summary.model_copy(update={"run_folder": info.name}),
+        summary=summary,
         ended=info.state in ENDED,
     )
 

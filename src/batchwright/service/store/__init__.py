@@ -17,8 +17,10 @@ from batchwright.service.database.migrate import HEAD, migrate, revision
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.advice import AdviceStore
 from batchwright.service.store.agents import Agents
+from batchwright.service.store.artifacts import Artifacts
 from batchwright.service.store.audit import Audit
 from batchwright.service.store.jobs import Jobs
+from batchwright.service.store.notices import Notices
 from batchwright.service.store.part import Clock
 from batchwright.service.store.profiles import Profiles
 from batchwright.service.store.records import Records
@@ -36,25 +38,38 @@ class Store:
         engine: From `open_engine`; its schema is up to date.
         settings: Limits and delays.
         clock: Unix time in seconds; tests set it.
+        steady: Seconds by a clock that never jumps; unset: the system's, or a test's ``clock``.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, clock: Clock = time.time) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        clock: Clock = time.time,
+        steady: Clock | None = None,
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.database = Database(engine)
+        self._looked: float | None = None  # when `tidy` looked last
         common = (self.database, settings, clock)
         self.tokens = Tokens(*common)
         self.sign_in = SignIn(*common)
         self.runs = Runs(*common)
         self.records = Records(*common)
         self.advice = AdviceStore(*common)
-        self.jobs = Jobs(*common)
+        steady = steady or (time.monotonic if clock is time.time else clock)
+        self.jobs = Jobs(*common, steady)
         self.agents = Agents(*common)
+        self.artifacts = Artifacts(*common)
+        self.notices = Notices(*common)
         self.profiles = Profiles(*common)
         self.audit = Audit(*common)
 
     @classmethod
-    def open(cls, settings: Settings, clock: Clock = time.time) -> Store:
+    def open(
+        cls, settings: Settings, clock: Clock = time.time, steady: Clock | None = None
+    ) -> Store:
         """The store of ``settings.database``, its schema brought up to date.
 
         Raises:
@@ -73,7 +88,7 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, settings, clock)
+        return cls(engine, settings, clock, steady)
 
     def check(self) -> None:
         """Nothing, if the database answers and is of this version.
@@ -89,15 +104,25 @@ class Store:
             raise BatchwrightError(f"the database is of revision {found}, not {HEAD}")
 
     def tidy(self) -> list[str]:
-        """Delete what `Settings` says is too old; returns the runs' identifiers."""
+        """Delete what `Settings` says is too old; returns the runs' identifiers.
+
+        It must have been so at the last look, too, so the first one deletes nothing; and each takes
+        a tenth of them at most, the oldest. A machine's clock may be ahead, most likely just after
+        its start, and what is deleted by it does not come back.
+        """
         self.sign_in.forget_expired()
         self.runs.forget_deleted()
-        if self.settings.retention_days is None:
-            return []
-        before = self.clock() - self.settings.retention_days * DAY
-        for part in (self.jobs, self.profiles, self.audit):
-            part.delete_old(before)
-        return self.runs.delete_old(before)
+        gone: list[str] = []
+        if self.settings.retention_days is not None:
+            now, last = self.clock(), self._looked
+            self._looked = now
+            before = min(now, 0.0 if last is None else last) - self.settings.retention_days * DAY
+            for part in (self.jobs, self.profiles, self.audit):
+                part.delete_old(before)
+            gone = self.runs.delete_old(before)
+        self.artifacts.forget_lost()
+        self.notices.forget_old()
+        return gone
 
     def close(self) -> None:
         """Close all connections."""

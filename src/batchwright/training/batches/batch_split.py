@@ -13,7 +13,7 @@ from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Tally
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
-from batchwright.training.batches.balancer import Balancer
+from batchwright.training.batches.balancer import Balancer, balancer_of
 from batchwright.training.batches.epoch_steps import EpochSteps, Shares
 from batchwright.training.batches.sampler import Step, epoch_order, step_sizes
 from batchwright.training.checkpoints.checkpoint_manager import RunState
@@ -115,7 +115,7 @@ class Sharing(Division):
         self._told: tuple[int, ...] = ()  # the sizes that the records have last
         self._row = plan.stages[plan.stage_of(max(0, state.epoch - (not state.step)))]
         if plan.method_spec.follows_speed and group.size > 1:
-            self._balancer = Balancer(
+            self._balancer = balancer_of(
                 plan.job,
                 group.places,
                 least=self.least,
@@ -165,8 +165,11 @@ class Sharing(Division):
         if self._balancer is None or self.walk is None:
             return
         usual = step.samples == self._state.stage(self._plan).global_batch_size
-        if usual and self._state.meter.steps > 1:  # in the first, loaders start and caches are cold
-            self._balancer.watch(step.local_batch_sizes, [n.seconds for n in tally.notes])
+        self._balancer.watch(
+            step.local_batch_sizes,
+            [note.seconds for note in tally.notes],
+            usual=usual and self._state.meter.steps > 1,
+        )
         wanted = self._balancer.look(epoch_ends=self._state.step == len(self.walk))
         self._state.speeds = self._balancer.speeds
         self._state.fixed_samples = self._balancer.fixed_samples

@@ -17,6 +17,7 @@ from batchwright.storage.files import end_of_lines
 from batchwright.training.parameter_server.messages import Trained
 from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.recorder import Recorder
+from batchwright.training.step.epoch_totals import tracked_fields
 
 
 def round_record(
@@ -297,6 +298,7 @@ class RoundLog:
             "val_loss": told_loss(mean),
             "val_correct": round(correct) if correct is not None else None,
             "val_count": scores.count,
+            **tracked_fields(scores.sums, scores.count),
             "evaluation_seconds": scores.seconds,
         }
 

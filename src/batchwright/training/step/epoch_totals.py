@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
@@ -112,6 +112,7 @@ class EpochMeter:
             val_correct=round(correct) if correct is not None else None,
             val_count=self.score_count or None,
             noise_scale=noise_scale,
+            **tracked_fields(self.scores, self.score_count),
             gradient_factors=_range(self.factors),
             rate_gain=_range(self.gains),
             training_seconds=self.training,
@@ -123,6 +124,12 @@ class EpochMeter:
             ),
             whole=self.whole,
         )
+
+
+def tracked_fields(sums: Mapping[str, float], count: int) -> dict[str, float]:
+    """The fields of a record that ``track`` fills in, out of the sums of an evaluation."""
+    names = {"track/gradient_norm": "gradient_norm", "track/hessian": "hessian_eigenvalue"}
+    return {field: sums[name] / count for name, field in names.items() if name in sums}
 
 
 def met(before: Sequence[float], values: Sequence[float]) -> tuple[float, ...]:
