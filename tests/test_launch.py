@@ -404,7 +404,7 @@ def test_a_second_shell_is_refused_in_one_line_and_disturbs_nothing(start, comma
     _, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
     epochs = [line for line in map(json.loads, lines_in(run)) if line["kind"] == "epoch"]
-    assert [line["epoch"] for line in epochs] == [0, 1]
+    assert [line["record"]["epoch"] for line in epochs] == [0, 1]
 
 
 def test_a_worker_killed_while_training_is_started_again(start, tmp_path):
