@@ -334,7 +334,8 @@ class JobWork:
             RUN_NAME: job.name,
             RUN_JOB: job.id,
         }
-        return {key: value for key, value in os.environ.items() if key != REPORT_TO} | own
+        given = {key: value for key, value in os.environ.items() if key != REPORT_TO}
+        return given | self._limits.environment(given) | own
 
     def _stop_if_ended(self) -> None:
         if self._pulse.ended:

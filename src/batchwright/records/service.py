@@ -190,8 +190,8 @@ class JobInfo(Record):
     has_plan: bool
     waiting: str | None = Field(
         None,
-        description="Of a job that waits for an agent: why none that is there has it, asked for "
-        "alone. Null in lists, and where one that carries it out is free.",
+        description="Of a job that waits for an agent, or whose agent is silent: why, where it is "
+        "asked for alone. Null in lists, and where an agent that carries it out is free.",
     )
     needs: Needs = Field(Needs(), description="Of the agent's machine.")
     keep_seconds: NonNegative = Field(
