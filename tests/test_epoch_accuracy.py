@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from benchmarks.planning.epoch_curves import Shortfall, fitted, law_of
+from benchmarks.tools.epoch_curves import Shortfall, fitted, law_of
 
 from batchwright.algorithms.splicing import spliced
 from batchwright.cli.output import result
