@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from math import exp, inf
 
-from batchwright.algorithms.dual_batch import PAPER
 from batchwright.algorithms.learning_rate import (
     ONE_CYCLE_END,
     ONE_CYCLE_RISE,
-    fitted_warmup,
     make_rule,
     raises_nothing,
     remark_on_rate,
     rule_for,
+    warmup_of,
 )
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.candidates.optimizer import chosen_optimizer
 from batchwright.planning.chosen import Chosen
-from batchwright.planning.resolution import preset_of
 from batchwright.records import (
     DataFacts,
     Job,
@@ -27,6 +25,7 @@ from batchwright.records import (
     Reason,
     Source,
 )
+from batchwright.records.registries.methods import PAPER
 
 GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
 KRIZHEVSKY = "Krizhevsky 2014, arXiv 1404.5997"
@@ -54,9 +53,6 @@ def rate_of(
     """The rate of a plan of one row, and why it, its warm-up and its decay are so.
 
     ``learnt`` is what trials tell of rates.
-
-    Raises:
-        JobError: The warm-up asked for is longer than the training.
     """
     scale = learnt.rate_scale(update) if learnt else 1.0
     rule = rule_for(job, batch, data, network, update, scale)
@@ -72,11 +68,8 @@ def rate_at_top(
     """The rate at the highest resolution, and why; ``batch`` is a worker's own under a server.
 
     A cycle's stages stand in the table, so nothing decays the rate but they.
-
-    Raises:
-        JobError: The warm-up asked for is longer than the training.
     """
-    preset, asked, by_stages = preset_of(job), job, job.method_spec.cycles
+    preset, asked, by_stages = job.preset, job, job.method_spec.cycles
     published = preset is not None and job.learning_rate == "auto"
     if preset is not None and published:
         asked = asked.model_copy(update={"learning_rate": preset.rates[0], "scaling": "none"})
@@ -97,7 +90,7 @@ def rate_at_top(
     if by_stages:
         why = "Each stage has its own rate, in the table; nothing else decays it."
         decay = Chosen("by stages", why, "published", PAPER)
-    return rule, _reasons(job, rule, batch, rate, decay)
+    return rule, _reasons(asked, rule, batch, rate, decay)
 
 
 def _reasons(
@@ -136,32 +129,32 @@ def _rate(rule: LearningRateRule, batch: int, remark: str = "") -> Chosen[float]
 
 def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
     """How the rate begins, for a step of ``batch`` samples."""
-    epochs = rule.warmup_epochs
-    if job.warmup_epochs != "auto":
-        why = "Asked for."
-        if raises_nothing(rule):
-            why += f" It raises nothing: it begins at {rule.base:g}, the peak is not above that."
-        return Chosen(epochs, why, "asked")
-    if rule.decay == "one-cycle":
-        why = (
+    found = warmup_of(job, rule.base, rule.peak, batch, job.epochs)
+    told: dict[str, tuple[str, Source, str]] = {
+        "job": ("Asked for.", "asked", ""),
+        "one-cycle": (
             f"The cycle's own rise: half a cosine from a 25th of the peak, over "
-            f"{ONE_CYCLE_RISE:.0%} of the epochs."
-        )
-        return Chosen(epochs, why, "published", SMITH)
-    if epochs == 0:
-        why = f"The rate is not scaled up over {rule.base:g}."
-        if rule.scaling == "gain":
-            why = "None: the gain is 1 until it is measured, and small while gradients agree."
-        return Chosen(epochs, why, "assumed")
-    ratio = batch / rule.base_batch
-    fitted = fitted_warmup(ratio, job.epochs)
-    why = (
-        f"Linear from {rule.base:g} to {rule.peak:.4g}. By the power of the batch that goes "
-        "through the best of 0, 5, 10 and 20 epochs out of 90 with ResNet-50, 5 at 60 times the "
-        f"base batch and 10 at 240 times, here {ratio:.4g} times. Two points leave "
-        f"{fitted.least:g} to {fitted.most:g} epochs open; warmup_epochs= decides otherwise."
-    )
-    return Chosen(epochs, why, "published", POSTER)
+            f"{ONE_CYCLE_RISE:.0%} of the epochs.",
+            "published",
+            SMITH,
+        ),
+        "rate": (f"The rate is not scaled up over {rule.base:g}.", "assumed", ""),
+        "law": (
+            f"Linear from {rule.base:g} to {rule.peak:.4g}. By the power of the batch that goes "
+            "through the best of 0, 5, 10 and 20 epochs out of 90 with ResNet-50, 5 at 60 times "
+            f"the base batch and 10 at 240 times, here {batch / rule.base_batch:.4g} times. Two "
+            f"points leave {found.least:g} to {found.most:g} epochs open; warmup_epochs= decides "
+            "otherwise.",
+            "published",
+            POSTER,
+        ),
+    }
+    why, source, reference = told[found.by]
+    if found.by == "job" and raises_nothing(rule):
+        why += f" It raises nothing: it begins at {rule.base:g}, the peak is not above that."
+    if found.by == "rate" and rule.scaling == "gain":
+        why = "None: the gain is 1 until it is measured, and small while gradients agree."
+    return Chosen(rule.warmup_epochs, why, source, reference)
 
 
 def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt | None) -> str:

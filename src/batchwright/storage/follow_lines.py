@@ -40,8 +40,11 @@ class Tail:
                 if not line.endswith(b"\n"):
                     break
                 self._position += len(line)
-                values = _values_of(line)
-                if values is not None:
+                try:
+                    values = json.loads(line)
+                except (ValueError, RecursionError):  # a training is worth more than its display
+                    continue
+                if isinstance(values, dict):
                     show(values)
 
     @contextmanager
@@ -49,15 +52,6 @@ class Tail:
         """Inside, a thread calls ``show`` with every line soon after it was written."""
         with following(lambda: self(show)):
             yield
-
-
-def _values_of(line: bytes) -> dict[str, Any] | None:
-    """What a line says; ``None`` if it is damaged: a training is worth more than its display."""
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return values if isinstance(values, dict) else None
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def usual_times(job: Job, line: tuple[float, float], batch: int) -> dict[str, fl
 def stated_line(job: Job, side: int) -> tuple[float, float] | None:
     """Seconds per sample and fixed seconds from the job alone, by the area of the images."""
     sides = () if job.resolutions == "auto" else job.resolutions
-    a, b = job.virtual.sample_seconds, job.virtual.step_seconds
-    if not job.launcher.simulated or a is None or b is None:
+    if not job.launcher.simulated or job.virtual.line is None:
         return None
+    a, b = job.virtual.line
     return a * (side / max(sides, default=side)) ** 2, b

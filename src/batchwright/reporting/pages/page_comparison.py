@@ -51,9 +51,15 @@ def comparison_parts(told: RunComparison, *, by_run: bool = False) -> list[str]:
     head, *rows = comparison_rows(told)
     means_head, *means = setting_rows(told)
     runs = markup.table("Runs; training time is without evaluation", head, rows)
+    common = "<p>A run was never evaluated, so no accuracy is common to all.</p>"
+    if told.common is not None:
+        common = (
+            f"<p>{markup.safe(percent(told.common))} is the highest held-out accuracy that every "
+            "run reached; the last column says after how much training for the first time.</p>"
+        )
     parts = [
         markup.section("Accuracy", _charts(drawn)),
-        markup.section("Run by run", runs + _common_words(told)),
+        markup.section("Run by run", runs + common),
     ]
     if means:
         table = markup.table("Runs that differ in the seed alone", means_head, means)
@@ -75,15 +81,6 @@ def clock_note(told: RunComparison) -> str:
             "they have charts of their own, and no time of one is comparable with the other's."
         )
     return f'<p class="note">{markup.safe(words)}</p>'
-
-
-def _common_words(told: RunComparison) -> str:
-    if told.common is None:
-        return "<p>A run was never evaluated, so no accuracy is common to all.</p>"
-    return (
-        f"<p>{markup.safe(percent(told.common))} is the highest held-out accuracy that every run "
-        "reached; the last column says after how much training for the first time.</p>"
-    )
 
 
 def _charts(told: RunComparison) -> str:

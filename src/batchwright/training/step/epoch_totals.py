@@ -96,7 +96,7 @@ class EpochMeter:
     ) -> EpochRecord:
         """The finished epoch, from rank 0's view."""
         correct = self.scores.get("top1")
-        loss = self.scores.get("loss")
+        loss = self.scores.get("loss", math.nan) / (self.score_count or 1)
         return EpochRecord(
             epoch=self.epoch,
             resolution=stage.resolution,
@@ -107,7 +107,7 @@ class EpochMeter:
             samples=self.samples,
             learning_rate=self.rate,
             train_loss=self.mean_loss,
-            val_loss=_finite(loss / self.score_count) if loss is not None else None,
+            val_loss=loss if math.isfinite(loss) else None,
             val_correct=round(correct) if correct is not None else None,
             val_count=self.score_count or None,
             noise_scale=noise_scale,
@@ -140,7 +140,3 @@ def _range(met: Sequence[float]) -> FactorRange | None:
         return None
     steps, total, least, most = met
     return FactorRange(mean=total / steps, least=least, most=most)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
