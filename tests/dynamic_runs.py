@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from batchwright.records import EpochRecord, LocalBatches, RunSummary, WorkerTime
+from batchwright.records.lines.run_lines import RunLine
+from run_lines import typed
 from samples import make_epoch, make_job, make_plan, make_summary
 
 STEPS = 12
@@ -77,20 +79,18 @@ def dynamic_summary(workers: int = 2, epochs: int = 8, **changes: Any) -> RunSum
     )
 
 
-def step_line(step: int, sizes: Sequence[int], *, places: bool = False) -> dict[str, Any]:
-    """A line of metrics.jsonl inside the first epoch."""
-    line: dict[str, Any] = {"kind": "step", "epoch": 0, "step": step, "steps": 100}
+def step_line(step: int, sizes: Sequence[int], **more: Any) -> RunLine:
+    """A line of a step inside the first epoch; ``more`` have flat names."""
+    line: dict[str, Any] = {"kind": "step", "step": step}
     for rank, size in enumerate(sizes):
         line[f"batch/local/{rank}"] = size
         line[f"time/rank{rank}/compute_s"] = 0.001 * size
         line[f"time/rank{rank}/wait_s"] = 0.0005 * rank
-        if places:
-            line[f"place/{rank}"] = f"node1/cpu:{rank}"
-    return line
+    return typed(line | more)
 
 
-def shares_line(step: int, sizes: Sequence[int], speeds: Sequence[float] = ()) -> dict[str, Any]:
+def shares_line(step: int, sizes: Sequence[int], speeds: Sequence[float] = ()) -> RunLine:
     """The line that tells shares from ``step`` of the first epoch on."""
-    line: dict[str, Any] = {"kind": "shares", "epoch": 0, "step": step, "steps": 100}
+    line: dict[str, Any] = {"kind": "shares", "step": step}
     line |= {f"batch/local/{rank}": size for rank, size in enumerate(sizes)}
-    return line | {f"speed/{rank}": speed for rank, speed in enumerate(speeds)}
+    return typed(line | {f"speed/{rank}": speed for rank, speed in enumerate(speeds)})

@@ -61,6 +61,8 @@ def steps(out: Path, done: int) -> None:
     for number in range(done, STEPS):
         write(out, json.loads((MADE / "step.json").read_text()) | {"step": number})
         if number == STEPS // 2:
+            (out / "checkpoints").mkdir(exist_ok=True)
+            (out / "checkpoints" / "last.pt").write_text(str(number))
             hold("train")
     write(out, json.loads((MADE / "epoch.json").read_text()))
     shutil.copy(MADE / "summary.json", out / "summary.json")

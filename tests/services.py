@@ -16,11 +16,13 @@ from typing import Any
 from fastapi.testclient import TestClient
 from sqlalchemy import event
 
+from batchwright.records.lines.run_lines import RunLine
 from batchwright.records.service import RecordBatch, RunIntroduction
-from batchwright.service.access import COOKIE
+from batchwright.service.access import cookie_name
 from batchwright.service.app import create_app
 from batchwright.service.settings import Limits, Settings
 from batchwright.service.store import Store
+from run_lines import typed, values_of
 from samples import make_plan, make_profile
 
 ADDRESS = "http://127.0.0.1:8400"
@@ -88,7 +90,7 @@ class Service:
         session = self.store.sign_in.enter(self.store.sign_in.link(scopes or ("admin",)))
         assert session is not None
         browser = TestClient(self.app, base_url=ADDRESS, follow_redirects=False)
-        browser.cookies.set(COOKIE, session)
+        browser.cookies.set(cookie_name(self.settings), session)
         return browser
 
     def a_run(self, owner: str = "report", **changes: Any) -> str:
@@ -105,7 +107,27 @@ class Service:
 
 
 def step(number: int, epoch: int = 0, **changes: Any) -> dict[str, Any]:
-    """A line of metrics.jsonl as of a step with two workers."""
+    """As `step_line`, as JSON has it."""
+    return values_of(step_line(number, epoch, **changes))
+
+
+def epoch(number: int, epochs: int = 30, **changes: Any) -> dict[str, Any]:
+    """As `epoch_line`, as JSON has it."""
+    return values_of(epoch_line(number, epochs, **changes))
+
+
+def step_line(number: int, epoch: int = 0, **changes: Any) -> RunLine:
+    """A line of a step with two workers; ``changes`` have flat names."""
+    return typed(flat_step(number, epoch, **changes))
+
+
+def epoch_line(number: int, epochs: int = 30, **changes: Any) -> RunLine:
+    """A line of a finished epoch with two workers; ``changes`` have flat names."""
+    return typed(flat_epoch(number, epochs, **changes))
+
+
+def flat_step(number: int, epoch: int = 0, **changes: Any) -> dict[str, Any]:
+    """A step's line as earlier versions wrote it."""
     line = {
         "kind": "step",
         "epoch": epoch,
@@ -126,8 +148,8 @@ def step(number: int, epoch: int = 0, **changes: Any) -> dict[str, Any]:
     return line | changes
 
 
-def epoch(number: int, epochs: int = 30, **changes: Any) -> dict[str, Any]:
-    """A line of metrics.jsonl as of a finished epoch with two workers."""
+def flat_epoch(number: int, epochs: int = 30, **changes: Any) -> dict[str, Any]:
+    """An epoch's line as earlier versions wrote it."""
     line = {
         "kind": "epoch",
         "epoch": number,

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright.errors import TrainingError
+from batchwright.training.step import stepper
 from batchwright.training.step.stepper import MOST_BAD_STEPS, release_graph
 from test_session import Points, make_model, make_session, make_tiny_plan, summary_in, train
 
@@ -98,6 +99,24 @@ def test_a_step_is_repeated_without_the_activations_of_the_failed_one(loop, fail
         halves.insert(1, BATCH // 2)
     assert [samples for samples, _ in model.seen] == halves
     assert all(alive == 0 for _, alive in model.seen)
+
+
+@pytest.mark.parametrize("loop", [inline, held_loss, held_outputs, function])
+def test_nothing_of_the_failed_one_is_alive_when_memory_is_given_back(loop, monkeypatch):
+    """What a GPU's allocator still holds blocks of, it cannot give back."""
+    Activation.alive.clear()
+    Full.left, alive = 1, []
+    monkeypatch.setattr(
+        stepper,
+        "release_memory",
+        lambda _: alive.append(sum(one() is not None for one in Activation.alive)),
+    )
+    model = Wide()
+    with make_session(model, dataset=Points(BATCH), plan=plan_of_one_step()) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                loop(one, model, features, labels)
+    assert alive == [0]
 
 
 def plan_of_one_step():

@@ -70,8 +70,12 @@ from benchmarks.methods.cyclic import (  # noqa: E402
 from benchmarks.methods.resolution_arms import Trained, subset  # noqa: E402
 from benchmarks.speed import data_path, gradient_overhead, step_overhead  # noqa: E402
 from benchmarks.speed.data_path import MEAN, STD, UsualImages  # noqa: E402
+from benchmarks.tools import demo_run  # noqa: E402
 
+from batchwright.records.lines.run_lines import RunLine  # noqa: E402
 from loops import counting, failing, summing  # noqa: E402
+from run_lines import typed  # noqa: E402
+from samples import make_plan, make_profile, make_summary  # noqa: E402
 
 FORM = {"name", "value", "unit", "low", "high", "repeats", "goal", "met", "from"}
 QUICK = Arguments(full=False, data=None, json=None)
@@ -311,14 +315,19 @@ def test_the_median_step_of_an_interval_decides() -> None:
 
 
 def test_slowest_over_fastest_takes_input_and_compute_of_the_epoch_asked_for() -> None:
-    def line(epoch: int, *seconds: tuple[float, float]) -> dict[str, float | str]:
-        parts = {}
+    def line(epoch: int, *seconds: tuple[float, float]) -> RunLine:
+        parts: dict[str, Any] = {}
         for rank, (input_seconds, compute) in enumerate(seconds):
+            parts[f"batch/local/{rank}"] = 8
             parts[f"time/rank{rank}/input_s"] = input_seconds
             parts[f"time/rank{rank}/compute_s"] = compute
-        return {"kind": "epoch", "epoch": epoch, **parts}
+        return typed({"kind": "epoch", "epoch": epoch, **parts})
 
-    records = [{"kind": "shares"}, line(0, (0.0, 9.0), (0.0, 1.0)), line(2, (0.5, 4.0), (1.0, 4.4))]
+    records = [
+        typed({"kind": "shares"}),
+        line(0, (0.0, 9.0), (0.0, 1.0)),
+        line(2, (0.5, 4.0), (1.0, 4.4)),
+    ]
     assert slowest_over_fastest(records, 2) == pytest.approx(5.4 / 4.5)
     with pytest.raises(ValueError, match="no line about epoch 3"):
         slowest_over_fastest(records, 3)
@@ -575,3 +584,31 @@ def test_jpeg_files_are_real_ones_where_there_are_some(
     image, label = training[6]
     assert image.shape == (3, 64, 64)
     assert label == 3
+
+
+# --------------------------------------------------------------------------------- the demo run
+
+
+def finished_run(run_folder: Path, **_: object) -> None:
+    run_folder.mkdir()
+    make_plan().save(run_folder / "plan.json")
+    make_profile().save(run_folder / "profile.json")
+    make_summary().save(run_folder / "summary.json")
+    (run_folder / "metrics.jsonl").write_text(json.dumps({"kind": "note", "text": "so"}) + "\n")
+
+
+def test_a_run_beside_other_programs_is_no_demo(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = "other programs used 0.80 of 2 cores"
+    monkeypatch.setattr(demo_run.bw, "run", finished_run)
+    monkeypatch.setattr(demo_run, "load_words", lambda _: busy)
+    monkeypatch.setattr(demo_run.demo, "__file__", str(tmp_path / "demo.py"))
+    monkeypatch.setattr(sys, "argv", ["demo_run"])
+    with pytest.raises(SystemExit, match="not packed: other programs used"):
+        demo_run.main()
+    assert not (tmp_path / "demo.json.gz").exists()
+    assert "epochs inside the interval of their median" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["demo_run", "--busy"])
+    demo_run.main()
+    assert (tmp_path / "demo.json.gz").stat().st_size > 1000

@@ -295,7 +295,7 @@ def test_the_previous_one_is_used_where_the_last_cannot_be_and_it_says_so(saved,
     again = Run(saved.folder)
     assert again.keeper.restore(again.state)
     assert again.state.step == 2
-    assert again.notes()[0] == "resumed at epoch 1 after 2 step(s) of it"
+    assert again.notes()[0] == "resumed at epoch 1 after 2 steps of it"
     for said in (again.notes()[1], capsys.readouterr().err):
         assert str(saved.path()) in said
         assert f"{saved.path('previous')} is used instead: resumed at epoch 1 after 2" in said
@@ -304,7 +304,7 @@ def test_the_previous_one_is_used_where_the_last_cannot_be_and_it_says_so(saved,
 def test_a_good_checkpoint_is_no_news(saved, capsys):
     again = Run(saved.folder)
     again.keeper.restore(again.state)
-    assert again.notes() == ["resumed at epoch 1 after 5 step(s) of it"]
+    assert again.notes() == ["resumed at epoch 1 after 5 steps of it"]
     assert not capsys.readouterr().err
 
 
@@ -418,7 +418,7 @@ def test_one_worker_goes_on_where_two_were(saved, monkeypatch):
         assert torch.equal(run.model[1].running_mean, saved.model[1].running_mean)
         assert run.state.steps == 5
         assert (run.state.meter.samples, run.state.meter.local_samples) == (25, 25)
-    assert runs[0].notes()[0].endswith("with 1 worker(s) in place of 2")
+    assert runs[0].notes()[0].endswith("with 1 worker in place of 2")
     seed_worker(saved.plan.job.seed, 5, 0)
     wanted = draws()
     runs[0].keeper.restore(runs[0].state)

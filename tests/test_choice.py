@@ -207,7 +207,7 @@ def test_choice_table_frontier_and_alternatives_go_by_one_time_to_the_target(
     for one in sorted(known, key=lambda one: one.target_seconds.value):
         quickest.setdefault(one.workers, one)
     places = {(one.workers, one.global_batch_size): one for one in plan.considered}
-    named = re.compile(r"(?:(\d+) worker\(s\), global batch )?(\d+)")
+    named = re.compile(r"(?:(\d+) workers?, global batch )?(\d+)")
     for told in (reason(plan, "workers"), reason(plan, "global batch")):
         for alternative in told.alternatives:
             workers, batch = named.match(alternative.value).groups()
@@ -285,7 +285,7 @@ def test_what_nothing_meets_names_the_nearest_candidate():
     with pytest.raises(PlanError) as caught:
         planned(deadline=5)
     assert str(caught.value) == (
-        "no candidate is within the limits; the nearest, global batch 142 on 2 worker(s) at 32 px, "
+        "no candidate is within the limits; the nearest, global batch 142 on 2 workers at 32 px, "
         f"may take {nearest.train_seconds.value:.4g} s, goal.deadline=5: raise goal.deadline, or "
         "train fewer epochs"
     )
@@ -301,7 +301,7 @@ def test_asked_workers_and_batch_are_kept_with_what_they_lose():
     for choice in ("workers", "global batch"):
         one = reason(plan, choice)
         assert one.source == "asked"
-        assert "The plan itself would choose 2 worker(s)" in one.why
+        assert "The plan itself would choose 2 workers" in one.why
         assert "less time" in one.why
 
 
@@ -319,7 +319,7 @@ def test_alternatives_tell_their_loss():
     assert "more time" in batches[0].loss
     assert "goal.least_steps=10" in batches[1].loss
     sizes = reason(plan, "workers").alternatives
-    assert sizes[0].value.startswith("1 worker(s), global batch")
+    assert sizes[0].value.startswith("1 worker, global batch")
     assert "more time" in sizes[0].loss
     assert "cost" in sizes[0].loss
 

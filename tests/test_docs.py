@@ -114,11 +114,66 @@ def test_the_page_of_job_keys_is_in_step_with_the_record():
         assert set(table) <= set(job_keys(Job))
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/measured.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/measured.md", "docs/papers.md"])
 def test_tables_of_figures_are_in_step_with_the_newest_results(name):
     table = load(ROOT / "benchmarks" / "harness" / "tables.py")
     text = table.filled(read(name), table.DOCUMENTS[name]())
     assert text == read(name), "run python -m benchmarks.harness.tables"
+
+
+def test_every_figure_of_the_newest_reports_is_in_the_tables():
+    table = load(ROOT / "benchmarks" / "harness" / "tables.py")
+    of_papers = {name for paper in table.PAPERS for name in paper.benchmarks}
+    measured, papers = read("docs/measured.md"), read("docs/papers.md")
+    for name in table.ORDER:
+        report, _ = table.newest(name) or (None, None)
+        for figure in report["figures"] if report else ():
+            value = f"| {table.with_spread(figure)} |"
+            assert value in measured, (name, figure["name"])
+            if name in of_papers:
+                row = rf"^\| `{re.escape(figure['name'])}`.* {re.escape(value)}"
+                assert re.search(row, papers, re.MULTILINE), (name, figure["name"])
+
+
+def test_every_claim_is_about_figures_that_are_declared_and_says_how_to_measure_it():
+    table = load(ROOT / "benchmarks" / "harness" / "tables.py")
+    for paper in table.PAPERS:
+        assert set(paper.benchmarks) <= set(table.SCALES) <= set(table.ORDER)
+        for claim in paper.claims:
+            assert bool(claim.command) is not bool(claim.results), claim.words
+            first, *words = claim.command.split() or [""]
+            if first == "batchwright":
+                before_grid = words[1 : words.index("--grid") if "--grid" in words else None]
+                assert words[0] in VERBS
+                assert load_job(None, before_grid)
+            for word in words:
+                assert not word.startswith("tests/") or (ROOT / word).exists(), claim.words
+                assert not word.startswith("benchmarks.") or importlib.util.find_spec(word)
+            sides = [one for one in claim.over or () if isinstance(one, str)]
+            assert set(sides) <= set(claim.results.values()), claim.words
+            for one in claim.results.values():
+                name, _, figure = one.partition(".")
+                assert table.declared(name)[figure]
+
+
+def test_a_claim_holds_where_goals_are_met_or_spreads_lie_apart():
+    table = load(ROOT / "benchmarks" / "harness" / "tables.py")
+    figures = {
+        "a.low": {"low": 1.0, "high": 2.0, "met": True},
+        "a.high": {"low": 3.0, "high": 4.0, "met": False},
+        "a.wide": {"low": 1.5, "high": 3.5, "met": None},
+    }
+
+    def verdict(*names, over=None, told=""):
+        results = {name: f"a.{name}" for name in names}
+        return table.verdict(table.Claim("", results, over=over, told=told), figures)
+
+    assert [verdict("low"), verdict("high"), verdict("low", "high")] == ["yes", "no", "partly"]
+    assert verdict("low", "high", over=("a.high", "a.low")) == "yes"
+    assert verdict("low", "high", over=("a.low", "a.high")) == "no"
+    assert verdict("wide", "high", over=("a.wide", "a.high")) == "not shown"
+    assert verdict("low", over=(0.5, "a.low")) == "no"
+    assert [verdict("missing"), verdict(), verdict(told="exact")] == ["not run", "not run", "yes"]
 
 
 def test_every_figure_of_the_readme_is_one_of_a_benchmark_and_each_benchmark_has_its_table():
@@ -390,8 +445,8 @@ def test_every_file_and_metric_of_a_run_is_documented(followed):
     page = read("docs/run-folder.md")
     for path in (folder / "runs" / "digits").iterdir():
         assert f"`{path.name}" in page, path.name
-    for line in (folder / "runs/digits/metrics.jsonl").read_text().splitlines():
-        for name in json.loads(line):
+    for line in bw.metrics(folder / "runs/digits"):
+        for name in line:
             name = re.sub(r"(rank|local/)1", r"\g<1>0", name)
             shown = name.partition("_s")[0] if name.startswith("time/rank") else name
             group, _, last = name.rpartition("/")

@@ -1,7 +1,5 @@
 """Accuracy after each epoch: predicted, told beside what was measured, and when it strays."""
 
-import json
-
 import pytest
 from benchmarks.tools.epoch_curves import Shortfall, fitted, law_of
 
@@ -12,6 +10,7 @@ from batchwright.prediction.accuracy.learning import AT_PEAK, falls_short
 from batchwright.prediction.accuracy.straying import straying
 from batchwright.prediction.accuracy.trainings import Candidate
 from batchwright.records import Estimate, Plan
+from batchwright.records.lines.line_files import lines_of
 from batchwright.reporting.data.reading import (
     accuracy_comparison,
     accuracy_words,
@@ -167,11 +166,11 @@ def test_the_lines_of_a_run_hold_the_prediction_and_say_so(tmp_path):
     for one in epochs_of(0.2, 0.3):
         recorder.epochs.append(one)
         recorder.epoch(one)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["kind"] for line in lines] == ["epoch", "note", "epoch"]
-    assert lines[0]["plan/predicted_top1"] == 0.3
-    assert lines[0]["plan/predicted_top1_low"] == pytest.approx(0.25)
-    assert "below the 25.0 % to 35.0 %" in lines[1]["text"]
+    lines = list(lines_of(tmp_path))
+    assert [line.kind for line in lines] == ["epoch", "note", "epoch"]
+    assert lines[0].predicted_top1.value == 0.3
+    assert lines[0].predicted_top1.low == pytest.approx(0.25)
+    assert "below the 25.0 % to 35.0 %" in lines[1].text
     said = joined(epoch_words(lines[0], brief=False, simulated=False))
     assert "accuracy 20.0 % (predicted 25.0 % to 35.0 %)" in said
     assert "predicted 25" not in joined(epoch_words(lines[0], brief=True, simulated=False))
@@ -192,7 +191,7 @@ def run_of(*shares: float | None):
 def test_the_report_counts_the_epochs_inside_and_names_the_worst():
     words = accuracy_words(run_of(0.31, 0.32, 0.49))
     assert words.startswith("Accuracy lay inside its predicted interval in 2 of 3 epochs")
-    assert "after epoch 2, the prediction was 8.0 points too high, outside" in words
+    assert "after epoch 2, it was 8.0 points less, outside" in words
     assert accuracy_words(make_summary()) == ""
 
 
@@ -219,7 +218,7 @@ def test_a_run_that_ended_at_its_target_is_judged_by_the_prediction_for_that_epo
 
 def test_a_run_that_missed_is_to_be_given_to_the_next_plan():
     words = learnt_words(run_of(0.3, 0.4, 0.42))
-    assert "8.0 points too high" in words
+    assert "8.0 points less" in words
     assert "--run RUN" in words
     assert learnt_words(run_of(0.3, 0.4, 0.51)) == learnt_words(make_summary()) == ""
 
@@ -227,7 +226,7 @@ def test_a_run_that_missed_is_to_be_given_to_the_next_plan():
 def test_the_page_draws_what_was_predicted_up_to_the_end_of_the_plan():
     text = page(run_of(0.31, 0.32))
     assert "predicted, 95 % interval" in text
-    assert "<td>40.0 % (35.0 % to 45.0 %)</td><td>8.0 points too high, outside" in text
+    assert "<td>40.0 % (35.0 % to 45.0 %)</td><td>8.0 points less, outside" in text
     assert "inside its predicted interval in 1 of 2 epochs" in text
     assert "its predicted interval" not in page(make_summary())
 

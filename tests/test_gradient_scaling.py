@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+import batchwright as bw
 from batchwright.distributed.reducer import Tally, sqr_norms
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.gradient_scaling import small_parts, step_split_of
@@ -423,7 +424,7 @@ def test_the_gain_multiplies_the_rate_from_the_second_step_on(tmp_path):
     assert second.rate_gain.least == 1.0  # the tail of 2 is no larger than the base batch
     assert 1 < second.rate_gain.mean < second.rate_gain.most
     assert first.gradient_factors is None
-    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    line = bw.metrics(tmp_path / "run")[-1]
     assert line["lr/gain_most"] == second.rate_gain.most
 
 

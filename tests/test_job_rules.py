@@ -46,8 +46,8 @@ CONFLICTS = [
     ),
     (
         {"method": "dual-batch", "workers": 4, "dual": {"small_workers": 1, "extra_time": 1.4}},
-        "dual.extra_time=1.4 leaves no samples for the 1 small-batch worker(s) of 4: give less "
-        "than 1.333, the workers over those with large batches",
+        "dual.extra_time=1.4 leaves no samples for the 1 of 4 workers that have the small batch: "
+        "give less than 1.333, the workers over those with large batches",
     ),
     (
         {"method": "dual-batch", "resolutions": [8], "dual": {"large_batches": [8, 4]}},

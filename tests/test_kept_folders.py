@@ -19,6 +19,7 @@ import pytest
 
 from batchwright.records import Profile, RunSummary
 from batchwright.records.documents import read_record
+from batchwright.records.lines.line_files import lines_of
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from services import HandClock, Service
@@ -52,18 +53,29 @@ def test_a_kept_run_goes_on_from_its_checkpoint(name, tmp_path):
     unpack(name, tmp_path)
     run = tmp_path / name
     before = (run / "metrics.jsonl").read_bytes()
-    assert before.count(b'"val/top1"') == STOPPED
+    kept = list(lines_of(run))
+    assert [line.record.epoch for line in kept if line.kind == "epoch"] == list(range(STOPPED))
     words = ("run", "--resume", "--out", name, "network=kept_network:network")
     done = command(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = read_record(run / "summary.json", RunSummary)
     assert [one.epoch for one in summary.epochs] == list(range(EPOCHS))
     assert summary.accuracy > summary.epochs[STOPPED - 1].top1
-    epochs = [line for line in before.splitlines() if b'"val/top1"' in line]
-    assert (run / "metrics.jsonl").read_bytes().count(b'"val/top1"') == EPOCHS
-    assert all(line in (run / "metrics.jsonl").read_bytes() for line in epochs)
+    assert (run / "metrics.jsonl").read_bytes().startswith(before)
+    lines = list(lines_of(run))
+    assert lines[: len(kept)] == kept
+    told = {line.record.epoch: line.record for line in lines if line.kind == "epoch"}
+    assert list(told) == list(range(EPOCHS))
+    assert all(told[one.epoch].samples == one.samples for one in summary.epochs)
+    rounds = [line.record for line in lines if line.kind == "round"]
+    assert all(one in rounds for one in summary.rounds)
     told = command("report", name, folder=tmp_path)
     assert told.returncode == 0, told.stderr
+    told = command("report", name, "--metrics", "flat.jsonl", folder=tmp_path)
+    assert told.returncode == 0, told.stderr
+    flat = list(map(json.loads, (tmp_path / "flat.jsonl").read_text().splitlines()))
+    assert flat[: len(kept)] == list(map(json.loads, before.splitlines()))
+    assert len(flat) == len(lines)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -89,7 +101,10 @@ def test_a_kept_database_is_served(tmp_path):
         service = Service(store, settings, clock, tokens)
         (run,) = service.get("read", "/v1/runs").json()
         assert (run["name"], run["records"]) == ("kept", 21)
-        assert service.get("read", f"/v1/runs/{run['id']}/records").status_code == 200
+        found = service.get("read", f"/v1/runs/{run['id']}/records").json()["records"]
+        (epoch, *_) = [one["record"] for one in found if one["kind"] == "epoch"]
+        assert (epoch["epoch"], len(epoch["workers"])) == (0, 2)
+        assert {one["kind"] for one in found} == {"epoch", "step"}
         jobs = {one["name"]: one["state"] for one in service.get("read", "/v1/jobs").json()}
         assert jobs.keys() == {"waits", "queued"}
         assert jobs["queued"] == "queued"

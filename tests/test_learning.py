@@ -670,7 +670,7 @@ def test_a_report_sets_predicted_accuracy_beside_what_was_reached():
     told = compared_rows(expecting(summary, close))
     (row,) = [row for row in told if row[0] == "held-out accuracy"]
     assert row[2] == f"{100 * summary.accuracy:.1f} %"
-    assert row[3] == "1.0 points too high, inside the interval"
+    assert row[3] == "1.0 points less, inside the interval"
     left = expecting(summary, close).model_copy(update={"epochs": summary.epochs[:-1]})
     (row,) = [row for row in compared_rows(left) if row[0] == "held-out accuracy"]
     assert row[2] == "not measured"

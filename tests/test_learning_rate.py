@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from batchwright.algorithms.learning_rate import (
     fitted_warmup,
     make_rule,
+    raises_nothing,
     rate_factor,
     reach,
     scaled_rate,
@@ -154,6 +155,35 @@ def test_the_warmup_is_as_uncertain_as_the_posters_grid_is_coarse():
     assert above.most / above.least > 15 / 7.5
 
 
+def test_the_line_through_the_posters_optima_is_as_its_authors_read_it():
+    # W(B) = 5 + 5 (B - 7680) / 23040 of 90 epochs, at 128 samples a GPU.
+    for batch, warmup in ((7680, 5), (30_720, 10), (15_360, 6.67), (19_200, 7.5)):
+        assert fitted_warmup(batch / 128, 90, "linear").epochs == warmup
+    assert fitted_warmup(60, 90, "linear") == (5, 2.5, 7.5)
+    assert fitted_warmup(1, 90, "linear") == (0, 0, 0)
+    assert planned_rule(Job(warmup_law="linear"), 15_360, 90).warmup_epochs == 6.67
+
+
+def test_a_warmup_may_begin_far_below_the_base_rate_also_where_the_rate_is_not_scaled():
+    for scaling, batch, peak in (("none", 7680, 0.1), ("linear", 7680, 6.0), ("gain", 7680, 0.1)):
+        rule = planned_rule(Job(scaling=scaling, warmup_start=0.01, learning_rate=0.1), batch, 90)
+        assert (rule.peak, rule.warmup_epochs) == (pytest.approx(peak), 5)
+        assert factor(0, rule) == 0.01
+        assert factor(2.5, rule) == pytest.approx(0.505)
+        assert factor(5, rule) == 1
+        assert not raises_nothing(rule)
+    assert raises_nothing(planned_rule(Job(scaling="none", warmup_epochs=3), 7680, 90))
+    rise = planned_rule(Job(decay="one-cycle", warmup_start=0.1), 1280, 90)
+    assert factor(0, rise) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("start", ["0", "1", "-0.1", "low"])
+def test_a_warmup_that_begins_at_no_share_of_the_peak_is_refused_in_a_line(start):
+    with pytest.raises(JobError, match="warmup_start") as refused:
+        load_job(None, [f"warmup_start={start}"])
+    assert "\n" not in str(refused.value)
+
+
 def test_one_cycle_is_that_of_pytorch():
     steps, peak = 400, 0.8
     weight = torch.nn.Parameter(torch.zeros(1))
@@ -235,6 +265,10 @@ def test_a_rate_that_scaling_makes_infinite_or_zero_is_refused(rate, batch):
         ({"scaling": "sqrt"}, 1024, "leave 0.0616 to 2.5 epochs open"),
         ({"decay": "one-cycle"}, 1024, "over 30% of the epochs"),
         ({"warmup_epochs": 2}, 1024, "Asked for."),
+        ({"warmup_epochs": 2, "warmup_start": 0.01}, 1024, "0.01 of the peak as asked"),
+        ({"scaling": "none", "warmup_start": 0.5}, 1024, "Linear from 0.05, 0.5 of the peak"),
+        ({"warmup_law": "linear"}, 1024, "By the line in the batch"),
+        ({"decay": "one-cycle", "warmup_start": 0.1}, 1024, "from 0.1 of the peak as asked, over"),
     ],
 )
 def test_the_plan_says_what_its_rate_is_made_of(job, batch, said):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from itertools import pairwise
@@ -14,6 +13,7 @@ from torch.nn import functional
 
 from batchwright import Session
 from batchwright.errors import DeadlineReached, TrainingError
+from batchwright.records.lines import line_files
 from batchwright.training import all_reduce_run
 from paced import PacedClock
 from test_session import FEATURES, Points, make_session, make_tiny_plan, summary_in
@@ -75,8 +75,7 @@ def train(rank, batches, folder, *, paced=False, loaders=0, epochs=6, memory=10*
 
 
 def lines_of(folder, kind):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line["kind"] == kind]
+    return [line for line in line_files.lines_of(folder) if line.kind == kind]
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +111,14 @@ def test_shares_follow_a_worker_that_becomes_slow_and_fast_again(found, folder):
     assert abs(last[5][0] - 8) <= 1
     changes = lines_of(folder / "dynamic", "shares")
     first, *changes = changes
-    assert (first["step"], first["speed/0"], first["batch/local/0"]) == (0, None, 8)
+    assert (first.step, first.workers[0].speed, first.sizes[0]) == (0, None, 8)
     assert len(changes) == sum(len(epoch.shares) - 1 for epoch in epochs) + sum(
         one.shares[-1].sizes != two.shares[0].sizes for one, two in pairwise(epochs)
     )
-    assert all(line["batch/local/0"] + line["batch/local/1"] == BATCH for line in changes)
+    assert all(sum(line.sizes) == BATCH for line in changes)
     # The interval of the first change was still even in part.
-    slowed = [line["speed/0"] / line["speed/1"] for line in changes if line["epoch"] in (1, 2, 3)]
+    speeds = [[w.speed for w in line.workers] for line in changes if line.epoch in (1, 2, 3)]
+    slowed = [one / two for one, two in speeds]
     assert max(slowed) > 1.5
 
 
@@ -169,7 +169,7 @@ def test_a_worker_without_memory_goes_on_in_micro_batches_and_the_batch_stays(fo
     summary = summary_in(folder / "memory")
     assert [epoch.repeated_steps for epoch in summary.epochs] == [2, 0]  # 8, 4, then 2
     assert [epoch.samples for epoch in summary.epochs] == [SAMPLES] * 2
-    texts = [line["text"] for line in lines_of(folder / "memory", "note")]
+    texts = [line.text for line in lines_of(folder / "memory", "note")]
     assert ["at most 4" in texts[0], "at most 2" in texts[1]] == [True, True]
     assert "worker 1" in texts[0]
 

@@ -353,6 +353,7 @@ def test_a_closure_gives_the_loss_and_its_gradients():
     assert not torch.equal(network.first.weight, before["first.weight"])
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_on_a_gpu_kernels_are_stepped_as_on_the_cpu_up_to_rounding(layout):

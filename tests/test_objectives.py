@@ -15,6 +15,7 @@ from batchwright.planning.planner import make_plan, plan_to_measure
 from batchwright.planning.validation import idle_keys
 from batchwright.records import Goal, Job, RunSummary
 from batchwright.records.documents import read_record, write_record
+from batchwright.records.text.formatting import counted
 from batchwright.records.text.plan_text import explain
 from batchwright.reporting.data.plan_curves import plan_curves
 from samples import make_job, make_profile, make_summary
@@ -210,7 +211,7 @@ def test_a_target_that_is_out_of_reach_names_the_best_to_be_had():
     assert "\n" not in said
     best = chosen(planned(objective="accuracy", epochs=6))
     assert f"the best to be had is {best.accuracy.value:.1%} (" in said
-    assert f"global batch {best.global_batch_size} and {best.workers} worker(s)" in said
+    assert f"global batch {best.global_batch_size} and {counted(best.workers, 'worker')}" in said
     assert "in 6 epochs" in said
     assert planned(accuracy=accuracy_to_give(said), epochs=6).epochs <= 6
 

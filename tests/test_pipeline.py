@@ -220,6 +220,7 @@ def test_the_store_itself_is_never_changed():
     assert torch.equal(UNIFORM.images, before)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])

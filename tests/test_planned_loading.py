@@ -8,6 +8,7 @@ import traceback
 import pytest
 import torch
 
+import batchwright as bw
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.loading import nearest_loaded, pooled_loading
@@ -138,7 +139,8 @@ def test_processor_time_of_loader_processes_stands_beside_computing(loaders, tmp
     for epoch in summary_in(tmp_path).epochs:
         (worker,) = epoch.workers
         assert (worker.loading_cpu_seconds > 0) == (loaders > 0)
-    assert ("loading_cpu_s" in (tmp_path / "metrics.jsonl").read_text()) == (loaders > 0)
+    flat = bw.metrics(tmp_path)[-1]
+    assert ("time/rank0/loading_cpu_s" in flat) == (loaders > 0)
 
 
 def test_the_table_of_workers_has_it_where_there_is_any():

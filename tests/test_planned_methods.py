@@ -25,6 +25,7 @@ from batchwright.records import (
     StepTime,
     Virtual,
 )
+from batchwright.records.documents import load_job
 from batchwright.workflows.verbs import plan as plan_verb
 from samples import make_data, make_network
 
@@ -549,6 +550,105 @@ def test_stated_times_take_the_place_of_measured_ones():
     assert low.step_seconds == pytest.approx(0.014041204)
 
 
+@pytest.mark.parametrize(
+    ("small", "batches"), [(1, (130, 102)), (2, (230, 185)), (3, (294, 243)), (4, (340, 286))]
+)
+def test_the_preset_with_a_line_for_each_resolution_has_the_papers_small_batches(small, batches):
+    # Table 6 of the paper, CIFAR-100 at 24 and 32 px, with its authors' lines.
+    stated = Virtual(
+        sample_seconds=(0.000352682, 0.000505636), step_seconds=(0.014788833, 0.015562114)
+    )
+    plan = virtual(
+        "hybrid",
+        workers=4,
+        virtual=stated,
+        cycle=Cycle(preset="cifar100"),
+        dual=DualBatch(small_workers=small, extra_time=1.05, large_batches=(600, 560)),
+    )
+    low, high = plan.stages[:2]
+    assert (low.resolution, high.resolution) == (24, 32)
+    assert (low.local_batch_sizes[-1], high.local_batch_sizes[-1]) == batches
+    times = step_times(plan)
+    assert [(one.sample_seconds, one.step_seconds) for one in times[:2]] == [
+        pytest.approx((0.000352682, 0.014788833), rel=1e-6),
+        pytest.approx((0.000505636, 0.015562114), rel=1e-6),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("small", "extra", "batch", "share"),
+    [
+        *((1, 1.05, 83, 10_625), (2, 1.05, 154, 11_875)),
+        *((3, 1.05, 205, 12_291), (4, 1.05, 242, 12_500)),
+        *((1, 1.1, 38, 8750), (2, 1.1, 87, 11_250), (3, 1.1, 127, 12_083), (4, 1.1, 160, 12_500)),
+    ],
+)
+def test_truncated_as_in_table_2_of_the_paper(small, extra, batch, share):
+    plan = virtual(
+        "dual-batch",
+        workers=4,
+        virtual=Virtual(sample_seconds=0.00056607, step_seconds=0.014041204),
+        dual=DualBatch(
+            large_batches=(500,), small_workers=small, extra_time=extra, rounding="truncate"
+        ),
+    )
+    (stage,) = plan.stages
+    assert stage.local_batch_sizes[-1] == batch
+    assert share <= stage.samples_per_round[-small] <= share + 1  # what is left goes one each
+    assert sum(stage.samples_per_round) == plan.data.train_samples
+    reason = next(one for one in plan.reasons if one.choice == "samples per round")
+    assert "cut to whole numbers" in reason.why
+
+
+def test_large_batches_may_be_the_largest_that_fit_as_published():
+    knee, most = (
+        planned("dual-batch", dual=DualBatch(large_batches=one, small_workers=1))
+        for one in ("knee", "memory")
+    )
+    first, largest = (plan.stages[0].local_batch_sizes[0] for plan in (knee, most))
+    assert largest > first
+    told = {one.choice: one for plan in (knee, most) for one in plan.reasons}
+    assert "largest that fits the memory, as published" in told["large batch"].why
+    told = {one.choice: one for one in knee.reasons}
+    assert "dual.large_batches=memory" in told["large batch"].why
+
+
+def test_large_batches_by_memory_need_a_measured_memory():
+    job = Job(
+        method="dual-batch",
+        launch="virtual",
+        workers=2,
+        resolutions=(32,),
+        virtual={"sample_seconds": 0.001, "step_seconds": 0.01},
+        dual={"large_batches": "memory"},
+    )
+    with pytest.raises(PlanError, match=r"large_batches=memory: no memory was measured") as refused:
+        plan_without_profile(job, make_data(train_samples=50_000, side=32), make_network())
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("virtual.sample_seconds=0.0005", 0.0005),
+        ("virtual.sample_seconds=0.0004,0.0005", (0.0004, 0.0005)),
+        ("virtual.step_seconds=0", 0.0),
+        ("dual.large_batches=memory", "memory"),
+        ("dual.large_batches=knee", "knee"),
+        ("dual.large_batches=512", (512,)),
+    ],
+)
+def test_one_value_several_or_a_word(word, value):
+    group, _, key = word.partition("=")[0].partition(".")
+    assert getattr(getattr(load_job(None, [word]), group), key) == value
+
+
+def test_as_many_stated_times_as_resolutions_are_wanted():
+    stated = Virtual(sample_seconds=(0.001, 0.002, 0.003), step_seconds=0.01)
+    with pytest.raises(PlanError, match=r"virtual.sample_seconds=0.001,0.002,0.003: 3 values for"):
+        virtual("hybrid", virtual=stated)
+
+
 def test_a_stated_step_without_a_fixed_time_has_no_small_batch():
     stated = Virtual(sample_seconds=0.001, step_seconds=0.0)
     with pytest.raises(PlanError, match="a step has no fixed time"):
@@ -621,7 +721,7 @@ def test_the_number_of_small_batches_is_that_of_the_most_updates_where_overheads
         workers=4,
         dual=DualBatch(large_batches=(500,), small_workers=3),
     )
-    assert "costs worker(s) 0 less" in reason(wrong, "small-batch workers").why
+    assert "costs worker 0 less" in reason(wrong, "small-batch workers").why
     alike = virtual("dual-batch", virtual=Virtual(**stated), **given)
     why = reason(alike, "small-batch workers").why
     assert "other numbers of small-batch workers come to as many" in why

@@ -125,7 +125,7 @@ def test_the_line_is_as_sure_as_simulation_says():
 @pytest.mark.parametrize("truth", [straight, bent])
 def test_a_single_point_borrows_the_shape_of_another_curve(truth):
     shape = curve_of(truth)
-    curve = borrow_curve(shape, 32, 2 * truth(32), 0.02, "resolution 24 with 1 worker(s)")
+    curve = borrow_curve(shape, 32, 2 * truth(32), 0.02, "resolution 24 with 1 worker")
     for batch in (8, 32, 128):
         assert curve.at(batch) == pytest.approx(2 * truth(batch))
     assert curve.standard_error(32) > shape.standard_error(32)

@@ -161,7 +161,7 @@ def test_a_worker_that_is_killed_as_it_starts_is_told(folder, monkeypatch):
         return subprocess.Popen(["/bin/sh", "-c", "kill -KILL $$"])
 
     monkeypatch.setattr("batchwright.distributed.fork_server.start", start)
-    said = rf"one of 2 worker\(s\) .*out of memory\?\): .*fewer workers; logs are in {folder}$"
+    said = rf"one of 2 workers .*out of memory\?\): .*fewer workers; logs are in {folder}$"
     with pytest.raises(WorkerError, match=said), Workers(job_of(), folder, [1, 2], []):
         pass
 

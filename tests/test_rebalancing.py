@@ -16,7 +16,8 @@ from batchwright.algorithms.rebalancing import (
     speeds_of,
     worth_changing,
 )
-from batchwright.training.batches.balancer import Balancer
+from batchwright.planning.validation import idle_keys
+from batchwright.training.batches.balancer import balancer_of
 from samples import make_job
 
 calmly = settings(max_examples=100)
@@ -41,14 +42,14 @@ def run(workers, balancer, batches, steps, *, epoch=10**9):
     """Local batches after each step."""
     history = []
     for step in range(1, steps + 1):
-        balancer.watch(batches, workers.seconds(batches))
+        balancer.watch(batches, workers.seconds(batches), usual=True)
         batches = balancer.look(epoch_ends=step % epoch == 0) or batches
         history.append(batches)
     return history
 
 
 def make_balancer(count, *, every=10, least=1, known=None, fixed=0.0, **job):
-    return Balancer(
+    return balancer_of(
         make_job(workers=count, method="dynamic-batch", rebalance_steps=every, **job),
         [f"host/cpu:{rank}" for rank in range(count)],
         least=least,
@@ -206,6 +207,51 @@ def test_once_an_epoch_as_published():
     history = run(workers, make_balancer(2, every=0), (64, 64), 60, epoch=20)
     assert set(history[:19]) == {(64, 64)}
     assert set(history[19:]) == {(85, 43)}
+
+
+def test_published_shares_are_equal_in_time_after_one_epoch_where_time_follows_samples():
+    # Three workers share a GPU, 3 ms a sample, and one has its own, 1 ms: Ye et al. 2020.
+    workers = Workers([1 / 3, 1 / 3, 1 / 3, 1.0])
+    balancer = make_balancer(4, rebalance="published")
+    history = run(workers, balancer, (128,) * 4, 6, epoch=2)
+    assert history[0] == (128,) * 4
+    assert set(history[1:]) == {(86, 85, 85, 256)}
+    assert max(workers.seconds((128,) * 4)) == pytest.approx(384)
+    assert max(workers.seconds(history[-1])) == pytest.approx(258)
+
+
+def test_published_shares_need_some_epochs_where_a_step_has_a_fixed_time():
+    workers = Workers([1.0, 1.0, 0.25], fixed=20.0)
+    history = run(workers, make_balancer(3, rebalance="published"), (60, 60, 60), 5, epoch=1)
+    slowest = [max(workers.seconds(batches)) / min(workers.seconds(batches)) for batches in history]
+    assert slowest == sorted(slowest, reverse=True)
+    assert slowest[0] > 1.5
+    assert slowest[3] < 1.15
+
+
+def test_published_shares_have_no_dead_band_and_remember_one_epoch_alone():
+    workers = Workers([1.0, 0.98])
+    balancer = make_balancer(2, rebalance="published")
+    assert run(workers, balancer, (100, 100), 1, epoch=1) == [(101, 99)]
+    workers.speeds = [1.0, 0.5]
+    assert run(workers, balancer, (101, 99), 1, epoch=1) == [(133, 67)]
+
+
+def test_published_shares_count_every_step_of_the_epoch_the_tail_among_them():
+    balancer = make_balancer(2, rebalance="published")
+    balancer.watch((60, 60), [2.0, 1.0], usual=False)  # the first
+    balancer.watch((60, 60), [1.0, 1.0], usual=True)
+    assert balancer.look(epoch_ends=False) is None
+    balancer.watch((20, 20), [0.5, 0.8], usual=False)  # the tail
+    assert balancer.look(epoch_ends=True) == tuple(balanced([140 / 3.5, 140 / 2.8], 120))
+    assert balancer.speeds == {"host/cpu:0": 140 / 3.5, "host/cpu:1": 140 / 2.8}
+
+
+def test_a_rhythm_beside_the_published_one_is_said_to_do_nothing():
+    job = make_job(method="dynamic-batch", rebalance="published", rebalance_steps=5)
+    (line,) = idle_keys(job)
+    assert line.startswith("rebalance_steps=5 does nothing with rebalance=published")
+    assert not idle_keys(make_job(method="dynamic-batch", rebalance="published"))
 
 
 def test_an_epoch_of_few_steps_is_judged_by_several_epochs():

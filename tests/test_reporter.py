@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import queue
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import ClassVar
 
 import pytest
@@ -27,7 +30,7 @@ from batchwright.client.sending import MOST_LINES, Sender, report_to_send, send
 from batchwright.errors import BatchwrightError, FileError, Interrupted, PlanError
 from batchwright.records import Plan
 from batchwright.records.documents import read_record, write_record
-from batchwright.records.service import KeptAdvice, RunIntroduction
+from batchwright.records.service import KeptAdvice, RunEnd, RunIntroduction
 from batchwright.service.database.tables import runs
 from batchwright.training.recorder import Recorder, mend
 from clients import (
@@ -42,6 +45,7 @@ from clients import (
     wait_until,
     write_lines,
 )
+from run_lines import values_of
 from samples import make_plan, make_summary
 from test_session import make_session, make_tiny_plan, train
 
@@ -59,7 +63,7 @@ def told():
 def stored(service, run):
     """Sequence numbers and records as the service has them."""
     page = service.store.records.after(run, None, -1, 5000)
-    return list(page.sequences), list(page.records)
+    return list(page.sequences), [values_of(record) for record in page.records]
 
 
 def sent(sender, times=50):
@@ -286,18 +290,108 @@ def lines_of_sound(folder):
     return [json.loads(line) for line in lines if line.startswith(b'{"kind": "step", "epoch"')]
 
 
-def test_a_folder_that_is_another_copy_is_reported_as_a_run_of_its_own(service, folder, told):
+def lose_tail(folder, kept, *lines):
+    """A machine went down: of the lines only the first are there, and others came since."""
+    path = folder / "metrics.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:kept]))
+    write_lines(folder, *lines)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 9])
+@pytest.mark.parametrize("faults", [[], ["", "answered", "", "answered"], ["", "lost", "503"]])
+def test_lines_that_were_lost_and_written_anew_replace_those_that_were_sent(
+    service, folder, told, count, faults
+):
     sender = a_sender(folder, service, told)
     sender.introduce()
     sent(sender)
-    (folder / "metrics.jsonl").write_text(json.dumps(step(0)) + "\n")
+    assert service.store.runs.get(sender.report.run).digest == sha256_of(folder)
+    lose_tail(folder, 4, *(step(20 + n) for n in range(count)))
+    again = Sender(folder, sender.report, remote(service, "report", faults), told.append)
+    again.introduce()
+    for _ in range(9):
+        with suppress(ServiceError):  # the wire's
+            sent(again)
+    write_lines(folder, epoch(0))
+    for _ in range(9):
+        with suppress(ServiceError):
+            sent(again)
+    assert again.report.run == sender.report.run
+    assert stored(service, again.report.run) == (list(range(5 + count)), lines_of(folder))
+    assert service.store.runs.get(again.report.run).digest == sha256_of(folder)
+    assert len(told) == 1
+    assert "they are sent anew" in told[0]
+    last = Sender(folder, again.report, remote(service), told.append)
+    last.introduce()
+    assert not last.send_some()
+    assert len(told) == 1
+
+
+def sha256_of(folder):
+    return hashlib.sha256((folder / "metrics.jsonl").read_bytes()).hexdigest()
+
+
+def test_other_lines_are_noticed_by_a_sign_of_life_and_while_lines_are_sent(service, folder, told):
+    first = a_sender(folder, service, told)
+    first.introduce()
+    sent(first)
+    copy = folder.parent / "copy"
+    shutil.copytree(folder, copy)
+    for act in (Sender.alive, sent):
+        lose_tail(copy, 4, step(30), step(31), step(32), step(33))
+        other = Sender(copy, first.report, remote(service), told.append)
+        other.introduce()
+        sent(other)
+        write_lines(folder, step(8))
+        act(first)
+        sent(first)
+        assert "they are sent anew" in told[-1]
+        assert stored(service, first.report.run)[1] == lines_of(folder)
+        first = Sender(folder, first.report, remote(service), told.append)
+        first.introduce()
+
+
+def test_two_copies_of_a_folder_become_two_runs(service, folder, told):
+    one = a_sender(folder, service, told)
+    one.introduce()
+    sent(one)
+    copy = folder.parent / "copy"
+    shutil.copytree(folder, copy)
+    lose_tail(copy, 3, step(30))
+    two = Sender(copy, one.report, remote(service), told.append)
+    two.introduce()
+    for number in range(5):
+        for sender, place in ((one, folder), (two, copy)):
+            write_lines(place, step(40 + number))
+            sent(sender)
+    assert one.report.run != two.report.run
+    assert stored(service, one.report.run)[1] == lines_of(folder)
+    assert stored(service, two.report.run)[1] == lines_of(copy)
+    assert "it is reported as a run of its own" in told[-1]
+
+
+def test_a_copy_of_a_finished_run_is_reported_as_a_run_of_its_own(service, folder, told):
+    sender = a_sender(folder, service, told)
+    sender.introduce()
+    sent(sender)
+    sender.end("finished", None)
+    before = lines_of(folder)
+    lose_tail(folder, 0, step(0))
     other = Sender(folder, sender.report, remote(service), told.append)
     other.introduce()
     sent(other)
     assert other.report.run != sender.report.run
-    assert len(stored(service, sender.report.run)[0]) == 7
+    assert stored(service, sender.report.run)[1] == before
     assert stored(service, other.report.run) == ([0], lines_of(folder))
-    assert "it is reported as a run of its own" in told[0]
+    assert "it is reported as a run of its own" in told[-1]
+
+
+def test_a_service_of_an_earlier_version_gets_no_records_and_is_named(service, folder, told):
+    sender = a_sender(folder, service, told)
+    sender._service.put = lambda *_: {"id": sender.report.run, "records": 0}
+    with pytest.raises(ServiceError, match="is of an earlier version") as refused:
+        sender.introduce()
+    assert not refused.value.passing
 
 
 def test_a_service_that_has_lost_records_gets_them_again(service, folder, told):
@@ -562,13 +656,16 @@ def test_a_copy_that_is_a_run_of_its_own_gets_advice_of_its_own(service, folder,
     former = sender.report.run
     sent(sender)
     service.report(former, step(7), step(8))  # from the other copy
+    service.store.runs.end(former, RunEnd(outcome="finished"))
     offer(service, former, 1)
     sender.alive()
     sender.exchange_advice()
+    assert not (folder / "advice.json").exists()
+    sent(sender)
     run = sender.report.run
     assert run != former
-    assert not (folder / "advice.json").exists()
     advice = offer(service, run, 1)
+    write_lines(folder, step(7))
     sent(sender)
     sender.exchange_advice()
     assert read_record(folder / "advice.json", KeptAdvice) == kept(advice, run)

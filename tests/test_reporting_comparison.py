@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+from itertools import pairwise
 
 import pytest
 from PIL import Image
 from rich.console import Console
 
 from batchwright.errors import FileError
+from batchwright.reporting.charts.chart import look
 from batchwright.reporting.data.comparison import compared, comparison_rows, setting_rows
 from batchwright.reporting.data.plan_curves import time_unit
 from batchwright.reporting.pages.page_comparison import comparison_page
@@ -34,7 +36,9 @@ def a_run(name, corrects, *, method="plain", seed=0, seconds=1.0, simulated=Fals
         make_epoch(at, val_correct=correct, training_seconds=seconds)
         for at, correct in enumerate(corrects)
     )
-    plan = make_hybrid_plan() if method == "hybrid" else make_plan(considered=())
+    (stage,) = make_plan().stages
+    plan = make_plan(considered=(), stages=(stage.model_copy(update={"epochs": len(corrects)}),))
+    plan = make_hybrid_plan() if method == "hybrid" else plan
     keys = {"resolutions": (24, 32)} if method == "hybrid" else {}
     job = make_job(method=method, seed=seed, workers=plan.workers, **keys)
     plan = plan.model_copy(update={"job": job, **changes})
@@ -79,6 +83,28 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting(mixed):
     assert (label, count) == ("plain", "2")
     assert [mean, *ends] == ["81.9 %", "80.6 %", "83.3 %"]
     assert seconds == "33.0 s"
+
+
+def test_runs_that_have_not_ended_are_in_no_mean_and_are_named():
+    going = a_run("going", [100])
+    (stage,) = going.plan.stages
+    longer = going.plan.model_copy(update={"stages": (stage.model_copy(update={"epochs": 9}),)})
+    going = going.model_copy(update={"plan": longer})
+    told = compared([a_run("one", [200]), a_run("two", [300], seed=1), going])
+    told_too = compared([a_run("one", [200]), going])
+    assert [row[4] for row in comparison_rows(told)[1:]] == ["1", "1", "1 of 9"]
+    assert len({one.setting for one in told.runs}) == 1
+    (_, (_, count, mean, *_)) = setting_rows(told)
+    assert (count, mean) == ("2", "69.4 %")
+    assert setting_rows(told_too)[1:] == []
+    assert "Not all epochs are trained of going" in comparison_page(told)
+    assert "Not all epochs" not in comparison_page(compared([a_run("a", [1]), a_run("b", [2])]))
+
+
+def test_runs_are_told_apart_by_their_marks_too():
+    looks = [look(number) for number in range(20)]
+    assert len(set(looks)) == 20
+    assert all(a[0] != b[0] and a[1] != b[1] for a, b in pairwise(looks))
 
 
 def test_settings_of_one_method_are_told_apart_by_a_run_s_name():

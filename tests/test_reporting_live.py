@@ -9,9 +9,11 @@ from itertools import count
 import pytest
 from rich.console import Console
 
+from batchwright.records.lines.run_lines import RoundLine
 from batchwright.reporting.render.live_tables import LiveRounds, LiveWorkers
 from batchwright.reporting.render.progress import RunProgress, joined
-from dynamic_runs import step_line
+from dynamic_runs import shares_line, step_line
+from run_lines import typed
 from samples import TRAIN, make_cyclic_plan, make_dual_plan, make_hybrid_plan, make_rounds
 
 
@@ -20,26 +22,7 @@ def round_lines(plan):
     committed = 0
     for one in make_rounds(plan):
         committed += one.samples
-        yield {
-            "kind": "round",
-            "round": one.number,
-            "worker": one.worker,
-            "epoch": one.epoch,
-            "resolution": one.resolution,
-            "batch/local": one.local_batch_size,
-            "samples": one.samples,
-            "steps": one.steps,
-            "factor": one.update_factor,
-            "train/loss": one.loss,
-            "lr": 0.1,
-            "lead": one.lead,
-            "committed": committed,
-            "time/start_s": one.start,
-            "time/compute_s": one.compute_seconds,
-            "time/exchange_s": one.exchange_seconds,
-            "time/wait_s": one.wait_seconds,
-            "time/eval_s": one.evaluation_seconds,
-        }
+        yield RoundLine(kind="round", record=one, learning_rate=0.1, committed=committed)
 
 
 def epoch_line(epoch, **more):
@@ -53,7 +36,7 @@ def epoch_line(epoch, **more):
         "throughput/samples_per_sec": 1234.5,
         "lr": 0.1,
     }
-    return line | more
+    return typed(line | more)
 
 
 def said(plan, records, *, every=1.0, terminal=False, width=80, height=30):
@@ -81,7 +64,7 @@ def test_time_left_is_that_of_the_one_who_waits_by_committed_samples():
     plan = make_dual_plan()
     records = list(round_lines(plan))[:21]
     first, last = said(plan, records).splitlines()
-    done, start = (records[at]["committed"] / TRAIN for at in (9, 0))  # the tenth second, the first
+    done, start = (records[at].committed / TRAIN for at in (9, 0))  # the tenth second, the first
     seconds = 9 / (done - start) * (plan.epochs - done)
     assert f"{seconds:.0f} s left" in first
     assert "left" in last
@@ -170,7 +153,8 @@ def test_a_narrow_table_of_rounds_loses_columns_not_letters(width, columns, left
 )
 def test_a_narrow_table_of_workers_loses_columns_and_says_which(width, columns):
     live = LiveWorkers()
-    live.take(step_line(10, [8500, 43], places=True))
+    live.take(shares_line(0, [8500, 43]))
+    live.take(step_line(10, [8500, 43]))
     head, *rows = table_of(live, most=9, width=width)
     assert all("…" not in row and len(row.rstrip()) <= width for row in (head, *rows))
     assert " ".join(" ".join([head, *rows[2:]]).split()) == columns
@@ -180,10 +164,10 @@ def test_a_narrow_table_of_workers_loses_columns_and_says_which(width, columns):
 @pytest.mark.parametrize("make", [make_hybrid_plan, make_cyclic_plan])
 def test_nothing_is_wider_than_the_terminal(make, width):
     plan = make()
-    step = step_line(10, [850] * plan.workers, places=True)
-    step |= {"train/loss": 0.4123, "lr": 0.0866, "throughput/samples_per_sec": 12345.6}
-    step |= {"time/train_s": 1000.0}
-    records = list(round_lines(plan)) if plan.server else [step]
+    told = {"train/loss": 0.4123, "lr": 0.0866, "throughput/samples_per_sec": 12345.6}
+    sizes = [850] * plan.workers
+    steps = [shares_line(0, sizes), step_line(10, sizes, **told, **{"time/train_s": 1000.0})]
+    records = list(round_lines(plan)) if plan.server else steps
     text = said(plan, [*records, epoch_line(17)], terminal=True, width=width)
     pieces = re.split(r"[\n\r]|\x1b\[[0-9;?]*[a-zA-Z]", text)
     assert max(map(len, pieces)) <= width

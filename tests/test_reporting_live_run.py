@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import KindCount, Plan
+from batchwright.records.lines.flat_lines import flat_values, from_flat
+from batchwright.records.lines.run_lines import note
 from batchwright.reporting.data.live_run import (
     RunLines,
     epoch_now,
@@ -22,25 +25,30 @@ from batchwright.reporting.data.spending import hourly_price, spending
 from batchwright.reporting.pages.live_page import RunStory, happened, plan_parts, run_parts, tiles
 from batchwright.reporting.pages.page_plan import pareto_part
 from clusters import make_choice
+from run_lines import typed
 from samples import (
     EPOCHS,
     TRAIN,
     VAL,
+    make_data,
     make_dual_plan,
     make_hybrid_plan,
     make_job,
     make_plan,
     make_summary,
 )
-from services import epoch, step
+from services import epoch_line as epoch
+from services import flat_epoch, flat_step
+from services import step_line as step
 from test_reporting_page import HOSTILE, Document
 
 
 def shares(epoch_number, step_number, sizes, **changes):
+    """A line of kind ``shares``; ``changes`` have flat names."""
     line = {"kind": "shares", "epoch": epoch_number, "step": step_number, "steps": 40}
     for rank, size in enumerate(sizes):
         line |= {f"batch/local/{rank}": size, f"place/{rank}": f"node{rank}/cpu"}
-    return line | changes
+    return typed(line | changes)
 
 
 def a_round(number, worker, **changes):
@@ -64,7 +72,7 @@ def a_round(number, worker, **changes):
         "time/wait_s": 0.05,
         "time/eval_s": 0.0,
     }
-    return line | changes
+    return typed(line | changes)
 
 
 def a_story(plan: Plan | None = None, **lines):
@@ -136,7 +144,7 @@ def test_all_that_a_live_run_tells_is_on_its_page():
         epochs=[epoch(0), epoch(1)],
         steps=[step(1, 2), step(20, 2)],
         shares=[shares(0, 0, (16, 16))],
-        notes=[{"kind": "note", "text": "resumed from epoch 1"}],
+        notes=[note("resumed from epoch 1")],
     )
     parts = {part.name: part.content for part in run_parts(story)}
     assert list(parts) == [
@@ -151,10 +159,11 @@ def test_all_that_a_live_run_tells_is_on_its_page():
     for content in parts.values():
         Document(content)
     assert "in progress, by its pace" in parts["predicted"]
-    for title in ("Learning rate", "Global batch", "Resolution", "Speed"):
+    assert "Throughout: resolution 32 px." in parts["schedule"]
+    for title in ("Learning rate", "Global batch", "Speed"):
         assert f"<figcaption>{title}</figcaption>" in parts["schedule"]
     assert "A step now, worker by worker" in parts["workers"]
-    assert "Local batch" in parts["workers"]
+    assert "local batches 2 x 16" in parts["workers"]
     assert "worker-hours" in parts["cost"]
     assert "resumed from epoch 1" in parts["notes"]
     told = {name: value for name, value, _ in tiles(story, left=60.0)}
@@ -200,22 +209,34 @@ def test_a_plan_of_several_rows_is_drawn_as_steps():
     assert names_of(plan_parts(story.plan, None)) == ["plan", "job", "environment"]
 
 
+KINDS = {"epoch": "epochs", "step": "steps", "shares": "shares", "round": "rounds", "note": "notes"}
 ANYTHING = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-(10**30), 10**30),
+    st.sampled_from((0, 1, 2**53, 1e300, 5e-324)),
     st.floats(allow_nan=True),
     st.text(max_size=5),
     st.lists(st.integers(), max_size=2),
 )
-KEYS = sorted({*epoch(0), *step(0), *shares(0, 0, (1, 1)), *a_round(0, 0), "text"})
+WHOLE = [
+    *(flat_epoch(0), flat_step(0), flat_values(shares(0, 0, (1, 1)))),
+    *(flat_values(a_round(0, 0)), {"kind": "note", "text": "a"}),
+]
 
 
-@settings(max_examples=20)
-@given(st.lists(st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=30), max_size=4))
-def test_whatever_the_lines_hold_the_page_is_drawn(lines):
+@settings(max_examples=40)
+@given(st.data())
+def test_whatever_a_line_holds_it_is_refused_or_the_page_is_drawn(data):
+    lines = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole = data.draw(st.sampled_from(WHOLE))
+        changes = data.draw(st.dictionaries(st.sampled_from(sorted(whole)), ANYTHING, max_size=3))
+        with suppress(ValueError):
+            lines.append(from_flat(whole | changes, make_data))
+    told = {kind: [one for one in lines if one.kind == kind] for kind in KINDS}
     for plan in (make_plan(), make_dual_plan()):
-        story = a_story(plan, epochs=lines, steps=lines, shares=lines, rounds=lines, notes=lines)
+        story = a_story(plan, **{KINDS[kind]: some for kind, some in told.items()})
         for part in run_parts(story):
             Document(part.content)
         tiles(story)
@@ -226,7 +247,7 @@ def test_words_from_outside_are_text():
     story = a_story(
         steps=[step(1)],
         shares=[shares(0, 0, (16, 16), **{"place/0": HOSTILE})],
-        notes=[{"kind": "note", "text": HOSTILE}],
+        notes=[note(HOSTILE)],
     )
     text = "".join(part.content for part in run_parts(story))
     assert "<script" not in text
@@ -236,7 +257,7 @@ def test_words_from_outside_are_text():
 
 def test_rounds_of_workers_that_the_plan_has_not_are_left_out():
     plan = make_dual_plan()
-    assert rounds_of(plan, [a_round(0, 99), a_round(1, 0, epoch=99), {"kind": "round"}]) == []
+    assert rounds_of(plan, [a_round(0, 99), a_round(1, 0, epoch=99)]) == []
 
 
 # ------------------------------------------------------------------------------------------- cost

@@ -131,7 +131,7 @@ def test_the_numbers_of_the_run_are_on_the_page(text):
         assert value in text
     for name, _ in accounting(make_summary()):
         assert name in text
-    for words in ("5.1 % too low", "inside the 95 % interval", "98.1 % (353 of 360)", "98.6 %"):
+    for words in ("5.4 % longer", "inside the 95 % interval", "98.1 % (353 of 360)", "98.6 %"):
         assert words in text
     for reason in make_plan().reasons:
         assert all(f"{sentence}." in text for sentence in reason.why.rstrip(".").split(". "))

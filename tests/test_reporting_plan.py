@@ -22,6 +22,7 @@ from batchwright.records.text.plan_text import (
     knee_rows,
     rivals,
 )
+from batchwright.reporting.charts.memory import memory_chart
 from batchwright.reporting.data.plan_curves import (
     MOST_CURVES,
     MeasuredPoint,
@@ -446,3 +447,20 @@ def test_a_wide_interval_is_cut_off_at_the_top_and_takes_no_line_away():
     assert len(line.split()) == 12 * (len(LOCAL_BATCHES) - 1) + 1
     heights = [float(place.split(",")[1]) for place in band.split()]
     assert min(heights) >= 12.0
+
+
+def test_memory_is_drawn_over_the_batch_with_what_was_measured_and_the_limit():
+    profile, plan = make_measured(), make_plan()
+    chart = memory_chart(plan, profile)
+    predicted, measured, chosen = chart.series
+    batches = [one.micro_batch_size for one in plan.considered if one.workers == plan.workers]
+    assert [point.x for point in predicted.points] == batches
+    assert len(chart.bands[0].edges) == len(batches)
+    there = [one for one in profile.memory if one.workers == plan.workers]
+    assert [point.y for point in measured.points] == [one.peak_bytes / 2**20 for one in there]
+    assert [point.x for point in chosen.points] == [plan.stages[0].micro_batch_size]
+    goal = plan.job.goal.model_copy(update={"memory": 2**26})
+    limited = plan.model_copy(update={"job": plan.job.model_copy(update={"goal": goal})})
+    *_, limit = memory_chart(limited, profile).series
+    assert {point.y for point in limit.points} == {64.0}
+    assert memory_chart(make_plan(considered=()), profile) is None

@@ -5,9 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
+from batchwright.records.lines.run_lines import note
+from batchwright.records.run import told_loss
 from batchwright.reporting.render.live_tables import LiveWorkers
 from batchwright.reporting.render.progress import LINE_SECONDS, StepsProgress, progress, steps
 from dynamic_runs import shares_line, step_line
+from run_lines import typed
 
 
 def a_console(*, terminal=False, **more):
@@ -26,7 +29,7 @@ def step(epoch, number, seconds, **more):
         "lr": 0.1,
         "batch/global": 96,
     }
-    return line | more
+    return typed(line | more)
 
 
 def epoch_end(epoch, **more):
@@ -44,7 +47,7 @@ def epoch_end(epoch, **more):
         "plan/predicted_epoch_s": 19.0,
         "gns/simple": 212.0,
     }
-    return line | more
+    return typed(line | more)
 
 
 def lines(console, records, epochs=2):
@@ -93,19 +96,19 @@ def test_values_that_are_missing_or_null_are_left_out():
     (said,) = lines(a_console(), [epoch_end(0, **{"train/loss": None, "val/top1": None})])
     assert "accuracy" not in said
     assert said.startswith("epoch 1/2: held-out loss")
-    assert lines(a_console(), [{"kind": "epoch", "epoch": 1}]) == ["epoch 2/2: "]
-    assert lines(a_console(), [{"kind": "something else"}]) == []
+    assert lines(a_console(), [typed({"kind": "epoch", "epoch": 1})]) == ["epoch 2/2: 0 s"]
+    line = {"kind": "evaluation", "epoch": 1, "val/top1": 0.5}
+    assert lines(a_console(), [typed(line)]) == []
 
 
-def test_a_loss_that_is_not_finite_is_shown_not_raised():
-    (said,) = lines(a_console(), [step(0, 5, 20.0, **{"train/loss": float("nan")})])
-    assert "loss nan" in said
+def test_a_loss_that_is_not_finite_is_left_out():
+    assert (told_loss(float("nan")), told_loss(float("inf")), told_loss(-2.5)) == (None, None, -2.5)
+    (said,) = lines(a_console(), [step(0, 5, 20.0, **{"train/loss": None})])
+    assert "loss" not in said
 
 
 def test_a_note_is_shown_as_it_is_but_cannot_act_on_the_terminal():
-    assert lines(a_console(), [{"kind": "note", "text": "[red]kept\x1b[2J :smile:"}]) == [
-        "[red]kept\\x1b[2J :smile:"
-    ]
+    assert lines(a_console(), [note("[red]kept\x1b[2J :smile:")]) == ["[red]kept\\x1b[2J :smile:"]
 
 
 def test_a_terminal_gets_a_bar_that_is_gone_at_the_end():
@@ -130,7 +133,7 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
 
 def test_without_a_console_everything_goes_to_standard_error(capsys):
     with progress(epochs=1) as shown:
-        shown.update({"kind": "note", "text": "hello"})
+        shown.update(note("hello"))
     with steps() as count:
         count(1, 1, "reading")
     captured = capsys.readouterr()
@@ -196,7 +199,8 @@ def test_one_worker_has_neither_lines_nor_a_table():
 def test_a_terminal_shows_each_worker_below_the_bar_and_takes_the_table_away():
     console = a_console(terminal=True, height=30)
     with progress(console, epochs=2) as shown:
-        shown.update(step_line(10, [85, 43], places=True))
+        shown.update(shares_line(0, [85, 43]))
+        shown.update(step_line(10, [85, 43]))
         of_epoch = {"batch/local/0": 85, "batch/local/1": 43, "time/rank0/compute_s": 9.0}
         shown.update(epoch_end(0, **of_epoch))
         shown.update(step_line(20, [80, 48]))
@@ -226,9 +230,10 @@ def test_of_more_workers_than_have_room_the_slowest_are_shown():
 
 def test_workers_that_left_take_their_times_and_places_with_them():
     live = LiveWorkers()
-    live.take(step_line(10, [30, 30, 30], places=True))
+    live.take(shares_line(0, [30, 30, 30]))
+    live.take(step_line(10, [30, 30, 30]))
     live.take(shares_line(20, [45, 45]))
     text = table_of(live, most=9)
     assert len(text.splitlines()) == 3
-    assert "node1" not in text
+    assert "node1/cpu:2" not in text
     assert "ms" not in text

@@ -30,6 +30,7 @@ from batchwright.reporting.render.figures import (
 )
 from batchwright.reporting.render.sweep_progress import SweepProgress
 from batchwright.reporting.render.tables import sweep_table
+from run_lines import typed
 from sweeps import make_cell, make_sweep
 from test_reporting_page import HOSTILE, Document
 
@@ -167,11 +168,11 @@ def test_what_comes_from_outside_cannot_act_on_the_page():
 
 
 def step(epoch, number):
-    return {"kind": "step", "epoch": epoch, "step": number, "steps": 10}
+    return typed({"kind": "step", "epoch": epoch, "step": number, "steps": 10})
 
 
 def epoch_end(epoch, top1=0.5):
-    return {"kind": "epoch", "epoch": epoch, "val/top1": top1}
+    return typed({"kind": "epoch", "epoch": epoch, "val/top1": top1})
 
 
 def watched(console, seconds):

@@ -100,15 +100,17 @@ def test_the_comparison_of_a_single_stage_is_the_summary_s_own():
     summary = make_summary()
     (one,) = comparisons(summary)
     assert one.measured == summary.measured_epoch_seconds
-    assert one.error_percent == pytest.approx(100 * (one.predicted.value / one.measured - 1))
+    assert one.ratio == pytest.approx(one.measured / one.predicted.value)
 
 
 @pytest.mark.parametrize(
     ("measured", "inside", "words"),
     [
-        (1.0, True, "0.0 % too high, inside"),
-        (1.25, False, "20.0 % too low, outside"),
-        (0.95, True, "5.3 % too high, inside"),
+        (1.0, True, "0.0 % more, inside"),
+        (1.25, False, "25.0 % more, outside"),
+        (0.95, True, "5.0 % less, inside"),
+        (2.42, False, "2.42 times as much, outside"),
+        (0.5, False, "0.500 times as much, outside"),
     ],
 )
 def test_the_verdict_says_direction_size_and_whether_it_fell_inside(measured, inside, words):
@@ -143,7 +145,7 @@ def test_the_summary_s_table_shows_accuracy_with_its_counts_and_every_part_of_th
     text = shown(summary_table(make_summary()), width=100)
     assert "98.1 % (353 of 360)" in text
     assert "98.6 % (355 of 360)" in text
-    assert "too low, inside" in text
+    assert "more, inside" in text
     for name, _ in accounting(make_summary()):
         assert name in text
 
@@ -282,7 +284,7 @@ def test_measured_memory_stands_beside_the_predicted_one():
     summary = make_summary(plan=plan, epochs=(weighed(80 * 2**20, 125 * 2**20), make_epoch(1)))
     _, _, row = compared_rows(summary)  # of the worker that took the most
     assert row[:3] == ["peak memory", "100 MiB (90.0 to 120)", "125 MiB"]
-    assert row[3] == "20.0 % too low, outside the interval"
+    assert row[3] == "25.0 % more, outside the interval"
     for text in (shown(summary_table(summary), width=100), page(summary)):
         assert "125 MiB" in text
         assert "not measured in this run" not in text

@@ -102,7 +102,7 @@ def test_rounds_that_ended_before_a_checkpoint_belong_to_the_epoch_in_progress(t
     served.push(1)  # its third round: how long the exchange took is not known yet
     again = served.again()
     assert [line["kind"] for line in again.lines[-3:]] == ["note", "round", "epoch"]
-    assert again.lines[-1]["epoch"] == 2
+    assert again.lines[-1]["record"]["epoch"] == 2
     again.come(0, 1)
     again.answer(0)
     again.answer(1)

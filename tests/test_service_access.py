@@ -12,7 +12,8 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from batchwright.records.service import RunEnd
-from batchwright.service.access import COOKIE, check_form, csrf_of, need_page, remember
+from batchwright.service.access import check_form, cookie_name, csrf_of, need_page, remember
+from batchwright.service.store import Store
 from batchwright.service.store.tokens import Caller
 from samples import make_plan
 from services import ADDRESS, step
@@ -177,9 +178,14 @@ def add_page(app):
     app.include_router(router)
 
 
-def csrf_for(session: str) -> str:
+def session_of(service, browser) -> str:
+    return browser.cookies[cookie_name(service.settings)]
+
+
+def csrf_for(service, browser) -> str:
     class Asked:
-        cookies = {COOKIE: session}  # noqa: RUF012 - stands for a request
+        cookies = browser.cookies  # stands for a request
+        app = service.app
 
     return csrf_of(Asked())
 
@@ -187,9 +193,9 @@ def csrf_for(session: str) -> str:
 def test_a_form_is_taken_with_the_sessions_own_token_only(service):
     add_page(service.app)
     browser, other = service.sign_in("submit"), service.sign_in("submit")
-    own, others = csrf_for(browser.cookies[COOKIE]), csrf_for(other.cookies[COOKIE])
+    own, others = csrf_for(service, browser), csrf_for(service, other)
     assert own != others
-    assert browser.cookies[COOKIE] not in own
+    assert session_of(service, browser) not in own
     assert browser.post("/page", data={"csrf": own}).status_code == 200
     for wrong in ({}, {"csrf": ""}, {"csrf": others}, {"csrf": own[:-1]}, {"csrf": "\u00e9"}):
         assert browser.post("/page", data=wrong).status_code == 403, wrong
@@ -204,7 +210,7 @@ def test_a_page_needs_the_scope_of_the_link(service):
     add_page(service.app)
     browser = service.sign_in("read")
     assert browser.get("/page").status_code == 200
-    answer = browser.post("/page", data={"csrf": csrf_for(browser.cookies[COOKIE])})
+    answer = browser.post("/page", data={"csrf": csrf_for(service, browser)})
     assert answer.status_code == 403
 
 
@@ -229,6 +235,31 @@ def test_a_session_ends_by_leaving_and_by_time(service):
     assert find(session) is None
 
 
+def test_what_a_browser_submits_belongs_to_those_of_its_name(service):
+    def browser(name):
+        link = service.store.sign_in.link(["read", "submit"], name)
+        one = TestClient(service.app, base_url=ADDRESS, follow_redirects=False)
+        assert one.post("/sign-in", data={"link": link}).status_code == 303
+        return one
+
+    ada, bob, again = browser("ada"), browser("bob"), browser("ada")
+    form = {"csrf": csrf_for(service, ada), "job": "data: digits"}
+    job = ada.post("/jobs", data=form).headers["location"]
+    assert service.store.jobs.list()[0].id == job.rpartition("/")[2]
+    for one, status in ((bob, 403), (again, 303)):
+        form = {"csrf": csrf_for(service, one)}
+        assert one.post(f"{job}/cancel", data=form).status_code == status
+    assert {one.who for one in service.store.audit.list()} == {"browser ada", "browser bob"}
+
+
+@pytest.mark.parametrize("name", ["", "x" * 113, "a\nb"])
+def test_some_names_are_nobodys(service, name):
+    from batchwright.service.problems import Refused
+
+    with pytest.raises(Refused, match="cannot name who is signed in"):
+        service.store.sign_in.link(["read"], name)
+
+
 def test_the_cookie_is_kept_from_scripts_and_other_sites(service):
     from starlette.responses import Response
 
@@ -241,6 +272,17 @@ def test_the_cookie_is_kept_from_scripts_and_other_sites(service):
     answer = Response()
     remember(answer, "secret", service.settings.model_copy(update={"secure_cookies": True}))
     assert "; secure" in answer.headers["set-cookie"].lower()
+
+
+def test_services_over_other_databases_have_cookies_of_other_names(service):
+    """Browsers send a cookie to all ports of a host."""
+    names = [
+        cookie_name(service.settings.model_copy(update={"database": database}))
+        for database in ("sqlite:////a", "sqlite:////b", "postgresql://me:x@h/a")
+    ]
+    assert len(set(names)) == 3
+    again = service.settings.model_copy(update={"database": "postgresql://me:y@h/a"})
+    assert cookie_name(again) == names[2]  # and tells nothing of the password
 
 
 # ----------------------------------------------------------------------------------- secrets
@@ -273,18 +315,33 @@ def test_a_token_made_again_under_its_name_owns_what_the_old_one_did(service):
 def test_a_token_tells_when_it_was_used_last(service):
     listed = {token.name: token for token in service.store.tokens.list()}
     assert listed["read"].used is None
+
+    def used(store=service.store):
+        return {token.name: token for token in store.tokens.list()}["read"].used
+
     service.get("read", "/v1/runs")
-    first = {token.name: token for token in service.store.tokens.list()}["read"].used
+    first = used()
     assert first == service.clock.now
     service.clock.go(10)
     service.get("read", "/v1/runs")
-    assert {token.name: token for token in service.store.tokens.list()}["read"].used == first
+    assert used() == first
     service.clock.go(60)
     service.get("read", "/v1/runs")
-    assert {token.name: token for token in service.store.tokens.list()}["read"].used > first
+    assert used() > first
+    service.store.tokens.note_used()
+    service.store.tokens.note_used()  # there is nothing new
+    other = Store(service.store.database.engine, service.settings)
+    assert used(other) == used() == service.clock.now
 
 
-@pytest.mark.parametrize("name", ["", "x" * 121, "a\nb", "browser", "operator"])
+def test_when_tokens_were_used_is_written_when_the_service_ends(service):
+    with service.client:
+        service.get("read", "/v1/runs")
+    other = Store(service.store.database.engine, service.settings)
+    assert {token.name: token for token in other.tokens.list()}["read"].used == service.clock.now
+
+
+@pytest.mark.parametrize("name", ["", "x" * 121, "a\nb", "browser", "browser ada", "operator"])
 def test_some_names_cannot_name_a_token(service, name):
     from batchwright.service.problems import Refused
 

@@ -8,12 +8,14 @@ import pytest
 
 from batchwright.algorithms.splicing import spliced
 from batchwright.planning.planner import make_plan
-from batchwright.records import Job
+from batchwright.records import EpochRecord, Job, WorkerTime
+from batchwright.records.lines.run_lines import EpochLine
 from batchwright.records.service import Advice, AgentIntroduction, JobProgress
 from batchwright.service.adviser import Adviser
 from batchwright.service.advising import LEAST_CHANGE, MOST_CHANGE, advice_for, drift_of
 from batchwright.workflows.replan import EpochTime, at_level_of, epoch_seconds
 from clusters import LOCAL_BATCHES, make_step, step_seconds
+from run_lines import values_of
 from samples import make_cyclic_plan, make_data, make_dual_plan, make_job, make_profile
 from test_learning import trials_of, truth
 
@@ -28,7 +30,7 @@ def profile_of(**keys):
 
 
 def lines(plan, count, *, computing=1.0, exchange=0.0, first=0, slow_first=True):
-    """Epoch lines with so many times the planned computing, and more exchange in each step."""
+    """Epochs with so many times the planned computing, and more exchange in each step."""
     found = []
     for epoch in range(first, first + count):
         row = plan.stages[plan.stage_of(epoch)]
@@ -38,22 +40,41 @@ def lines(plan, count, *, computing=1.0, exchange=0.0, first=0, slow_first=True)
         busy = 0.9 * whole if row.workers > 1 else whole
         extra = 1.4 if epoch == first and slow_first else 1.0
         seconds = extra * (busy * computing + (whole - busy) + exchange * steps)
-        line = {
-            "kind": "epoch",
-            "epoch": epoch,
-            "epochs": plan.epochs,
-            "time/epoch_s": seconds,
-            "time/eval_s": 1.0,
-            "time/checkpoint_s": 0.1,
-            "batch/global": row.global_batch_size,
-        }
-        for rank in range(row.workers):
-            line[f"time/rank{rank}/input_s"] = 0.1 * extra * busy * computing
-            line[f"time/rank{rank}/compute_s"] = 0.9 * extra * busy * computing * (1 - 0.05 * rank)
-            line[f"time/rank{rank}/wait_s"] = 0.0
-            line[f"time/rank{rank}/comm_s"] = extra * (whole - busy + exchange * steps)
-        found.append(line)
+        workers = tuple(
+            WorkerTime(
+                local_batch_size=local,
+                samples=TRAIN // row.workers,
+                input_seconds=0.1 * extra * busy * computing,
+                compute_seconds=0.9 * extra * busy * computing * (1 - 0.05 * rank),
+                communication_seconds=extra * (whole - busy + exchange * steps),
+            )
+            for rank in range(row.workers)
+        )
+        record = EpochRecord(
+            epoch=epoch,
+            resolution=row.resolution,
+            global_batch_size=row.global_batch_size,
+            steps=round(steps),
+            skipped_steps=0,
+            samples=TRAIN,
+            learning_rate=0.1,
+            train_loss=1.0,
+            training_seconds=seconds,
+            evaluation_seconds=1.0,
+            checkpoint_seconds=0.1,
+            workers=workers,
+        )
+        found.append(record)
     return found
+
+
+def timed(record, seconds):
+    """An epoch that took so long."""
+    return record.model_copy(update={"training_seconds": seconds})
+
+
+def line_of(record):
+    return EpochLine(kind="epoch", record=record, epochs=PLAN.epochs)
 
 
 PROFILE = profile_of()
@@ -77,9 +98,8 @@ def test_a_prediction_that_holds_calls_for_nothing(factor):
 
 
 def test_drift_is_the_median_of_the_newest_epochs_and_the_first_one_does_not_count():
-    told = lines(PLAN, 6)
-    for line, seconds in zip(told, (99, 98, 97, 20, 90, 30), strict=True):
-        line["time/epoch_s"] = seconds
+    seconds = (99, 98, 97, 20, 90, 30)
+    told = [timed(*one) for one in zip(lines(PLAN, 6), seconds, strict=True)]
     found = drift_of(PLAN, told)
     assert (found.measured, found.done, len(found.times)) == (30, 6, 3)
     assert "where" in str(found)
@@ -92,11 +112,9 @@ def test_too_few_epochs_tell_nothing(count):
 
 def test_lines_without_times_or_epochs_tell_nothing():
     told = lines(PLAN, 5)
-    for line in told[1:]:
-        line["time/epoch_s"] = None
-    assert drift_of(PLAN, told) is None
-    assert drift_of(PLAN, [{"kind": "epoch"}, {"kind": "epoch", "epoch": None}]) is None
-    assert drift_of(PLAN, [*lines(PLAN, 3), {"kind": "epoch", "epoch": 99}]) is None
+    assert drift_of(PLAN, [told[0], *(timed(one, 0.0) for one in told[1:])]) is None
+    late = told[0].model_copy(update={"epoch": 99})
+    assert drift_of(PLAN, [*lines(PLAN, 3), late]) is None
 
 
 def test_after_a_change_only_epochs_of_the_new_row_count():
@@ -171,7 +189,7 @@ def test_the_reason_says_measured_predicted_and_what_changes():
     offer = advised(**SLOW_LINK)
     before, after = offer.plan.stages
     for part in (
-        f"epochs take {lines(PLAN, 2, **SLOW_LINK)[1]['time/epoch_s'] // 60:.0f} min",
+        f"epochs take {lines(PLAN, 2, **SLOW_LINK)[1].training_seconds // 60:.0f} min",
         "were predicted",
         "more (median of the last 3)",
         "computing takes 1.0",
@@ -284,7 +302,9 @@ def introduced(service, **changes):
 def posted(service, run, told):
     first = service.store.runs.get(run).records
     answer = service.post(
-        "report", f"/v1/runs/{run}/records", json={"first": first, "records": told}
+        "report",
+        f"/v1/runs/{run}/records",
+        json={"first": first, "records": [values_of(line_of(one)) for one in told]},
     )
     assert answer.status_code == 200, answer.text
     assert service.app.state.adviser.wait(30)
@@ -294,7 +314,7 @@ def posted(service, run, told):
 def test_epochs_that_come_in_lead_to_advice_that_the_next_answer_tells_of(service):
     run = introduced(service, follows_advice=True)
     told = lines(PLAN, 5, **SLOW_LINK)
-    assert posted(service, run, told[:3]) == {"next": 3, "advice": 0}
+    assert posted(service, run, told[:3]) == {"next": 3, "advice": 0, "digest": None}
     assert posted(service, run, told[3:])["advice"] == 1
     (advice,) = service.get("read", f"/v1/runs/{run}/advice").json()
     assert (advice["number"], advice["epoch"], advice["taken"]) == (1, 4, None)
@@ -310,17 +330,16 @@ def test_a_run_is_thought_about_again_only_if_something_is_new(service, monkeypa
     )
     run, adviser = introduced(service), Adviser(service.store)
     told = lines(PLAN, 6, **SLOW_LINK)
-    told[5]["time/epoch_s"] *= 3
-    told[4]["time/epoch_s"] *= 3
-    for line in told:
-        service.report(run, line)
+    told[4:] = [timed(one, 3 * one.training_seconds) for one in told[4:]]
+    for record in told:
+        service.report(run, line_of(record))
         adviser.consider(run)
     assert len(seen) == 2
 
 
 def test_a_run_that_has_finished_is_not_advised(service):
     run, adviser = introduced(service), Adviser(service.store)
-    service.report(run, *lines(PLAN, 4, **SLOW_LINK))
+    service.report(run, *map(line_of, lines(PLAN, 4, **SLOW_LINK)))
     service.put("report", f"/v1/runs/{run}/end", json={"outcome": "finished"})
     assert adviser.consider(run) is None
 
@@ -334,7 +353,7 @@ def test_a_run_without_a_profile_has_that_of_the_job_it_carries_out(service):
     key = service.store.jobs.lease("one").key
     service.store.jobs.progress(job, JobProgress(key=key, profile=PROFILE))
     for run in runs:
-        service.report(run, *lines(PLAN, 4, **SLOW_LINK))
+        service.report(run, *map(line_of, lines(PLAN, 4, **SLOW_LINK)))
     adviser = Adviser(service.store)
     assert [adviser.consider(run) is not None for run in runs] == [True, False, False]
 
@@ -344,14 +363,14 @@ def test_what_cannot_be_planned_again_is_left_alone(service):
     other = service.a_run(plan=PLAN, profile=profile_of().model_copy(update={"steps": ()}))
     adviser = Adviser(service.store)
     for one in (run, other):
-        service.report(one, *lines(PLAN, 4, **SLOW_LINK))
+        service.report(one, *map(line_of, lines(PLAN, 4, **SLOW_LINK)))
     assert adviser.consider(other) is None
     assert adviser.consider(run) is not None
 
 
 def test_taken_advice_is_the_plan_of_the_run_from_the_epoch_that_it_was_taken_at(service):
     run = introduced(service)
-    service.report(run, *lines(PLAN, 4, **SLOW_LINK))
+    service.report(run, *map(line_of, lines(PLAN, 4, **SLOW_LINK)))
     advice = Adviser(service.store).consider(run)
     path = f"/v1/runs/{run}/advice/1/taken"
     for _ in range(2):
@@ -369,7 +388,7 @@ def test_taken_advice_is_the_plan_of_the_run_from_the_epoch_that_it_was_taken_at
 
 def test_advice_is_taken_by_whom_the_run_belongs_to(service):
     run = introduced(service)
-    service.report(run, *lines(PLAN, 4, **SLOW_LINK))
+    service.report(run, *map(line_of, lines(PLAN, 4, **SLOW_LINK)))
     Adviser(service.store).consider(run)
     other = service.store.tokens.create("another", ["report"])
     answer = service.client.put(
@@ -382,7 +401,7 @@ def test_advice_is_taken_by_whom_the_run_belongs_to(service):
 
 def test_an_adviser_survives_runs_that_are_gone_and_takes_nothing_on_once_closed(service):
     run, adviser = introduced(service), Adviser(service.store)
-    service.report(run, *lines(PLAN, 4, **SLOW_LINK))
+    service.report(run, *map(line_of, lines(PLAN, 4, **SLOW_LINK)))
     adviser.add("00000000-0000-0000-0000-000000000000")
     adviser.add(run)
     assert adviser.wait(30)

@@ -19,17 +19,22 @@ from batchwright.cli import client_commands
 from batchwright.client import job_work, lease_heartbeat
 from batchwright.client.agent import Agent, allowed
 from batchwright.client.http import Service, ServiceError
+from batchwright.client.identity import folder_id, usual_name
 from batchwright.client.job_work import code_words
+from batchwright.client.offering import Limits, offer
 from batchwright.client.outbox import read_report
 from batchwright.client.submitting import follow, state_words, submit
 from batchwright.errors import BatchwrightError, FileError, WorkerError
 from batchwright.records import Job
+from batchwright.records.agent_rules import GIB
 from batchwright.records.documents import change_job, job_yaml, write_record
 from batchwright.records.service import AgentIntroduction, KeptAdvice, RunIntroduction
 from batchwright.service.database.tables import jobs
 from batchwright.storage import locks
+from batchwright.workflows.plan_from_profiles import decide
 from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
-from samples import make_dual_plan, make_job, make_plan, make_profile, make_summary
+from run_lines import values_of
+from samples import make_job, make_plan, make_profile, make_summary
 
 TESTS = Path(__file__).parent
 JOB = make_job()
@@ -40,7 +45,7 @@ def made(tmp_path_factory):
     """What verbs make, so that `fake_verbs` need not load all records."""
     folder = tmp_path_factory.mktemp("made")
     write_record(make_profile(), folder / "profile.json")
-    write_record(make_plan(), folder / "plan.json")
+    write_record(decide([make_profile()]), folder / "plan.json")
     write_record(make_summary(), folder / "summary.json")
     (folder / "step.json").write_text(json.dumps(step(0)))
     (folder / "epoch.json").write_text(json.dumps(epoch(0)))
@@ -66,11 +71,20 @@ class Here:
     """An agent of the test's own service, which works on one job when it is told to."""
 
     def __init__(
-        self, service, folder, *, name="one", allow=(), faults=(), owner="report", **options
+        self,
+        service,
+        folder,
+        *,
+        name="one",
+        chosen=True,
+        allow=(),
+        faults=(),
+        owner="report",
+        **options,
     ):
         self.service, self.folder, self.told = service, folder, []
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
-        introduction = AgentIntroduction(name=name, allow=allow)
+        introduction = AgentIntroduction(name=name, chosen=chosen, allow=allow)
         self.agent = Agent(
             remote(service, owner, faults),
             service.tokens[owner],
@@ -122,9 +136,8 @@ def test_a_job_is_probed_planned_trained_and_reported(service, queued, hold, tmp
     run = service.store.runs.get(found.run)
     assert (run.name, run.state, run.job, run.records) == ("a job", "finished", queued.id, 21)
     folder = tmp_path / "agent" / "jobs" / queued.id
-    assert service.store.records.after(found.run, None, -1, 100).records == tuple(
-        lines_of(folder / "run")
-    )
+    records = service.store.records.after(found.run, None, -1, 100).records
+    assert [values_of(record) for record in records] == lines_of(folder / "run")
     assert not here.work()
 
 
@@ -153,7 +166,7 @@ def test_a_plan_waits_for_approval_and_another_agent_may_follow_it(service, hold
     assert state(service, job).state == "planned"
     assert not other.work()
     service.store.jobs.approve(job.id)
-    service.store.agents.introduce(AgentIntroduction(name="one", allow=("data=none",)), "report")
+    Here(service, tmp_path / "one", allow=("data=none",))
     assert other.work()
     assert (state(service, job).state, state(service, job).attempts) == ("done", 2)
 
@@ -305,18 +318,228 @@ def test_advice_that_was_taken_while_the_service_was_away_is_told_at_the_end(
 
 
 def test_two_batch_sizes_are_measured_side_by_side_before_training(
-    service, queued, hold, tmp_path, made, monkeypatch
+    service, hold, tmp_path, made, monkeypatch
 ):
-    own = tmp_path / "made"
+    own, job = tmp_path / "made", make_job(method="dual-batch")
+    profile = make_profile(job=job)
     shutil.copytree(made, own)
-    write_record(make_dual_plan(), own / "plan.json")
+    write_record(profile, own / "profile.json")
+    write_record(decide([profile]), own / "plan.json")
     monkeypatch.setenv("FAKE_MADE", str(own))
+    queued = submit(remote(service, "submit"), job, name="a job", auto=True)
     here = Here(service, tmp_path / "agent")
     assert here.work()
     assert [line.partition(":")[0] for line in here.told[1:6]] == [
         *("probe", "plan", "check", "plan", "train")
     ]
     assert state(service, queued).state == "done"
+
+
+# ------------------------------------------------------------------------- cut off, and taken over
+
+
+def test_an_agent_that_was_cut_off_goes_on_with_its_training(
+    service, queued, hold, tmp_path, clock
+):
+    """Ten leases long, while another agent asks for work: nothing is trained twice."""
+    hold.write_text("train")
+    one = Here(service, tmp_path / "one")
+    thread = one.begin()
+    reached(hold, "train")
+    wait_until(lambda: state(service, queued).trained > 0)
+    two = Here(service, tmp_path / "two", name="two")
+    wire = one.agent._service._client
+    wire.faults = iter(lambda: "lost", None)  # from now on
+    wait_until(lambda: clock.go(300.0) or state(service, queued).silent)
+    assert two.agent._lease() is None
+    assert "agent one is silent for" in state(service, queued).waiting
+    wire.faults = iter(())
+    wait_until(lambda: not state(service, queued).silent)
+    hold.unlink()
+    thread.join(SECONDS)
+    found = state(service, queued)
+    assert (found.state, found.agent, found.attempts) == ("done", "one", 1)
+
+
+def test_the_service_hears_how_far_the_newest_checkpoint_is(service, queued, hold, tmp_path):
+    hold.write_text("train")
+    thread = Here(service, tmp_path / "agent").begin()
+    reached(hold, "train")
+    wait_until(lambda: state(service, queued).trained > 0)
+    assert state(service, queued).trained == pytest.approx(11 / 45)  # steps of those of an epoch
+    hold.unlink()
+    thread.join(SECONDS)
+
+
+# ------------------------------------------------------------------------- what an agent cannot do
+
+
+def answering(here, change):
+    """The agent gets leases with something in them changed."""
+    post = here.agent._service.post
+
+    def changed(path, body=None):
+        found = post(path, body)
+        if path.endswith("/lease") and found is not None:
+            change(found)
+        return found
+
+    here.agent._service.post = changed
+
+
+def approved(service, folder):
+    """A job that an agent has planned, and its owner approved."""
+    job = submit(remote(service, "submit"), JOB, name="a job", auto=False)
+    assert Here(service, folder).work()
+    service.store.jobs.approve(job.id)
+    return job
+
+
+def test_a_job_that_names_what_this_agent_has_not_is_given_back_and_does_not_come_again(
+    service, hold, tmp_path
+):
+    """As where the package that adds an optimizer is on the service's machine and not on this."""
+    job = approved(service, tmp_path / "one")
+    one = Here(service, tmp_path / "one")
+    answering(one, lambda lease: lease["plan"].update(update="lion"))
+    assert not one.work()
+    assert "a job: given back: this agent cannot read it (plan.update = 'lion'" in one.told[-1]
+    one.agent._service.post = remote(service).post
+    assert not one.work()
+    says = "agent one does not carry it out: this agent cannot read it (plan.update = 'lion'"
+    assert state(service, job).waiting.startswith(says)
+    assert state(service, job).state == "planned"
+    assert Here(service, tmp_path / "two", name="two").work()
+    assert state(service, job).state == "done"
+
+
+def test_a_job_whose_own_keys_cannot_be_read_is_given_back(service, queued, hold, tmp_path):
+    one = Here(service, tmp_path / "one")
+    answering(one, lambda lease: lease["job"]["job"].update(optimizer="lion"))
+    assert one.work()
+    assert one.told[-1].startswith("a job: given back: this agent cannot read it (job key opt")
+    assert not one.work()
+    assert Here(service, tmp_path / "two", name="two").work()
+    assert state(service, queued).state == "done"
+
+
+def test_what_is_no_lease_at_all_ends_the_agent_in_a_line(service, queued, tmp_path):
+    one = Here(service, tmp_path / "one")
+    answering(one, lambda lease: lease.clear())
+    with pytest.raises(ServiceError, match="use the same one on both sides"):
+        one.work()
+
+
+def test_an_agent_follows_no_plan_that_its_profile_does_not_lead_to(service, hold, tmp_path):
+    """Past all checks of the service."""
+    job = approved(service, tmp_path / "one")
+    plan = decide([make_profile()])
+    stages = tuple(one.model_copy(update={"epochs": 1_000_000}) for one in plan.stages)
+    text = plan.model_copy(update={"stages": stages}).model_dump_json()
+    with service.store.database.writing() as connection:
+        connection.execute(update(jobs).where(jobs.c.id == job.id).values(plan=text))
+    Here(service, tmp_path / "one").work()
+    found = state(service, job)
+    assert found.state == "failed"
+    assert found.error.startswith("the plan is not the one that its profile leads to: stages[0].ep")
+    assert not (tmp_path / "one" / "jobs" / job.id / "run").exists()
+
+
+def test_an_agent_measures_nothing_for_a_profile_of_another_job(service, hold, tmp_path):
+    job = approved(service, tmp_path / "one")
+    text = make_profile(job=make_job(epochs=1_000_000)).model_dump_json()
+    with service.store.database.writing() as connection:
+        connection.execute(update(jobs).where(jobs.c.id == job.id).values(profile=text))
+    Here(service, tmp_path / "one").work()
+    assert "the profile that came with the job has epochs=1000000" in state(service, job).error
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        (
+            Limits(workers=1),
+            "the plan is for 2 workers, and this agent takes a maximum of 1 (--max",
+        ),
+        (Limits(hours=1e-9), "it took longer than 1e-09 h, this agent's maximum (--max-hours)"),
+        (Limits(disk=1e-9), "its folder grew beyond 1e-09 GiB, this agent's maximum (--max-disk)"),
+    ],
+)
+def test_a_job_that_takes_more_than_its_agent_allows_is_given_back(
+    service, queued, hold, tmp_path, limits, says, monkeypatch
+):
+    monkeypatch.setattr(job_work, "LOOK_SECONDS", 0.05)
+    hold.write_text("train")
+    one = Here(service, tmp_path / "one", limits=limits)
+    assert one.work()
+    assert one.told[-1].startswith(f"a job: given back: {says}")
+    found = state(service, queued)
+    assert found.state in ("queued", "planned")
+    assert says in found.waiting
+    assert not one.work()
+    hold.unlink()
+    service.clock.go(1000.0)
+    assert Here(service, tmp_path / "two", name="two").work()
+    assert state(service, queued).state == "done"
+
+
+def test_a_machine_tells_what_it_offers():
+    found = offer(["room-2"], Limits(workers=3))
+    assert (found.labels, found.max_workers) == (("room-2",), 3)
+    assert found.cores >= 1
+    assert found.memory > GIB / 4
+    with pytest.raises(BatchwrightError, match="--label: labels"):
+        offer(["a b"])
+
+
+# --------------------------------------------------------------------------------- one of its kind
+
+
+def test_a_folder_is_known_again_and_its_copy_is_another(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    known = folder_id(one)
+    assert folder_id(one) == known
+    shutil.copytree(one, two)
+    assert folder_id(two) != known
+    (one / "agent.json").write_text("[]")
+    assert folder_id(one) not in (known, folder_id(two))
+    assert usual_name(tmp_path / "a b/../c:d").endswith("-c-d")
+
+
+def test_two_agents_without_names_on_one_machine_carry_out_a_job_each(service, hold, tmp_path):
+    """They were both called as the machine is, and took each other's job until it had failed."""
+    first, second = (
+        submit(remote(service, "submit"), JOB, name=name, auto=True) for name in ("a", "b")
+    )
+    hold.write_text("train")
+    folders = (tmp_path / "x" / "agent", tmp_path / "y" / "agent")
+    agents = [Here(service, one, name=usual_name(one), chosen=False) for one in folders]
+    threads = [one.begin() for one in agents]
+    wait_until(lambda: {state(service, one).state for one in (first, second)} == {"training"})
+    names = {state(service, one).agent for one in (first, second)}
+    assert names == {usual_name(folders[0]), f"{usual_name(folders[0])}-2"}
+    hold.unlink()
+    for thread in threads:
+        thread.join(SECONDS)
+    for one in (first, second):
+        assert (state(service, one).state, state(service, one).attempts) == ("done", 1)
+
+
+def test_a_second_agent_with_a_name_that_is_taken_ends_in_a_line(service, tmp_path):
+    Here(service, tmp_path / "one")
+    with pytest.raises(ServiceError, match="named one is there already, from another folder"):
+        Here(service, tmp_path / "two")
+
+
+def test_an_agent_whose_folder_another_process_has_taken_ends(service, queued, hold, tmp_path):
+    """As on a disk that cannot lock: else they would take the job from each other."""
+    first = Here(service, tmp_path / "agent")
+    second = Here(service, tmp_path / "agent")
+    with pytest.raises(ServiceError, match="another agent has introduced itself as one since"):
+        first.work()
+    assert second.work()
+    assert state(service, queued).attempts == 1
 
 
 # ------------------------------------------------------------------------------ rules and folders

@@ -14,7 +14,7 @@ from batchwright.records.service import RecordPage, RunInfo
 from batchwright.service.api import examples, plans
 from batchwright.service.api import operation as health
 from samples import make_plan, make_profile, make_summary
-from services import epoch, step
+from services import epoch, step, step_line
 
 
 def json_of(record):
@@ -30,13 +30,14 @@ def test_the_story_of_a_run(service):
     assert RunInfo.model_validate(made.json()).state == "running"
     batch = {"first": 0, "records": [step(0), step(1), epoch(0)]}
     answer = service.post("report", f"{at}/records", json=batch)
-    assert answer.json() == {"next": 3, "advice": 0}
-    assert service.put("report", f"{at}/alive").json() == {"next": 3, "advice": 0}
+    assert answer.json() == {"next": 3, "advice": 0, "digest": None}
+    assert service.put("report", f"{at}/alive").json() == answer.json()
     gap = service.post("report", f"{at}/records", json={"first": 9, "records": [step(9)]})
     assert gap.status_code == 409
     assert gap.json() == {"detail": "records from 3 on are wanted, not from 9", "next": 3}
     page = service.get("read", f"{at}/records", params={"kind": "step", "most": 1}).json()
-    assert RecordPage.model_validate(page).records[-1] == step(1)
+    assert page["records"][-1] == step(1)
+    assert RecordPage.model_validate(page).records[-1] == step_line(1)
     rest = service.get("read", f"{at}/records", params={"after": 0, "limit": 5}).json()
     assert rest["sequences"] == [1, 2]
     assert Plan.model_validate(service.get("read", f"{at}/plan").json()) == make_plan()
@@ -44,7 +45,8 @@ def test_the_story_of_a_run(service):
     assert service.get("read", f"{at}/summary").status_code == 404
     end = {"outcome": "finished", "summary": json_of(make_summary())}
     assert service.put("report", f"{at}/end", json=end).json()["state"] == "finished"
-    assert RunSummary.model_validate(service.get("read", f"{at}/summary").json()) == make_summary()
+    told = RunSummary.model_validate(service.get("read", f"{at}/summary").json())
+    assert told == make_summary(run_folder="digits")
     assert [one["id"] for one in service.get("read", "/v1/runs").json()] == [run]
     assert service.delete("report", at).status_code == 204
     assert service.get("read", at).status_code == 404
@@ -109,7 +111,7 @@ MESSAGES = {
     *("Health", "Problem", "Plan", "Profile", "RunSummary", "RunIntroduction", "RunInfo", "RunEnd"),
     *("RecordBatch", "RecordsTaken", "RecordPage", "Advice", "AdviceTaken", "PlanRequest"),
     *("NewProfile", "StoredProfile", "JobSubmission", "JobInfo", "AgentIntroduction", "AgentInfo"),
-    *("Lease", "JobProgress", "JobOrders"),
+    *("Lease", "LeaseRequest", "JobProgress", "JobOrders"),
 }
 """All that travels, each with an example."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from urllib.parse import urlencode
 
 import pytest
 
+from batchwright.records import Job
 from batchwright.records.service import (
     AgentIntroduction,
     JobProgress,
@@ -14,10 +16,11 @@ from batchwright.records.service import (
     RunIntroduction,
 )
 from batchwright.service import plan_answers
+from batchwright.service.pages.demo import DEMO, load_demo
 from batchwright.service.plan_answers import PLANNING
 from browsers import browsing, serving, violations
 from clusters import make_measured
-from samples import make_plan, make_profile, make_summary
+from samples import make_dual_plan, make_plan, make_profile, make_summary
 from services import epoch, step
 
 pytestmark = pytest.mark.slow
@@ -174,3 +177,71 @@ def test_on_a_phone_in_the_dark_nothing_is_wider_than_the_screen(tmp_path):
             page.goto(server.address + path)
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
             assert violations(page) == [], path
+
+
+def filled(server):
+    """A run, a job and an agent in each state, a profile; addresses of all pages with them."""
+    store, story = server.store, Story(server.store)
+    load_demo(store)
+    going, failed, stopped, fresh = (
+        story.run(name) for name in ("going", "failed", "stopped", "fresh")
+    )
+    story.report(going, *(epoch(number) for number in range(5)), step(3, 5))
+    story.report(going, {"kind": "note", "text": "a checkpoint was written"})
+    for run, outcome in ((failed, "failed"), (stopped, "stopped")):
+        story.report(run, epoch(0))
+        store.runs.end(run, RunEnd(outcome=outcome, error="worker 1 was killed: give workers=1"))
+    served = story.run("rounds", plan=make_dual_plan(), profile=None)
+    profile = store.profiles.add("two workers", make_measured())
+    jobs = [store.jobs.submit("digits", Job(), auto=False, owner="ann").id for _ in range(3)]
+    story.work("planned", jobs[0], profile=make_profile(), plan=make_plan())
+    story.work("failed", jobs[1], error="this machine has 2 cores: give workers=2")
+    store.agents.introduce(AgentIntroduction(name="by default", allow=()), "report")
+    refused = urlencode({"profile": profile, "goal.price": "cheap", "keys": "epoch=3"})
+    return [
+        *("/runs", "/jobs", f"/planner?profile={profile}&goal.price=0.35", f"/planner?{refused}"),
+        *(f"/runs/{run}" for run in (DEMO, going, failed, stopped, fresh, served)),
+        f"/compare?run={DEMO}&run={going}",
+        f"/compare?run={going}&run={failed}&run={stopped}",
+        *(f"/jobs/{job}" for job in jobs),
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing_on_any_page_empty_or_full(tmp_path, scheme, width):
+    look = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
+    with (
+        serving(f"sqlite:///{tmp_path}/service.sqlite") as server,
+        browsing(**look) as page,
+    ):
+        sign_in(page, server)
+        empty = ["/runs", "/jobs", "/planner", "/compare", "/nothing"]
+        for paths in (empty, filled):
+            for path in paths(server) if callable(paths) else paths:
+                page.goto(server.address + path)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+                page.evaluate("document.querySelectorAll('details').forEach(d => (d.open = true))")
+                assert violations(page) == [], path
+        page.get_by_role("button", name="Sign out").click()
+        page.goto(f"{server.address}/sign-in?link=abc")
+        assert violations(page) == []
+
+
+def test_a_folded_section_opens_for_its_link_and_stays_open(tmp_path):
+    with serving(f"sqlite:///{tmp_path}/service.sqlite") as server, browsing() as page:
+        story = Story(server.store)
+        run = story.run("watched")
+        story.report(run, epoch(0))
+        sign_in(page, server)
+        page.goto(f"{server.address}/runs/{run}")
+        decided = page.get_by_text("What was decided")
+        assert not decided.is_visible()
+        page.locator(".on-page a", has_text="The plan").click()
+        decided.wait_for()
+        story.report(run, epoch(1))
+        page.get_by_text("2 of 30").first.wait_for()
+        assert decided.is_visible()
+        page.goto(f"{server.address}/runs/{run}#job")
+        page.locator("#job pre").first.wait_for()
+        assert page.complaints == []

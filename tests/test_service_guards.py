@@ -10,14 +10,20 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event, update
+from sqlalchemy.exc import OperationalError
 
 from batchwright.service.app import create_app
-from batchwright.service.middleware.bodies import STRANGERS_BYTES, check_json
+from batchwright.service.database.tables import runs
+from batchwright.service.middleware.bodies import STRANGERS_BYTES
 from batchwright.service.middleware.hosts import HEADERS
 from batchwright.service.middleware.identify import MOST_KEYS, Rates
 from batchwright.service.operating.serving import JsonLines
 from batchwright.service.problems import Refused
+from batchwright.service.reading import check_json
 from batchwright.service.settings import Limits
+from batchwright.service.store.lines import MOST_BYTES
+from samples import make_plan, make_summary
 from services import ADDRESS, HandClock, serving_from, step
 
 LOOPBACK = ["127.0.0.1", "127.0.0.1:8400", "127.8.8.8", "localhost", "LOCALHOST:1", "[::1]:8400"]
@@ -130,7 +136,8 @@ def post(service, scope, body, kind="application/json"):
 
 def test_a_body_is_read_up_to_the_limit(shared):
     most = shared.settings.limits.body_bytes
-    assert post(shared, "report", body_of(most)).status_code == 422
+    answer = post(shared, "report", body_of(most))  # read, and too large for records
+    assert (answer.status_code, f"{MOST_BYTES:,}" in answer.json()["detail"]) == (413, True)
     answer = post(shared, "report", body_of(most + 1))
     assert answer.status_code == 413
     assert str(most) in answer.json()["detail"]
@@ -282,6 +289,99 @@ def test_who_guesses_tokens_is_slowed_down_and_nobody_else(service):
     ]
     assert guesses == [401, 401, 401, 429, 429]
     assert service.store.tokens.find(service.tokens["read"])
+
+
+def test_a_flood_from_an_address_keeps_out_nobody_there_who_has_a_token(service):
+    limits = Limits(requests_per_second=0.001, burst=3)
+    settings = service.settings.model_copy(update={"limits": limits})
+    browser = service.sign_in("read").cookies
+    service.client = TestClient(create_app(service.store, settings), base_url=ADDRESS)
+    flood = [service.get(None, "/v1/runs").status_code for _ in range(5)]
+    assert flood == [401, 401, 401, 429, 429]
+    assert service.get("read", "/v1/runs").status_code == 200
+    wrong = {"authorization": "Bearer bw_wrong"}
+    guesses = [service.get(None, "/v1/runs", headers=wrong).status_code for _ in range(4)]
+    assert guesses == [401, 401, 401, 429]
+    assert service.get("read", "/v1/runs").status_code == 200  # it was known a moment ago
+    assert service.get("report", "/v1/runs").status_code == 429  # this one was not
+    service.client.cookies = browser
+    assert service.client.get("/runs").status_code == 429
+    service.client.cookies.clear()
+    service.store.tokens.revoke("read")
+    assert service.get("read", "/v1/runs").status_code == 429  # now it is one that is guessed
+
+
+# ------------------------------------------------------------------- a disk that takes no writes
+
+
+def refuse_writes(service):
+    """As on a full disk: whoever writes gets an error."""
+    engine = service.store.database.engine
+    event.listen(engine, "connect", lambda link, _: link.execute("PRAGMA query_only=ON"))
+    engine.dispose()
+
+
+def test_a_disk_that_takes_no_writes_stops_no_reader(service):
+    run = service.a_run()
+    browser = service.sign_in("read")
+    with service.client:  # ends without an error, too
+        refuse_writes(service)
+        assert service.get("read", f"/v1/runs/{run}").status_code == 200  # the token's first use
+        assert browser.get(f"/runs/{run}").status_code == 200
+        assert service.put("report", f"/v1/runs/{run}/alive").status_code == 503
+        with pytest.raises(OperationalError):
+            service.store.tokens.note_used()
+
+
+def test_that_nothing_can_be_written_is_told_to_whoever_asks_whether_it_is_ready(
+    service, monkeypatch
+):
+    monkeypatch.setattr("batchwright.service.database.engine.LOOK_SECONDS", 0.0)
+    assert service.get(None, "/readyz").status_code == 200
+    refuse_writes(service)
+    answer = service.get(None, "/readyz")
+    assert answer.status_code == 503
+    assert "takes no writes" in answer.json()["detail"]
+    assert service.get(None, "/healthz").status_code == 200
+
+
+# ---------------------------------------------------------------- documents of another version
+
+
+def test_what_another_version_has_stored_is_told_in_a_line(service):
+    run = service.a_run()
+    other = service.a_run()
+    newer = make_plan().model_dump(mode="json") | {"invented": 1}
+    with service.store.database.writing() as connection:
+        connection.execute(update(runs).where(runs.c.id == run).values(plan=json.dumps(newer)))
+    assert service.get("read", "/v1/runs").status_code == 200
+    browser = service.sign_in("read")
+    for answer in (
+        service.get("read", f"/v1/runs/{run}/plan"),
+        browser.get(f"/runs/{run}"),
+        browser.get(f"/runs/{run}/live"),
+        browser.get(f"/compare?run={run}&run={other}"),
+    ):
+        assert answer.status_code == 409, answer.url
+        assert "another version" in answer.text
+        assert "invented" in answer.text
+    assert service.get("read", f"/v1/runs/{run}").status_code == 200
+
+
+def test_a_summary_does_not_tell_where_the_files_are(service):
+    run = service.a_run(name="mine")
+    summary = make_summary(run_folder="/home/me/secret/place")
+    told = {"outcome": "finished", "summary": summary.model_dump(mode="json")}
+    assert service.put("report", f"/v1/runs/{run}/end", json=told).is_success
+    browser = service.sign_in("read")
+    for answer in (
+        service.get("read", f"/v1/runs/{run}/summary"),
+        browser.get(f"/runs/{run}/files/summary.json"),
+        browser.get(f"/runs/{run}/files/report.html"),
+    ):
+        assert answer.status_code == 200
+        assert "secret" not in answer.text
+    assert service.get("read", f"/v1/runs/{run}/summary").json()["run_folder"] == "mine"
 
 
 # ------------------------------------------------------------------------------- problems and logs

@@ -118,6 +118,42 @@ def test_a_job_that_is_refused_comes_back_with_the_reason(empty):
 # ------------------------------------------------------------------------------------------ follow
 
 
+def test_jobs_say_whose_they_are(empty):
+    job = a_job(empty, owner="ann's laptop")
+    browser = empty.sign_in()
+    for path in ("/jobs", f"/jobs/{job}"):
+        assert "ann&#39;s laptop" in browse(browser, path).source
+
+
+def test_an_agent_without_rules_of_its_own_has_the_default_ones(empty):
+    empty.store.agents.introduce(AgentIntroduction(name="rig", allow=()), "report")
+    page = browse(empty.sign_in(), "/jobs")
+    assert "default rules: the embedded digits, the built-in networks" in page.source
+    assert "allows nothing" not in page.source
+
+
+def test_a_job_shows_what_it_asks_for_before_every_key(empty):
+    job = a_job(empty, epochs=7, goal={"price": 0.5})
+    asked, every = browse(empty.sign_in(), f"/jobs/{job}").source.split("Every key</summary>")
+    assert "epochs: 7" in asked
+    assert "price: 0.5" in asked
+    assert "momentum" not in asked
+    assert "momentum: 0.9" in every
+
+
+def test_a_job_that_failed_says_why_where_and_how_far_it_came(empty):
+    job = a_job(empty)
+    lease = empty.store.jobs.lease(an_agent(empty))
+    error = "this machine has 2 cores: give workers=2"
+    empty.store.jobs.progress(job, JobProgress(key=lease.key, state="failed", error=error))
+    browser = empty.sign_in()
+    page = browse(browser, f"/jobs/{job}")
+    assert "failure" in page.parts
+    assert error in page.source
+    assert "on the agent rig, before it had a plan" in page.source
+    assert error in browse(browser, "/jobs").source
+
+
 def test_a_plan_is_looked_at_and_approved(empty):
     service = empty
     job = planned(service)

@@ -99,6 +99,9 @@ def test_a_plan_that_comes_while_the_job_is_being_cancelled_ends_it():
     assert said(cancel(PROBING), "planned", plan=True).state == "cancelled"
 
 
+TIMES = {"seconds": 30.0, "keep": 600.0}
+
+
 @pytest.mark.parametrize(
     ("job", "then"),
     [
@@ -109,23 +112,101 @@ def test_a_plan_that_comes_while_the_job_is_being_cancelled_ends_it():
         (cancel(TRAINING), "cancelled"),
     ],
 )
-def test_a_lost_lease_leaves_the_job_where_another_agent_can_go_on(job, then):
-    assert settled(job, 29.9) == job
-    lost = settled(job, 60.0)
-    assert (lost.state, lost.held, lost.lost, lost.key) == (then, False, 1, None)
+def test_a_job_that_is_taken_from_its_agent_stays_where_another_can_go_on(job, then):
+    lost = lose(job)
+    assert (lost.state, lost.held, lost.key) == (then, False, None)
     assert lost.has_plan == job.has_plan
     assert lost.approved == job.approved
     with pytest.raises(Conflict, match="was lost"):
         said(lost, "done", key=job.key)
 
 
-def test_after_three_lost_leases_the_job_has_failed():
+def test_a_silent_agent_keeps_its_job_until_another_is_given_it():
+    """Whatever the clock says meanwhile: who comes back goes on as if nothing had been."""
+    assert not TRAINING.free_for("two", 29.9, **TIMES)
+    assert said(TRAINING, key="b", expires=9e9).state == "training"
+    taken = leased(lose(TRAINING), key="c", agent="two")
+    with pytest.raises(Conflict, match="was lost"):
+        said(taken, key="b")
+    assert said(taken, "done", key="c").state == "done"
+
+
+def test_a_training_is_kept_longer_than_a_probe_since_its_agent_has_the_checkpoints():
+    assert PROBING.free_for("two", 30.0, **TIMES)
+    assert not TRAINING.free_for("two", 629.9, **TIMES)
+    assert TRAINING.free_for("two", 630.0, **TIMES)
+    back = said(TRAINING, "queued", key="b")
+    assert back.kept
+    assert back.free_for("one", 0.0, **TIMES)
+    assert not back.free_for("two", 599.9, **TIMES)
+    assert back.free_for("two", 600.0, **TIMES)
+    assert not leased(back, key="c").kept
+    unable = said(TRAINING, "queued", key="b", able=False)
+    assert unable.free_for("two", 0.0, **TIMES), "its agent cannot go on with it"
+    assert said(PROBING, "queued").free_for("two", 0.0, **TIMES)
+
+
+def test_nobody_gets_a_job_that_is_being_cancelled_or_waits_for_approval():
+    assert not cancel(TRAINING).free_for("two", 1e9, **TIMES)
+    assert not PLANNED.free_for("one", 1e9, **TIMES)
+
+
+def test_a_cancelled_job_does_not_wait_for_a_silent_agent():
+    assert cancel(TRAINING, silent=True).state == "cancelled"
+    assert settled(cancel(TRAINING), silent=True).state == "cancelled"
+    assert settled(cancel(TRAINING), silent=False) == cancel(TRAINING)
+    assert settled(TRAINING, silent=True) == TRAINING
+
+
+def heard(job):
+    return said(job, key=job.key)
+
+
+def test_after_three_agents_that_got_no_further_the_job_has_failed():
     job = Standing(auto=True)
     for number in range(MOST_LOST):
         assert job.state == "queued"
-        job = lose(leased(job, key=str(number), agent=f"agent {number}"))
+        job = lose(heard(leased(job, key=str(number), agent=f"agent {number}")))
     assert job.state == "failed"
-    assert "fell silent 3 times, the last time agent 2 while probing" in job.error
+    assert "lost its agent 3 times without getting any further" in job.error
+    assert "agent 2 while probing" in job.error
+
+
+def test_a_lease_whose_answer_never_arrived_is_no_loss():
+    job = QUEUED
+    for number in range(20):
+        job = lose(leased(job, key=str(number)))
+        assert (job.state, job.lost) == ("queued", 0)
+    assert lose(heard(leased(job, key="x"))).lost == 1
+
+
+def test_losses_are_forgotten_once_the_job_got_further():
+    job, number = TRAINING, 0
+    for epoch in range(1, 20):
+        job = said(job, key=job.key, trained=float(epoch))
+        assert job.lost == 0
+        for _ in range(MOST_LOST - 1):
+            number += 1
+            job = leased(lose(heard(job)), key=str(number))
+        assert (job.state, job.lost) == ("training", MOST_LOST - 1)
+        assert said(job, key=job.key, trained=float(epoch)).lost == MOST_LOST - 1, "no further"
+
+
+def test_another_agent_that_begins_anew_is_no_further_than_the_one_before():
+    job = said(TRAINING, key="b", trained=5.0)
+    for agent in ("two", "three"):
+        job = leased(lose(heard(job)), key=agent, agent=agent)
+        assert job.trained == 0
+        job = said(job, key=agent, trained=5.0)
+    assert lose(job).state == "failed"
+    job = said(leased(lose(said(TRAINING, key="b", trained=5.0)), key="x", agent="two"), key="x")
+    assert said(job, key="x", trained=5.1).lost == 0
+
+
+def test_a_plan_is_further_too():
+    job = leased(lose(heard(PROBING)), key="x")
+    assert job.lost == 1
+    assert said(job, "planned", key="x", plan=True).lost == 0
 
 
 def test_a_job_that_is_given_back_is_not_lost():
@@ -191,7 +272,7 @@ def test_approving_again_changes_nothing():
 def test_what_has_ended_stays_as_it_is(state):
     ended = Standing(state=state, key="a", has_plan=True, auto=True)
     assert not ended.leasable
-    assert settled(ended, 1e12) == ended
+    assert settled(ended, silent=True) == ended
     steps = (approve, leased, *(lambda job, s=s: said(job, s) for s in ("training", "queued")))
     for step in steps:
         with pytest.raises(Conflict):
@@ -215,30 +296,31 @@ WORDS = (None, "queued", "probing", "planned", "training", "done", "failed", "ca
 EVENTS = st.one_of(
     st.tuples(st.just("approve")),
     st.tuples(st.just("cancel")),
-    st.tuples(st.just("wait"), st.sampled_from((1.0, 10.0, 31.0))),
-    st.tuples(st.just("lease"), st.sampled_from(AGENTS)),
+    st.tuples(st.just("wait"), st.sampled_from((1.0, 10.0, 31.0, 700.0))),
+    st.tuples(st.just("lease"), st.sampled_from(AGENTS), st.booleans()),
     st.tuples(
         st.just("say"),
         st.sampled_from(AGENTS),
         st.sampled_from(WORDS),
         st.booleans(),
         st.booleans(),
+        st.sampled_from((None, 1.0, 2.5)),
     ),
 )
 
 
 @settings(max_examples=400)
 @given(auto=st.booleans(), events=st.lists(EVENTS, max_size=40))
-def test_in_any_order_of_events_one_agent_has_the_job_and_it_ends_once(auto, events):
-    """Each agent goes by its own last key, and often by an older one: messages may be late."""
-    job, now, number = Standing(auto=auto), 0.0, 0
+def test_in_any_order_of_events_no_two_agents_count_and_no_training_is_taken_too_early(
+    auto, events
+):
+    """Each agent goes by its own last key, and often by an older one: messages may be late, and
+    answers to leases may never arrive. The wall clock plays no part in who has the job."""
+    job, now, word, number = Standing(auto=auto), 0.0, 0.0, 0
     keys = {agent: [] for agent in AGENTS}
-    owner, ended = None, None
+    ended = None
     for event in events:
-        job = settled(job, now)
-        if not job.held:
-            owner = None
-        before = job
+        before, silent = job, now - word
         try:
             match event:
                 case ("wait", seconds):
@@ -246,22 +328,37 @@ def test_in_any_order_of_events_one_agent_has_the_job_and_it_ends_once(auto, eve
                 case ("approve",):
                     job = approve(job)
                 case ("cancel",):
-                    job = cancel(job)
-                case ("lease", agent):
+                    job = cancel(job, silent=job.held and silent >= 30)
+                case ("lease", agent, arrives):
+                    if job.held and job.agent == agent:
+                        job = lose(job)  # it does not know of it any more
+                    elif not job.free_for(agent, silent, **TIMES):
+                        continue
+                    elif job.held:
+                        trains = job.state == "training"
+                        assert silent >= (630 if trains else 30), "taken from a healthy agent"
+                        job = lose(job)
+                    assert job.lost <= before.lost + before.heard
+                    if not job.leasable:
+                        assert job.state in ("failed", "cancelled") or not job.goes_on
+                        continue
                     number += 1
                     job = leased(job, key=str(number), agent=agent, expires=now + 30)
-                    assert owner is None, "leased while somebody has it"
-                    assert before.lost < MOST_LOST
-                    keys[agent].append(str(number))
-                    owner = agent
-                case ("say", agent, state, plan, late):
+                    word = now
+                    if before.kept and agent != before.agent:
+                        assert silent >= 600, "a training was thrown away"
+                    assert job.attempts == before.attempts + 1
+                    if arrives:
+                        keys[agent].append(str(number))
+                case ("say", agent, state, plan, late, trained):
                     if not keys[agent]:
                         continue
                     key = keys[agent][0 if late else -1]
-                    job = said(job, state, key=key, plan=plan, expires=now + 30)
+                    job = said(job, state, key=key, plan=plan, trained=trained, expires=now + 30)
                     if job != before:
-                        assert owner == agent, "somebody else was listened to"
-                        assert key == before.key
+                        assert key == str(before.attempts), "an older lease was listened to"
+                        assert before.agent == agent
+                        word = now
         except Conflict:
             assert job == before
         if ended is not None:
@@ -269,8 +366,6 @@ def test_in_any_order_of_events_one_agent_has_the_job_and_it_ends_once(auto, eve
         elif job.state in ENDED:
             ended = job
         check(job)
-    job = settled(job, now)
-    check(job)
 
 
 def check(job):
@@ -291,6 +386,10 @@ def check(job):
         assert not job.has_plan
     assert (job.error is not None) == (job.state == "failed")
     assert job.lost <= MOST_LOST
+    assert job.trained <= job.furthest
+    if job.kept:
+        assert job.state == "planned"
+        assert not job.held
 
 
 # Where each word leads, in the order of `WORDS`; + while the agent has the job, - refused.

@@ -8,15 +8,16 @@ import uuid
 import pytest
 from sqlalchemy import update
 
-from batchwright.records import Job
+from batchwright.records.agent_rules import Offer
 from batchwright.records.documents import change_job, record_text
 from batchwright.records.service import AgentIntroduction, JobProgress
 from batchwright.service.database import tables
-from batchwright.service.problems import NotFound, ServiceProblem, TooMany
+from batchwright.service.problems import Conflict, NotFound, ServiceProblem, TooMany
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store import Store
 from batchwright.service.store.agents import FORGOTTEN_SECONDS
-from samples import make_plan, make_profile
+from batchwright.workflows.plan_from_profiles import decide
+from samples import make_data, make_job, make_plan, make_profile, make_step
 
 SECONDS = 30.0  # of a lease, by default
 
@@ -28,7 +29,8 @@ class Desk:
         self.store = store
 
     def submit(self, auto=False, name="digits", **keys):
-        told = self.store.jobs.submit(name, change_job(Job(), keys), auto=auto, owner="submit")
+        job = change_job(make_job(), keys)
+        told = self.store.jobs.submit(name, job, auto=auto, owner="submit")
         return told.model_dump(mode="json")
 
     def agent(self, name="one", allow=()):
@@ -74,7 +76,7 @@ class Client(Desk):
         self.service = service
 
     def submit(self, auto=False, name="digits", scope="submit", **keys):
-        told = {"name": name, "auto": auto, "job": keys}
+        told = {"name": name, "auto": auto, "job": make_job().model_dump(mode="json") | keys}
         return self._told(self.service.post(scope, "/v1/jobs", json=told), 201)
 
     def agent(self, name="one", allow=()):
@@ -119,7 +121,8 @@ def web(service):
     return Client(service)
 
 
-PLAN = make_plan().model_dump(mode="json")
+MADE = decide([make_profile()])
+PLAN = MADE.model_dump(mode="json")
 PROFILE = make_profile().model_dump(mode="json")
 
 
@@ -168,7 +171,7 @@ def test_with_auto_one_lease_goes_from_the_probe_to_the_end(jobs):
 
 def test_documents_come_back_as_the_files_that_the_verbs_write(web, service):
     job, _ = web.planned()
-    for what, record in (("plan", make_plan()), ("profile", make_profile())):
+    for what, record in (("plan", MADE), ("profile", make_profile())):
         answer = service.get("read", f"/v1/jobs/{job['id']}/{what}")
         assert answer.text == record_text(record)
     other = web.submit()
@@ -177,7 +180,7 @@ def test_documents_come_back_as_the_files_that_the_verbs_write(web, service):
 
 
 def test_a_job_is_stored_with_all_its_keys(jobs):
-    job = jobs.submit(**{"epochs": 3, "goal": {"deadline": 60}, "probe.budget": 5})["job"]
+    job = jobs.submit(epochs=3, goal={"deadline": 60}, probe={"budget": 5})["job"]
     assert (job["epochs"], job["goal"]["deadline"], job["probe"]["budget"]) == (3, 60.0, 5.0)
     assert job["network"] == "resnet8"
 
@@ -263,18 +266,24 @@ def test_who_asks_in_vain_keeps_nobody_from_writing(jobs, store, clock, monkeypa
     assert jobs.get(job)["agent"] == "one"
 
 
-def test_a_silent_agent_loses_its_job_and_another_one_goes_on_with_what_there_is(jobs, clock):
+KEPT = 600.0  # a training, by default
+
+
+def test_a_silent_agent_loses_its_job_to_another_which_goes_on_with_what_there_is(jobs, clock):
     job, lease = jobs.planned(auto=True)
     jobs.say(lease, "training")
-    clock.go(SECONDS - 1)
-    jobs.say(lease)
-    clock.go(SECONDS)
-    assert jobs.get(job)["state"] == "planned"
-    assert "lost" in jobs.say(lease, "done", status=409)["detail"]
     jobs.agent("two")
+    clock.go(SECONDS + KEPT - 1)
+    assert jobs.get(job)["silent"]
+    assert jobs.lease("two") is None
+    jobs.say(lease)
+    assert not jobs.get(job)["silent"]
+    clock.go(SECONDS + KEPT)
+    assert jobs.get(job)["state"] == "training"
     again = jobs.lease("two")
     assert (again["job"]["id"], again["job"]["state"]) == (job["id"], "training")
-    assert again["plan"] == PLAN
+    assert (again["number"], again["plan"]) == (2, PLAN)
+    assert "lost" in jobs.say(lease, "done", status=409)["detail"]
     assert "lost" in jobs.say(lease, status=409)["detail"]
     assert jobs.say(again, "done")["state"] == "done"
 
@@ -283,12 +292,12 @@ def test_a_job_that_three_agents_did_not_survive_has_failed(jobs, clock, store):
     job = jobs.submit()
     jobs.agent()
     for _ in range(3):
-        assert jobs.lease() is not None
+        jobs.say(jobs.lease())
         clock.go(SECONDS)
     assert jobs.lease() is None
     failed = jobs.get(job)
     assert failed["state"] == "failed"
-    assert "fell silent 3 times" in failed["error"]
+    assert "lost its agent 3 times without getting any further" in failed["error"]
     assert [one.id for one in store.jobs.list(state="failed")] == [job["id"]]
 
 
@@ -317,6 +326,7 @@ def test_a_job_goes_to_another_agent_where_its_own_is_gone_or_busy_or_may_not(jo
     lease = jobs.lease("two")
     assert lease["job"]["id"] == job["id"]
     jobs.say(lease, "queued")
+    clock.go(KEPT)
     jobs.agent("two", ["data=cifar10:*"])
     jobs.agent("three")
     lease = jobs.lease("three")
@@ -339,11 +349,15 @@ def test_cancel_reaches_the_agent_with_its_next_word(jobs):
     assert not jobs.get(job)["cancelling"]
 
 
-def test_cancel_ends_a_job_whose_agent_is_gone(jobs, clock):
+def test_cancel_ends_a_job_whose_agent_is_gone(jobs, store, clock):
     job, _ = jobs.planned(auto=True)
     jobs.post(job, "cancel")
     clock.go(SECONDS)
+    store.jobs.tick()
     assert jobs.get(job)["state"] == "cancelled"
+    job, _ = jobs.planned(auto=True)
+    clock.go(SECONDS)
+    assert jobs.post(job, "cancel")["state"] == "cancelled"
 
 
 def test_cancelling_twice_is_once_and_what_is_done_is_not_cancelled(jobs):
@@ -361,21 +375,96 @@ def test_a_plan_cannot_be_changed_by_repeating_the_message_that_it_came_with(job
     jobs.post(job, "approve")
     other = make_plan(update="adamw").model_dump(mode="json")
     assert jobs.say(lease, "planned", plan=other)["state"] == "planned"
-    assert store.jobs.plan(job["id"]) == make_plan()
+    assert store.jobs.plan(job["id"]) == MADE
 
 
-@pytest.mark.parametrize("what", ["plan", "profile"])
+def grown(document, **changes):
+    """A document whose job has other keys."""
+    return document | {"job": document["job"] | changes}
+
+
 @pytest.mark.parametrize(
-    "change", [{"network": "os:system"}, {"data": "cifar10:/"}, {"weights": "/etc/passwd"}]
+    "change",
+    [
+        {"network": "os:system"},
+        {"data": "cifar10:/"},
+        {"weights": "/etc/passwd"},
+        {"epochs": 1_000_000},
+        {"workers": 64},
+        {"seed": 1},
+        {"checkpoint_seconds": 1e9},
+        {"restarts": 9},
+    ],
+    ids=str,
 )
-def test_a_plan_that_would_have_a_later_agent_open_something_else_is_refused(jobs, what, change):
-    jobs.agent()
-    job = jobs.submit()
-    document = {"plan": PLAN, "profile": PROFILE}[what]
-    document = document | {"job": document["job"] | change}
-    told = jobs.say(jobs.lease(), status=422, **{what: document})
-    assert "is not of this job" in told["detail"]
-    assert not jobs.get(job)[f"has_{what}"]
+def test_a_profile_of_another_job_is_refused_whichever_key_differs(web, change):
+    web.agent()
+    job = web.submit()
+    told = web.say(web.lease(), status=422, profile=grown(PROFILE, **change))
+    key, value = next(iter(change.items()))
+    assert told["detail"].startswith(f"a profile that is not of this job: it has {key}={value!r}")
+    assert not web.get(job)["has_profile"]
+
+
+def stages(**changes):
+    return [one | changes for one in PLAN["stages"]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stages": stages(epochs=1_000_000)},
+        {"stages": stages(local_batch_sizes=[1] * 64)},
+        {"stages": stages(learning_rate=1e3)},
+        {"update": "adamw"},
+        {"server": None, "precision": "float32"},
+        {"job": PLAN["job"] | {"epochs": 1_000_000}},
+        {"job": PLAN["job"] | {"network": "os:system"}},
+        {"network": PLAN["network"] | {"parameters": 1}},
+        {"considered": []},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_plan_that_planning_does_not_make_of_its_profile_is_refused(web, change):
+    """An agent's token alone must not have another agent train whatever it likes."""
+    web.agent()
+    job = web.submit(auto=True)
+    lease = web.lease()
+    told = web.say(lease, "planned", status=422, profile=PROFILE, plan=PLAN | change)
+    assert "not the one that its profile leads to" in told["detail"]
+    assert next(iter(change)) in told["detail"] or "precision" in told["detail"]
+    assert not web.get(job)["has_plan"]
+    assert "without the profile" in web.say(lease, status=422, plan=PLAN)["detail"]
+    web.say(lease, profile=PROFILE)
+    assert web.say(lease, "planned", plan=PLAN)["state"] == "planned"
+
+
+def test_what_people_read_before_they_approve_was_made_here(web, store):
+    web.agent()
+    job = web.submit()
+    reasons = [one | {"why": "Trust me."} for one in PLAN["reasons"]]
+    web.say(web.lease(), "planned", profile=PROFILE, plan=PLAN | {"reasons": reasons})
+    assert web.service.store.jobs.plan(job["id"]) == MADE
+
+
+def test_a_profile_may_fill_in_what_the_job_leaves_open(web):
+    """Resolved on the measuring machine, or by a published cycle."""
+    web.agent()
+    open_ = {"augment": "auto", "device": "auto", "precision": "auto", "resolutions": "auto"}
+    web.submit(**open_, workers="auto")
+    web.say(web.lease(), "planned", profile=PROFILE, plan=PLAN)
+    web.submit(resolutions="auto")
+    other = PROFILE | {"data": make_data(side=64).model_dump(mode="json")}
+    told = web.say(web.lease(), status=422, profile=other)
+    assert "it has resolutions=(32,), where the job has resolutions=(64,)" in told["detail"]
+
+
+def test_a_profile_that_no_probe_measures_makes_no_plan(web):
+    web.agent()
+    web.submit(workers="auto")
+    many = [make_step(5000, 4).model_dump(mode="json")]
+    told = web.say(web.lease(), status=422, profile=PROFILE | {"steps": many}, plan=PLAN)
+    assert "5,000 workers: the service plans for 4,096" in told["detail"]
 
 
 def test_an_error_is_one_printable_line(jobs):
@@ -383,18 +472,6 @@ def test_an_error_is_one_printable_line(jobs):
     job = jobs.submit()
     jobs.say(jobs.lease(), "failed", error="no disk\n \x1b[2J left")
     assert jobs.get(job)["error"] == "no disk \\x1b[2J left"
-
-
-def test_a_service_that_starts_again_leaves_agents_time_to_say_that_they_are_there(
-    jobs, store, clock
-):
-    job, lease = jobs.planned(auto=True)
-    clock.go(10 * SECONDS)
-    store.jobs.forgive_absence()
-    assert jobs.get(job)["state"] == "planned"
-    assert jobs.say(lease, "training")["state"] == "training"
-    clock.go(SECONDS)
-    jobs.say(lease, status=409)
 
 
 def test_a_heartbeat_is_no_change(jobs, clock):
@@ -425,6 +502,7 @@ def test_old_ended_jobs_are_deleted_where_the_settings_say_so(jobs, store, clock
     store.settings = store.settings.model_copy(update={"retention_days": 2.0})
     clock.go(2 * DAY + 1)
     store.tidy()
+    store.tidy()
     with pytest.raises(NotFound):
         jobs.get(ended)
     assert jobs.get(waiting)["state"] == "queued"
@@ -438,10 +516,11 @@ def test_agents_are_listed_with_what_they_work_on(web, service, clock):
     clock.go(3)
     job, _ = web.planned(auto=True)
     one, two = service.get("read", "/v1/agents").json()
-    assert one == {"name": "one", "allow": [], "seen": clock(), "job": job["id"]}
-    assert two == {"name": "two", "allow": ["data=digits"], "seen": clock() - 3, "job": None}
-    clock.go(SECONDS)
-    assert service.get("read", "/v1/agents").json()[0]["job"] is None
+    offer = Offer().model_dump(mode="json")
+    names = {"job": job["id"], "job_name": "digits"}
+    assert one == {"name": "one", "allow": [], "seen": clock(), "offer": offer} | names
+    nothing = {"job": None, "job_name": None, "offer": offer}
+    assert two == {"name": "two", "allow": ["data=digits"], "seen": clock() - 3} | nothing
 
 
 def test_a_name_belongs_to_the_token_that_took_it(web, service):
@@ -476,6 +555,69 @@ def test_an_agent_that_lost_its_job_to_one_with_another_token_is_told_so(web, se
     path = f"/v1/jobs/{mine['job']['id']}/progress"
     told = service.client.post(path, json={"key": theirs["key"]}, headers=headers)
     assert told.status_code == 200
+
+
+FOLDERS = [str(uuid.uuid4()) for _ in range(4)]
+
+
+def introduced(store, folder, name="rig-agent", *, chosen=False, owner="me"):
+    told = AgentIntroduction(name=name, allow=(), folder=folder, chosen=chosen)
+    return store.agents.introduce(told, owner).name
+
+
+def test_names_that_nobody_chose_differ_and_stay(store):
+    """By machine and folder, and where these are the same, by what the service adds."""
+    names = [introduced(store, folder) for folder in FOLDERS]
+    assert names == ["rig-agent", "rig-agent-2", "rig-agent-3", "rig-agent-4"]
+    assert [introduced(store, folder) for folder in FOLDERS[::-1]] == names[::-1]
+    assert introduced(store, FOLDERS[0], owner="another") == "rig-agent-5"
+    assert len(store.agents.list()) == 5
+
+
+def test_a_second_holder_of_a_chosen_name_is_refused(store, clock):
+    introduced(store, FOLDERS[0], "rig", chosen=True)
+    says = "an agent named rig is there already, from another folder: choose another --name, or"
+    for folder in (FOLDERS[1], None):
+        with pytest.raises(Conflict, match=says):
+            introduced(store, folder, "rig", chosen=True)
+    introduced(store, FOLDERS[0], "rig", chosen=True)
+    clock.go(SECONDS)  # the first one is not there any more
+    introduced(store, FOLDERS[1], "rig", chosen=True)
+    with pytest.raises(Conflict, match=says):
+        introduced(store, FOLDERS[0], "rig", chosen=True)
+
+
+def test_a_name_that_a_job_waits_for_is_not_given_away(store, jobs, clock):
+    introduced(store, FOLDERS[0], "rig", chosen=True)
+    jobs.submit(auto=True)
+    lease = jobs.lease("rig")
+    clock.go(10 * SECONDS)
+    with pytest.raises(Conflict, match="there already"):
+        introduced(store, FOLDERS[1], "rig", chosen=True)
+    jobs.say(lease, "failed", error="x")
+    clock.go(SECONDS)
+    introduced(store, FOLDERS[1], "rig", chosen=True)
+
+
+def test_an_agent_that_is_called_otherwise_from_now_on_keeps_its_job(store, jobs):
+    introduced(store, FOLDERS[0])
+    job = jobs.submit(auto=True)
+    jobs.lease("rig-agent")
+    introduced(store, FOLDERS[0], "rig", chosen=True)
+    assert [one.name for one in store.agents.list()] == ["rig"]
+    assert jobs.lease("rig")["job"]["id"] == job["id"]
+
+
+def test_two_agents_of_one_machine_leave_each_others_jobs_alone(store, jobs):
+    """With the machine's name for both, each took the other's until every job had failed."""
+    names = [introduced(store, folder) for folder in FOLDERS[:2]]
+    mine = [jobs.submit(auto=True) for _ in names]
+    leases = [jobs.lease(name) for name in names]
+    for _ in range(5):
+        for lease in leases:
+            jobs.say(lease)
+    assert {lease["job"]["id"] for lease in leases} == {job["id"] for job in mine}
+    assert [jobs.get(job)["attempts"] for job in mine] == [1, 1]
 
 
 def test_an_agent_says_who_it_is_before_it_asks(service):

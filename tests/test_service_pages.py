@@ -19,7 +19,7 @@ from pages import (
     post,
     shared_service,  # noqa: F401 - a fixture
 )
-from samples import make_dual_plan, make_plan, make_summary
+from samples import make_dual_plan, make_job, make_plan, make_summary
 from services import ADDRESS, epoch, step
 
 UNKNOWN = "5f0a3c1e-0000-4000-8000-000000000000"  # of no run or job
@@ -209,6 +209,79 @@ def test_a_run_that_goes_on_is_shown_with_all_its_parts(service):
     assert marks
     assert all(mark.startswith("<title>") for mark in marks if "swatch" not in mark and mark)
     assert page.source.count("<figure>") == page.source.count("The numbers</summary>")
+
+
+def tile(page, name):
+    """Value and words of a tile of a page, by its name."""
+    return re.search(
+        f"<span>{name}</span><strong>(.*?)</strong><small>(.*?)</small>", page.source
+    ).groups()
+
+
+def test_a_run_that_has_ended_has_nothing_so_far_or_to_come(service):
+    plan = make_plan(job=make_job(goal={"price": 2.0}))
+    run = service.a_run(plan=plan)
+    service.report(run, epoch(0))
+    browser = service.sign_in()
+    page = browse(browser, f"/runs/{run}")
+    assert tile(page, "Time")[0].endswith(" so far")
+    name = "Cost, in the price&#39;s currency"
+    assert tile(page, name)[0].endswith(" so far")
+    assert "expected at the end" in page.source
+    service.store.runs.end(run, RunEnd(outcome="finished", summary=make_summary(plan=plan)))
+    page = browse(browser, f"/runs/{run}")
+    assert "so far" not in tile(page, "Time")[0] + tile(page, name)[0]
+    assert "expected at the end" not in page.source
+    assert "last report <time" in page.source
+
+
+def test_epochs_that_take_many_times_as_long_are_told_so(service):
+    run = service.a_run()
+    service.report(run, *(epoch(n, **{"time/epoch_s": 1.2}) for n in range(4)))
+    value, words = tile(browse(service.sign_in(), f"/runs/{run}"), "Epochs against the prediction")
+    assert re.fullmatch(r"[0-9.]+ times as long", value)
+    assert "(median), outside the 95 % interval" in words
+
+
+def test_stages_are_counted_from_one_as_epochs_are(service):
+    (stage,) = make_plan().stages
+    halves = tuple(stage.model_copy(update={"epochs": 15, "resolution": side}) for side in (16, 32))
+    run = service.a_run(plan=make_plan(stages=halves))
+    service.report(run, epoch(0), epoch(20))
+    source = browse(service.sign_in(), f"/runs/{run}").source
+    assert "stage 1: 16 px" in source
+    assert "stage 2: 32 px" in source
+    assert "stage 0" not in source
+
+
+def test_what_stays_the_same_is_said_in_words_and_not_drawn(service):
+    run = service.a_run()
+    service.report(run, *(epoch(number, **{"batch/global": 96}) for number in range(3)))
+    source = browse(service.sign_in(), f"/runs/{run}").source
+    titles = re.findall(r"<figcaption>(.*?)</figcaption>", source)
+    assert not {"Global batch", "Resolution", "Local batch"} & set(titles)
+    assert "Throughout: global batch 96 samples per step, resolution 32 px." in source
+    assert "Throughout: local batches 2 x 16, compute 0.100 s an epoch" in source
+    assert "Learning rate" in titles
+
+
+def test_the_plan_of_a_run_is_there_and_folded(service):
+    run = service.a_run()
+    page = browse(service.sign_in(), f"/runs/{run}")
+    assert page.source.count('<details class="folded">') == 3
+    assert "What was decided" in page.source
+
+
+def test_a_run_whose_plan_has_thousands_of_stages_is_drawn_in_part(service):
+    (stage,) = make_plan().stages
+    rows = tuple(
+        stage.model_copy(update={"epochs": 1, "resolution": 16 + at % 17}) for at in range(3000)
+    )
+    run = service.a_run(plan=make_plan(stages=rows))
+    service.report(run, *(epoch(number, 3000) for number in range(300)))
+    page = browse(service.sign_in(), f"/runs/{run}")
+    assert "Of 3,000 stages 200 are shown" in page.source
+    assert len(page.source) < 1_500_000
 
 
 @pytest.mark.parametrize("state", ["silent", "failed", "stopped", "finished"])

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from urllib.parse import urlencode
 
 import pytest
 
 from batchwright.records.service import RunIntroduction
+from batchwright.reporting.charts.chart import ratio_axis
+from batchwright.reporting.charts.plan import pareto_chart
+from batchwright.reporting.data.plan_curves import plan_curves
 from batchwright.service import plan_answers
 from batchwright.service.pages.planner_form import ALL_FIELDS, answer_form, read_form
 from batchwright.service.plan_answers import PLANNING
@@ -91,6 +95,42 @@ def test_other_keys_are_those_of_a_job():
     plan = answer_form(make_measured(), told)
     assert plan.job.epochs == 3
     assert plan.job.goal.doubling_gain == 0.1
+
+
+def test_an_unknown_key_is_told_at_once_with_all_else_that_is_wrong():
+    told = asked(goal__price="cheap", keys="epochs=3\nepoch=3")
+    assert set(told.errors) == {"goal.price", "keys"}
+    assert told.errors["keys"] == "There is no job key 'epoch': did you mean 'epochs'?"
+    assert "docs/job.md" in asked(keys="q" * 99 + "=3").errors["keys"]
+
+
+def test_what_is_wrong_names_its_field(service, stored):
+    query = {"profile": stored, "goal.price": "cheap", "goal.deadline": "soon", "keys": "epoch=3"}
+    page = browse(service.sign_in("read"), f"/planner?{urlencode(query)}")
+    for name, label in (
+        ("goal.price", "Price"),
+        ("goal.deadline", "Deadline"),
+        ("keys", "Other job keys"),
+    ):
+        assert f'<li><a href="#f-{name}">{label}</a>: ' in page.source
+    assert (
+        'data-says="Price: Write a number'
+        in browse(service.sign_in("read"), f"/planner/answer?{urlencode(query)}").source
+    )
+
+
+def test_candidates_far_apart_are_drawn_on_logarithmic_axes(service, stored):
+    curves = plan_curves(verbs.plan(make_measured(), ["goal.price=0.35"]))
+    chart = pareto_chart(curves)
+    assert chart.x.logarithmic
+    candidates = sum(len(cluster.points) for cluster in curves.clusters)
+    marks = [p for one in chart.series if one.name not in ("chosen", "knee") for p in one.points]
+    assert len(marks) >= candidates
+    for axis, places in ((chart.x, [p.x for p in marks]), (chart.y, [p.y for p in marks])):
+        assert all(0 <= axis.share(place) <= 1 for place in places)
+        assert len(axis.ticks) > 1
+    assert not ratio_axis("", [4.0, 5.0]).logarithmic
+    assert not ratio_axis("", [0.0, 5.0]).logarithmic
 
 
 @pytest.mark.parametrize(

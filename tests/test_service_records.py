@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import threading
 import uuid
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import to_json
+from sqlalchemy import update
 
+from batchwright.records.lines.line_files import line_text
+from batchwright.records.lines.run_lines import EpochLine, EvaluationLine
 from batchwright.records.service import RecordBatch, RunEnd, RunIntroduction
-from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused, Unavailable
+from batchwright.service.database.tables import records
+from batchwright.service.problems import (
+    Conflict,
+    Forbidden,
+    NotFound,
+    Refused,
+    TooLarge,
+    Unavailable,
+)
 from batchwright.service.settings import Limits, Settings
 from batchwright.service.store import Store
-from batchwright.service.store.lines import (
-    LONGEST_LINE,
-    MOST_KEYS,
-    _shape_of,
-    checked,
-)
-from batchwright.service.store.records import MOST_KINDS, from_level
-from samples import make_plan
-from services import epoch, step
+from batchwright.service.store.lines import LONGEST_LINE, MOST_BYTES, read_batch
+from batchwright.service.store.records import from_level
+from run_lines import values_of
+from samples import make_data, make_epoch, make_plan
+from services import epoch, flat_epoch, flat_step, step, step_line
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
@@ -51,7 +61,7 @@ def stored(store: Store, run: str) -> list[int]:
     """Steps of the stored records, in order of their sequence numbers."""
     page = store.records.after(run, limit=100_000)
     assert page.sequences == tuple(range(len(page.sequences)))
-    return [record["step"] for record in page.records]
+    return [record.step for record in page.records]
 
 
 def test_what_is_sent_again_is_skipped(store):
@@ -75,8 +85,9 @@ def test_a_gap_is_refused_with_what_is_wanted(store):
 
 def test_a_batch_with_one_bad_record_is_not_stored_at_all(store):
     run = a_run(store)
-    with pytest.raises(Refused, match="record 1"):
-        send(store, run, 0, step(0), {"kind": "step", "lr": "high"})
+    body = to_json({"first": 0, "records": [step(0), step(1) | {"learning_rate": "high"}]})
+    with pytest.raises(Refused, match=r"record 1: step\.learning_rate = 'high'"):
+        store.records.append(run, read_batch(body, make_data))
     assert stored(store, run) == []
 
 
@@ -217,7 +228,7 @@ def long_run(store):
 def test_a_page_is_evenly_spaced_and_ends_with_the_newest(long_run, most):
     store, run = long_run
     page = store.records.page(run, "step", most)
-    steps = [record["step"] for record in page.records]
+    steps = [record.step for record in page.records]
     assert page.total == 1000
     assert len(steps) <= most + 1
     assert len(steps) > min(most, 1000) / 2
@@ -273,7 +284,7 @@ def test_epochs_are_in_order_and_one_done_again_counts_as_it_was_last(store):
     run = a_run(store)
     lines = [epoch(0), epoch(1), step(0), epoch(1, lr=0.5), epoch(2)]
     send(store, run, 0, *lines)
-    assert [(line["epoch"], line["lr"]) for line in store.records.epochs(run)] == [
+    assert [(one.epoch, one.learning_rate) for one in store.records.epochs(run)] == [
         (0, 0.1),
         (1, 0.5),
         (2, 0.1),
@@ -294,75 +305,181 @@ def test_a_runs_row_follows_its_epochs(store):
 
 
 @pytest.mark.parametrize(
-    "record",
+    ("record", "place"),
     [
-        {},
-        {"kind": None},
-        {"kind": 3},
-        {"kind": "Step"},
-        {"kind": "x" * 21},
-        {"kind": "step\n"},
-        {"kind": "step", "epoch": -1},
-        {"kind": "step", "epoch": 1.5},
-        {"kind": "step", "epoch": True},
-        {"kind": "step", "epoch": 2**53 + 1},
-        {"kind": "epoch", "val/top1": "0.9"},
-        {"kind": "epoch", "val/top1": float("nan")},
-        {"kind": "epoch", "lr": float("inf")},
-        {"kind": "epoch", "x": 10**400},
-        {"kind": "note", "text": "x" * 4001},
-        {"kind": "note", "x" * 121: 1},
-        {"kind": "note", "text": ["a"]},
-        {"kind": "note", "text": {"a": 1}},
-        {"kind": "note"} | {f"key{i}": 1 for i in range(MOST_KEYS)},
-        {"kind": "note"} | {f"key{i}": "x" * 4000 for i in range(100)},
+        ({}, ""),
+        (3, ""),
+        ({"kind": None}, ""),
+        ({"kind": "Step"}, "'Step'"),
+        ({"kind": "x" * 1000}, ""),
+        (step(0) | {"epoch": -1}, "step.epoch = -1"),
+        (step(0) | {"epoch": 1.5}, "step.epoch = 1.5"),
+        (step(0) | {"epoch": True}, "step.epoch = True"),
+        (step(0) | {"epoch": 2**53 + 1}, "step.epoch"),
+        (step(0) | {"learning_rate": 1e301}, "step.learning_rate"),
+        (step(0) | {"learning_rate": "0.1"}, "step.learning_rate = '0.1'"),
+        (step(0) | {"more": 1}, "step.more is unknown"),
+        (step(0) | {"workers": [{"compute_seconds": 1}]}, "step.workers.0.local_batch_size is"),
+        ({"kind": "step", "epoch": 0}, "step.step is missing"),
+        ({"kind": "epoch", "epochs": 3, "record": {"epoch": 10**400}}, "epoch.record"),
+        ({"kind": "note", "text": "x" * 4001}, "note.text"),
+        ({"kind": "note", "text": ["a"]}, "note.text"),
+        ({"kind": "note", "text": "a"} | {f"key{i}": 1 for i in range(5000)}, "5,000 keys"),
+        ({"kind": "note", "text": "a" * LONGEST_LINE}, "1,048,6"),
+        (flat_step(0) | {"lr": "high"}, "step.learning_rate"),
+        (flat_step(0, epoch=-1), "step.epoch"),
+        (flat_epoch(0) | {"val/top1": "0.9"}, "no epoch's line"),
+        (flat_epoch(0) | {"kind": "other"}, "no kind of line 'other'"),
+        (flat_epoch(0) | {"batch/global": 0}, "no epoch's line"),
     ],
-    ids=range(20),
+    ids=range(24),
 )
-def test_what_no_run_writes_is_refused_by_number_and_key(record):
-    with pytest.raises(Refused, match="record 7: "):
-        checked(record, 7)
+def test_what_no_run_writes_is_refused_by_number_and_field(record, place):
+    body = to_json({"first": 7, "records": [step(0), record]})
+    with pytest.raises(Refused, match=f"record 8: .*{re.escape(place)}") as refused:
+        read_batch(body, make_data)
+    assert "\n" not in refused.value.detail
+    assert len(refused.value.detail) < 300
 
 
-def test_an_epoch_of_a_thousand_workers_is_taken():
-    line = epoch(3)
-    for rank in range(1000):
-        line[f"batch/local/{rank}"] = 16
-        for part in ("input", "compute", "wait", "comm"):
-            line[f"time/rank{rank}/{part}_s"] = 0.12345678901234567
-    kind, body = checked(line, 0)
-    assert kind == "epoch"
-    assert len(body) < LONGEST_LINE
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"[]", b"{}", b"{" * 100_000, b'{"first": 0}', b'{"records": [NaN]}'),
+        b'{"first": 0, "records": []}',
+        b'{"first": "0", "records": [{"kind": "note", "text": "a"}]}',
+    ],
+)
+def test_what_is_no_batch_is_refused(body):
+    with pytest.raises(Refused):
+        read_batch(body, make_data)
+    with pytest.raises(TooLarge):
+        read_batch(body.ljust(MOST_BYTES + 1), make_data)
 
 
-def test_little_is_remembered_of_the_keys_that_somebody_sends():
-    """One token could fill the memory with names, were they remembered as they come."""
-    _shape_of.cache_clear()
-    checked(step(0), 0)
-    for number in range(50):
-        many = {f"{number}/{i}": 1.0 for i in range(1000)}
-        long = {f"{number}/{i}".ljust(120, "x"): 1.0 for i in range(500)}
-        for line in (many, long):
-            checked({"kind": "step"} | line, 0)
-    assert _shape_of.cache_info().currsize == 1
-    assert checked(step(1), 1)[0] == "step"
-    assert _shape_of.cache_info().hits == 1
+def test_a_batch_is_refused_at_its_first_mistake_however_many_it_has():
+    records = [{"kind": "note", "text": "a"} | {f"{i:x}": 0 for i in range(100_000)}]
+    with pytest.raises(Refused, match="record 0: 100,002 keys, where 8,000 are taken"):
+        read_batch(to_json({"first": 0, "records": records}), make_data)
+    with pytest.raises(Refused, match="k0 is unknown"):
+        read_batch(to_json({"records": []} | {f"k{i}": 0 for i in range(100_000)}), make_data)
+    records = [{"kind": "epoch", "epochs": 3, "record": {f"{i:x}": 0 for i in range(50_000)}}]
+    with pytest.raises(Refused, match=r"record 0: 50,0\d\d keys are wrong"):
+        read_batch(to_json({"first": 0, "records": records}), make_data)
+    records = [step(0) | {"workers": [{}] * 100}] * 1000
+    with pytest.raises(Refused, match="record 0: 300 keys"):
+        read_batch(to_json({"first": 0, "records": records}), make_data)
 
 
-def test_a_run_has_only_so_many_kinds_of_records(store):
+def test_an_epoch_of_a_thousand_workers_is_taken(store):
+    worker = make_epoch(3).workers[0].model_copy(update={"compute_seconds": 0.12345678901234567})
+    record = make_epoch(3).model_copy(update={"workers": (worker,) * 1000})
+    line = EpochLine(kind="epoch", record=record, epochs=9)
+    assert send(store, a_run(store), 0, line) == 1
+    assert len(line_text(line)) < 300_000
+
+
+# ------------------------------------------------------------------------ earlier versions' lines
+
+
+def test_lines_of_an_earlier_version_are_taken_as_records(store):
     run = a_run(store)
-    send(store, run, 0, *({"kind": f"kind{i}"} for i in range(MOST_KINDS)))
-    with pytest.raises(Refused, match="64 kinds of records"):
-        send(store, run, MOST_KINDS, {"kind": "kind0"}, {"kind": "another"})
-    note = {"kind": "note", "text": "line 66 was not taken"}
-    assert send(store, run, MOST_KINDS, {"kind": "kind0"}, note) == MOST_KINDS + 2
-    assert len(store.records.after(run, limit=1000).records) == MOST_KINDS + 2
+    flat = [flat_step(0), flat_epoch(0), {"kind": "note", "text": "a"}, step(1)]
+    batch = read_batch(to_json({"first": 0, "records": flat}), lambda: store.records.data(run))
+    assert store.records.append(run, batch).next == 4
+    first, finished, *_, last = store.records.after(run).records
+    assert (first, last) == (step_line(0), step_line(1))
+    assert finished.record.val_count == make_data().val_samples
+    assert (store.runs.get(run).epochs_done, store.runs.get(run).top1) == (1, finished.record.top1)
+
+
+def test_lines_that_an_earlier_version_stored_are_read(store):
+    run = a_run(store)
+    send(store, run, 0, step(0), step(1), step(2), step(3))
+    bodies = [flat_step(0), flat_epoch(5), {"kind": "custom", "a": 1}, "no JSON"]
+    with store.database.writing() as connection:
+        for sequence, body in enumerate(bodies):
+            row = (records.c.run_id == run) & (records.c.sequence == sequence)
+            connection.execute(update(records).where(row).values(body=to_json(body).decode()))
+    found = store.records.after(run).records
+    assert [line.kind for line in found] == ["step", "epoch", "note", "note"]
+    assert found[1].record.epoch == 5
+    assert found[2].text == "record 2 is none that this version knows"
+
+
+# --------------------------------------------------------------------------------- digests
+
+
+def digest_of(*lines):
+    return hashlib.sha256(b"".join(to_json(line) + b"\n" for line in lines)).hexdigest()
+
+
+def batch_of(lines, first, end=None, **more):
+    told = {"before": digest_of(*lines[:first]), "after": digest_of(*lines[:end])}
+    return RecordBatch(first=first, records=lines[first:end], **(told | more))
+
+
+def test_lines_that_follow_on_others_than_those_stored_are_refused_and_sent_anew_once(store):
+    run = a_run(store)
+    ours = [step(0), epoch(0), step(1, 1), step(2, 1)]
+    theirs = [*ours[:2], step(5, 1), step(6, 1), epoch(1)]
+    taken = store.records.append(run, batch_of(ours, 0))
+    assert taken.digest == store.runs.get(run).digest == digest_of(*ours)
+    assert store.runs.alive(run).digest == taken.digest
+    with pytest.raises(Conflict, match="are wanted anew") as refused:
+        store.records.append(run, batch_of(theirs, 4))
+    assert refused.value.values == {"next": 4}
+    with pytest.raises(Conflict, match="are wanted anew") as refused:
+        store.records.append(run, batch_of(theirs, 2, 4))
+    assert refused.value.values == {"next": 2}
+    with pytest.raises(Conflict, match="stored already") as refused:
+        store.records.append(run, batch_of(theirs, 2))
+    assert refused.value.values == {"next": 4}
+    assert stored_lines(store, run) == ours
+    for _ in range(2):  # the answer was lost
+        taken = store.records.append(run, batch_of(theirs, 0, 3, anew=True))
+    assert stored_lines(store, run) == theirs[:3]
+    assert store.runs.get(run).epochs_done == 1
+    taken = store.records.append(run, batch_of(theirs, 3))
+    assert (taken.next, taken.digest) == (5, digest_of(*theirs))
+    assert stored_lines(store, run) == theirs
+    assert store.records.page(run, "step", 10).total == 3
+    assert store.runs.get(run).epochs_done == 2
+
+
+def test_batches_without_digests_are_taken_and_compared_with_nothing(store):
+    run = a_run(store)
+    send(store, run, 0, step(0))
+    assert store.runs.get(run).digest is None
+    lines = [step(9), step(1)]
+    assert store.records.append(run, batch_of(lines, 1)).digest == digest_of(*lines)
+    assert send(store, run, 2, step(2)) == 3
+    assert store.runs.get(run).digest is None
+
+
+def test_what_is_stored_of_a_finished_run_is_not_replaced(store, monkeypatch):
+    run, other = a_run(store), a_run(store)
+    store.records.append(run, batch_of([step(0)], 0))
+    store.records.append(other, batch_of([step(0)], 0))
+    store.runs.end(run, RunEnd(outcome="finished"))
+    monkeypatch.setattr("batchwright.service.store.records.MOST_DROPPED", 0)
+    for one in (run, other):
+        with pytest.raises(Conflict, match="stays") as refused:
+            store.records.append(one, batch_of([step(1)], 0, anew=True))
+        assert refused.value.values == {}
+        assert stored(store, one) == [0]
+
+
+def stored_lines(store, run):
+    page = store.records.after(run)
+    assert page.sequences == tuple(range(len(page.sequences)))
+    return [values_of(record) for record in page.records]
 
 
 def test_of_very_long_records_fewer_are_handed_out_at_once(store, monkeypatch):
     run = a_run(store)
     send(store, run, 0, *(step(i) for i in range(100)))
-    length = len(checked(step(0), 0)[1])
+    length = len(line_text(step_line(0)))
     place = "batchwright.service.store.records.MOST_CHARACTERS"
     monkeypatch.setattr(place, 10 * length)
     for kind in (None, "step"):
@@ -374,7 +491,7 @@ def test_of_very_long_records_fewer_are_handed_out_at_once(store, monkeypatch):
         assert found == list(range(100))
     page = store.records.page(run, "step", 100)
     assert 5 <= len(page.records) <= 13
-    steps = [record["step"] + 1 for record in page.records]
+    steps = [record.step + 1 for record in page.records]
     assert steps[:-1] == [page.stride * (i + 1) for i in range(len(steps) - 1)]
     assert steps[-1] == 100
     monkeypatch.setattr("batchwright.service.store.records.MOST_CHARACTERS", 1)
@@ -382,25 +499,22 @@ def test_of_very_long_records_fewer_are_handed_out_at_once(store, monkeypatch):
     assert store.records.page(run, "step", 100).sequences[-1] == 99
 
 
-def test_every_line_that_a_run_writes_is_taken(tmp_path):
+def test_every_line_that_a_run_writes_is_taken_as_it_is(tmp_path, store):
     """The recorder's own lines, not a list of them."""
-    import json
-
     from batchwright.distributed.reducer import WorkerNote  # noqa: F401 - imports torch, as the recorder does
     from batchwright.training.recorder import Recorder
-    from samples import make_epoch
 
-    plan = make_plan()
-    recorder = Recorder(tmp_path, plan)
+    recorder = Recorder(tmp_path, make_plan())
     recorder.note("it begins")
     recorder.shares(0, 0, 45, [20, 12], ["node1/cpu", "node2/cpu"], {"node1/cpu": 100.0})
     recorder.epochs.append(make_epoch(0))
     recorder.epoch(make_epoch(0))
-    recorder.line({"kind": "evaluation", "epoch": 0, "val/top1": 0.5})
-    for text in (tmp_path / "metrics.jsonl").read_text().splitlines():
-        kind, body = checked(json.loads(text), 0)
-        assert json.loads(body) == json.loads(text)
-        assert kind in ("note", "shares", "epoch", "evaluation")
+    recorder.line(EvaluationLine(kind="evaluation", epoch=0, top1=0.5))
+    texts = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    run = a_run(store)
+    body = f'{{"first": 0, "records": [{",".join(texts)}]}}'.encode()
+    store.records.append(run, read_batch(body, make_data))
+    assert [line_text(line) for line in store.records.after(run).records] == texts
 
 
 # ------------------------------------------------------------------------------------------- runs
@@ -436,7 +550,8 @@ def test_a_run_gives_back_plan_profile_and_summary_as_they_were(store):
     assert store.runs.profile(run) == make_profile()
     assert store.runs.summary(run) is None
     store.runs.end(run, RunEnd(outcome="finished", summary=make_summary()))
-    assert store.runs.summary(run) == make_summary()
+    # Where its files are is nobody's business here.
+    assert store.runs.summary(run) == make_summary(run_folder=store.runs.get(run).name)
     assert store.runs.profile(a_run(store)) is None
 
 
@@ -499,6 +614,7 @@ def test_a_run_that_was_too_old_may_come_again(store):
     run = a_run(store)
     send(store, run, 0, step(0))
     store.settings = store.settings.model_copy(update={"retention_days": 1e-9})
+    store.tidy()
     assert store.tidy() == [run]
     again = RunIntroduction(name="digits", plan=make_plan())
     with pytest.raises(Unavailable):

@@ -25,15 +25,22 @@ from batchwright.errors import BatchwrightError, FileError
 from batchwright.records.service import RecordBatch, RunIntroduction
 from batchwright.service.operating import serving as process
 from batchwright.service.operating.backup import backup
-from batchwright.service.operating.local import LOCAL, keep_local_token, local_token_file
+from batchwright.service.operating.local import (
+    is_local,
+    keep_local_token,
+    local_name,
+    local_token_file,
+)
 from batchwright.service.operating.serving import (
     address_of,
     is_loopback,
     listen,
+    public_parts,
     refuse_public_without_tokens,
 )
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import LOCAL
 from samples import make_plan
 from services import step
 
@@ -356,7 +363,7 @@ def test_the_local_token_is_private_kept_and_made_again_when_lost(tmp_path):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     first = file.read_text().strip()
     assert store.tokens.find(first).name == LOCAL
-    assert store.tokens.find(first).scopes == {"admin"}
+    assert store.tokens.find(first).scopes == {"read", "report", "submit"}
     assert keep_local_token(store) == file
     assert file.read_text().strip() == first
     file.write_text("something else")
@@ -368,6 +375,74 @@ def test_the_local_token_is_private_kept_and_made_again_when_lost(tmp_path):
     assert keep_local_token(store) is None
     assert store.tokens.find(second) is None
     store.close()
+
+
+def test_a_local_token_that_could_do_more_is_limited_and_stays(tmp_path):
+    """Older versions made it an admin's; runs that report hold it."""
+    store = Store.open(Settings(database=f"sqlite:///{tmp_path}/s.sqlite"))
+    secret = store.tokens.create(LOCAL, ["admin"])
+    (tmp_path / "local-token").write_text(f"{secret}\n")
+    keep_local_token(store)
+    assert (tmp_path / "local-token").read_text().strip() == secret
+    assert store.tokens.find(secret).scopes == {"read", "report", "submit"}
+    store.close()
+
+
+def test_services_of_several_machines_have_local_tokens_of_their_own(tmp_path, monkeypatch):
+    database = "postgresql://me@host/name"
+    names = set()
+    for host, folder in (("one", "a"), ("two", "a"), ("one", "b")):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / folder))
+        names.add(local_name(database))
+    assert len(names) == 3
+    assert all(is_local(name) for name in names)
+    assert local_name(f"sqlite:///{tmp_path}/s.sqlite") == LOCAL
+    assert not is_local("localhost")
+
+
+@pytest.mark.slow
+def test_services_that_share_a_database_leave_each_others_local_token(
+    postgres, tmp_path, monkeypatch
+):
+    database = postgres()
+    store = Store.open(Settings(database=database))
+    secrets = []
+    for folder in ("a", "b", "a"):
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / folder))
+        secrets.append(keep_local_token(store).read_text().strip())
+    assert secrets[0] == secrets[2]
+    assert all(store.tokens.find(secret) for secret in secrets)
+    with pytest.raises(BatchwrightError, match="before anybody has a token"):
+        refuse_public_without_tokens(
+            store.settings.model_copy(update={"host": "203.0.113.9"}), store
+        )
+    store.close()
+
+
+@pytest.mark.slow
+def test_several_that_open_a_new_database_at_once_all_get_it(tmp_path):
+    code = (
+        "import sys\n"
+        "from batchwright.service.settings import Settings\n"
+        "from batchwright.service.store import Store\n"
+        "from batchwright.service.operating.local import keep_local_token\n"
+        "sys.stdin.readline()\n"
+        "for _ in range(5):\n"
+        "    store = Store.open(Settings(database=sys.argv[1]))\n"
+        "    keep_local_token(store)\n"
+        "    store.audit.note('me', 'start', '')\n"
+        "    store.close()\n"
+    )
+    words = [sys.executable, "-c", code, f"sqlite:///{tmp_path}/s.sqlite"]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen(words, **pipes) for _ in range(6)]
+    for one in started:
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    for one in started:
+        _, told = one.communicate(timeout=LAST_SECONDS)
+        assert one.returncode == 0, told
 
 
 def test_the_local_token_of_another_kind_of_database_is_in_the_users_folder(tmp_path, monkeypatch):
@@ -408,6 +483,32 @@ def test_an_address_that_is_taken_is_told_in_a_line():
         assert address_of(settings, taken) == f"http://plans.org:{port}"
     with pytest.raises(BatchwrightError, match="cannot listen on no-such-host"):
         listen("no-such-host.invalid", 0)
+
+
+@pytest.mark.parametrize(
+    "url", ["plans.org", "ftp://x.org", "https://me@x.org", "https://x/y", "https://", "//x"]
+)
+def test_a_public_address_is_one(url):
+    assert public_parts("https://plans.org:8443/") == ("https", "plans.org")
+    with pytest.raises(BatchwrightError, match=r"write it as https://plans\.example\.org"):
+        public_parts(url)
+
+
+@pytest.mark.slow
+def test_a_link_is_printed_at_the_first_start_only_for_the_address_that_browsers_use(tmp_path):
+    words = ("--public-url", "https://plans.example.org/")
+    with serving(tmp_path, *words) as service:
+        assert "serves at https://plans.example.org" in service.lines[0]
+        link = service.lines[1].partition("10 minutes: ")[2]
+        assert link.startswith("https://plans.example.org/sign-in?link=")
+        store = Store.open(Settings(database=service.database))
+        (noted,) = store.audit.list()
+        assert (noted.who, noted.action, noted.detail) == ("operator", "sign-in.link", "admin")
+        assert store.sign_in.enter(link.partition("link=")[2])
+        store.close()
+    with serving(tmp_path, *words) as service:
+        told = "sign in: `batchwright sign-in --server https://plans.example.org` prints a link"
+        assert service.lines[1] == told
 
 
 # -------------------------------------------------------------------------------------- backups

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from batchwright.errors import BatchwrightError
-from batchwright.records.service import RunEnd
+from batchwright.records import Job
+from batchwright.records.service import AgentIntroduction, RunEnd
 from batchwright.service.database.engine import Database, open_engine, shown
 from batchwright.service.database.migrate import HEAD, migrate, revision
 from batchwright.service.database.tables import metadata
@@ -92,8 +94,39 @@ def test_old_runs_are_deleted_when_asked_and_demo_runs_never(service):
     new = service.a_run()
     assert service.store.tidy() == []
     service.store.settings = service.settings.model_copy(update={"retention_days": 30.0})
+    assert service.store.tidy() == []  # a clock that is ahead, perhaps
     assert service.store.tidy() == [old]
     assert [run.id for run in service.store.runs.list()] == [new]
+
+
+def test_a_clock_that_is_ahead_at_the_start_deletes_nothing(service):
+    run = service.a_run()
+    service.store.settings = service.settings.model_copy(update={"retention_days": 30.0})
+    service.clock.go(400 * 24 * 3600)
+    assert service.store.tidy() == []
+    service.clock.go(-400 * 24 * 3600)  # it was set right
+    assert service.store.tidy() == []
+    service.clock.go(400 * 24 * 3600)
+    assert service.store.tidy() == []
+    assert [one.id for one in service.store.runs.list()] == [run]
+
+
+def test_one_look_deletes_a_tenth_at_most_and_the_oldest_first(service, monkeypatch):
+    monkeypatch.setattr("batchwright.service.store.part.FEW", 2)
+    store = service.store
+    runs = []
+    for number in range(4):
+        runs.append(service.a_run())
+        store.profiles.add(f"{number}", make_profile())
+        store.audit.note("me", f"{number}", "")
+        service.clock.go(1)
+    store.settings = service.settings.model_copy(update={"retention_days": 30.0})
+    service.clock.go(40 * 24 * 3600)
+    store.tidy()
+    assert set(store.tidy()) == set(runs[:2])
+    assert [one.name for one in store.profiles.list()] == ["3", "2"]
+    assert [one.action for one in store.audit.list()] == ["3", "2"]
+    assert set(store.tidy()) == set(runs[2:])
 
 
 def test_what_a_deleted_run_held_is_removed_after_the_answer(service):
@@ -177,6 +210,7 @@ def test_old_profiles_and_notes_of_writes_are_deleted_when_asked(service):
     assert kept() == (["new", "old"], ["new", "old"])
     service.store.settings = service.settings.model_copy(update={"retention_days": 30.0})
     service.store.tidy()
+    service.store.tidy()
     assert kept() == (["new"], ["new"])
 
 
@@ -239,6 +273,31 @@ def test_a_database_of_the_first_version_keeps_what_it_has(empty):
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     assert store.profiles.get("a") == make_profile()
     assert store.profiles.owner("a") == ""
+    store.close()
+
+
+def test_jobs_of_the_first_version_are_live_or_have_ended(empty):
+    database = Database(open_engine(empty))
+    make_first(database)
+    common = {"name": "a", "owner": "me", "auto": True, "approved": False, "cancelling": False}
+    common |= {"created": 1.0, "job": Job().model_dump_json(), "attempts": 1, "lost": 2}
+    names = ", ".join(common)
+    values = ", ".join(f":{name}" for name in common)
+    with database.writing() as connection:
+        for number, state in enumerate(("queued", "done", "failed", "cancelled")):
+            connection.execute(
+                text(
+                    f"INSERT INTO jobs (id, state, changed, {names}) "  # noqa: S608
+                    f"VALUES ('{uuid.UUID(int=number)}', '{state}', {10 + number}, {values})"
+                ),
+                common,
+            )
+    database.close()
+    store = Store.open(Settings(database=empty))
+    assert [one.state for one in store.jobs.live()] == ["queued"]
+    assert [one.state for one in store.jobs.ended()] == ["cancelled", "failed", "done"]
+    store.agents.introduce(AgentIntroduction(name="one", allow=()), "me")
+    assert store.jobs.lease("one").number == 2
     store.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
@@ -20,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
+import batchwright as bw
 from batchwright import Session
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.errors import DataError, FileError, PlanError, TrainingError
@@ -588,7 +588,7 @@ def test_a_plan_for_other_data_is_refused():
 
 
 def test_a_plan_for_more_workers_is_refused():
-    with pytest.raises(PlanError, match=r"for 2 worker\(s\) and 1 are running: start 2, or plan"):
+    with pytest.raises(PlanError, match=r"for 2 workers, and 1 running: start 2, or plan"):
         make_session(plan=make_tiny_plan((3, 2)))
 
 
@@ -837,7 +837,7 @@ def test_a_run_leaves_its_records(tmp_path):
     assert all(epoch.whole for epoch in summary.epochs)
     assert summary.resumed == 0
     assert summary.plan == one.plan
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = bw.metrics(folder)
     assert [line["epoch"] for line in lines if line["kind"] == "epoch"] == [0, 1, 2]
 
 
@@ -869,7 +869,7 @@ def test_an_evaluation_between_two_steps_is_no_training(tmp_path, monkeypatch):
 
 def test_a_run_without_a_checkpoint_begins_with_as_many_workers_as_planned(tmp_path):
     plan = make_tiny_plan((3, 2))
-    with pytest.raises(PlanError, match=r"for 2 worker\(s\) and 1 are running"):
+    with pytest.raises(PlanError, match=r"for 2 workers, and 1 running"):
         make_session(plan=plan, run_folder=tmp_path / "run", resume=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from itertools import islice
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+import batchwright as bw
 from batchwright import Session
 from batchwright.distributed.server_child import SERVER, SERVER_KEY
 from batchwright.training import recorder
@@ -115,7 +115,7 @@ def test_steps_after_which_a_loop_was_left_are_recorded_and_kept(tmp_path, monke
     noted = []
     for name, kind in (("whole", Training), ("left", Leaving)):
         kind(0, make_tiny_plan(checkpoint_steps=5), folder=tmp_path / name)
-        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        lines = bw.metrics(tmp_path / name)
         noted.append([(one["epoch"], one["step"]) for one in lines if one["kind"] == "step"])
         assert (tmp_path / name / "checkpoints" / "previous.pt").exists()
     assert noted[0] == noted[1] != []

@@ -307,6 +307,6 @@ def raised(kind, function, *args):
 def test_both_workers_hear_why_a_run_cannot_begin(found, folder):
     one, two = found[0]["refusals"], found[1]["refusals"]
     assert one == two
-    assert "for 1 worker(s) and 2 are running: start 1, or plan again with workers=2" in one[0]
-    assert "for 3 worker(s) and 2 are running" in one[1]
+    assert "for 1 worker, and 2 running: start 1, or plan again with workers=2" in one[0]
+    assert "for 3 workers, and 2 running" in one[1]
     assert f"cannot write {folder}/file/run: Not a directory" in one[2]

@@ -431,6 +431,22 @@ def test_shares_follow_the_simulated_speeds_and_a_disturbance(tmp_path):
     assert all(sum(s.sizes) == 24 for record in summary.epochs for s in record.shares)
 
 
+def test_published_shares_follow_the_last_epoch_alone_once_an_epoch(tmp_path):
+    disturbance = {"worker": 0, "start": 2.0, "slowdown": 4.0}
+    plan = make_virtual_plan(
+        (12, 12),
+        method="dynamic-batch",
+        epochs=6,
+        rebalance="published",
+        virtual={"speeds": (1.0, 0.5), "step_seconds": 0.0, "disturbances": [disturbance]},
+    )
+    summary, _ = train(plan, tmp_path / "run")
+    assert all(len(record.shares) == 1 for record in summary.epochs)
+    sizes = [record.shares[0].sizes for record in summary.epochs]
+    assert sizes[:2] == [(12, 12), (16, 8)]  # equal at first, then as the times of that epoch
+    assert sizes[-1] == (8, 16)  # a quarter of twice the speed
+
+
 def test_overheads_lengthen_the_steps_of_their_workers_alone(tmp_path):
     plan = make_virtual_plan(
         (10, 10),

@@ -18,6 +18,8 @@ from batchwright.errors import FileError, Interrupted, JobError, PlanError
 from batchwright.probing.commands import Compared
 from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
 from batchwright.records.documents import read_record, write_record
+from batchwright.records.lines.line_files import line_text
+from batchwright.records.lines.run_lines import note
 from batchwright.records.run_folder import read_summaries, telling_how_to_resume
 from batchwright.storage import locks
 from batchwright.workflows.sweep import plans, runner, verb
@@ -274,9 +276,9 @@ def test_cells_are_told_their_threads_and_who_started_them(scripted):
 
 
 def test_what_a_cell_writes_is_handed_on_once(scripted):
-    line = json.dumps({"kind": "epoch", "epoch": 0})
-    _, seen, _ = scripted([f"echo '{line}' > metrics.jsonl; sleep 0.3; {GOOD}"])
-    assert seen.lines == [{"kind": "epoch", "epoch": 0}]
+    line = note("begun")
+    _, seen, _ = scripted([f"echo '{line_text(line)}' > metrics.jsonl; sleep 0.3; {GOOD}"])
+    assert seen.lines == [line]
 
 
 def signal_when(number, *moments):
@@ -496,7 +498,7 @@ def test_the_command_says_what_failed_and_exits_with_one(place, instantly, comma
         (["--grid", "scaling=sqrt", "--seeds", "0"], "seeds=0: a sweep needs one or more"),
         (["--grid", "scaling=sqrt", "--seeds", "abc"], "seeds=abc is no number of runs"),
         (["--grid", "scaling=sqrt", "--at-once", "0"], "at_once=0 is no number of cells"),
-        (["--grid", "scaling=sqrt", "--at-once", "999"], "at_once=999 cells of 1 worker(s) need"),
+        (["--grid", "scaling=sqrt", "--at-once", "999"], "at_once=999 cells of 1 worker need"),
         (["--grid", "scalings=sqrt"], "unknown job key 'scalings': did you mean 'scaling'?"),
     ],
 )

@@ -65,7 +65,7 @@ def test_gpus_are_shared_only_where_so_many_cells_are_asked_for():
 
 def test_more_processes_than_cores_are_refused():
     with pytest.raises(
-        JobError, match=r"at_once=3 cells of 1 worker\(s\) need 3 cores.*give at_once=2 or auto"
+        JobError, match=r"at_once=3 cells of 1 worker need 3 cores.*give at_once=2 or auto"
     ):
         Slots(Machine(2), [1], 3)
     for value in (0, -1, "many", "0", 1.5):

@@ -39,7 +39,9 @@ from benchmarks.planning.time_to_accuracy_runs import (
 
 from batchwright.records import Estimate, MachineLoad
 from batchwright.records.documents import write_record
+from batchwright.records.lines.line_files import line_text
 from batchwright.workload.task import build_network
+from run_lines import typed
 from samples import make_plan, make_profile, make_summary
 
 SHORT, LONG = "groups-resnet8", "cifar-resnet8"
@@ -172,9 +174,11 @@ def test_the_first_evaluation_that_reaches_the_target_counts() -> None:
 
 
 def test_a_command_is_followed_to_its_end(tmp_path: Path) -> None:
-    rows = ['{"kind": "epoch", "val/top1": 0.25}', '{"kind": "epoch", "val/top1": null}',
-            '{"kind": "epoch", "val/top1": 0.5}']  # fmt: skip
-    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + '\n{"val/top1": 0.')
+    lines = (
+        typed({"kind": "epoch", "epoch": n, "val/top1": v}) for n, v in enumerate((0.25, None, 0.5))
+    )
+    rows = "".join(line_text(line) + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(rows + '{"kind": "epo')
     with runs.ending(runs.subprocess.Popen(["true"])) as process:
         evaluations, memory = runs.followed(process, tmp_path, time.monotonic())
     assert [accuracy for _, accuracy in evaluations] == [25.0, 50.0]

@@ -15,9 +15,9 @@ One of two workers at half speed (`_over_equal_shares`, `slowest_over_fastest`):
 takes its share of the second worker's core, from the first step on. 4 epochs of 50 steps with
 --quick, of 60 with --full; one start with --quick, two with --full. Ratios of epoch seconds in the
 third and the fourth epoch, median and quartiles; the limit is 2/3. Fixed shares are 85 and 43: what
-can be reached here. `each_epoch` is `dynamic-batch` as published, with shares made again at the end
-of each epoch only. Slowest over fastest: `dynamic-batch`, third epoch, input and compute seconds of
-the slower worker over the other's, by the run's own records.
+can be reached here. `each_epoch` has shares made again at the end of each epoch only, otherwise as
+usual; `published` is `rebalance=published`. Slowest over fastest: `dynamic-batch`, third epoch,
+input and compute seconds of the slower worker over the other's, by the run's own records.
 
 A load that starts and ends while `dynamic-batch` trains (`recovery_intervals`): 325 steps; the
 burner starts between the 50th and the 75th and ends some 125 to 150 steps later; 1 round with
@@ -48,11 +48,10 @@ Without the CIFAR-100 folder, or with one core only, the figures that need them 
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -62,6 +61,8 @@ from typing import Any
 
 from batchwright.records import Job, RunSummary
 from batchwright.records.documents import read_record
+from batchwright.records.lines.line_files import lines_of
+from batchwright.records.lines.run_lines import EpochLine, RunLine, SharesLine
 from batchwright.workload.data.sources import open_data
 from benchmarks.cluster import uneven_arms
 from benchmarks.cluster.kills import KilledRun, run_and_kill
@@ -97,6 +98,10 @@ BENCHMARK = Benchmark(
         Figure("dynamic_over_equal_shares", "ratio", "median", "epoch time of `dynamic-batch` over "
                "equal shares, one of two workers at half speed, third epoch (limit: 0.67)",
                at_most=0.70),
+        Figure("each_epoch_over_equal_shares", "ratio", "median", "the same with shares made again "
+               "at the end of an epoch only, which is as often as published", full=True),
+        Figure("published_over_equal_shares", "ratio", "median",
+               "the same with `rebalance=published`", full=True),
         Figure("fixed_over_equal_shares", "ratio", "median",
                "the same with fixed shares of 85 and 43: what can be reached"),
         Figure("slowest_over_fastest", "ratio", "median", "compute time of the slower worker over "
@@ -121,7 +126,6 @@ BENCHMARK = Benchmark(
         Figure("accuracy_dynamic_less_equal", "points", "interval", "accuracy of `dynamic-batch` "
                "under a load less that of equal shares, batch normalization, paired seeds",
                above=-1.0, full=True),
-        Figure("each_epoch_over_equal_shares", "ratio", "median", full=True),
         *(
             Figure(f"{arm}_images_per_second", "images/s", "median")
             for arm in ("one_worker", "bare", "plain", "dynamic", "ddp")
@@ -183,6 +187,7 @@ def uneven(arguments: Arguments, folder: Path) -> Found:
     steps = UNEVEN_STEPS[arguments.full]
     ours = partial(session, arguments.data, steps=steps)
     starts: list[dict[str, Any]] = []
+    slowest: list[float] = []
     for start in range(UNEVEN_STARTS[arguments.full]):
         runs = folder / str(start)
         starters = {
@@ -194,10 +199,14 @@ def uneven(arguments: Arguments, folder: Path) -> Found:
             starters["each_epoch"] = ours(
                 runs / "each_epoch", "dynamic-batch", EQUAL, rebalance_steps=0
             )
+            starters["published"] = ours(
+                runs / "published", "dynamic-batch", EQUAL, rebalance="published"
+            )
         with started(starters) as arms, Burner(1):
             seconds = epoch_seconds(arms, steps)
-        starts.append({"seconds": seconds, "records": records(runs / "dynamic")})
-    slowest = [slowest_over_fastest(one["records"], FIRST_COUNTED) for one in starts]
+        lines = records(runs / "dynamic")
+        slowest.append(slowest_over_fastest(lines, FIRST_COUNTED))
+        starts.append({"seconds": seconds, "records": kept(lines)})
     arms = [arm for arm in starters if arm != "equal"]
     return {
         **{f"{arm}_over_equal_shares": over_equal(arm, starts) for arm in arms},
@@ -222,27 +231,27 @@ def over_equal(arm: str, starts: Sequence[Mapping[str, Any]]) -> list[float]:
     )
 
 
-def slowest_over_fastest(lines: Sequence[Mapping[str, Any]], epoch: int) -> float:
-    """Input and compute seconds of the slowest worker over the fastest's, by lines of
-    metrics.jsonl.
+def slowest_over_fastest(lines: Sequence[RunLine], epoch: int) -> float:
+    """Input and compute seconds of the slowest worker over the fastest's in an epoch of a run.
 
     Raises:
-        ValueError: None of them is about that epoch (zero-based).
+        ValueError: No line is about that epoch (zero-based).
     """
     for line in lines:
-        if line["kind"] == "epoch" and line["epoch"] == epoch:
-            seconds: list[float] = []
-            while f"time/rank{len(seconds)}/compute_s" in line:
-                own = f"time/rank{len(seconds)}"
-                seconds.append(line[f"{own}/input_s"] + line[f"{own}/compute_s"])
+        if isinstance(line, EpochLine) and line.record.epoch == epoch:
+            seconds = [one.input_seconds + one.compute_seconds for one in line.record.workers]
             return max(seconds) / min(seconds)
     raise ValueError(f"no line about epoch {epoch} among {len(lines)}")
 
 
-def records(run: Path) -> list[dict[str, Any]]:
-    """Lines of a run's metrics.jsonl about epochs and shares."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [one for one in map(json.loads, lines) if one["kind"] in ("epoch", "shares")]
+def records(run: Path) -> list[EpochLine | SharesLine]:
+    """A run's lines about epochs and shares."""
+    return [line for line in lines_of(run) if isinstance(line, EpochLine | SharesLine)]
+
+
+def kept(lines: Iterable[RunLine]) -> list[dict[str, Any]]:
+    """Lines as they are kept beside the figures."""
+    return [line.model_dump(mode="json", exclude_defaults=True) for line in lines]
 
 
 # ------------------------------------------------------------------------ a load starts and ends
@@ -264,7 +273,7 @@ def load(arguments: Arguments, folder: Path) -> Found:
     counts = [float(count) for one in rounds for count in one["intervals"] if count is not None]
     return {"recovery_intervals": counts}, {
         "load": rounds,
-        "load_records": records(folder / "dynamic"),
+        "load_records": kept(records(folder / "dynamic")),
     }
 
 
@@ -347,7 +356,7 @@ def four(arguments: Arguments, folder: Path) -> Found:
     }
     with started(starters) as arms:
         seconds = epoch_seconds(arms, FOUR_STEPS)
-    starts = [{"seconds": seconds, "records": records(folder / "dynamic")}]
+    starts = [{"seconds": seconds, "records": kept(records(folder / "dynamic"))}]
     over = over_equal("dynamic", starts)
     return {"four_workers_dynamic_over_equal_shares": over}, {"four_workers": starts}
 
@@ -443,11 +452,15 @@ def session(
     cores: Sequence[int] | None = None,
     factors: Sequence[float] | None = None,
     rebalance_steps: int = REBALANCE_STEPS,
+    **keys: Any,
 ) -> Callable[[], Arm]:
-    """What starts our loop with an epoch of ``steps`` steps, worker r on core r or ``cores[r]``."""
+    """What starts our loop with an epoch of ``steps`` steps, worker r on core r or ``cores[r]``.
+
+    ``keys`` are of the job.
+    """
     run.parent.mkdir(parents=True, exist_ok=True)
     plan = uneven_plan(
-        data, method, shares, samples=steps * sum(shares), rebalance_steps=rebalance_steps
+        data, method, shares, samples=steps * sum(shares), rebalance_steps=rebalance_steps, **keys
     )
     places = range(len(shares)) if cores is None else cores
     return partial(Arm, uneven_arms.session, plan, run, factors, cores=tuple(places))

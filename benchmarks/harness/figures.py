@@ -90,7 +90,8 @@ class Figure:
         name: In reports.
         unit: As of `Value`.
         statistic: Of `STATISTICS`.
-        words: What it is, for the documents; without words they leave it out.
+        words: What it is, for the documents, which go by the name without; the name of another
+            figure in braces stands for that one's value.
         at_least: The value is to be no less.
         at_most: The value is to be no more.
         above: The lower end of the interval is to be above; a single value is not judged.

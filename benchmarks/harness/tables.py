@@ -2,7 +2,8 @@
 
 Reads the newest report of each benchmark in ``benchmarks/results`` and replaces what stands between
 the two comments ``<!-- figures ... -->`` and ``<!-- /figures -->``: in the README a few of them in
-one table, in ``docs/measured.md`` all. With ``--check`` nothing is written; the exit code is 1 if a
+one table, in ``docs/measured.md`` all, in ``docs/papers.md`` what the papers behind the methods
+claim beside what was measured of it. With ``--check`` nothing is written; the exit code is 1 if a
 document is out of step.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.benchmark import RESULTS, ROOT, Benchmark, module_of, newest
+from benchmarks.harness.claims import PAPERS, SCALES, Claim, Paper
+from benchmarks.harness.figures import Figure
 
 BLOCK = re.compile(r"(<!-- figures: .*? -->\n)(.*?)(<!-- /figures -->)", re.DOTALL)
 NOTHING = "No result has been kept yet."
@@ -90,7 +93,7 @@ def headlines(folder: Path = RESULTS) -> str:
         report, _ = newest(name, folder) or (None, None)
         found = {one["name"]: one for one in report["figures"]} if report else {}
         if report and figure in found:
-            rows.append(_row(found[figure], words))
+            rows.append(_row(found[figure], words, declared(name)[figure]))
             places.add("{processor}, {cores} cores".format(**report["environment"]))
     if not rows:
         return NOTHING + "\n"
@@ -105,17 +108,15 @@ def tables(folder: Path = RESULTS) -> str:
 
 def section(benchmark: Benchmark, report: Mapping[str, Any]) -> str:
     """Markdown: one row for each figure that was measured, and where it was measured."""
-    figures = {figure["name"]: figure for figure in report["figures"]}
-    rows = [
-        _row(figures[one.name], one.words)
-        for one in benchmark.figures
-        if one.words and one.name in figures
-    ]
+    found = measured(benchmark, report)
+    worded = [_row(figure, words, one) for figure, words, one in found if words]
+    others = [_row(figure, f"`{figure['name']}`", one) for figure, words, one in found if not words]
     module = module_of(benchmark.name)
     command = re.sub(r"(?<=-m )\S+", module, report["command"])  # the module may have moved since
     return "\n".join(
         [
-            *(f"## {benchmark.title}", "", f"{benchmark.remark}.", "", *HEAD, *rows, ""),
+            *(f"## {benchmark.title}", "", f"{benchmark.remark}.", "", *HEAD, *worded, ""),
+            *folded(others),
             "{processor}, {cores} cores, torch {torch}, Python {python}; {date}, commit {commit}. "
             "`{command}` repeats it; the head of `{path}.py` says what is compared.".format(
                 **report["environment"],
@@ -123,17 +124,144 @@ def section(benchmark: Benchmark, report: Mapping[str, Any]) -> str:
                 command=command,
                 path=module.replace(".", "/"),
             ),
+            *([f"Note: {report['note']}"] if report.get("note") else []),
             "",
         ]
     )
 
 
-def _row(figure: Mapping[str, Any], words: str) -> str:
+def measured(
+    benchmark: Benchmark, report: Mapping[str, Any]
+) -> list[tuple[Mapping[str, Any], str, Figure | None]]:
+    """All figures of a report, in the order of the table, with words and declaration.
+
+    Without words, and last, are checks with few seeds, and what is no longer declared, too.
+    """
+    figures = {figure["name"]: figure for figure in report["figures"]}
+    shown = {name: shown_value(figure) for name, figure in figures.items()}
+    declared_ones = {one.name: one for one in benchmark.figures if one.name in figures}
+    order = [*declared_ones, *(name for name in figures if name not in declared_ones)]
+    return [
+        (figures[name], one.words.format_map(shown) if one else "", one)
+        for name in order
+        for one in [declared_ones.get(name)]
+    ]
+
+
+def folded(rows: Sequence[str]) -> list[str]:
+    """Lines: a table that opens with a click; nothing without rows."""
+    if not rows:
+        return []
+    summary = f"Figures without words: {len(rows)}"
+    return [f"<details><summary>{summary}</summary>", "", *HEAD, *rows, "", "</details>", ""]
+
+
+def shown_value(figure: Mapping[str, Any], key: str = "value") -> str:
+    """A figure's value, or the end of its spread, with its unit."""
     show = UNITS.get(figure["unit"], lambda value: f"{value:.4g} {figure['unit']}")
-    spread = f"{show(figure['low'])} to {show(figure['high'])}"
-    goal = "" if figure["goal"] is None else show(figure["goal"])
+    return show(figure[key])
+
+
+def with_spread(figure: Mapping[str, Any]) -> str:
+    """Its value, and the spread in brackets."""
+    low, high = (shown_value(figure, end) for end in ("low", "high"))
+    return f"**{shown_value(figure)}** ({low} to {high})"
+
+
+def _row(figure: Mapping[str, Any], words: str, one: Figure | None = None) -> str:
     met = {None: "", True: "yes", False: "no"}[figure["met"]]
-    return f"| {words} | **{show(figure['value'])}** ({spread}) | {goal} | {met} |"
+    return f"| {words} | {with_spread(figure)} | {_goal(figure, one)} | {met} |"
+
+
+def _goal(figure: Mapping[str, Any], one: Figure | None) -> str:
+    """The goal as the report was judged by it; the declaration says which way it lies."""
+    if figure["goal"] is None:
+        return ""
+    goal = shown_value(figure, "goal")
+    if one is not None and one.near:
+        return f"{goal} within {one.near[1]:g}"
+    if one is not None and one.above is not None:
+        return f"interval above {goal}"
+    return goal
+
+
+# ----------------------------------------------------------------------------------------- papers
+
+VERDICTS = ("no", "partly", "not shown", "not run", "yes")
+"""Whether a claim holds, in the order of a table's rows. *Not shown*: the spreads overlap."""
+
+
+def papers(folder: Path = RESULTS) -> str:
+    """Markdown: a section for each paper."""
+    return "\n".join(paper_section(one, folder) for one in PAPERS)
+
+
+def paper_section(paper: Paper, folder: Path = RESULTS) -> str:
+    """Markdown: a paper's claims beside what was measured, and all else that was measured."""
+    reports = {name: found[0] for name in SCALES if (found := newest(name, folder))}
+    figures = {
+        f"{name}.{one['name']}": one
+        for name, report in reports.items()
+        for one in report["figures"]
+    }
+    judged = [(verdict(one, figures), one) for one in paper.claims]
+    judged.sort(key=lambda pair: VERDICTS.index(pair[0]))
+    rows = [_claim_row(one, holds, figures) for holds, one in judged]
+    missed, others = [], []
+    for name in paper.benchmarks:
+        if name in reports:
+            for figure, words, one in measured(declared(name), reports[name]):
+                row = _row(figure, f"`{figure['name']}` {words}".strip(), one)
+                (missed if figure["met"] is False else others).append(row)
+    opened = [f"<details><summary>All {len(missed + others)} figures, misses first</summary>", ""]
+    return "\n".join(
+        [
+            *(f"## {paper.title}", "", f"{paper.source}.", "", f"Known to us: {paper.known}."),
+            *("", "| claim | command | scale | seeds | result (spread) | holds? |"),
+            *("|---|---|---|---|---|---|", *rows, ""),
+            *(*opened, *HEAD, *missed, *others, "", "</details>", ""),
+        ]
+    )
+
+
+def verdict(claim: Claim, figures: Mapping[str, Mapping[str, Any]]) -> str:
+    """Whether a claim holds, one of `VERDICTS`, by the figures ``BENCHMARK.FIGURE``."""
+    if not claim.results:
+        return "yes" if claim.told else "not run"
+    known = [figures[one] for one in claim.results.values() if one in figures]
+    if len(known) < len(claim.results):
+        return "not run"
+    if claim.over is None:
+        met = {one["met"] for one in known} - {None}
+        return "partly" if len(met) > 1 else "yes" if met == {True} else "no"
+    (low, high), (other_low, other_high) = (
+        (one, one) if isinstance(one, float) else (figures[one]["low"], figures[one]["high"])
+        for one in claim.over
+    )
+    return "yes" if low > other_high else "no" if high < other_low else "not shown"
+
+
+def _claim_row(
+    claim: Claim,
+    holds: str,
+    figures: Mapping[str, Mapping[str, Any]],
+) -> str:
+    known = {label: figures[one] for label, one in claim.results.items() if one in figures}
+    command, scale, seeds = claim.command, "", ""
+    if claim.results:
+        name = next(iter(claim.results.values())).partition(".")[0]
+        command, scale = f"python -m {module_of(name)} --full", SCALES[name]
+        each = [_seeds(one) for one in known.values()]
+        seeds = each[0] if len(set(each)) == 1 else ", ".join(each)
+    result = "; ".join(f"{label} {with_spread(one)}".strip() for label, one in known.items())
+    cells = (claim.words, f"`{command}`", scale, seeds, result or claim.told, holds)
+    return f"| {' | '.join(cells)} |"
+
+
+def _seeds(figure: Mapping[str, Any]) -> str:
+    """How many seeds, or how many measurements of one seed, a figure is of."""
+    accuracy = figure["unit"] in ("points", "%", "epochs")
+    return f"{figure['repeats']}" if accuracy else f"1, {figure['repeats']} measurements"
 
 
 UNITS: Mapping[str, Callable[[float], str]] = {
@@ -166,7 +294,11 @@ def main() -> None:
         path.write_text(after, encoding="utf-8")
 
 
-DOCUMENTS: dict[str, Callable[[], str]] = {"README.md": headlines, "docs/measured.md": tables}
+DOCUMENTS: dict[str, Callable[[], str]] = {
+    "README.md": headlines,
+    "docs/measured.md": tables,
+    "docs/papers.md": papers,
+}
 
 if __name__ == "__main__":
     main()

@@ -99,8 +99,9 @@ BENCHMARK = Benchmark(
                "large batches in the same stages of the rate", above=0.0),
         *(Figure(f"accuracy_{arm}", "%", "mean", words) for arm, words in ARM_WORDS.items()),
         *(
-            Figure(f"seconds_over_large_{arm}", "ratio", "mean")
-            for arm in ARM_WORDS
+            Figure(f"seconds_over_large_{arm}", "ratio", "mean",
+                   f"simulated seconds of training over those of large batches: {words}")
+            for arm, words in ARM_WORDS.items()
             if arm != "large"
         ),
     ),

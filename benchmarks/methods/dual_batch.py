@@ -26,7 +26,6 @@ Without the CIFAR-100 folder, or with one core only, all but the pushes are left
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -37,6 +36,8 @@ from statistics import fmean
 from typing import Any
 
 from batchwright.records import Job, Plan, Profile
+from batchwright.records.lines.line_files import lines_of
+from batchwright.records.lines.run_lines import RoundLine
 from batchwright.workflows import verbs
 from batchwright.workflows.match_rounds import Settled, pair_measurer_for, settle
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
@@ -177,10 +178,9 @@ def _turn(arm: Arm) -> tuple[float, ...]:
 
 def _exchanges(run_folder: Path) -> list[list[float]]:
     """Seconds of each worker's exchanges, round by round, as the run's records have them."""
-    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
-    rounds = [one for one in map(json.loads, lines) if one["kind"] == "round"]
+    rounds = [line.record for line in lines_of(run_folder) if isinstance(line, RoundLine)]
     return [
-        [one["time/exchange_s"] for one in rounds if one["worker"] == worker]
+        [one.exchange_seconds for one in rounds if one.worker == worker]
         for worker in range(WORKERS)
     ]
 

@@ -66,8 +66,11 @@ BENCHMARK = Benchmark(
         Figure("accuracy_two-105", "%", "mean", "with two sizes, 1.05 times the time"),
         Figure("accuracy_uniform-105", "%", "mean",
                "with one smaller batch for all, 1.05 times the time"),
-        Figure("accuracy_large", "%", "mean"),
-        *(Figure(f"updates_{arm}", "steps", "mean") for arm in ARMS),
+        Figure("accuracy_large", "%", "mean", "with large batches alone"),
+        *(
+            Figure(f"updates_{arm}", "steps", "mean", f"steps of all workers in a round, `{arm}`")
+            for arm in ARMS
+        ),
     ),
     seeds=SEEDS,
     needs_data="always",

@@ -78,7 +78,11 @@ BENCHMARK = Benchmark(
                    f"{'' if number else 'accuracy with linear scaling, '}batch {batch:,}")
             for number, batch in enumerate(BATCHES)
         ),
-        *(Figure(f"accuracy_none_{batch}", "%", "mean") for batch in BATCHES),
+        *(
+            Figure(f"accuracy_none_{batch}", "%", "mean",
+                   f"{'' if number else 'accuracy with the rate not scaled, '}batch {batch:,}")
+            for number, batch in enumerate(BATCHES)
+        ),
     ),
     seeds=SEEDS["warmup"],
     needs_data="always",

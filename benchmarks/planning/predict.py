@@ -85,21 +85,27 @@ BENCHMARK = Benchmark(
         Figure("repeat_error", "share", "largest",
                "how far two measurements of one step were apart, the largest"),
         Figure("interval_coverage", "share", "share",
-               "share of these steps inside the 95 % interval", at_least=22 / 24),
+               "share of these steps inside the 95 % interval, whose half width is "
+               "{interval_half_width}", at_least=22 / 24),
         Figure("interval_half_width", "share", "median",
                "half that interval, as a share of the prediction", at_most=0.10),
         Figure("memory_median_error", "share", "median",
-               "predicted peak memory against measured, median error", at_most=0.03),
-        Figure("memory_worst_under", "share", "largest", "how far a peak was above its interval, "
-               "the largest (negative: below)", at_most=0.0),
+               "predicted peak of tensors in memory against measured, median error",
+               at_most=0.03),
+        Figure("memory_worst_under", "share", "largest", "how far a peak of tensors was above its "
+               "interval, the largest (negative: below)", at_most=0.0),
+        Figure("memory_at_most", "share", "largest", "peak of tensors at the largest local batch "
+               "that a memory limit allows, as a share of the limit, the largest", at_most=1.0),
+        Figure("memory_next_step", "ratio", "least", "the same at 1.05 times that batch, the "
+               "least: it would not fit", at_least=1.0),
+        Figure("probe_share", "share", "largest", "seconds of a probe over what it may take "
+               "(2 % of a training of 90 epochs, or 60 s), the largest", at_most=1.0),
         Figure("epochs_to_target_error", "share", "largest", "predicted epochs to an accuracy at "
                "three batches, largest error", at_most=0.20, full=True),
         Figure("plan_10000_workers_seconds", "s", "median",
                "planning for 10,000 workers of five kinds", at_most=1.0),
-        Figure("memory_next_step", "ratio", "least", at_least=1.0),
-        Figure("memory_at_most", "share", "largest", at_most=1.0),
-        Figure("probe_share", "share", "largest", at_most=1.0),
-        *(Figure(f"plan_{count}_workers_seconds", "s", "median") for count in WORKERS[:-1]),
+        *(Figure(f"plan_{count}_workers_seconds", "s", "median", f"for {count:,}")
+          for count in WORKERS[:-1]),
     ),
     seeds=TARGET_SEEDS,
 )  # fmt: skip

@@ -22,13 +22,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from batchwright.prediction.memory import fit_memory
 from batchwright.records import Profile, RunSummary
 from batchwright.records.documents import read_record
+from batchwright.records.lines.line_files import METRICS, sound_line
+from batchwright.records.lines.run_lines import EpochLine, RunLine
+from batchwright.storage.follow_lines import Tail
 from batchwright.workload.load import LEAST_SECONDS, load_between, read_load
 from benchmarks.harness.benchmark import (
     RESULTS,
@@ -334,11 +337,11 @@ def followed(
     """
     evaluations: Evaluations = []
     highest, looked = 0, 0.0
+    lines = Tail(run / METRICS, sound_line)
     while True:
         alive = process.poll() is None
         passed = time.monotonic() - began
-        found = list(_epochs(run / "metrics.jsonl"))
-        evaluations += [(passed, accuracy) for accuracy in found[len(evaluations) :]]
+        lines(partial(_note_accuracy, evaluations, passed))
         if not alive:
             return evaluations, highest or None
         if passed > looked + MEMORY_SECONDS and (run / "plan.json").exists():
@@ -347,13 +350,10 @@ def followed(
         time.sleep(POLL_SECONDS)
 
 
-def _epochs(path: Path) -> Iterator[float]:
-    """Accuracies in percent that a run has written so far."""
-    if not path.exists():
-        return
-    for row in path.read_text(encoding="utf-8").split("\n")[:-1]:  # whole lines
-        if '"val/top1"' in row and (accuracy := json.loads(row)["val/top1"]) is not None:
-            yield 100 * accuracy
+def _note_accuracy(evaluations: Evaluations, passed: float, line: RunLine) -> None:
+    """Note the accuracy of an epoch, in percent, if the line tells one."""
+    if isinstance(line, EpochLine) and line.record.top1 is not None:
+        evaluations.append((passed, 100 * line.record.top1))
 
 
 def _below(pid: int) -> Iterator[int]:

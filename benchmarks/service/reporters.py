@@ -11,6 +11,7 @@ many records were acknowledged.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import sys
 import time
@@ -22,36 +23,74 @@ from typing import Any
 
 import httpx
 
+from batchwright.records import EpochRecord, WorkerTime
+from batchwright.records.lines.line_files import line_text
+from batchwright.records.lines.run_lines import EpochLine, RunLine, StepLine, WorkerStep
+from batchwright.records.service import RecordBatch
+
 RETRY_SECONDS = 0.05
 MOST_SECONDS = 600.0
 """After which a reporter gives up: what it could not bring is missing then."""
 
 
-def record(number: int) -> dict[str, Any]:
-    """A line of metrics.jsonl as of a step with two workers; it tells its own number."""
-    line: dict[str, Any] = {
-        "kind": "epoch" if number % 100 == 99 else "step",
-        "epoch": number // 100,
-        "step": number,
-        "steps": 100,
-        "time/train_s": round(0.0101 * number, 4),
-        "train/loss": 2.3 / (1 + number),
-        "throughput/samples_per_sec": 3200.5,
-        "lr": 0.1,
-        "batch/global": 32,
-    }
-    for rank in (0, 1):
-        line |= {f"batch/local/{rank}": 16, f"time/rank{rank}/compute_s": 0.0091}
-    if line["kind"] == "epoch":
-        line |= {"epochs": 1000, "time/epoch_s": 0.5, "val/top1": 0.5}
-    return line
+def record(number: int) -> RunLine:
+    """A line of a run with two workers; it tells its own number."""
+    epoch, seconds = number // 100, round(0.0101 * number, 4)
+    if number % 100 < 99:
+        return StepLine(
+            kind="step",
+            epoch=epoch,
+            step=number,
+            steps=100,
+            training_seconds=seconds,
+            train_loss=2.3 / (1 + number),
+            samples_per_second=3200.5,
+            learning_rate=0.1,
+            workers=2 * (WorkerStep(local_batch_size=16, compute_seconds=0.0091, wait_seconds=0),),
+        )
+    worker = WorkerTime(
+        place="node1/cpu",
+        local_batch_size=16,
+        samples=720,
+        input_seconds=0.0101,
+        compute_seconds=0.4102,
+        communication_seconds=0.0797,
+    )
+    finished = EpochRecord(
+        epoch=epoch,
+        resolution=32,
+        global_batch_size=32,
+        steps=45,
+        skipped_steps=0,
+        samples=1440,
+        learning_rate=0.1,
+        train_loss=2.3 / (1 + number),
+        val_correct=180,
+        val_count=360,
+        training_seconds=0.5,
+        evaluation_seconds=0.05,
+        checkpoint_seconds=0.01,
+        workers=(worker, worker),
+    )
+    return EpochLine(kind="epoch", record=finished, epochs=1000)
 
 
 @cache
 def batch_of(start: int, stop: int) -> bytes:
     """The body with these records. All runs send the same, so what is timed is the service."""
-    body = {"first": start, "records": [record(number) for number in range(start, stop)]}
-    return json.dumps(body).encode()
+    lines = tuple(record(number) for number in range(start, stop))
+    batch = RecordBatch(first=start, before=_digest(start), after=_digest(stop), records=lines)
+    return batch.model_dump_json(exclude_defaults=True).encode()
+
+
+@cache
+def _digest(stop: int) -> str:
+    return hashlib.sha256(b"".join(map(_text, range(stop)))).hexdigest()
+
+
+@cache
+def _text(number: int) -> bytes:
+    return line_text(record(number)).encode() + b"\n"
 
 
 class Reporter:

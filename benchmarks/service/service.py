@@ -9,8 +9,10 @@ requests the time that 99 in 100 are answered within, the worse of both database
 A page: of a run with 1,000,000 records its page, or its records over the API at most 1,000 of them,
 whichever is slower, each time after one more has come; 20 each. A live update: from a training's
 line in its run folder, through its reporter, until the run's page in a headless Chromium shows it;
-20. Fuzz: requests made by schemathesis from the service's own OpenAPI description, with a token of
-every scope, that end in a status of 500 or above, or in an answer that is not declared.
+20. Hostile: what a client that means well sees while others, with a token that may only read, send
+bodies of up to 8 MiB that are made to cost much, from four connections. Fuzz: requests made by
+schemathesis from the service's own OpenAPI description, with a token of every scope, that end in a
+status of 500 or above, or in an answer that is not declared; and its exit code.
 
 Reporters run in one process of their own, beside the service, so both share the cores. With --quick
 a tenth of the records, two kills, 100,000 records on the page and 10 cases for each operation
@@ -42,8 +44,9 @@ from batchwright.client.http import TOKEN
 from batchwright.client.reporter_process import ReporterProcess
 from batchwright.records import Job, Plan
 from batchwright.records.documents import write_record
+from batchwright.records.lines.line_files import line_text, read_line
 from batchwright.records.service import MOST_RECORDS, RecordBatch, RunIntroduction
-from batchwright.service.access import COOKIE
+from batchwright.service.access import cookie_name
 from batchwright.service.database.engine import open_engine
 from batchwright.service.database.tables import records as stored
 from batchwright.service.settings import Settings
@@ -53,6 +56,8 @@ from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, Value
 from benchmarks.harness.loads import until
 from benchmarks.harness.plans import opened, planned
+from benchmarks.service import jobs
+from benchmarks.service.hostile import hostile
 from benchmarks.service.reporters import record
 from benchmarks.service.service_process import DATABASES, Service, make_tokens
 
@@ -75,16 +80,26 @@ BENCHMARK = Benchmark(
         Figure("records_doubled", "records", "mean", "records stored twice in these runs",
                at_most=0),
         Figure("records_per_second_sqlite", "records/s", "mean",
-               "records taken in from 64 reporters, SQLite"),
-        Figure("records_per_second_postgresql", "records/s", "mean", "the same, PostgreSQL"),
+               "records taken in from 64 reporters, SQLite", at_least=15_000),
+        Figure("records_per_second_postgresql", "records/s", "mean", "the same, PostgreSQL",
+               at_least=15_000),
         Figure("p99_seconds", "s", "mean",
-               "99 of 100 of these requests of 100 records are answered within"),
+               "99 of 100 of these requests of 100 records are answered within", at_most=0.3),
+        Figure("healthz_ms", "ms", "median", "the smallest answer, while nobody else asks",
+               at_most=3.0),
+        Figure("worst_request_seconds", "s", "worst", "the slowest answer to a client that means "
+               "well while others send what is made to cost much", at_most=0.5),
+        Figure("hostile_peak_mib", "MiB", "mean", "the most memory of the service and its "
+               "processes meanwhile", at_most=300),
         Figure("page_seconds_million_records", "s", "median",
                "page or API answer of a run with a million records", at_most=1.0),
         Figure("live_update_worst_seconds", "s", "worst", "from a line in the run folder until the "
                "run's page in a browser shows it, the longest of 20", at_most=2.0),
         Figure("fuzz_server_errors", "answers", "mean", "requests made up from the description "
                "that end in a server error or an undeclared answer", at_most=0),
+        *jobs.FIGURES,
+        Figure("fuzz_exit_code", "code", "mean", "of schemathesis, with its own errors counted "
+               "above", at_most=0),
         Figure("live_update_seconds", "s", "median"),
         *(Figure(f"p99_seconds_{name}", "s", "mean") for name in ("sqlite", "postgresql")),
     ),
@@ -99,11 +114,12 @@ class Extent(NamedTuple):
     page_records: int
     cases: int
     fuzz_seconds: int
+    hostile_seconds: float
 
 
 EXTENTS = {
-    False: Extent(20_000, 2, 100_000, 10, 60),
-    True: Extent(200_000, 10, 1_000_000, 100, 600),
+    False: Extent(20_000, 2, 100_000, 10, 60, 10.0),
+    True: Extent(200_000, 10, 1_000_000, 100, 600, 60.0),
 }
 """By --full."""
 
@@ -131,13 +147,19 @@ def measure(arguments: Arguments, folder: Path) -> Found:
     looks = full_page(plan, extent.page_records, folder / "page")
     say("a page that is looked at")
     updates = live(plan, folder / "live")
+    of_jobs, behind_jobs = jobs.measure(arguments.full, folder)
+    say("requests that are made to cost much")
+    with DATABASES["sqlite"](folder / "hostile") as url:
+        attacked = hostile(str(url), plan, extent.hostile_seconds, folder / "hostile")
     say("nonsense")
-    answered, errors = fuzz(extent, folder / "fuzz")
-    return found_of(loads, kept, looks, updates, answered, errors), {
+    fuzzed = fuzz(extent, folder / "fuzz")
+    return found_of(loads, kept, looks, updates, attacked, fuzzed) | of_jobs, {
+        **behind_jobs,
         "seconds": {name: one["seconds"] for name, one in loads.items()},
         "looks": looks,
         "updates": updates,
-        "fuzzed": errors,
+        "hostile": attacked["hostile"],
+        "fuzzed": fuzzed.errors,
     }
 
 
@@ -146,8 +168,8 @@ def found_of(
     kept: Sequence[Kept],
     looks: Mapping[str, list[float]],
     updates: list[float],
-    answered: int,
-    errors: list[str],
+    attacked: Mapping[str, Any],
+    fuzzed: Fuzzed,
 ) -> dict[str, Sequence[float] | Value]:
     """The figures, from what was measured."""
     late = {name: quantiles(one["answers"], n=100)[98] for name, one in loads.items()}
@@ -158,7 +180,9 @@ def found_of(
         "records_doubled": (sum(one.doubled for one in kept), sent),
         "p99_seconds": (max(late.values()), sum(answers.values())),
         **{f"p99_seconds_{name}": (late[name], answers[name]) for name in loads},
-        "fuzz_server_errors": (len(errors), answered),
+        "fuzz_server_errors": (len(fuzzed.errors), fuzzed.answered),
+        "fuzz_exit_code": (fuzzed.code, 1),
+        "hostile_peak_mib": (attacked["mib"], attacked["hostile"]),
     }
     return {
         **{
@@ -169,6 +193,8 @@ def found_of(
             f"records_per_second_{name}": [sum(one["acknowledged"].values()) / one["seconds"]]
             for name, one in loads.items()
         },
+        "healthz_ms": [1000 * seconds for seconds in attacked["calm"]],
+        "worst_request_seconds": attacked["answers"],
         "page_seconds_million_records": max(looks.values(), key=median),
         "live_update_seconds": updates,
         "live_update_worst_seconds": updates,
@@ -234,7 +260,7 @@ def what_is_kept(database: str, acknowledged: dict[str, int]) -> Kept:
                     doubled += sequence in bodies
                     bodies[sequence] = body
                 lost += sum(
-                    number not in bodies or json.loads(bodies[number]) != record(number)
+                    number not in bodies or read_line(bodies[number]) != record(number)
                     for number in range(count)
                 )
                 lost += sum(number >= count for number in bodies)  # nobody was told of them
@@ -263,7 +289,7 @@ def full_page(plan: Plan, records: int, folder: Path) -> dict[str, list[float]]:
     finally:
         store.close()
     api = {"authorization": f"Bearer {token}"}
-    browser = {"cookie": f"{COOKIE}={session}"}
+    browser = {"cookie": f"{cookie_name(Settings(database=database))}={session}"}
     paths = {
         "page": (f"/runs/{run}", browser),
         "api": (f"/v1/runs/{run}/records?kind=step&most=1000", api),
@@ -274,8 +300,9 @@ def full_page(plan: Plan, records: int, folder: Path) -> dict[str, list[float]]:
         httpx.Client(base_url=service.url, timeout=60, trust_env=False) as client,
     ):
         for number in range(records, records + LOOKS):  # it is live: each look finds one more
-            batch = {"first": number, "records": [record(number)]}
-            client.post(f"/v1/runs/{run}/records", json=batch, headers=api).raise_for_status()
+            body = f'{{"first":{number},"records":[{line_text(record(number))}]}}'
+            told = {**api, "content-type": "application/json"}
+            client.post(f"/v1/runs/{run}/records", content=body, headers=told).raise_for_status()
             for name, (path, headers) in paths.items():
                 before = time.perf_counter()
                 answer = client.get(path, headers=headers)
@@ -325,7 +352,7 @@ def live(plan: Plan, folder: Path) -> list[float]:
                 raise SystemExit(f"{address} is not there")
             for number in range(1 + EVENTS):
                 time.sleep(draws.uniform(*PAUSES))
-                lines.write(json.dumps(record(number)) + "\n")
+                lines.write(line_text(record(number)) + "\n")
                 lines.flush()
                 written = time.perf_counter()
                 page.wait_for_function(SHOWN, arg=f"step {number:,} of 100", polling=20)
@@ -339,8 +366,18 @@ def live(plan: Plan, folder: Path) -> list[float]:
 # ------------------------------------------------------------------------------------------- fuzz
 
 
-def fuzz(extent: Extent, folder: Path) -> tuple[int, list[str]]:
-    """How many requests were answered, and titles of what schemathesis found."""
+class Fuzzed(NamedTuple):
+    """How many requests were answered, titles of what schemathesis found and of its own errors, and
+    its exit code.
+    """
+
+    answered: int
+    errors: list[str]
+    code: int
+
+
+def fuzz(extent: Extent, folder: Path) -> Fuzzed:
+    """Send what schemathesis makes up from the description."""
     with DATABASES["sqlite"](folder) as database:
         (token,) = make_tokens(database, 1, ("read", "report", "submit", "admin"))
     description, report = folder / "openapi.json", folder / "report.xml"
@@ -361,12 +398,13 @@ def fuzz(extent: Extent, folder: Path) -> tuple[int, list[str]]:
         )
     if not report.exists():
         raise SystemExit(f"schemathesis did not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    found = re.findall(r"<failure[^>]*message=\"([^\"]*)\"", report.read_text(encoding="utf-8"))
+    told = report.read_text(encoding="utf-8")
+    found = re.findall(r"<(?:failure|error)\b[^>]*message=\"([^\"]*)\"", told)
     for one in found:
         say(one)
     logs = folder.glob("service-*.log")
     answered = sum(log.read_text(encoding="utf-8").count('"status":') for log in logs)
-    return answered, found
+    return Fuzzed(answered, found, done.returncode)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,29 @@ NOBODY = 65534  # PostgreSQL refuses to run as root
 
 
 class Service:
-    """``batchwright serve`` over a database, in a process that can be killed; logs to a folder."""
+    """``batchwright serve`` over a database, in a process that can be killed; logs to a folder.
 
-    def __init__(self, database: str, folder: Path) -> None:
-        self._database, self._port = database, free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
-        self._log = (folder / f"service-{self._port}.log").open("ab")
+    Args:
+        database: URL.
+        folder: Takes the log.
+        *options: Of ``serve``.
+        module: What is run, in place of the command line.
+        **variables: Of its environment.
+    """
+
+    def __init__(
+        self,
+        database: str,
+        folder: Path,
+        *options: str,
+        module: str = "batchwright.cli.commands",
+        **variables: str,
+    ) -> None:
+        self.port = free_port()
+        self._words = [module, "serve", "--database", database, "--port", str(self.port), *options]
+        self._variables = variables
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = (folder / f"service-{self.port}.log").open("ab")
 
     def __enter__(self) -> Self:
         self.start()
@@ -48,9 +65,9 @@ class Service:
         Raises:
             RuntimeError: It ended, or did not answer in time.
         """
-        words = ["serve", "--database", self._database, "--port", str(self._port)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "batchwright.cli.commands", *words],
+            [sys.executable, "-m", *self._words],
+            env=os.environ | self._variables,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -63,6 +80,11 @@ class Service:
 
         if not until(answers, START_SECONDS) or self._process.poll() is not None:
             raise RuntimeError(f"the service did not start: see {self._log.name}")
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
 
     def kill(self) -> None:
         """End it at once, as a crash would."""

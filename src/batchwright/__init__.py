@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from batchwright.errors import BatchwrightError, Interrupted
     from batchwright.prediction.memory import max_local_batch_size
     from batchwright.records import Check, Job, Plan, Profile, RunSummary, Sweep
+    from batchwright.records.lines.export import metrics
     from batchwright.records.run_folder import load
     from batchwright.training.session import Session
     from batchwright.workflows.sweep.verb import sweep
@@ -46,6 +47,7 @@ _HOME = {
     "check": "workflows.verbs",
     "load": "records.run_folder",
     "max_local_batch_size": "prediction.memory",
+    "metrics": "records.lines.export",
     "muon": "workload.muon",
     "plan": "workflows.verbs",
     "probe": "workflows.verbs",
@@ -69,6 +71,7 @@ __all__ = [
     "check",
     "load",
     "max_local_batch_size",
+    "metrics",
     "muon",
     "plan",
     "probe",

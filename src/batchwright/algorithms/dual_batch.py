@@ -127,7 +127,7 @@ def solve(
     if large_workers and extra_time >= workers / large_workers:
         raise PlanError(
             f"dual.extra_time={extra_time:g} leaves no samples for the {small_workers:g} "
-            f"small-batch worker(s) of {workers:g}: it has to be below "
+            f"of {workers:g} workers that have the small batch: it has to be below "
             f"{workers / large_workers:.4g}, and with batches of at least {least} at most "
             f"{_shown_below(most)}"
         )
@@ -143,9 +143,9 @@ def solve(
             small_batch = whole(b / spare)
     if small_batch < least or small_samples < 1:
         raise PlanError(
-            f"dual.extra_time={extra_time:g} with {small_workers:g} of {workers:g} small-batch "
-            f"worker(s) wants a local batch below {least}: give at most {_shown_below(most)}, or "
-            "more small-batch workers"
+            f"dual.extra_time={extra_time:g} with the small batch on {small_workers:g} of "
+            f"{workers:g} workers wants a local batch below {least}: give at most "
+            f"{_shown_below(most)}, or more small-batch workers"
         )
     if large_samples is not None:
         _check_share("large", large_batch, large_samples, large_workers)
@@ -163,6 +163,7 @@ def solve_unlike(
     large: Sequence[Relative],
     extra_time: float,
     samples: int,
+    rounding: Rounding = "round",
     least: int = 1,
 ) -> Pair:
     """`solve` for workers whose fixed times differ; equations at the head of this module.
@@ -175,6 +176,7 @@ def solve_unlike(
         large: The large-batch workers.
         extra_time: As for `solve`.
         samples: As for `solve`.
+        rounding: As for `solve`.
         least: As for `solve`.
 
     Returns:
@@ -192,17 +194,18 @@ def solve_unlike(
     """
     of_small, of_large = (sum(worker.speed for worker in group) for group in (small, large))
     _check(a, b, large_batch, of_small, of_large, extra_time, samples)
+    whole = floor if rounding == "truncate" else _nearest
     alone = samples / _rate(a, b, large_batch, [*large, *small])
     if not small:
-        share = _nearest(samples / of_large)
+        share = whole(samples / of_large)
         _check_share("large", large_batch, share, of_large)
         return Pair(None, share, None, 1.0, alone)
     _check_fixed(b)
     most = largest_extra_time_unlike(a, b, large_batch, small=small, large=large, least=least)
     if extra_time > most:
         raise PlanError(
-            f"dual.extra_time={extra_time:g} with {len(small)} of {len(small) + len(large)} "
-            f"small-batch worker(s) wants a local batch below {least}: give at most "
+            f"dual.extra_time={extra_time:g} with the small batch on {len(small)} of "
+            f"{len(small) + len(large)} workers wants a local batch below {least}: give at most "
             f"{_shown_below(most)}, or more small-batch workers"
         )
     seconds = extra_time * alone
@@ -212,12 +215,12 @@ def solve_unlike(
     while high - low > _NARROW * high:
         middle = (low + high) / 2
         low, high = (low, middle) if _rate(a, b, middle, small) > wanted else (middle, high)
-    small_batch = _nearest(high)
-    small_samples = _nearest((samples - done) / of_small)
+    small_batch = whole(high)
+    small_samples = whole((samples - done) / of_small)
     _check_share("small", small_batch, small_samples, of_small)
     if not large:
         return Pair(small_batch, None, small_samples, 1.0, seconds)
-    large_samples = _nearest(done / of_large)
+    large_samples = whole(done / of_large)
     _check_share("large", large_batch, large_samples, of_large)
     factor = small_samples / large_samples
     return Pair(small_batch, large_samples, small_samples, factor, seconds)
@@ -384,9 +387,8 @@ def _check_fixed(b: float) -> None:
 def _check_share(which: str, batch: int, share: int, workers: float) -> None:
     if batch > share:
         raise PlanError(
-            f"the {which} local batch, {batch}, is more than the {share} samples that each of "
-            f"{workers:g} worker(s) gets in a round: give smaller dual.large_batches, or fewer "
-            "workers"
+            f"the {which} local batch, {batch}, is more than the {share} samples that a worker of "
+            f"{workers:g} gets in a round: give smaller dual.large_batches, or fewer workers"
         )
 
 

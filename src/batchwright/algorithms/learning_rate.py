@@ -106,20 +106,24 @@ class Warmup(NamedTuple):
     by: Literal["job", "one-cycle", "rate", "law"] = "law"
 
 
-def fitted_warmup(ratio: float, epochs: int) -> Warmup:
+def fitted_warmup(ratio: float, epochs: int, law: Literal["root", "linear"] = "root") -> Warmup:
     r"""Warm-up as a function of the global batch, fitted to two published optima.
 
-    .. math:: W = E \cdot \tfrac{5}{90} \sqrt{(B / B_0) / 60}
+    .. math::
+
+        W = E \cdot \tfrac{5}{90} \sqrt{(B / B_0) / 60}, \quad
+        W = \tfrac{E}{90} \left(5 + 5 \, \frac{B / B_0 - 60}{180}\right)
 
     A power law has as many unknowns as there are points: 5 epochs at 60 times the base batch and
     10 at 240 times give the exponent 1/2. The poster tried 0, 5, 10 and 20 epochs, so either
     optimum is known to half-way to its neighbours only, and the exponent lies between 0 and 1.3.
-    ``least`` and ``most`` are the ends over all power laws within that. The form is ours: the
-    authors read a straight line in the batch from the same two points.
+    ``least`` and ``most`` are the ends over all laws of the form within that. The power law is
+    ours; ``linear``, a line in the batch, is what the authors read from the same two points.
 
     Args:
         ratio: Global batch over base batch, :math:`B / B_0`.
         epochs: Length of the training :math:`E`, in epochs.
+        law: Which of the two.
 
     Returns:
         At most half of the epochs; 0 where the batch is not above the base batch.
@@ -127,16 +131,18 @@ def fitted_warmup(ratio: float, epochs: int) -> Warmup:
     Example:
         >>> fitted_warmup(60, 90).epochs, fitted_warmup(240, 90).epochs, fitted_warmup(8, 30).epochs
         (5.0, 10.0, 0.609)
+        >>> fitted_warmup(120, 90, "linear").epochs, fitted_warmup(8, 30, "linear").epochs
+        (6.67, 1.19)
 
     References:
         McCord and Dash, warm-up and linear scaling of ResNet-50, poster, SC21.
     """
     if ratio <= 1:
-        return Warmup(0.0, 0.0, 0.0)
+        return Warmup(0.0, 0.0, 0.0, "rate")
     (first, _), (second, _) = POSTER_OPTIMA
     laws = [POSTER_OPTIMA]
     laws += [((first, one), (second, two)) for one in POSTER_RANGES[0] for two in POSTER_RANGES[1]]
-    shares = [_power_law(law, ratio) / POSTER_EPOCHS for law in laws]
+    shares = [max(0.0, _LAWS[law](points, ratio)) / POSTER_EPOCHS for points in laws]
     # Three figures: more would look as if the law knew them.
     lengths = [min(float(f"{epochs * share:.3g}"), epochs * MOST_WARMUP) for share in shares]
     return Warmup(lengths[0], min(lengths), max(lengths))
@@ -146,6 +152,15 @@ def _power_law(points: tuple[tuple[float, float], tuple[float, float]], x: float
     """The power law through two points, at ``x``."""
     (x0, y0), (x1, y1) = points
     return y0 * exp(log(y1 / y0) / log(x1 / x0) * log(x / x0))
+
+
+def _line(points: tuple[tuple[float, float], tuple[float, float]], x: float) -> float:
+    """The line through two points, at ``x``."""
+    (x0, y0), (x1, y1) = points
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+_LAWS = {"root": _power_law, "linear": _line}
 
 
 def warmup_of(job: Job, base: float, peak: float, global_batch: int, epochs: int) -> Warmup:
@@ -159,17 +174,17 @@ def warmup_of(job: Job, base: float, peak: float, global_batch: int, epochs: int
         epochs: Length of the training, in epochs.
 
     Returns:
-        For ``auto`` 30 % of the epochs for ``one-cycle``; else none if the rate is not scaled up,
-        or `fitted_warmup`.
+        For ``auto`` 30 % of the epochs for ``one-cycle``; else none if the rate is neither scaled
+        up nor begins lower, as it has nothing to rise from, or `fitted_warmup`.
     """
     asked, rise = job.warmup_epochs, ONE_CYCLE_RISE * epochs
     if asked != "auto":
         return Warmup(asked, asked, asked, "job")
     if job.decay == "one-cycle":
         return Warmup(rise, rise, rise, "one-cycle")
-    if peak <= base:
+    if peak <= base and job.warmup_start == "auto":
         return Warmup(0.0, 0.0, 0.0, "rate")
-    return fitted_warmup(global_batch / job.base_batch, epochs)
+    return fitted_warmup(global_batch / job.base_batch, epochs, job.warmup_law)
 
 
 def make_rule(
@@ -217,6 +232,7 @@ def make_rule(
         peak=peak,
         warmup_epochs=warmup_of(job, base, peak, global_batch, epochs).epochs,
         decay=job.decay,
+        warmup_start=None if job.warmup_start == "auto" else job.warmup_start,
     )
     if asked != "auto":
         return rule
@@ -293,9 +309,16 @@ def reach(rule: LearningRateRule, global_batch: int, *, samples: int, epochs: in
     return epochs * samples / global_batch * rule.peak * fmean(shares)
 
 
+def start_of(rule: LearningRateRule) -> float:
+    """Share of the peak at which the rise begins: as asked, else the small-batch rate's."""
+    if rule.warmup_start is not None:
+        return rule.warmup_start
+    return ONE_CYCLE_START if rule.decay == "one-cycle" else min(1.0, rule.base / rule.peak)
+
+
 def raises_nothing(rule: LearningRateRule) -> bool:
-    """Whether a warm-up has nothing to rise from: the peak is not above the small-batch rate."""
-    return rule.warmup_epochs > 0 and rule.peak <= rule.base and rule.decay != "one-cycle"
+    """Whether a warm-up has nothing to rise from: it begins at the peak."""
+    return rule.warmup_epochs > 0 and start_of(rule) >= 1
 
 
 def drops(rule: LearningRateRule, epochs: int) -> tuple[float, ...]:
@@ -309,7 +332,8 @@ def rate_factor(
     r"""Share of the peak rate that holds after ``samples_seen`` samples.
 
     With :math:`e` epochs seen, :math:`W` of warm-up and :math:`E` in all, first a line from the
-    small-batch rate (the factor starts at :math:`s = \min(1, \eta_0 / \eta)`) to the peak,
+    small-batch rate (the factor starts at :math:`s = \min(1, \eta_0 / \eta)`, or where the rule
+    says) to the peak,
 
     .. math:: s + (1 - s) \, e / W \quad (e < W),
 
@@ -336,9 +360,9 @@ def rate_factor(
     epoch = min(samples_seen / samples_per_epoch, float(epochs))
     warmup, one_cycle = rule.warmup_epochs, rule.decay == "one-cycle"
     if epoch < warmup:
+        start = start_of(rule)
         if one_cycle:
-            return 1.0 - (1.0 - ONE_CYCLE_START) * _falling(epoch / warmup)
-        start = min(1.0, rule.base / rule.peak)
+            return 1.0 - (1.0 - start) * _falling(epoch / warmup)
         return start + (1.0 - start) * epoch / warmup
     if rule.decay == "steps":
         return DECAY_FACTOR ** sum(epoch >= place for place in drops(rule, epochs))

@@ -47,6 +47,22 @@ def speeds_of(
     return [(batch + fixed_samples) / t for batch, t in zip(batches, seconds, strict=True)]
 
 
+def published_speeds(samples: Sequence[int], seconds: Sequence[float]) -> list[float]:
+    r"""Performance of each worker in an epoch, :math:`p_i = d_i / t_i`.
+
+    The next share of a worker is its part of their sum, so that with times in proportion to
+    samples all are equal after one epoch; with a fixed time in each step, after two to four.
+
+    Args:
+        samples: That each worker computed in the epoch, :math:`d_i`.
+        seconds: Of its own computing in it, :math:`t_i`.
+
+    References:
+        Ye et al. 2020, arXiv 2007.11831.
+    """
+    return [count / time for count, time in zip(samples, seconds, strict=True)]
+
+
 def followed(known: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
     """Speeds after one more measurement of some workers.
 

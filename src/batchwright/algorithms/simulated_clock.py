@@ -46,26 +46,31 @@ class StepTime(NamedTuple):
 def step_times(plan: Plan) -> tuple[StepTime, ...]:
     """What a step costs in each row of the plan.
 
-    What the job states of its virtual workers holds at the highest resolution; the time per sample
-    at others is that in proportion to the rows' own, else to the images' area. What it leaves open
-    is as in the rows, else made of their predicted epochs.
+    What the job states of its virtual workers holds at the resolution that it is stated for. One
+    time per sample is that at the highest, and at others in proportion to the rows' own, else to
+    the images' area. What it leaves open is as in the rows, else made of their predicted epochs.
 
     Raises:
         PlanError: Nothing tells.
     """
     virtual, rows = plan.job.virtual, [_of_row(plan, stage) for stage in plan.stages]
+    sides = sorted({stage.resolution for stage in plan.stages})
+    if plan.job.resolutions != "auto":
+        sides = list(plan.job.resolutions)
     top = max(range(len(rows)), key=lambda index: plan.stages[index].resolution)
     found = []
     for stage, row in zip(plan.stages, rows, strict=True):
         sample, step = row or (None, None)
-        if virtual.sample_seconds is not None:
+        per_sample, exact = virtual.stated("sample_seconds", stage.resolution, sides)
+        fixed, _ = virtual.stated("step_seconds", stage.resolution, sides)
+        if per_sample is not None:
             above = rows[top]
             ratio = (stage.resolution / plan.top_resolution) ** 2
             if row is not None and above is not None and above.sample_seconds > 0:
                 ratio = row.sample_seconds / above.sample_seconds
-            sample = virtual.sample_seconds * ratio
-        if virtual.step_seconds is not None:
-            step = virtual.step_seconds
+            sample = per_sample if exact else per_sample * ratio
+        if fixed is not None:
+            step = fixed
         if sample is None or step is None:
             unset = [
                 f"virtual.{key}=..."

@@ -86,17 +86,19 @@ def why_not(plan: Plan, former: Plan, epochs: int) -> str:
 
     The header and the rows of these epochs are the same, and later rows have other batches and
     rates at most: network, data, optimizer and random numbers then go on as if nothing had changed.
+    A run that did all its epochs may go on for as many as its plan allows.
     """
-    if plan.epochs != former.epochs:
+    longer = epochs >= former.epochs < plan.epochs <= (former.max_epochs or 0)
+    if plan.epochs != former.epochs and not longer:
         return f"it has {plan.epochs} epochs in place of {former.epochs}"
     for name in Plan.model_fields:
         if name not in (*_TOLD, "stages") and getattr(plan, name) != getattr(former, name):
             return f"it has another {name}"
-    rows = zip(_by_epoch(plan), _by_epoch(former), strict=True)
+    rows = list(zip(_by_epoch(plan), _by_epoch(former), strict=False))  # those of both
     changed = [number for number, (new, old) in enumerate(rows) if new != old]
     if changed and changed[0] < max(1, epochs):  # nothing done under it: it is simply another
         return f"it changes epoch {changed[0] + 1}, and {epochs} are done"
-    for number, (new, old) in enumerate(zip(_by_epoch(plan), _by_epoch(former), strict=True)):
+    for number, (new, old) in enumerate(rows):
         for name in Stage.model_fields:
             if name not in _FREE and getattr(new, name) != getattr(old, name):
                 return f"it has another {name} in epoch {number + 1}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,6 +41,18 @@ def submit(
     wait: Annotated[
         bool, typer.Option("--wait", help="Tell what becomes of it, until it has ended.")
     ] = False,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORD", help="Only agents with this label; may be repeated."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="Only agents with so many GPUs, or more.")] = 0,
+    memory: Annotated[
+        float, typer.Option(min=0, help="Only agents with so many GiB, of each GPU if any.")
+    ] = 0.0,
+    keep_seconds: Annotated[
+        float | None,
+        typer.Option(min=0, help="How long its training is kept for an agent that is away."),
+    ] = None,
     token_file: TokenFile = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout.")
@@ -48,14 +60,15 @@ def submit(
 ) -> None:
     """Queue a job at a service, for its agents to carry out."""
     from batchwright.client.http import Service
-    from batchwright.client.submitting import follow, state_words
+    from batchwright.client.submitting import follow, needed, state_words
     from batchwright.client.submitting import submit as hand_in
 
     job, path = job_and_file(words)
+    needs = needed(label or (), gpus, memory)
     called = name or (Path(path).stem if path and path != "-" else f"{job.network} on {job.data}")
     url, token = _reached(server, token_file)
     with Service(url, token) as service:
-        info = hand_in(service, job, name=called, auto=auto)
+        info = hand_in(service, job, name=called, auto=auto, needs=needs, keep_seconds=keep_seconds)
         _tell(f"submitted as {info.id}")
         if wait:
             try:
@@ -102,7 +115,8 @@ def agent(
         Path, typer.Option(metavar="DIR", help="Takes the jobs' folders; one agent at a time.")
     ],
     name: Annotated[
-        str | None, typer.Option(help="Unique at the service; without it, this machine's name.")
+        str | None,
+        typer.Option(help="Unique at the service; without it, by machine and folder."),
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -111,6 +125,19 @@ def agent(
             help="What jobs may name in data, network, loss or weights; may be repeated.",
         ),
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORD", help="That jobs may ask for; may be repeated."),
+    ] = None,
+    max_workers: Annotated[
+        int | None, typer.Option(min=1, help="Refuse jobs with more workers.")
+    ] = None,
+    max_hours: Annotated[
+        float | None, typer.Option(help="Stop jobs that take longer, and give them back.")
+    ] = None,
+    max_disk: Annotated[
+        float | None, typer.Option(help="The same for jobs whose folder takes more GiB.")
+    ] = None,
     follow_advice: Annotated[
         bool,
         typer.Option("--follow-advice", help="Take new plans at the end of an epoch."),
@@ -118,24 +145,34 @@ def agent(
     token_file: TokenFile = None,
 ) -> None:
     """Carry out the jobs of a service on this machine, until stopped."""
-    import socket
-
     from pydantic import ValidationError
 
     from batchwright.client.agent import Agent, allowed
     from batchwright.client.http import Service
+    from batchwright.client.identity import usual_name
+    from batchwright.client.offering import Limits, offer
     from batchwright.records.service import AgentIntroduction
 
-    rules, called = allowed(allow or ()), name or socket.gethostname()
+    for option, value in (("--max-hours", max_hours), ("--max-disk", max_disk)):
+        if value is not None and not 0 < value < float("inf"):
+            raise BatchwrightError(f"{option} {value:g}: give a number above 0")
+    rules, called = allowed(allow or ()), usual_name(folder) if name is None else name
+    limits = Limits(max_workers, max_hours, max_disk)
     try:
-        introduction = AgentIntroduction(name=called, allow=rules)
+        introduction = AgentIntroduction(
+            name=called,
+            chosen=name is not None,
+            allow=rules,
+            offer=offer(label or (), limits),
+        )
     except ValidationError as error:
         wrong = error.errors()[0]
         what = ".".join(str(part) for part in wrong["loc"])
         raise BatchwrightError(f"--{what.partition('.')[0]}: {wrong['msg']}") from None
     url, token = _reached(server, token_file)
     with Service(url, token, answer_seconds=10.0) as service:
-        Agent(service, token, folder, introduction, follow_advice=follow_advice, tell=_tell).work()
+        how: dict[str, Any] = {"limits": limits, "follow_advice": follow_advice, "tell": _tell}
+        Agent(service, token, folder, introduction, **how).work()
 
 
 def _reached(server: str, token_file: Path | None) -> tuple[str, str]:

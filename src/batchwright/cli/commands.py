@@ -346,19 +346,79 @@ def report(
         typer.Argument(metavar="RUN...", help="Run folder or summary.json; several: compared."),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder for page and figures.")] = None,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the run's lines here instead, under flat names as trackers take them: "
+            ".csv is a table, else JSON lines. The run may still go on.",
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Tell: predicted against measured, accuracy, where the time went. Needs no torch."""
+    from batchwright.records.lines import export
     from batchwright.records.run_folder import read_summary
     from batchwright.workflows import verbs
     from batchwright.workflows.run_training import with_refit
 
+    if metrics is not None:
+        if len(runs) > 1:
+            raise BatchwrightError("--metrics writes the lines of one run: name one run folder")
+        export.metrics(runs[0], metrics)
+        return
     if len(runs) > 1:
         compare(runs, out or Path(), as_json)
         return
     summary = with_refit(read_summary(runs[0]))
     page = verbs.report(summary, out=out)
     finish(summary, as_json, page=page)
+
+
+@app.command()
+def export(
+    plan: Annotated[str, typer.Argument(metavar="PLAN.json|RUN", help="From plan; - is stdin.")],
+    to: Annotated[
+        str, typer.Option("--as", metavar="NAME", help="Program that takes it; `list` names all.")
+    ],
+    hosts: Annotated[int, typer.Option(min=1, help="Hosts that share the workers evenly.")] = 1,
+    run: Annotated[str, typer.Option(metavar="FOLDER", help="Run folder there.")] = "run",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="What the program is told besides."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; - is stdout.")] = None,
+) -> None:
+    """Write a plan for another program: an engine that starts it, or a trainer that follows it."""
+    from batchwright.records import Plan
+    from batchwright.records.documents import read_record
+    from batchwright.storage.files import write_whole
+    from batchwright.workflows.exports import EXPORTS
+    from batchwright.workflows.exports import export as exported
+    from batchwright.workflows.exports.target import Target
+
+    if to == "list":
+        for spec in EXPORTS.values():
+            told = "".join(f"\n    --set {key}=  {words}" for key, words in spec.settings.items())
+            print(f"{spec.name:<13} {spec.words}{told}")
+        return
+    refuse_bad_target(out)
+    folder = Path(plan)
+    place = str(folder / "plan.json") if folder.is_dir() else plan
+    pairs = dict(_setting(word) for word in settings or ())
+    target = Target(hosts, "plan.json" if place == "-" else place, run, pairs)
+    text = exported(read_record(place, Plan), to, target)
+    if out is None or str(out) == "-":
+        print(text, end="")
+    else:
+        write_whole(out, text.encode())
+
+
+def _setting(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise ArgumentError(f"--set {word}: write KEY=VALUE")
+    return key, value
 
 
 @app.command()

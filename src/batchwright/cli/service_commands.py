@@ -41,6 +41,14 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Name that clients use; may be repeated."),
     ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where browsers find it, such as https://plans.example.org behind a proxy: "
+            "allows that name, and cookies over HTTPS only if that is what it says.",
+        ),
+    ] = None,
     secure_cookies: Annotated[
         bool, typer.Option("--secure-cookies", help="Browsers come over HTTPS only.")
     ] = False,
@@ -51,6 +59,13 @@ def serve(
     retention_days: Annotated[
         float | None, typer.Option(help="Delete what is so old: runs, jobs, profiles.")
     ] = None,
+    lease_seconds: Annotated[
+        float, typer.Option(min=5, help="How long an agent may be silent over its job.")
+    ] = 30.0,
+    keep_seconds: Annotated[
+        float,
+        typer.Option(min=0, help="How much longer a training is kept for its agent."),
+    ] = 600.0,
     rate: Annotated[
         float | None, typer.Option(help="Requests per second of one token or address.")
     ] = None,
@@ -64,13 +79,15 @@ def serve(
         from batchwright.service.access import sign_in_address
         from batchwright.service.database.engine import shown
         from batchwright.service.operating.local import default_database
-        from batchwright.service.operating.serving import log_to
+        from batchwright.service.operating.serving import log_to, public_parts
         from batchwright.service.operating.serving import serve as serve_until_told
         from batchwright.service.settings import Limits, Settings
+        from batchwright.service.store.tokens import new_name
 
     for name, value in (("--retention-days", retention_days), ("--rate", rate)):
         if value is not None and not 0 < value < float("inf"):
             raise BatchwrightError(f"{name} {value:g}: give a number above 0")
+    scheme, name = public_parts(public_url) if public_url else ("", "")
     usual = Limits()
     given = rate or usual.requests_per_second
     limits = Limits(requests_per_second=given, burst=max(usual.burst, round(4 * given)))
@@ -78,17 +95,24 @@ def serve(
         database=database or default_database(),
         host=host,
         port=port,
-        allowed_hosts=tuple(allowed_host or ()),
-        secure_cookies=secure_cookies,
+        allowed_hosts=tuple(filter(None, (*(allowed_host or ()), name))),
+        public_url=public_url and public_url.rstrip("/"),
+        secure_cookies=secure_cookies or scheme == "https",
         retention_days=retention_days,
+        lease_seconds=lease_seconds,
+        keep_seconds=keep_seconds,
         limits=limits,
     )
 
     def tell(address: str, store: Store) -> None:
-        link = sign_in_address(address, store.sign_in.link(["admin"]))
-        minutes = round(settings.link_seconds / 60)
         _say(f"batchwright serves at {address}, from {shown(settings.database)}")
-        _say(f"sign in within {minutes} minutes: {link}")
+        if sys.stderr.isatty() or not store.sign_in.ever():
+            name = new_name()
+            link = sign_in_address(address, store.sign_in.link(["admin"], name))
+            store.audit.note("operator", "sign-in.link", f"browser {name}", "admin")
+            _say(f"sign in within {round(settings.link_seconds / 60)} minutes: {link}")
+        else:  # nobody may be looking, but for those who read logs
+            _say(f"sign in: `batchwright sign-in --server {address}` prints a link")
         log_to(level=log_level)
 
     serve_until_told(settings, on_start=tell, proxy=proxy)
@@ -133,6 +157,13 @@ def sign_in(
     scopes: Annotated[
         str, typer.Option(metavar="SCOPE,...", help="Some of read, report, submit, admin.")
     ] = "admin",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Who is to follow it: what they submit stays theirs when they sign in again.",
+        ),
+    ] = None,
     server: Annotated[
         str, typer.Option(metavar="URL", help="Address of the service, for the link.")
     ] = "http://127.0.0.1:8400",
@@ -148,10 +179,11 @@ def sign_in(
             store.audit.note("operator", "sign-in.out", "browser")
             return
         from batchwright.service.access import sign_in_address
+        from batchwright.service.store.tokens import new_name
 
-        words = _scopes(scopes)
-        link = store.sign_in.link(words)
-        store.audit.note("operator", "sign-in.link", "browser", " ".join(words))
+        words, name = _scopes(scopes), name or new_name()
+        link = store.sign_in.link(words, name)
+        store.audit.note("operator", "sign-in.link", f"browser {name}", " ".join(words))
         print(sign_in_address(server, link))
 
 

@@ -8,23 +8,38 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 from urllib.parse import quote
 
+from pydantic import ValidationError
+
 from batchwright.client.http import Backoff, Service, ServiceError
+from batchwright.client.identity import folder_id
 from batchwright.client.job_work import JobWork
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
+from batchwright.client.offering import NO_LIMITS, Limits
 from batchwright.client.submitting import understood
 from batchwright.errors import BatchwrightError, Interrupted
 from batchwright.records.agent_rules import rules_of
-from batchwright.records.service import AgentIntroduction, JobOrders, JobProgress, Lease
+from batchwright.records.service import (
+    AgentInfo,
+    AgentIntroduction,
+    JobOrders,
+    JobProgress,
+    Lease,
+    LeaseRequest,
+)
+from batchwright.records.text.problems import first_problem
 from batchwright.storage.files import make_folder
 from batchwright.storage.locks import take
 
 ASK_SECONDS = 2.0  # between two questions for a job
+MOST_REASON = 2000  # characters
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -35,7 +50,8 @@ class Agent:
         service: Whose jobs.
         token: For runs to report with.
         folder: Takes the jobs' folders; one agent at a time.
-        introduction: Its name and rules.
+        introduction: Its name, rules and machine; which folder and process, it adds itself.
+        limits: What jobs may take of this machine.
         follow_advice: Whether runs take new plans from the service.
         tell: Takes a line for whoever watches.
     """
@@ -47,12 +63,14 @@ class Agent:
         folder: Path,
         introduction: AgentIntroduction,
         *,
+        limits: Limits = NO_LIMITS,
         follow_advice: bool = False,
         tell: Callable[[str], None],
     ) -> None:
         self._service, self._token, self._folder = service, token, folder
         self._introduction, self._follow_advice, self._tell = introduction, follow_advice, tell
-        self._place = f"/v1/agents/{quote(introduction.name, safe='')}"
+        self._limits = limits
+        self._session = str(uuid.uuid4())
         self._stopping = threading.Event()
         self._number = 0
 
@@ -61,7 +79,7 @@ class Agent:
 
         Raises:
             FileError: The folder is another agent's, or cannot be written.
-            ServiceError: The service refuses this agent.
+            ServiceError: The service refuses this agent, as where another one has its name.
             Interrupted: It was stopped.
         """
         make_folder(self._folder / "jobs")
@@ -74,7 +92,7 @@ class Agent:
                         introduced = True
                     lease = self._lease()
                 except ServiceError as error:
-                    if not error.passing and not (introduced and error.status in (404, 409)):
+                    if not error.passing and not (introduced and error.status == 404):
                         raise
                     introduced = introduced and error.passing
                     if str(error) != problem:
@@ -91,12 +109,41 @@ class Agent:
         raise Interrupted(self._number, f"stopped by signal {self._number}")
 
     def _introduce(self) -> None:
-        self._service.put(self._place, self._introduction.model_dump_json().encode())
-        self._tell(f"{self._introduction.name} waits for jobs of {self._service.url}")
+        given = self._introduction.model_copy(
+            update={"folder": folder_id(self._folder), "session": self._session}
+        )
+        answer = self._service.put(_place(given.name), given.model_dump_json().encode())
+        info = understood(AgentInfo, answer, self._service.url)
+        self._introduction = self._introduction.model_copy(update={"name": info.name})
+        self._tell(f"{info.name} waits for jobs of {self._service.url}")
 
     def _lease(self) -> Lease | None:
-        found = self._service.post(f"{self._place}/lease")
-        return None if found is None else understood(Lease, found, self._service.url)
+        """A job, if there is one that this agent can read; one that it cannot, it gives back."""
+        asked = LeaseRequest(session=self._session).model_dump_json().encode()
+        found = self._service.post(f"{_place(self._introduction.name)}/lease", asked)
+        if found is None:
+            return None
+        try:
+            return Lease.model_validate(found)
+        except ValidationError as error:
+            self._give_back(found, first_problem(error, ""))
+            return None
+
+    def _give_back(self, found: Any, problem: str) -> None:
+        """Let another agent have what came with a lease, whatever of it cannot be read.
+
+        Raises:
+            ServiceError: Not even whose lease it is can be.
+        """
+        reason = f"this agent cannot read it ({problem}): it may lack a package that the job names"
+        try:
+            told = JobProgress(key=found["key"], state="queued", reason=reason[:MOST_REASON])
+            job, name = found["job"]["id"], found["job"]["name"]
+        except (TypeError, LookupError, ValidationError):
+            understood(Lease, found, self._service.url)
+            raise
+        self._service.post(f"/v1/jobs/{job}/progress", told.model_dump_json().encode())
+        self._tell(f"{name}: given back: {reason}")
 
     def _carry_out(self, lease: Lease) -> None:
         """One job; whatever becomes of it, the agent goes on."""
@@ -115,6 +162,7 @@ class Agent:
                 self._service,
                 self._token,
                 pulse,
+                limits=self._limits,
                 follow_advice=self._follow_advice,
                 tell=self._tell,
             )
@@ -146,6 +194,10 @@ class Agent:
         finally:
             for number, handler in former.items():
                 signal.signal(number, handler)
+
+
+def _place(name: str) -> str:
+    return f"/v1/agents/{quote(name, safe='')}"
 
 
 def allowed(rules: Sequence[str]) -> tuple[str, ...]:

@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from batchwright.client.checkpoint_progress import CheckpointProgress
 from batchwright.client.http import TOKEN, Backoff, Service, ServiceError
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
+from batchwright.client.offering import NO_LIMITS, Limits
 from batchwright.client.outbox import read_report, write_report
 from batchwright.client.reporter_process import REPORT_TO, RUN_JOB, RUN_NAME
 from batchwright.client.sending import Sender
@@ -25,7 +27,7 @@ from batchwright.distributed.exit_reports import error_of
 from batchwright.distributed.processes import VERB_PARENT
 from batchwright.errors import BatchwrightError, FileError, JobError
 from batchwright.records import Job, Plan, Profile
-from batchwright.records.agent_rules import not_allowed
+from batchwright.records.agent_rules import difference, misfit, not_allowed
 from batchwright.records.documents import (
     change_job,
     job_yaml,
@@ -39,6 +41,7 @@ from batchwright.storage.locks import take
 
 VERBS = "batchwright.cli.verb_child"  # the command line, in a process that ends with this one
 POLL_SECONDS = 0.1
+LOOK_SECONDS = 5.0  # between two looks at what a job takes of the machine
 STOP_SECONDS = 8.0  # for a checkpoint, after a job was cancelled; then it is killed
 LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60 s for it
 _MOST_ERROR = 2000  # characters of an error
@@ -46,6 +49,10 @@ _MOST_ERROR = 2000  # characters of an error
 
 class VerbFailed(BatchwrightError):  # noqa: N818 - the job failed, and not the agent
     """A command ended with an error, which is the message."""
+
+
+class Unable(BatchwrightError):  # noqa: N818 - the job is given back, for another agent
+    """This agent cannot carry the job out; the message says why."""
 
 
 class JobWork:
@@ -58,6 +65,7 @@ class JobWork:
         service: Where runs report to.
         token: For that.
         pulse: Through which all is told.
+        limits: What it may take of this machine.
         follow_advice: Whether runs take new plans from the service.
         tell: Takes a line for whoever watches.
     """
@@ -71,13 +79,17 @@ class JobWork:
         token: str,
         pulse: LeaseHeartbeat,
         *,
+        limits: Limits = NO_LIMITS,
         follow_advice: bool = False,
         tell: Callable[[str], None],
     ) -> None:
         self._folder, self._lease, self._allow = folder, lease, allow
+        self._limits, self._began = limits, time.monotonic()
         self._service, self._token, self._pulse = service, token, pulse
         self._follow_advice, self._tell = follow_advice, tell
         self._run = folder / "run"
+        self._progress = CheckpointProgress(self._run)
+        self._passed = ""  # which limit
 
     def do(self) -> str:
         """Do what is left of the job, and tell how it ended.
@@ -96,6 +108,10 @@ class JobWork:
                 self._pulse.say("cancelled")
                 return "cancelled"
             raise
+        except Unable as error:
+            reason = " ".join(str(error).split())[:_MOST_ERROR]
+            self._pulse.say("queued", reason=reason)
+            return f"given back: {reason}"
         except (BatchwrightError, OSError) as error:  # a full disk, for example
             if self._pulse.lost:
                 raise LeaseEnded("the lease of the job was lost") from None
@@ -108,12 +124,16 @@ class JobWork:
         make_folder(self._folder / "logs")
         plan = self._lease.plan
         if self._lease.job.state == "training" and plan is not None:
-            self._pulse.say("training")
+            if not (self._run / "plan.json").exists():
+                self._check_plan(plan)
         else:
             plan = self._planned(job)
             if not self._lease.job.auto:
                 return "planned"  # somebody has to approve it, and then the job is leased again
-            self._pulse.say("training")
+        problem = self._limits.refusal(plan)
+        if problem:
+            raise Unable(problem)
+        self._pulse.say("training")
         self._train(plan)
         self._send_rest()
         self._pulse.say("done")
@@ -123,14 +143,42 @@ class JobWork:
         """The job, if this agent may carry it out.
 
         A profile or plan that comes with it names data and code of its own, as another agent said.
+
+        Raises:
+            JobError: The rules do not allow it, or what comes with it is not of this job.
+            Unable: It cannot be read here: it names what a package adds that is not here.
         """
-        job = change_job(Job(), self._lease.job.job)
+        try:
+            job = change_job(Job(), self._lease.job.job)
+        except JobError as error:  # the service could read it
+            raise Unable(f"this agent cannot read it ({error})") from None
         given = (self._lease.profile, self._lease.plan)
         for one in (job, *(document.job for document in given if document is not None)):
             problem = not_allowed(self._allow, one)
             if problem:
                 raise JobError(problem)
+        if self._lease.profile is not None:
+            problem = misfit(job, self._lease.profile.job)
+            if problem:
+                raise JobError(f"the profile that came with the job has {problem}")
         return job
+
+    def _check_plan(self, plan: Plan) -> None:
+        """Refuse to follow a plan of another agent that its profile does not lead to.
+
+        Raises:
+            JobError: It does not, or there is no profile.
+            VerbFailed: There is no plan for it.
+        """
+        profile, made = self._lease.profile, self._folder / "made"
+        if profile is None:
+            raise JobError("the plan came without the profile that it was made from")
+        make_folder(made)
+        write_record(profile, made / "profile.json")
+        self._verb("plan", str(made / "profile.json"), "--out", str(made / "plan.json"))
+        problem = difference(read_record(made / "plan.json", Plan), plan, without=("reasons",))
+        if problem:
+            raise JobError(f"the plan is not the one that its profile leads to: {problem}")
 
     # ------------------------------------------------------------------------------- probe and plan
 
@@ -201,6 +249,12 @@ class JobWork:
             return
         self._pulse.run = report.run if report is not None else None
 
+    def _note_progress(self) -> None:
+        """The next sign of life tells how far the newest checkpoint is."""
+        self._note_run()
+        trained = self._progress.trained()
+        self._pulse.trained = self._pulse.trained if trained is None else trained
+
     def _send_rest(self) -> None:
         """Until the service has the whole run; it may be away just now."""
         self._note_run()
@@ -243,21 +297,29 @@ class JobWork:
         code = process.wait()
         if code:
             self._stop_if_ended()
+            if self._passed:
+                raise Unable(self._passed)
             raise VerbFailed(error_of(log, code, words[0]))
 
     def _attend(self, process: fork_server.Process, *, noting: bool) -> None:
         """Until it has ended; it is asked to, and then made to, when the work is to end."""
         kill_at: float | None = None
+        look_at = 0.0
         while process.poll() is None:
             if noting:
-                self._note_run()
-            if self._pulse.ended and kill_at is None:
+                self._note_progress()
+            if time.monotonic() > look_at and not self._passed:
+                self._passed = self._limits.passed(self._folder, self._began)
+                look_at = time.monotonic() + LOOK_SECONDS
+            if (self._pulse.ended or self._passed) and kill_at is None:
                 process.send_signal(signal.SIGTERM)
                 cancelled = self._pulse.cancelled or self._pulse.lost
                 kill_at = time.monotonic() + (STOP_SECONDS if cancelled else LAST_SECONDS)
             if kill_at is not None and time.monotonic() > kill_at:
                 process.kill()
             time.sleep(POLL_SECONDS)
+        if noting:
+            self._note_progress()
 
     def _environment(self) -> dict[str, str]:
         job = self._lease.job

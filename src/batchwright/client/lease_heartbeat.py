@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Self
 
 from batchwright.client.http import Backoff, ServiceError
@@ -45,6 +46,7 @@ class LeaseHeartbeat:
         cancelled: Whether the service asked for that.
         lost: Whether the lease is another's, or the service will not hear of it from this agent.
         run: The run that carries out the job, told with the next sign of life.
+        trained: Epochs that its newest checkpoint holds, told likewise.
     """
 
     def __init__(self, report: Report, key: str, seconds: float, stopping: threading.Event) -> None:
@@ -52,8 +54,9 @@ class LeaseHeartbeat:
         self._seconds = min(BEAT_SECONDS, seconds / 4)
         self._over = threading.Event()
         self._lock = threading.Lock()  # one message at a time, so that they arrive in order
-        self._told_run: str | None = None
+        self._told: tuple[str | None, float | None] = (None, None)
         self.run: str | None = None
+        self.trained: float | None = None
         self.cancelled = self.lost = False
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
@@ -77,6 +80,7 @@ class LeaseHeartbeat:
         profile: Profile | None = None,
         plan: Plan | None = None,
         error: str | None = None,
+        reason: str | None = None,
     ) -> JobOrders:
         """Tell how the job stands, until the service has taken it.
 
@@ -85,6 +89,7 @@ class LeaseHeartbeat:
             ServiceError: The service refuses what is said.
         """
         told: dict[str, Any] = {"state": state, "profile": profile, "plan": plan, "error": error}
+        told["reason"] = reason
         backoff = Backoff(0.2, 5.0)
         while not self.lost:
             try:
@@ -105,22 +110,26 @@ class LeaseHeartbeat:
             return
 
     def _beat(self) -> None:
-        while not self._over.wait(self._seconds):
-            if self.lost:
-                return
-            try:
+        """The first one at once: it tells that the lease has arrived."""
+        while not self.lost:
+            with suppress(ServiceError):  # the next one may get through
                 self._send({})
-            except ServiceError:
-                continue  # the next one may get through
+            if self._over.wait(self._seconds):
+                return
 
     def _send(self, told: dict[str, Any]) -> JobOrders:
         with self._lock:
-            run = self.run if self.run != self._told_run else None
+            now = self.run, self.trained
+            run, trained = (
+                value if value != before else None
+                for value, before in zip(now, self._told, strict=True)
+            )
             try:
-                orders = self._report(JobProgress(key=self._key, run=run, **told))
+                progress = JobProgress(key=self._key, run=run, trained=trained, **told)
+                orders = self._report(progress)
             except ServiceError as problem:
                 self.lost = self.lost or problem.status in _LOST
                 raise
-            self._told_run = run or self._told_run
+            self._told = now
             self.cancelled = self.cancelled or orders.stop
         return orders

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,14 @@ class Lines:
         self._path = path
         self.next = 0
         self._offset = 0
+        self._digest = hashlib.sha256()
+
+    def digest(self, ahead: Sequence[bytes] = ()) -> str:
+        """SHA-256 over all lines before this place, and then lines `ahead`, in hex."""
+        found = self._digest.copy()
+        for line in ahead:
+            found.update(line + b"\n")
+        return found.hexdigest()
 
     @property
     def waiting(self) -> bool:
@@ -145,6 +154,7 @@ class Lines:
         """Stand before the line of this number; whether there are so many lines before it."""
         if number < self.next:
             self.next = self._offset = 0
+            self._digest = hashlib.sha256()
         while self.next < number:
             found = self.ahead(number - self.next)
             if not found:
@@ -177,7 +187,9 @@ class Lines:
     def take(self, lines: list[bytes]) -> None:
         """Go on behind lines that were `ahead`."""
         self.next += len(lines)
-        self._offset += sum(len(line) + 1 for line in lines)
+        for line in lines:
+            self._offset += len(line) + 1
+            self._digest.update(line + b"\n")
 
     def count(self) -> int:
         """How many whole lines there are in all."""

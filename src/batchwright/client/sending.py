@@ -54,6 +54,7 @@ class Sender:
         self._folder, self._service, self._tell = folder, service, tell
         self._lines = Lines(folder / METRICS)
         self._most, self._corrections = MOST_LINES, 0
+        self._anew = self._was_anew = False  # the next lines replace all; some did already
         self._refused: dict[int, str] = {}  # lines that the service does not want, and why
         self._newest_advice = self._advice_seen = self._advice_left = 0
         self._plan: tuple[int, int] | None = None  # which plan.json was told of
@@ -75,9 +76,14 @@ class Sender:
             ServiceError: The service cannot be reached, or refuses.
             FileError: The folder holds no plan.
         """
-        known = self._introduced(with_profile=True)
-        if known is not None:
-            self._go_to(known)
+        info = self._introduced(with_profile=True)
+        if "digest" not in info:
+            raise ServiceError(
+                f"{self._service.url} is of an earlier version, which does not take this run's "
+                "records: update it there",
+                status=400,
+            )
+        self._go_to(_count_in(info, "records") or 0, info["digest"])
 
     def send_some(self) -> bool:
         """Send the next lines, if there are any; returns whether it may go on at once.
@@ -90,13 +96,19 @@ class Sender:
             return False
         first = self._lines.next
         sent = [self._sendable(first + place, line) for place, line in enumerate(lines)]
-        body = b'{"first":%d,"records":[%s]}' % (first, b",".join(sent))
+        head = {
+            "first": first,
+            "before": self._lines.digest(),
+            "after": self._lines.digest(lines),
+            "anew": self._anew and first == 0,
+        }
+        body = json.dumps(head)[:-1].encode() + b',"records":[' + b",".join(sent) + b"]}"
         try:
             taken = self._service.post(f"/v1/runs/{self.report.run}/records", body)
         except ServiceError as error:
             self._after_refusal(error, first, lines)
             return True
-        self._most, self._corrections = MOST_LINES, 0
+        self._most, self._corrections, self._anew = MOST_LINES, 0, False
         self._lines.take(lines)
         self._take_answer(taken, self._lines.next)
         return self._lines.waiting
@@ -123,6 +135,8 @@ class Sender:
 
     def exchange_advice(self) -> None:
         """Fetch new advice for training to find, and tell of advice that training has taken."""
+        if self._anew:  # whether it is this run is not settled
+            return
         self.tell_taken()
         if self._newest_advice > self._advice_seen or self._is_lost(self._advice_left):
             self._fetch_advice()
@@ -142,8 +156,8 @@ class Sender:
 
     # ------------------------------------------------------------------------------------ in here
 
-    def _introduced(self, *, with_profile: bool) -> int | None:
-        """The service's count of our lines, from its answer to the introduction."""
+    def _introduced(self, *, with_profile: bool) -> dict[str, Any]:
+        """What the service knows of the run, from its answer to the introduction."""
         plan, profile = self._folder / "plan.json", self._folder / "profile.json"
         head = {
             "name": self.report.name,
@@ -160,7 +174,7 @@ class Sender:
                 return self._introduced(with_profile=False)
             raise
         self._plan, self.heard = _mark_of(plan), time.monotonic()
-        return _count_in(info, "records")
+        return info if isinstance(info, dict) else {}
 
     def _sendable(self, number: int, line: bytes) -> bytes:
         """The line, or what takes its place: the numbers of all others must stay."""
@@ -176,9 +190,14 @@ class Sender:
         """Do what helps, or raise the error again."""
         if error.status == 409 and error.next_sequence is not None:
             self._corrections += 1
-            if error.next_sequence == first or self._corrections > _MOST_CORRECTIONS:
-                raise error  # it wants just what it got, or cannot decide
-            self._go_to(error.next_sequence)
+            if self._corrections > _MOST_CORRECTIONS:
+                raise error  # it cannot decide
+            if error.next_sequence == first:
+                self._send_anew()
+            else:
+                self._go_to(error.next_sequence)
+        elif error.status == 409 and self._anew:
+            self._report_as_another()
         elif error.status in (413, 422) and len(lines) > 1:
             self._most = len(lines) // 2
         elif error.status in (413, 422) and first not in self._refused:
@@ -191,20 +210,41 @@ class Sender:
         self.heard = time.monotonic()
         self._newest_advice = max(self._newest_advice, _count_in(answer, "advice") or 0)
         known = _count_in(answer, "next")
-        if known is not None and known != expected:
-            self._go_to(known)
-        else:
-            self.report = self.report.to(next=expected)
+        if not self._anew:
+            self._go_to(expected if known is None else known, answer.get("digest"))
 
-    def _go_to(self, number: int) -> None:
-        """Go on with the line that the service wants."""
-        if self._lines.go_to(number):
+    def _go_to(self, number: int, digest: str | None = None) -> None:
+        """Go on with the line that the service wants, if it has the same ones before it."""
+        if self._lines.go_to(number) and digest in (None, self._lines.digest()):
             self.report = self.report.to(next=number)
+        else:
+            self._send_anew()
+
+    def _send_anew(self) -> None:
+        """The service has other lines than the folder: they are replaced, though only once.
+
+        A machine that went down may have lost lines that were sent, and written others since. Who
+        finds other lines again has met somebody else who sends a copy of the folder.
+        """
+        if self._was_anew:
+            self._report_as_another()
             return
         self._tell(
-            f"the service has {number} lines of this run and {self._folder} fewer, so it is "
-            "another copy: it is reported as a run of its own"
+            f"the service has other lines of this run than {self._folder}, as after a machine went "
+            "down that had not kept its newest ones: they are sent anew"
         )
+        self._anew = self._was_anew = True
+        self._refused = {}
+        self._lines.go_to(0)
+        self.report = self.report.to(next=0)
+
+    def _report_as_another(self) -> None:
+        """Another copy of the folder is reported as this run, or it has finished there."""
+        self._tell(
+            f"the service has other lines of this run than {self._folder}, which is another copy: "
+            "it is reported as a run of its own"
+        )
+        self._anew = self._was_anew = False
         self._lines.go_to(0)
         self.report = self.report.to(run=str(uuid.uuid4()), next=0, told=False, advice_told=0)
         self._newest_advice = self._advice_seen = self._advice_left = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -11,7 +11,9 @@ from pydantic import ValidationError
 from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.errors import JobError, WorkerError
 from batchwright.records import Job, Record
+from batchwright.records.agent_rules import GIB, Needs
 from batchwright.records.service import JobInfo, JobSubmission
+from batchwright.records.text.problems import first_problem
 
 ASK_SECONDS = 1.0  # between two looks at a job
 ENDED = ("done", "failed", "cancelled")
@@ -19,7 +21,15 @@ ENDED = ("done", "failed", "cancelled")
 Answer = TypeVar("Answer", bound=Record)
 
 
-def submit(service: Service, job: Job, *, name: str, auto: bool) -> JobInfo:
+def submit(
+    service: Service,
+    job: Job,
+    *,
+    name: str,
+    auto: bool,
+    needs: Needs | None = None,
+    keep_seconds: float | None = None,
+) -> JobInfo:
     """Queue a job; it is never queued twice.
 
     Args:
@@ -27,13 +37,22 @@ def submit(service: Service, job: Job, *, name: str, auto: bool) -> JobInfo:
         job: What to do; all of its keys are sent, so that defaults of this version hold.
         name: For people.
         auto: Train without waiting for the plan to be approved.
+        needs: Of the agent's machine, beside what the job's keys say.
+        keep_seconds: How long its training is kept for an agent that is silent or away; `None`: as
+            the service has it.
 
     Raises:
         ServiceError: The service cannot be reached, or refuses.
         JobError: The name is none.
     """
     try:
-        asked = JobSubmission(name=name, job=job.model_dump(mode="json"), auto=auto)
+        asked = JobSubmission(
+            name=name,
+            job=job.model_dump(mode="json"),
+            auto=auto,
+            needs=needs or Needs(),
+            keep_seconds=keep_seconds,
+        )
     except ValidationError:
         raise JobError(f"name {name[:60]!r}: give 1 to 120 characters, on one line") from None
     backoff = Backoff(0.5, 2.0)
@@ -46,6 +65,18 @@ def submit(service: Service, job: Job, *, name: str, auto: bool) -> JobInfo:
                 raise
             time.sleep(backoff.seconds(error))
     raise AssertionError  # the last attempt returns or raises
+
+
+def needed(labels: Sequence[str], gpus: int, memory: float) -> Needs:
+    """What a job needs of a machine, as the command line says; ``memory`` in GiB.
+
+    Raises:
+        JobError: A label is none.
+    """
+    try:
+        return Needs(labels=tuple(labels), gpus=gpus, memory=round(memory * GIB))
+    except ValidationError as error:
+        raise JobError(f"--label: {first_problem(error, '')}") from None
 
 
 def follow(service: Service, info: JobInfo, tell: Callable[[str], None]) -> JobInfo:
@@ -93,7 +124,7 @@ def state_words(info: JobInfo, url: str) -> str:
     elif info.cancelling:
         words += ", being cancelled"
     elif info.agent and info.state in ("probing", "training"):
-        words += f" by {info.agent}"
+        words += f" by {info.agent}" + (", which is silent" if info.silent else "")
     elif info.waiting is not None:
         words += f", {info.waiting}"
     if info.run is not None and info.state in ("training", "done"):

@@ -141,9 +141,9 @@ def sqr_norms(parameters: Sequence[nn.Parameter], *, per_tensor: bool = True) ->
         return squares.sum().view(1)
     if len(present) == len(gradients):  # the usual case, spared the scattering
         return squares
-    result = _zeros(len(parameters), squares.device)
-    result[[index for index, gradient in enumerate(gradients) if gradient is not None]] = squares
-    return result
+    # By pieces: indices would have to travel to the device, for which the host would wait.
+    nothing, norms = _zeros(1, squares.device), iter(squares.split(1))
+    return torch.cat([nothing if gradient is None else next(norms) for gradient in gradients])
 
 
 def _zeros(count: int, device: torch.device) -> Tensor:

@@ -25,7 +25,9 @@ from torch.distributed import distributed_c10d
 from batchwright.distributed.heartbeat import Presence, RollCall, presence
 from batchwright.distributed.processes import LAUNCH
 from batchwright.distributed.rendezvous import choose_interface, meet, store_keeper
+from batchwright.distributed.transports import transport_for
 from batchwright.errors import LostWorkerError
+from batchwright.workload.host import is_out_of_memory
 
 _LAUNCH_FILE = "launch.json"
 _COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
@@ -47,7 +49,7 @@ class Group:
     Joins the group of the environment if nobody has, and then leaves it on `close`.
 
     Args:
-        device: Where this worker computes; CUDA uses NCCL, the CPU gloo.
+        device: Where this worker computes, and how tensors travel: see `transports`.
         timeout: Seconds after which a collective gives up.
         meeting: File, not there yet, through which the workers of one machine find each other;
             unset: MASTER_ADDR and MASTER_PORT.
@@ -68,6 +70,7 @@ class Group:
         self.handle: dist.ProcessGroup | None = None
         self._owned = False
         self._timeout = timeout
+        self._transport = transport_for(device, timeout)
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             join_process_group(device, timeout, meeting)
             self._owned = True
@@ -163,20 +166,31 @@ class Group:
         if self.size > 1:
             with torch.no_grad(), naming_the_lost():
                 for tensor in tensors:
-                    if tensor.dtype in _COMMON:
-                        dist.broadcast(tensor, src=0, group=self.handle)
-                        continue
-                    whole = tensor.contiguous()  # as bytes: not every backend knows every format
-                    dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0, group=self.handle)
+                    whole = tensor.contiguous()  # NCCL takes no other
+                    # As bytes where not every backend knows the format.
+                    flat = whole if tensor.dtype in _COMMON else whole.view(-1).view(torch.uint8)
+                    dist.broadcast(flat, src=0, group=self.handle)
                     if whole is not tensor:
                         tensor.copy_(whole)
+                self._transport.settle()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum of a tensor over the workers, in place; the same on all of them."""
         if self.size > 1:
             with naming_the_lost():
                 dist.all_reduce(values, group=self.handle)
+                self._transport.settle()
         return values
+
+    def read(self, values: torch.Tensor) -> torch.Tensor:
+        """A tensor on the CPU, once all that was sent before has arrived.
+
+        Of all that a step does, this alone makes the host wait for the device.
+        """
+        if self.size == 1:
+            return values.cpu()
+        with naming_the_lost():
+            return self._transport.read(values)
 
     def gather(self, value: Any) -> list[Any]:
         """Every worker's value (picklable), in rank order, on all of them."""
@@ -201,13 +215,18 @@ class Group:
         if self.size > 1:
             self.sum(torch.zeros(1, device=self.device))
 
+    def give_up(self) -> None:
+        """After an error, before anything else: free the device of what may never end."""
+        if self.size > 1:
+            self._transport.give_up()
+
     def close(self) -> None:
         """Leave the process group, if this object joined it."""
         if self._roll_call is not None:
             self._roll_call.close()
             self._roll_call = None
         if self._owned and dist.is_initialized():
-            dist.destroy_process_group()
+            self._transport.leave()
             self._owned = False
 
 
@@ -218,10 +237,8 @@ def join_process_group(device: torch.device, timeout: float, meeting: Path | Non
         LostWorkerError: The others did not come within ``timeout`` seconds.
     """
     choose_interface()
-    backend = "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # NCCL's object collectives go by the current device
-        backend = "nccl"
+    transport = transport_for(device, timeout)
+    transport.prepare()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     where: dict[str, Any] = {}
     with naming_the_lost():
@@ -230,7 +247,11 @@ def join_process_group(device: torch.device, timeout: float, meeting: Path | Non
         else:
             where["init_method"] = f"file://{meeting.absolute()}"
         dist.init_process_group(
-            backend, rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **where
+            transport.backend,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout),
+            **where,
         )
 
 
@@ -278,7 +299,8 @@ def naming_the_lost() -> Iterator[None]:
     """Turn a collective's low-level error into one line that says which worker is gone.
 
     Raises:
-        LostWorkerError: The block raised `RuntimeError`, as collectives do.
+        LostWorkerError: The block raised `RuntimeError`, as collectives do, and not for something
+            else that this worker's own device has met.
     """
     roll_call = RollCall.current
     if roll_call is not None:
@@ -286,6 +308,8 @@ def naming_the_lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if is_out_of_memory(error) or str(error).startswith("CUDA error"):
+            raise  # of this worker's own device, which says so where it is waited for
         cause = _cause(error)
         lost = roll_call.inquire() if roll_call is not None else ""
         raise LostWorkerError(

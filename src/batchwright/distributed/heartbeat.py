@@ -73,6 +73,7 @@ class RollCall:
         self._keeper = keeper
         self._count = 0
         self._failed = False
+        self._seen: dict[int, tuple[str | None, float]] = {}  # last beats, and since when
         self._exchanged_at = time.monotonic()
         self._exchanging = False
         self._ending = threading.Event()
@@ -103,6 +104,13 @@ class RollCall:
         self._thread.join(timeout=1.0)
         if not self._failed and not self._thread.is_alive():
             _asked(lambda: self._store.set(f"word/{self._rank}", "left"), seconds=1.0)
+
+    def misses_one(self) -> bool:
+        """Whether an exchange in progress is in vain: a worker is gone or silent, or said so.
+
+        Nobody is asked anything; to be called every now and then, since silence takes two looks.
+        """
+        return _asked(self._misses_one, seconds=_ANSWER_SECONDS) is not False
 
     def inquire(self) -> str:
         """After a failed exchange: which workers are lost, as one sentence; empty if all answer.
@@ -137,6 +145,20 @@ class RollCall:
         self._store.set(f"beat/{self._rank}", json.dumps(beat))
 
     # ------------------------------------------------------------------------------------- looking
+
+    def _misses_one(self) -> bool:
+        now = time.monotonic()
+        for rank in range(len(self._present)):
+            if rank == self._rank:
+                continue
+            if self._read(f"word/{rank}") is not None or self._has_ended(rank):
+                return True
+            beat = self._read(f"beat/{rank}")
+            known, since = self._seen.get(rank, (None, now))
+            self._seen[rank] = beat, since if beat == known else now
+            if now - self._seen[rank][1] > MISSED_BEATS * BEAT_SECONDS:
+                return True
+        return False
 
     def _inquire(self) -> str:
         self._store.set(f"word/{self._rank}", "failed")

@@ -40,6 +40,7 @@ __all__ = ["Reducer", "Tally", "WorkerNote", "buffer_bytes", "sqr_norms"]
 BUCKET_BYTES = 8 * 2**20  # large enough that latency is small, small enough to overlap
 _ATTEMPTS = 3  # steps in which some worker's backward pass was not seen before that is let be
 _SCALARS = 6  # weight, loss, stop, checkpoint, out of memory, parts
+_LOSS = 1  # its place among them
 
 
 class WorkerNote(NamedTuple):
@@ -51,11 +52,13 @@ class WorkerNote(NamedTuple):
     """Steps after this one whose samples its loader was already asked for."""
     micro_batch: float = 0.0
     """Most samples that it puts through the network at once."""
-    digest: float = 0.0
-    """A number that tells its weights from others, at steps where the workers compare them."""
+    digest: float | Tensor = 0.0
+    """A number that tells its weights from others, at steps where the workers compare them; on the
+    device until it is read."""
 
 
 _NOTHING = WorkerNote()
+_DIGEST = WorkerNote._fields.index("digest")
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ class Tally:
     """What rides in the last message, summed over the workers."""
 
     weight: float  # weight of the step's samples (their number, unless the caller weighs them)
-    loss: float  # sum over the micro-batches of weight x mean loss
+    # Sum over the micro-batches of weight x mean loss: float64 () on the device until it is read.
+    loss: float | Tensor
     stop: float = 0.0  # workers that were asked to stop
     checkpoint: float = 0.0  # workers that ask for a checkpoint (rank 0 does, by its clock)
     # Workers whose gradients are missing for want of memory: the sums are then to be thrown away.
@@ -274,8 +278,13 @@ class Reducer:
         owners = [bucket for bucket in self._buckets for _ in bucket.parameters]
         self._bucket_of = dict(zip(laid, owners, strict=True))
         places = {index: place for place, index in enumerate(laid)}
-        inverse = [places[index] for index in sorted(self._trained)]
-        self._places = torch.tensor(inverse, device=self._group.device)
+        self._places = torch.tensor([places[index] for index in sorted(self._trained)])
+        # What the host has to say is put here first: only from pinned memory a copy to a device
+        # does not make the host wait.
+        pinned = self._group.device.type != "cpu"
+        dtype = self._buckets[-1].tail.dtype
+        self._said = torch.zeros(tail, dtype=dtype, pin_memory=pinned)
+        self._numbers = self._said.numpy()
 
     def _arrival_of(self, index: int) -> Callable[[Tensor], None]:
         """What autograd calls when the gradient of a parameter is whole, or a part of it is."""
@@ -347,30 +356,35 @@ class Reducer:
 
         Parameters come in the order of the buckets.
         """
-        scalars = [
-            *(tally.weight, tally.loss, tally.stop, tally.checkpoint),
-            *(tally.out_of_memory, float(tally.parts)),
-        ]
-        present = [float(held) for bucket in self._buckets for held in bucket.held]
+        count, fields = len(self.parameters), len(WorkerNote._fields)
         squares = torch.cat([b.taken + b.squares / (share or 1.0) for b in self._buckets])
-        fields = len(WorkerNote._fields)
-        notes = [0.0] * (fields * self._group.size)
-        first = fields * self._group.rank
-        notes[first : first + fields] = tally.note
-        tail = self._buckets[-1].tail
-        parts = [
-            tail.new_tensor(scalars + present),
-            (squares if self._per_tensor else squares.sum().view(1)).to(tail.dtype),
-            tail.new_tensor(notes),
-        ]
-        torch.cat(parts, out=tail)
+        squares = squares if self._per_tensor else squares.sum().view(1)
+        numbers, tail = self._numbers, self._buckets[-1].tail  # others' notes stay 0
+        first = len(numbers) - fields * (self._group.size - self._group.rank)
+        loss, digest = tally.loss, tally.note.digest
+        numbers[:_SCALARS] = (
+            *(tally.weight, 0 if isinstance(loss, Tensor) else loss, tally.stop, tally.checkpoint),
+            *(tally.out_of_memory, tally.parts),
+        )
+        held = [one for bucket in self._buckets for one in bucket.held]
+        numbers[_SCALARS : _SCALARS + count] = held
+        known = 0 if isinstance(digest, Tensor) else digest
+        numbers[first : first + fields] = tally.note._replace(digest=known)
+        tail.copy_(self._said, non_blocking=True)
+        tail[_SCALARS + count :][: len(squares)].copy_(squares)
+        for place, number in ((_LOSS, loss), (first + _DIGEST, digest)):
+            if isinstance(number, Tensor):  # known to the device alone so far
+                tail[place].copy_(number)
 
     def _read_tail(self) -> Tally:
         for bucket in self._buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
         tail, count = self._buckets[-1].tail, len(self.parameters)
-        numbers = tail.tolist()
+        squares = torch.cat([bucket.sum_sqr_norms() for bucket in self._buckets])
+        read = self._group.read(torch.cat([tail.double(), squares]))
+        told, squares = read.split([len(tail), len(squares)])
+        numbers = told.tolist()
         weight, loss, stop, checkpoint, out_of_memory, parts = numbers[:_SCALARS]
         present = numbers[_SCALARS : _SCALARS + count]
         if not all(present):
@@ -380,8 +394,7 @@ class Reducer:
                     parameter.grad = None
         fields = len(WorkerNote._fields)
         notes = numbers[-fields * self._group.size :]
-        norms = tail[_SCALARS + count : -len(notes)]
-        squares = torch.cat([bucket.sum_sqr_norms() for bucket in self._buckets])
+        norms = told[_SCALARS + count : -len(notes)].to(tail.dtype)  # as they were sent
         return Tally(
             weight,
             loss,
@@ -389,7 +402,7 @@ class Reducer:
             checkpoint,
             out_of_memory,
             parts=round(parts),
-            local_sqr_norms=norms[self._places] if self._per_tensor else norms.clone(),
+            local_sqr_norms=norms[self._places] if self._per_tensor else norms,
             sqr_norms=squares[self._places] if self._per_tensor else squares.sum().view(1),
             notes=tuple(
                 WorkerNote(*notes[first : first + fields]) for first in range(0, len(notes), fields)
@@ -408,14 +421,27 @@ class Reducer:
         """One worker: ``.grad`` gets the sums, and the tally their norms; S if there are parts."""
         squares = self._own_sqr_norms()
         if self._norms is None:
-            return replace(tally, sqr_norms=squares)
+            return self._on_the_host(tally, None, squares)
         totals = summed(self._sums, [p.grad for p in self.parameters])
         for parameter, total in zip(self.parameters, totals, strict=True):
             parameter.grad = total
+        return self._on_the_host(
+            tally, self._norms + squares / (share or 1.0), self._own_sqr_norms()
+        )
+
+    def _on_the_host(self, tally: Tally, local: Tensor | None, squares: Tensor) -> Tally:
+        """The tally with these norms, S and that of the sum; read from the device all at once."""
+        loss = tally.loss if isinstance(tally.loss, Tensor) else squares.new_zeros(())
+        parts = (
+            [loss.view(1), squares] if local is None else [loss.view(1), squares, local.double()]
+        )
+        read = self._group.read(torch.cat(parts))
+        loss, squares, local_read = read.split([1, len(squares), len(read) - 1 - len(squares)])
         return replace(
             tally,
-            local_sqr_norms=self._norms + squares / (share or 1.0),
-            sqr_norms=self._own_sqr_norms(),
+            loss=float(loss) if isinstance(tally.loss, Tensor) else tally.loss,
+            local_sqr_norms=None if local is None else local_read.to(local.dtype),
+            sqr_norms=squares,
         )
 
     def _own_sqr_norms(self) -> Tensor:

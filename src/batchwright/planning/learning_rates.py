@@ -11,6 +11,7 @@ from batchwright.algorithms.learning_rate import (
     raises_nothing,
     remark_on_rate,
     rule_for,
+    start_of,
     warmup_of,
 )
 from batchwright.planning.candidates.learnt import Learnt
@@ -129,18 +130,23 @@ def _rate(rule: LearningRateRule, batch: int, remark: str = "") -> Chosen[float]
 
 def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
     """How the rate begins, for a step of ``batch`` samples."""
-    found = warmup_of(job, rule.base, rule.peak, batch, job.epochs)
+    found, first = (
+        warmup_of(job, rule.base, rule.peak, batch, job.epochs),
+        start_of(rule) * rule.peak,
+    )
+    low = "" if rule.warmup_start is None else f", {rule.warmup_start:g} of the peak as asked"
+    law = "power of" if job.warmup_law == "root" else "line in"
     told: dict[str, tuple[str, Source, str]] = {
-        "job": ("Asked for.", "asked", ""),
+        "job": (f"Asked for. It begins at {first:.4g}{low}." if low else "Asked for.", "asked", ""),
         "one-cycle": (
-            f"The cycle's own rise: half a cosine from a 25th of the peak, over "
+            f"The cycle's own rise: half a cosine from {low[2:] or 'a 25th of the peak'}, over "
             f"{ONE_CYCLE_RISE:.0%} of the epochs.",
             "published",
             SMITH,
         ),
         "rate": (f"The rate is not scaled up over {rule.base:g}.", "assumed", ""),
         "law": (
-            f"Linear from {rule.base:g} to {rule.peak:.4g}. By the power of the batch that goes "
+            f"Linear from {first:.4g}{low}, to {rule.peak:.4g}. By the {law} the batch that goes "
             "through the best of 0, 5, 10 and 20 epochs out of 90 with ResNet-50, 5 at 60 times "
             f"the base batch and 10 at 240 times, here {batch / rule.base_batch:.4g} times. Two "
             f"points leave {found.least:g} to {found.most:g} epochs open; warmup_epochs= decides "

@@ -27,7 +27,7 @@ Point = TypeVar("Point")
 _MAY_DIFFER = PLANNING_KEYS | {"data", "device", "probe"}
 """Job keys that do not change what a point takes; data are told by their digest."""
 
-_HARDWARE = ("device", "device_name", "cores", "python", "torch", "allocator")
+_HARDWARE = ("device", "device_name", "cores", "python", "torch", "allocator", "arithmetic")
 
 
 def kind_of(profile: Profile) -> str:

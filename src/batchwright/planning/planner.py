@@ -199,6 +199,7 @@ def make_plan(
         ),
         update,
         considered=considered,
+        max_epochs=asked.epochs if choice.row.epochs < asked.epochs else None,
         epoch_accuracy=by_epoch,
         knees=tuple(
             knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MOST_SHOWN)

@@ -164,7 +164,7 @@ def _point(
 def _doubts(plan: Plan) -> tuple[str, ...]:
     """What was asked for and may not be meant; a plan's own choice has its reason instead."""
     rule, job, served = plan.learning_rate, plan.job, plan.server is not None
-    asked = job.global_batch != "auto" or (served and job.dual.large_batches != "auto")
+    asked = job.global_batch != "auto" or (served and isinstance(job.dual.large_batches, tuple))
     batch = _top_batch(plan)
     found = []
     if asked and batch < rule.base_batch and rule.scaling in ("linear", "sqrt"):
@@ -189,6 +189,7 @@ def _doubts(plan: Plan) -> tuple[str, ...]:
         found.append(
             f"warmup_epochs={rule.warmup_epochs:g} raises nothing: warm-up begins at the rate of "
             f"base_batch, {rule.base:g}, and with scaling={rule.scaling} the peak is no higher, so "
-            f"the rate stays at {rule.peak:.3g} for so long; decay=one-cycle rises from a 25th"
+            f"the rate stays at {rule.peak:.3g} for so long; warmup_start=0.01 begins at a "
+            "hundredth of it"
         )
     return (*found, *scaling_doubts(plan, least_local(plan.network)))

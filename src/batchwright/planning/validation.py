@@ -13,15 +13,16 @@ from batchwright.planning.resolution import settled, sides
 from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
 from batchwright.records.job import as_written, check_job, method_keys
 from batchwright.records.registries.optimizers import AUTO
+from batchwright.records.text.formatting import counted
 
 PLANNING_KEYS = frozenset(
     (
         *("ags", "base_batch", "checkpoint_seconds", "checkpoint_steps", "clip_norm", "cycle"),
         *("decay", "dual", "epochs", "evaluate_epochs", "global_batch", "goal"),
         *("label_smoothing", "launch", "learning_rate", "least_local_batch", "link", "method"),
-        *("micro_batch", "most_local_batch", "port", "rebalance_steps", "resolutions"),
-        *("restarts", "sampling", "scaling", "seed", "server", "timeout", "virtual"),
-        *("warmup_epochs", "workers"),
+        *("micro_batch", "most_local_batch", "port", "rebalance", "rebalance_steps"),
+        *("resolutions", "restarts", "sampling", "scaling", "seed", "server", "timeout", "virtual"),
+        *("track", "warmup_epochs", "warmup_law", "warmup_start", "workers"),
     )
 )
 """Job keys that may change after measuring, because they do not change what was measured.
@@ -108,6 +109,12 @@ def idle_keys(job: Job) -> tuple[str, ...]:
                 f"{key}={as_written(value)} does nothing with method={job.method}: it is for "
                 f"{' and '.join(methods)}"
             )
+    steps = job.rebalance_steps
+    if job.rebalance == "published" and steps not in (0, usual.rebalance_steps):
+        found.append(
+            f"rebalance_steps={steps} does nothing with rebalance=published: it makes the shares "
+            "at the end of each epoch alone"
+        )
     for key in ("goal.confidence", "goal.least"):
         value = attrgetter(key)(job)
         if job.goal.target is None and value != attrgetter(key)(usual):
@@ -175,8 +182,8 @@ def _check_points(profile: Profile) -> None:
         if twice:
             count, side, batch = twice
             raise PlanError(
-                f"the profile holds two {what} for {count} worker(s), {side} px and local batch "
-                f"{batch}: probe again"
+                f"the profile holds two {what} for {counted(count, 'worker')}, {side} px and "
+                f"local batch {batch}: probe again"
             )
 
 
@@ -199,8 +206,8 @@ def check_batch(batch: int, workers: int, least: int, data: DataFacts) -> None:
         )
     if batch < workers * least:
         raise PlanError(
-            f"global_batch={batch} is too small for {workers} worker(s) with at least {least} "
-            f"images each: give at least {workers * least}"
+            f"global_batch={batch} is too small for {counted(workers, 'worker')} with at "
+            f"least {least} images each: give at least {workers * least}"
         )
 
 
@@ -216,7 +223,7 @@ def check_bounds(job: Job, local: Sequence[int]) -> None:
         if missed:
             raise PlanError(
                 f"{name}={bound} leaves no way to share a global batch of {sum(local)} between "
-                f"{len(local)} worker(s): an even share is {sum(local) / len(local):g}"
+                f"{counted(len(local), 'worker')}: an even share is {sum(local) / len(local):g}"
             )
 
 

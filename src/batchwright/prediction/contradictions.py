@@ -12,6 +12,7 @@ from math import hypot, log, sqrt
 
 from batchwright.prediction.drift import point_error, point_seconds, pooled_drift
 from batchwright.records import HeldOut, MemoryPoint, OutOfMemory, StepTime
+from batchwright.records.text.formatting import counted
 
 Key = tuple[int, int, int]
 """Of a measured point: workers, resolution in pixels, local batch in samples."""
@@ -73,5 +74,5 @@ def place_of(point: StepTime) -> str:
     """A point in words."""
     return (
         f"local batch {point.local_batch_size} at resolution {point.resolution} with "
-        f"{point.workers} worker(s)"
+        f"{counted(point.workers, 'worker')}"
     )

@@ -48,6 +48,7 @@ from batchwright.prediction.drift import (
 from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, Z_975, student_t_975
 from batchwright.prediction.overlap import NO_OVERLAP, combine, fit_overlap
 from batchwright.records import CollectiveTime, Estimate, Link, StepTime
+from batchwright.records.text.formatting import counted
 
 
 class _Law(Protocol):
@@ -298,8 +299,8 @@ class StepTimeModel:
         if len(sides) == 1:
             both = ",".join(map(str, sorted({sides[0], resolution})))
             raise PlanError(
-                f"resolution {resolution}: only {sides[0]} was measured with {workers} worker(s); "
-                f"probe again with resolutions={both}"
+                f"resolution {resolution}: only {sides[0]} was measured with "
+                f"{counted(workers, 'worker')}; probe again with resolutions={both}"
             )
         right = min(max(bisect_left(sides, resolution), 1), len(sides) - 1)
         small, large = sides[right - 1], sides[right]
@@ -401,7 +402,7 @@ def _fit_all(
                 point.local_batch_size,
                 seconds(point),
                 errors[key_of(point)],
-                f"resolution {near[1]} with {near[0]} worker(s)",
+                f"resolution {near[1]} with {counted(near[0], 'worker')}",
             )
     return dict(sorted(curves.items()))
 
@@ -458,5 +459,5 @@ def _notes(
         )
     for (workers, resolution), curve in curves.items():
         if curve.caveat:
-            notes.append(f"resolution {resolution}, {workers} worker(s): {curve.caveat}")
+            notes.append(f"resolution {resolution}, {counted(workers, 'worker')}: {curve.caveat}")
     return notes

@@ -327,23 +327,24 @@ class Bench:
 
     def _backward(self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]) -> Tally:
         """Forward and backward passes of the micro-batches, each with its share of the step."""
-        weight = loss = 0.0
+        weight = 0.0
+        loss: float | Tensor = 0.0
         for place, (supply, share) in enumerate(zip(supplies, shares, strict=True)):
             last = place == len(shares) - 1
             if last:
                 self._reduction.arm()
             samples, mean = self._pass(supply(), share)
-            weight, loss = weight + samples, loss + samples * mean
+            weight, loss = weight + samples, samples * mean + loss
             if not last:
                 self._reduction.take(share)
         return Tally(weight=weight, loss=loss)
 
-    def _pass(self, batch: Batch, share: float) -> tuple[int, float]:
-        """One of them; its samples and their mean loss."""
+    def _pass(self, batch: Batch, share: float) -> tuple[int, Tensor]:
+        """One of them; its samples and their mean loss, still on the device."""
         loss = self.loss(batch)
         with torch.autocast(self.device.type, enabled=False):
             (loss * share).backward()
-        return len(batch[1]), float(loss.detach())
+        return len(batch[1]), loss.detach().double()
 
     def _set_rates(self, own: Tally) -> None:
         """Of measured steps, which are to tell of no training.
@@ -424,4 +425,4 @@ def if_it_fits(work: Callable[[], Result]) -> Result | None:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return None
+    return None

@@ -99,6 +99,7 @@ class Prepared(Record):
     threads: Count = Field(description="Compute threads of each worker.")
     memory_bytes: Count = Field(description="Bytes that one worker may use.")
     allocator: str
+    arithmetic: str = ""
     loaders: Index | None = Field(
         None,
         description="Loader processes of each worker; null: a step makes its batch itself.",

@@ -24,7 +24,7 @@ from batchwright.probing.measure.trials import GivenUp, NoAccuracy, run_trial
 from batchwright.probing.measure.update_time import update_times
 from batchwright.records import Job, Record
 from batchwright.workload.data.sources import open_data
-from batchwright.workload.host import free_memory, worker_threads
+from batchwright.workload.host import arithmetic, free_memory, worker_threads
 from batchwright.workload.task import network_facts, set_training
 
 
@@ -119,6 +119,7 @@ class Executor:
             threads=torch.get_num_threads(),
             memory_bytes=free_memory(group.device, group.size),
             allocator=self._allocator,
+            arithmetic=arithmetic(group.device),
             loaders=feed.loading.loaders if feed else None,
         )
 

@@ -263,6 +263,7 @@ class Visitor:
             python=platform.python_version(),
             torch=torch.__version__,
             allocator=prepared.allocator,
+            arithmetic=prepared.arithmetic,
         )
 
     def _step_time(self, point: Point) -> StepTime:

@@ -22,7 +22,7 @@ from batchwright.probing.commands import read_command
 from batchwright.probing.executor import Executor
 from batchwright.records import Job, Record
 from batchwright.records.documents import read_record
-from batchwright.workload.host import prepare_process, resolve_device, worker_threads
+from batchwright.workload.host import enter, prepare_process, resolve_device, worker_threads
 
 _LOADER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: (Killed|Bus error)")
 
@@ -37,7 +37,7 @@ def _main() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     job = read_record(Path(folder) / "job.json", Job)
     allocator = prepare_process(worker_threads(int(os.environ["LOCAL_WORLD_SIZE"])))
-    device = resolve_device(job.device, int(os.environ["LOCAL_RANK"]))
+    device = enter(resolve_device(job.device, int(os.environ["LOCAL_RANK"])))
     with socket.socket(fileno=int(descriptor)) as line:
         group = Group(device, job.timeout, meeting=Path(meeting))
         executor = Executor(job, group, [int(count) for count in counts.split(",")], allocator)

@@ -25,7 +25,8 @@ from batchwright.probing.executor import Executor
 from batchwright.probing.worker import Ready
 from batchwright.records import Job, Record
 from batchwright.records.documents import write_record
-from batchwright.workload.host import prepare_process, resolve_device, worker_threads
+from batchwright.records.text.formatting import counted
+from batchwright.workload.host import enter, prepare_process, resolve_device, worker_threads
 
 ANSWER_SECONDS = 900.0
 """Silence after which a command is given up: a step that takes so long is no use to anybody."""
@@ -70,7 +71,7 @@ class Here:
 
     def __init__(self, job: Job) -> None:
         allocator = prepare_process(worker_threads(1))
-        group = Group(resolve_device(job.device), job.timeout)
+        group = Group(enter(resolve_device(job.device)), job.timeout)
         self._executor = Executor(job, group, [1], allocator)
 
     def ask(
@@ -160,8 +161,8 @@ class Workers:
         except Killed:  # no step yet that could be smaller
             fewer = " or start fewer workers" if self._count > 1 else ""
             raise WorkerError(
-                f"one of {self._count} worker(s) was killed by SIGKILL as it started (out of "
-                f"memory?): free memory{fewer}; logs are in {self._folder}"
+                f"one of {counted(self._count, 'worker')} was killed by SIGKILL as it started "
+                f"(out of memory?): free memory{fewer}; logs are in {self._folder}"
             ) from None
 
     def _read(self, answer: type[Answer], seconds: float) -> Answer:

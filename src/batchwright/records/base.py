@@ -6,8 +6,15 @@ from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from batchwright.errors import ArgumentError
 from batchwright.records.registries.methods import METHODS
@@ -29,10 +36,33 @@ AskedMethod = Annotated[str, Named(METHODS, "auto")]
 Source = Literal["measured", "predicted", "published", "assumed", "asked"]
 
 
+def _fail_fast(part: Any, model: type) -> None:
+    """Have all lists in a part of the schema of ``model`` fail fast; other models have theirs."""
+    if isinstance(part, list | tuple):
+        for inner in part:
+            _fail_fast(inner, model)
+    elif isinstance(part, dict) and part.get("cls", model) is model:
+        if part.get("type") in ("list", "tuple", "set", "frozenset"):
+            part["fail_fast"] = True
+        for inner in part.values():
+            _fail_fast(inner, model)
+
+
 class Record(BaseModel):
-    """Base of all records: immutable, unknown keys refused, finite numbers only."""
+    """Base of all records: immutable, unknown keys refused, finite numbers only.
+
+    Of a list the first wrong item alone is told. Nobody reads about a million of them, and to
+    gather them takes minutes and gigabytes.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Pydantic's own, with lists that end at their first wrong item."""
+        schema = handler(source)
+        _fail_fast(schema, cls)
+        return schema
 
 
 class Estimate(Record):

@@ -43,15 +43,20 @@ _WRITTEN_BY = {  # which verb writes what
 }
 _TAKEN_BY = {"profile": "plan", "plan": "train", "summary": "report"}
 _LISTS = (  # keys that take several values, separated by commas
-    *("frozen", "resolutions", "dual.large_batches"),
+    *("frozen", "resolutions", "track", "dual.large_batches"),
     *("virtual.speeds", "virtual.overheads", "virtual.links"),
+    *("virtual.sample_seconds", "virtual.step_seconds"),
     *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths"),
 )
+_ONE_OR_EACH = ("virtual.sample_seconds", "virtual.step_seconds")  # a single value is no list
+_WORDS = ("auto", "knee", "memory")  # which some of them may have instead
 _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
 _BOOL = "tag:yaml.org,2002:bool"
 _MOST_BRACKETS = 500
 """In the text of a table: a parser's time grows with the square of those that are open."""
+_MOST_CHARACTERS = 16 * 1024
+"""Of a text that is read as a table or a list."""
 
 _TABLES = {  # keys that take several items
     "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
@@ -251,6 +256,22 @@ def job_yaml(job: Job) -> str:
     return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def asked_yaml(job: Job) -> str:
+    """The keys of a job that are not at their defaults, as YAML; empty where all are."""
+    asked = _changed(job.model_dump(mode="json"), Job().model_dump(mode="json"))
+    return yaml.safe_dump(asked, sort_keys=False, allow_unicode=True) if asked else ""
+
+
+def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(defaults[key], Mapping):
+            value = _changed(value, defaults[key]) or defaults[key]
+        if value != defaults[key]:
+            found[key] = value
+    return found
+
+
 def _name_of(path: str | Path) -> str:
     return "standard input" if str(path) == "-" else str(path)
 
@@ -351,7 +372,7 @@ def _as_table(key: str, value: Any, place: str) -> Any:
     A single item need not stand in brackets. What is in the items, the record checks.
     """
     items, problem = value, "not a list of items"
-    if isinstance(value, str) and value.count("[") + value.count("{") < _MOST_BRACKETS:
+    if isinstance(value, str) and _is_short(value):
         try:
             items = parse_yaml(value, _PlainLoader)
         except yaml.YAMLError as error:
@@ -370,6 +391,10 @@ def _as_table(key: str, value: Any, place: str) -> Any:
                 f"{key}='{_TABLES[key]}'"
             )
     return items
+
+
+def _is_short(text: str) -> bool:
+    return len(text) <= _MOST_CHARACTERS and text.count("[") + text.count("{") < _MOST_BRACKETS
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -394,7 +419,11 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     if key in _TABLES:
         value = _as_table(key, value, place)
     if key in _LISTS:  # ``24,32``, or a single value
-        if isinstance(value, str) and value != "auto":
+        if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
+            raise JobError(f"job key {key} = {shorten(value)}{place}: too long a text for a list")
+        word = value in _WORDS and key != "frozen"
+        if isinstance(value, str) and not word:
             value = [part.strip() for part in value.split(",") if part.strip()]
-        value = [value] if isinstance(value, int) else value
+            value = value[0] if key in _ONE_OR_EACH and len(value) == 1 else value
+        value = [value] if isinstance(value, int) and key not in _ONE_OR_EACH else value
     values[last] = value

@@ -119,10 +119,20 @@ class Job(Keys):
     )
     warmup_epochs: Literal["auto"] | NonNegative = Field(
         "auto",
-        description="Epochs of linear warm-up from the rate at `base_batch`, in fractions too; it "
-        "raises nothing where the rate is not scaled up. `auto`: none if the rate is not "
-        "scaled up, else by the batch: epochs x 5/90 x sqrt(global batch / `base_batch` / 60), "
-        "half of the epochs at most.",
+        description="Epochs of linear warm-up from `warmup_start`, in fractions too; it raises "
+        "nothing where the rate is not scaled up and begins at the rate at `base_batch`. `auto`: "
+        "none there, else by the batch and `warmup_law`, half of the epochs at most.",
+    )
+    warmup_start: Literal["auto"] | Annotated[float, Field(gt=0, lt=1)] = Field(
+        "auto",
+        description="Rate at which the warm-up begins, as a share of the peak, whether the rate is "
+        "scaled up or not. `auto`: the rate at `base_batch`; for `one-cycle` a 25th.",
+    )
+    warmup_law: Literal["root", "linear"] = Field(
+        "root",
+        description="Length of a warm-up that is left open, for B times `base_batch`: `root`: "
+        "epochs x 5/90 x sqrt(B / 60); `linear`: epochs x (5 + 5 (B - 60) / 180) / 90, as the "
+        "warm-up poster reads the same two points.",
     )
     decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
         "cosine",
@@ -157,10 +167,17 @@ class Job(Keys):
         "plain",
         description=explained(*METHODS.own.values(), METHODS["auto"]),
     )
+    rebalance: Literal["smoothed", "published"] = Field(
+        "smoothed",
+        description="For `dynamic-batch`: how shares follow. `smoothed`: by speeds that are "
+        "smoothed, a step's fixed time taken out, and only where a share changes by more than 3 %; "
+        "`published`: once an epoch, each in proportion to its samples over its time in the last "
+        "epoch, whatever the change.",
+    )
     rebalance_steps: Index = Field(
         25,
-        description="For `dynamic-batch`: steps after which the shares are made again, as well as "
-        "at the end of an epoch. 0: only there, as published.",
+        description="For `rebalance=smoothed`: steps after which the shares are made again, as "
+        "well as at the end of an epoch. 0: only there, as often as published.",
     )
     least_local_batch: Count | None = Field(
         None,
@@ -203,6 +220,12 @@ class Job(Keys):
         "at most 160, and for the two that and some below.",
     )
     evaluate_epochs: Count = Field(1, description="Evaluate every so many epochs, and at the end.")
+    track: tuple[Literal["gradient-norm", "hessian"], ...] = Field(
+        (),
+        description="What each evaluation measures besides, on a batch of at most 128 training "
+        "samples: the gradient's norm, the largest eigenvalue of the Hessian (10 to 100 steps "
+        "of that batch, with several times the memory of one, which the plan does not count).",
+    )
     checkpoint_seconds: Positive = Field(
         60.0, description="Seconds between checkpoints inside an epoch."
     )
@@ -379,16 +402,17 @@ def groups_known(job: Job) -> bool:
 
 def _extra_time(job: Job) -> Iterator[str]:
     """One that leaves small-batch workers no samples, whatever a step takes."""
-    stated = job.launcher.simulated and job.virtual.line is not None  # which tells more
+    times = (job.virtual.sample_seconds, job.virtual.step_seconds)
+    stated = job.launcher.simulated and None not in times  # which tells more
     if stated or not groups_known(job):
         return
     small, extra, count = int(job.dual.small_workers), float(job.dual.extra_time), int(job.workers)
     large = count - small
     if small and large and extra >= count / large:
         yield (
-            f"dual.extra_time={extra:g} leaves no samples for the {small} small-batch worker(s) of "
-            f"{count}: give less than {count / large:.4g}, the workers over those with "
-            "large batches"
+            f"dual.extra_time={extra:g} leaves no samples for the {small} of {count} workers that "
+            f"have the small batch: give less than {count / large:.4g}, the workers over "
+            "those with large batches"
         )
 
 
@@ -399,12 +423,15 @@ def _resolutions(job: Job) -> Iterator[str]:
             f"resolutions={','.join(map(str, given))}: give one or more rising sides in "
             "pixels, such as resolutions=24,32"
         )
-    sides = job.asked_resolutions if method.cycles else job.asked_resolutions[-1:]
-    if not sides:
+    every = job.asked_resolutions
+    if not every:
         return
-    for key in ("dual.large_batches", *(f"cycle.{name}" for name in _AT_EACH_RESOLUTION)):
+    sides = every if method.cycles else every[-1:]
+    of_method = [(key, sides) for key in _AT_EACH_RESOLUTION if method.takes(key)]
+    of_cluster = [(key, every) for key in _STATED_TIMES if job.launcher.simulated]
+    for key, sides in (*of_cluster, *of_method):
         values = attrgetter(key)(job)
-        if method.takes(key) and values != "auto" and len(values) not in (1, len(sides)):
+        if isinstance(values, tuple) and len(values) not in (1, len(sides)):
             yield (
                 f"{key}={','.join(map(str, values))}: {len(values)} values for {len(sides)} "
                 f"resolution(s), {','.join(map(str, sides))} px: give one for each, or one for all"
@@ -418,7 +445,10 @@ def _resolutions(job: Job) -> Iterator[str]:
         )
 
 
-_AT_EACH_RESOLUTION = ("batches", "shares", "dropouts", "strengths")
+_AT_EACH_RESOLUTION = (
+    *("dual.large_batches", "cycle.batches", "cycle.shares", "cycle.dropouts", "cycle.strengths"),
+)
+_STATED_TIMES = ("virtual.sample_seconds", "virtual.step_seconds")
 
 
 def _cycle(job: Job) -> Iterator[str]:

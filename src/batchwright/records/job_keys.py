@@ -27,6 +27,8 @@ _WORDS = {
     "learning_rate=0.1, the rate at base_batch": "lr lr0 rate alpha base_lr initial_lr init_lr "
     "max_lr peak_lr learning_rate_init step_size",
     "warmup_epochs=5": "warmup warm_up warmup_steps warmup_iters warmup_ratio lr_warmup",
+    "warmup_start=0.01, a share of the peak": "warmup_factor start_factor warmup_start_lr "
+    "warmup_init_lr warmup_lr",
     "decay=cosine": "scheduler lr_scheduler lr_schedule schedule sched lr_decay lr_policy "
     "annealing",
     "clip_norm=1.0": "clip clipping clip_grad clip_grad_norm grad_clip gradient_clip "
@@ -96,8 +98,13 @@ def meaning(word: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
+LONGEST_WORD = 80
+"""Characters of a word that is looked for among the keys, and told."""
+
+
 def unknown_key(word: str, known: Sequence[str], place: str = "") -> str:
     """The message for a word that is no job key; ``place`` says where it stands."""
+    word = word if len(word) <= LONGEST_WORD else f"{word[: LONGEST_WORD - 3]}..."
     hint = meaning(word, known) or f"known are {', '.join(known)}"
     return f"unknown job key {word!r}{place}: {hint}"
 

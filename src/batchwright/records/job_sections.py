@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -103,10 +103,17 @@ class DualBatch(Keys):
         description="How many times as long a round may take as with large batches alone. `auto`: "
         "1.05, or as much up to 1.2 as `goal.deadline` leaves.",
     )
-    large_batches: Literal["auto"] | tuple[Count, ...] = Field(
+    large_batches: Literal["auto", "knee", "memory"] | tuple[Count, ...] = Field(
         "auto",
         description="Local batch of the other workers: one for all resolutions, or one for each. "
-        "`auto`: what `plain` would choose at the highest, larger below as the memory leaves.",
+        "`knee`: what `plain` would choose at the highest, larger below as the memory leaves; "
+        "`memory`: the largest that fits the memory, as published; `auto`: those of "
+        "`cycle.preset` where they fit, else `knee`.",
+    )
+    rounding: Literal["round", "truncate"] = Field(
+        "round",
+        description="How batches and samples of a round become whole numbers: to the nearest, as "
+        "in the paper's table 6, or without their fractions, as in its tables 2 and 3.",
     )
     shares: Literal["measured", "planned"] = Field(
         "measured",
@@ -230,13 +237,15 @@ class Disturbance(Keys):
 class Virtual(Keys):
     """The simulated cluster of ``launch=virtual`` (job keys ``virtual.*``)."""
 
-    sample_seconds: Positive | None = Field(
+    sample_seconds: Positive | tuple[Positive, ...] | None = Field(
         None,
-        description="Time per sample of a step at the highest resolution, in seconds; unset: as "
-        "measured. Other resolutions as measured, else by their area.",
+        description="Time per sample of a step, in seconds: at the highest resolution, others in "
+        "proportion as measured, else by their area; or one for each. Unset: as measured.",
     )
-    step_seconds: NonNegative | None = Field(
-        None, description="Fixed time of a step, in seconds; unset: as measured."
+    step_seconds: NonNegative | tuple[NonNegative, ...] | None = Field(
+        None,
+        description="Fixed time of a step, in seconds: at all resolutions, or one for each. Unset: "
+        "as measured.",
     )
     speeds: tuple[Positive, ...] = Field(
         (), description="Speed of each worker relative to that; unset: all 1."
@@ -252,11 +261,19 @@ class Virtual(Keys):
     )
     disturbances: tuple[Disturbance, ...] = Field((), description="Who is slower, and when.")
 
-    @property
-    def line(self) -> tuple[float, float] | None:
-        """Seconds per sample and fixed seconds of a step, if both are stated."""
-        a, b = self.sample_seconds, self.step_seconds
-        return None if a is None or b is None else (a, b)
+    def stated(
+        self, key: Literal["sample_seconds", "step_seconds"], side: int, sides: Sequence[int]
+    ) -> tuple[float | None, bool]:
+        """A stated time, and whether it is stated for this one of some resolutions, low to high.
+
+        Otherwise it is that of the highest.
+        """
+        value = getattr(self, key)
+        if not isinstance(value, tuple):
+            return value, False
+        if side in sides and len(sides) == len(value):
+            return value[sides.index(side)], True
+        return value[-1], False
 
     def conflicts(self, workers: int) -> Iterator[str]:
         """What does not go with so many workers, a line each."""

@@ -162,6 +162,13 @@ class LearningRateRule(Record):
     decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
         description="Shape after warm-up; `one-cycle` begins its rise at its own rate, too."
     )
+    warmup_start: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of the peak at which the rise begins; null: the base rate, for "
+        "`one-cycle` its own.",
+    )
     tried: Positive = Field(
         1.0,
         description="The rate over that which a plan without trials gives: what trials at several "
@@ -292,6 +299,11 @@ class PlanFields(Document):
     learning_rate: LearningRateRule = Field(description="The rate over time.")
     stages: tuple[Stage, ...] = Field(min_length=1, description="The table.")
     considered: tuple[Prediction, ...] = Field((), description="Candidates, small to large.")
+    max_epochs: Count | None = Field(
+        None,
+        description="Epochs that the job allows, where the plan chose fewer to reach its target: "
+        "a run that misses it goes on for so many at most. Null where the plan does not choose.",
+    )
     epoch_accuracy: tuple[Estimate | None, ...] = Field(
         (),
         description="Held-out accuracy after each epoch, a share, as counted on the job's held-out "

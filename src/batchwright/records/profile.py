@@ -58,6 +58,9 @@ class Cluster(Record):
     python: str = Field(description="Python version.")
     torch: str = Field(description="PyTorch version.")
     allocator: str = Field(description="How the memory allocator was set.")
+    arithmetic: str = Field(
+        "", description="What float32 is on a GPU (TF32), and how cuDNN chooses; empty on the CPU."
+    )
 
 
 class StepLoading(Record):
@@ -159,7 +162,9 @@ class MemoryPoint(Record):
     )
     workers: Count = Field(1, description="Workers; several keep buffers to exchange gradients.")
     resident_bytes: Count | None = Field(
-        None, description="Largest resident size of the process during the step; null if unknown."
+        None,
+        description="Largest resident size of the process during the step, on a GPU what its "
+        "allocator held; null if unknown.",
     )
 
 

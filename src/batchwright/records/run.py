@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from batchwright.records.base import Count, Document, Estimate, Index, NonNegative, Positive, Record
+from batchwright.records.base import Document, Estimate, Record
 from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
 from batchwright.records.text.formatting import duration, local_batches, percent
+
+# What is told of a run may come from anyone. It is added up, drawn and stored, so its numbers end
+# where sums would overflow, or JSON and databases would round.
+Count = Annotated[int, Field(ge=1, le=2**53)]
+Index = Annotated[int, Field(ge=0, le=2**53)]
+NonNegative = Annotated[float, Field(ge=0, le=1e300)]
+Positive = Annotated[float, Field(gt=0, le=1e300)]
+Loss = Annotated[float, Field(ge=-1e300, le=1e300)]
+Place = Annotated[str, Field(max_length=1000)]
+
+
+def told_loss(value: float) -> float | None:
+    """A loss as records hold it: `None` if it is not finite."""
+    return value if abs(value) <= 1e300 else None
 
 
 def reached_epoch(plan: Plan, epochs: Iterable[EpochRecord]) -> EpochRecord | None:
@@ -25,7 +39,7 @@ def reached_epoch(plan: Plan, epochs: Iterable[EpochRecord]) -> EpochRecord | No
 class WorkerTime(Record):
     """Where one worker's time went in one epoch of training, in seconds."""
 
-    place: str = Field("", description="Host and device, such as `node1/cuda:0`.")
+    place: Place = Field("", description="Host and device, such as `node1/cuda:0`.")
     local_batch_size: Count = Field(description="Samples per step, at the end of the epoch.")
     samples: Index = Field(description="Samples trained on.")
     input_seconds: NonNegative = Field(description="Waiting for and preparing images.")
@@ -66,7 +80,7 @@ class RoundRecord(Record):
     samples: Index = Field(description="Trained on.")
     steps: Index = Field(description="Updates.")
     update_factor: Positive = Field(description="Weight of its model in the merge.")
-    loss: float | None = Field(description="Mean training loss; null if not finite.")
+    loss: Loss | None = Field(description="Mean training loss; null if not finite.")
     start: NonNegative = Field(description="When it began, in seconds since training began.")
     compute_seconds: NonNegative = Field(description="Input, forward, backward, update.")
     exchange_seconds: NonNegative = Field(description="Push, merge and pull.")
@@ -104,11 +118,17 @@ class EpochRecord(Record):
     skipped_steps: Index = Field(description="Updates skipped because a gradient was not finite.")
     samples: Index = Field(description="Training samples seen this epoch.")
     learning_rate: NonNegative = Field(description="Rate of the last step, per step.")
-    train_loss: float | None = Field(description="Mean loss over the epoch; null if not finite.")
-    val_loss: float | None = Field(None, description="Held-out mean loss; null if not evaluated.")
+    train_loss: Loss | None = Field(description="Mean loss over the epoch; null if not finite.")
+    val_loss: Loss | None = Field(None, description="Held-out mean loss; null if not evaluated.")
     val_correct: Index | None = Field(None, description="Held-out images classified correctly.")
     val_count: Index | None = Field(None, description="Held-out images evaluated.")
     noise_scale: Positive | None = Field(None, description="Gradient noise scale, in samples.")
+    gradient_norm: NonNegative | None = Field(
+        None, description="Of the loss on a batch, at the evaluation; null without `track`."
+    )
+    hessian_eigenvalue: Loss | None = Field(
+        None, description="The largest, of the same loss; null without `track`."
+    )
     gradient_factors: FactorRange | None = Field(
         None, description="Factors on the tensors' gradients; null without `ags.mode`."
     )
@@ -133,6 +153,11 @@ class EpochRecord(Record):
         if self.val_correct is None or not self.val_count:
             return None
         return self.val_correct / self.val_count
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Of all workers; `None` if it took no time."""
+        return self.samples / self.training_seconds if self.training_seconds else None
 
 
 class Refit(Record):

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import FailFast, Field, StringConstraints, field_validator
 
-from batchwright.records.agent_rules import rules_of
+from batchwright.records.agent_rules import Needs, Offer, rules_of
 from batchwright.records.base import Count, Index, NonNegative, Positive, Record
+from batchwright.records.lines.run_lines import RunLine
 from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
 from batchwright.records.run import RunSummary
@@ -30,6 +31,8 @@ Identifier = Annotated[
     str,
     StringConstraints(pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"),
 ]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256 over lines, each with its end, in hex."""
 OneLine = Annotated[str, StringConstraints(max_length=2000)]
 Scope = Literal["read", "report", "submit", "admin"]
 RunState = Literal["running", "finished", "stopped", "failed", "silent"]
@@ -56,8 +59,18 @@ class RecordBatch(Record):
     """Lines of a run's metrics.jsonl, in order and without a gap."""
 
     first: Index = Field(description="Sequence number of the first: its line, zero-based.")
-    records: tuple[dict[str, Any], ...] = Field(
-        min_length=1, max_length=MOST_RECORDS, description="The lines."
+    before: Digest | None = Field(
+        None, description="Of all lines before them in the run folder; null: not compared."
+    )
+    after: Digest | None = Field(None, description="Of all lines up to the last of them.")
+    anew: bool = Field(
+        False,
+        description="With `first` 0: in place of all that is stored of the run, which differs.",
+    )
+    records: Annotated[tuple[RunLine, ...], FailFast()] = Field(
+        min_length=1,
+        max_length=MOST_RECORDS,
+        description="The lines; flat ones of earlier versions are taken, too.",
     )
 
 
@@ -66,6 +79,9 @@ class RecordsTaken(Record):
 
     next: Index = Field(description="Sequence number of the record that is wanted next.")
     advice: Index = Field(0, description="Number of the newest advice; 0 if there is none.")
+    digest: Digest | None = Field(
+        None, description="Of the lines that are stored; null where not all came with theirs."
+    )
 
 
 class RunEnd(Record):
@@ -101,6 +117,7 @@ class RunInfo(Record):
     created: NonNegative = Field(description="When it was introduced, Unix time in seconds.")
     changed: NonNegative = Field(description="When it was last heard of, Unix time in seconds.")
     records: Index = Field(description="How many are stored.")
+    digest: Digest | None = Field(description="As in `RecordsTaken`.")
     epochs: Count = Field(description="Planned.")
     epochs_done: Index = Field(description="Finished.")
     top1: float | None = Field(description="Newest held-out accuracy, in [0, 1].")
@@ -122,7 +139,7 @@ class RecordPage(Record):
     total: Index = Field(description="Records of this kind that are stored.")
     stride: Count = Field(description="Every so many of them is here; the newest always is.")
     sequences: tuple[Index, ...] = Field(description="Their sequence numbers.")
-    records: tuple[dict[str, Any], ...]
+    records: tuple[RunLine, ...]
 
 
 # ------------------------------------------------------------------------------------------- jobs
@@ -134,6 +151,14 @@ class JobSubmission(Record):
     name: Name = Field(description="For people; need not be unique.")
     job: dict[str, Any] = Field(description="Keys as in a job file, nested or with dots.")
     auto: bool = Field(False, description="Train without waiting for the plan to be approved.")
+    needs: Needs = Field(
+        Needs(), description="Of the agent's machine, beside what the job's keys say."
+    )
+    keep_seconds: NonNegative | None = Field(
+        None,
+        description="How long its training is kept for an agent that fell silent or gave it back, "
+        "before another one may take it over; null: as the service has it.",
+    )
 
 
 class JobInfo(Record):
@@ -142,6 +167,7 @@ class JobInfo(Record):
     id: Identifier
     name: str
     state: JobState
+    owner: str = Field(description="Name of the token that submitted it, or `browser`.")
     auto: bool
     approved: bool
     created: NonNegative = Field(description="Unix time in seconds.")
@@ -149,7 +175,7 @@ class JobInfo(Record):
     job: dict[str, Any] = Field(description="All keys, resolved as far as the server can.")
     run: Identifier | None = Field(description="The run that carries it out.")
     agent: str | None = Field(description="Name of the agent that has it, or had it last.")
-    attempts: Index = Field(description="How often it was leased.")
+    attempts: Index = Field(description="How often it was leased; the number of its newest lease.")
     cancelling: bool = Field(description="Whether the agent has been told to stop.")
     error: str | None = Field(description="The line that the user would have seen.")
     has_profile: bool
@@ -159,6 +185,16 @@ class JobInfo(Record):
         description="Of a job that waits for an agent: why none that is there has it, asked for "
         "alone. Null in lists, and where one that carries it out is free.",
     )
+    needs: Needs = Field(Needs(), description="Of the agent's machine.")
+    keep_seconds: NonNegative = Field(
+        0.0, description="How long its training is kept for an agent that is silent or away."
+    )
+    silent: bool = Field(
+        False, description="Whether the agent that has it was not heard of for a whole lease."
+    )
+    trained: NonNegative = Field(
+        0.0, description="Epochs that its agent's newest checkpoint holds, in fractions too."
+    )
 
 
 class AgentIntroduction(Record):
@@ -166,10 +202,22 @@ class AgentIntroduction(Record):
 
     name: Annotated[
         str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f/]+$")
-    ] = Field(description="Unique, no slash; an agent that comes back under it is the same one.")
+    ] = Field(description="Unique, no slash; it belongs to the folder that came with it first.")
     allow: tuple[Annotated[str, StringConstraints(max_length=500)], ...] = Field(
         max_length=100, description="What it carries out: `data=PATTERN`, `network=PATTERN`."
     )
+    chosen: bool = Field(
+        True,
+        description="Whether somebody chose the name. If not, and another agent has it, the answer "
+        "holds the name that it gets instead.",
+    )
+    folder: Identifier | None = Field(
+        None, description="Identifies its folder: an agent that comes back from it is the same one."
+    )
+    session: Identifier | None = Field(
+        None, description="Identifies its process: the newest one of a folder is listened to."
+    )
+    offer: Offer = Field(Offer(), description="What its machine offers.")
 
     @field_validator("allow")
     @classmethod
@@ -184,14 +232,27 @@ class AgentInfo(Record):
     name: str
     allow: tuple[str, ...]
     seen: NonNegative = Field(description="When it was last heard of, Unix time in seconds.")
-    job: Identifier | None = Field(description="What it works on.")
+    job: Identifier | None = Field(description="The job that it has.")
+    job_name: str | None = Field(None, description="That job's name.")
+    offer: Offer = Field(Offer(), description="What its machine offers.")
+
+
+class LeaseRequest(Record):
+    """An agent asks for something to do."""
+
+    session: Identifier | None = Field(None, description="As in its introduction.")
 
 
 class Lease(Record):
     """A job handed to an agent. All it says of the job carries `key`; an older key is refused."""
 
     key: Identifier
-    seconds: Positive = Field(description="It is lost when the agent is silent for so long.")
+    number: Count = Field(
+        description="Counts the leases of the job, from 1: what comes under a lower one is older."
+    )
+    seconds: Positive = Field(
+        description="After so long without a word of the agent, others may get the job."
+    )
     job: JobInfo
     profile: Profile | None = Field(description="From an earlier agent, if it got so far.")
     plan: Plan | None = Field(description="The approved plan, or one that waits to be.")
@@ -205,6 +266,14 @@ class JobProgress(Record):
         None,
         description="The state that it is in now; left out if as before. `queued` gives the job "
         "back, for an agent that is being stopped.",
+    )
+    reason: OneLine | None = Field(
+        None,
+        description="With `queued`: why this agent cannot carry the job out. It does not get it "
+        "again until it introduces itself anew.",
+    )
+    trained: NonNegative | None = Field(
+        None, description="Epochs that its newest checkpoint holds, in fractions too."
     )
     profile: Profile | None = None
     plan: Plan | None = None
@@ -235,6 +304,13 @@ class PlanRequest(Record):
     )
 
 
+class NewProfile(Record):
+    """A profile to keep."""
+
+    name: Name
+    profile: Profile
+
+
 class AdviceTaken(Record):
     """A run follows an advice from here on."""
 
@@ -246,7 +322,9 @@ class Problem(Record):
 
     detail: str
     next: Index | None = Field(
-        None, description="With 409 to records: sequence number of the one that is wanted next."
+        None,
+        description="With 409 to records: sequence number of the one that is wanted next. If it is "
+        "`first`, the lines before it differ from those that are stored: all are wanted anew.",
     )
     retry_after: NonNegative | None = Field(
         None, description="With 429: seconds after which to come again."

@@ -14,12 +14,14 @@ from fastapi import Depends, Request, Response, Security
 from fastapi.security import HTTPBearer
 
 from batchwright.records.service import Scope
+from batchwright.service.database.engine import shown
 from batchwright.service.problems import Forbidden, Unauthorized
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import Caller
 
 COOKIE = "batchwright_session"
+"""Begin of the cookie's name."""
 CSRF_FIELD = "csrf"
 SIGN_IN = "/sign-in"
 """The page that a sign-in link leads to; the link's secret is its `link` parameter."""
@@ -125,12 +127,24 @@ def own(caller: Caller, owner: str) -> None:
         raise Forbidden("this belongs to another token")
 
 
+def cookie_name(settings: Settings) -> str:
+    """Of the cookie with the session. Browsers send a cookie to all ports of a host: two services
+    there over databases of their own would sign people out of each other.
+    """
+    return f"{COOKIE}_{hashlib.sha256(shown(settings.database).encode()).hexdigest()[:8]}"
+
+
+def session_of(request: Request) -> str:
+    """The session that a browser holds; empty without one."""
+    return request.cookies.get(cookie_name(settings_of(request)), "")
+
+
 def csrf_of(request: Request) -> str:
     """What each form of a page holds in the field `csrf`; empty where nobody is signed in.
 
     It is made from the session's secret, which no other site can read, and does not give it away.
     """
-    session = request.cookies.get(COOKIE, "")
+    session = session_of(request)
     return _csrf(session) if session else ""
 
 
@@ -141,7 +155,7 @@ async def check_form(request: Request) -> None:
         Forbidden: It was not, or the session has ended since.
     """
     form = await request.form()
-    given, session = form.get(CSRF_FIELD), request.cookies.get(COOKIE, "")
+    given, session = form.get(CSRF_FIELD), session_of(request)
     if (
         not session
         or not isinstance(given, str)
@@ -153,7 +167,7 @@ async def check_form(request: Request) -> None:
 def remember(response: Response, session: str, settings: Settings) -> None:
     """Have the browser keep the session that `SignIn.enter` gave."""
     response.set_cookie(
-        COOKIE,
+        cookie_name(settings),
         session,
         max_age=int(settings.session_seconds),
         path="/",
@@ -166,7 +180,11 @@ def remember(response: Response, session: str, settings: Settings) -> None:
 def forget(response: Response, settings: Settings) -> None:
     """Have the browser drop its session."""
     response.delete_cookie(
-        COOKIE, path="/", httponly=True, samesite="strict", secure=settings.secure_cookies
+        cookie_name(settings),
+        path="/",
+        httponly=True,
+        samesite="strict",
+        secure=settings.secure_cookies,
     )
 
 

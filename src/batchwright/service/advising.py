@@ -1,6 +1,6 @@
 """Advice to a run that goes on: what its epochs took, against what its plan predicted.
 
-Pure: lines of metrics.jsonl in, a new plan or nothing out. Where the newest epochs miss the
+Pure: finished epochs in, a new plan or nothing out. Where the newest epochs miss the
 prediction by more than ``goal.tolerance``, all that was measured before the run is brought to what
 the epochs show (`refitting.at_level_of`), and the rest of the run is planned again with it: with
 the same workers, and with what is left of its time and money. That is offered if it changes the
@@ -9,7 +9,7 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from batchwright.algorithms.splicing import spliced
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan
-from batchwright.records import Estimate, Plan, Profile, Reason, Stage
+from batchwright.records import EpochRecord, Estimate, Plan, Profile, Reason, Stage
 from batchwright.records.service import Advice
 from batchwright.records.text.formatting import between, counted, duration
 from batchwright.workflows.replan import (
@@ -26,6 +26,7 @@ from batchwright.workflows.replan import (
     at_level_of,
     epoch_seconds,
     supported,
+    time_of,
     with_workers_of,
 )
 
@@ -41,9 +42,6 @@ LEAST_CHANGE = 1.25
 MOST_CHANGE = 4
 """Largest ratio of two global batches in one change: the rate changes at once with it, without a
 warm-up."""
-
-Line = Mapping[str, Any]
-"""An epoch line of metrics.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -100,20 +98,20 @@ class Offer:
     plan: Plan
 
 
-def drift_of(plan: Plan, epochs: Sequence[Line]) -> Drift | None:
+def drift_of(plan: Plan, epochs: Sequence[EpochRecord]) -> Drift | None:
     """Measured against predicted; `None` while there is too little to compare.
 
     Args:
         plan: What the run follows now.
-        epochs: Its epoch lines, each epoch once, in order.
+        epochs: Those that it has finished, each once, in order.
     """
-    finished = max((_epoch_of(line) for line in epochs), default=-1)
+    finished = max((one.epoch for one in epochs), default=-1)
     if not 0 <= finished < plan.epochs:
         return None
     index = plan.stage_of(finished)
     stage = plan.stages[index]
     start = sum(row.epochs for row in plan.stages[:index])
-    times = [time for line in epochs if _epoch_of(line) >= start and (time := _time_of(line))]
+    times = [time_of(one) for one in epochs if one.epoch >= start and one.training_seconds]
     newest = tuple(times[1:][-LOOK_BACK:])
     if len(newest) < LEAST_EPOCHS or stage.predicted_epoch_seconds is None:
         return None
@@ -128,14 +126,17 @@ def drift_of(plan: Plan, epochs: Sequence[Line]) -> Drift | None:
 
 
 def advice_for(
-    plan: Plan, profile: Profile | None, epochs: Sequence[Line], offered: Sequence[Advice] = ()
+    plan: Plan,
+    profile: Profile | None,
+    epochs: Sequence[EpochRecord],
+    offered: Sequence[Advice] = (),
 ) -> Offer | None:
     """A new plan for a run, where its epochs call for one and it can be had.
 
     Args:
         plan: What the run follows now.
         profile: What its first plan was made from.
-        epochs: Its epoch lines, each epoch once, in order.
+        epochs: Those that it has finished, each once, in order.
         offered: What it was offered before, in order; the newest is not offered again.
 
     Returns:
@@ -248,37 +249,11 @@ def _planned_again(
     return make_plan(profile, with_workers_of(plan, goal=free, global_batch=near, **rest)), told
 
 
-def _spent(epochs: Sequence[Line], drift: Drift) -> float:
+def _spent(epochs: Sequence[EpochRecord], drift: Drift) -> float:
     """Seconds of training, evaluation and checkpoints until the epoch in progress has ended."""
-    parts = ("time/epoch_s", "time/eval_s", "time/checkpoint_s")
-    by_epoch = [sum(_number(line.get(part)) for part in parts) for line in epochs]
-    beside = [
-        total - _number(line.get(parts[0])) for total, line in zip(by_epoch, epochs, strict=True)
-    ]
-    return sum(by_epoch) + drift.measured + median(beside)
-
-
-def _epoch_of(line: Line) -> int:
-    """Which epoch a line is of; -1 if it does not tell."""
-    epoch = line.get("epoch")
-    return epoch if isinstance(epoch, int) else -1
-
-
-def _time_of(line: Line) -> EpochTime | None:
-    """What an epoch took; `None` if its line does not tell."""
-    seconds = _number(line.get("time/epoch_s"))
-    if seconds <= 0:
-        return None
-    computing = [
-        _number(line[name]) + _number(line.get(name.replace("compute_s", "input_s")))
-        for name in line
-        if name.startswith("time/rank") and name.endswith("/compute_s")
-    ]
-    return EpochTime(seconds, min(seconds, max(computing, default=seconds)))
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and value > 0 else 0.0
+    beside = [one.evaluation_seconds + one.checkpoint_seconds for one in epochs]
+    trained = sum(one.training_seconds for one in epochs)
+    return trained + sum(beside) + drift.measured + median(beside)
 
 
 def _alike(one: int, other: int) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -38,6 +40,7 @@ from batchwright.service.pages.rendering import error_page
 from batchwright.service.problems import DESCRIPTIONS
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import USED_SECONDS
 
 log = logging.getLogger("batchwright.service")
 
@@ -66,6 +69,9 @@ PAGES: Sequence[APIRouter] = (  # in the order in which addresses are looked up
 TIDY_SECONDS = 3600.0
 """Between two looks for what is too old to be kept."""
 
+TICK_SECONDS = 1.0
+"""Between two looks for agents that are silent, at most."""
+
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
     """The service over ``store``, which the caller closes."""
@@ -87,7 +93,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
             Middleware(SecurityHeaders),
             Middleware(Observe, meters=meters),
             Middleware(Hosts, names=(settings.host, *settings.allowed_hosts)),
-            Middleware(Identify, store=store, limits=settings.limits),
+            Middleware(Identify, store=store, settings=settings),
             Middleware(Bodies, limits=settings.limits),
         ],
     )
@@ -103,7 +109,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.error_page = error_page
     app.state.draw_run = run_page.run_pages(store)
     app.state.plan_answers = planner.Answers()
-    for kind in (BatchwrightError, RequestValidationError, HTTPException):
+    for kind in (BatchwrightError, RequestValidationError, ValidationError, HTTPException):
         app.add_exception_handler(kind, _tell)
     return app
 
@@ -117,12 +123,41 @@ def _tell(request: Request, error: Exception) -> Response:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    await run_in_threadpool(app.state.store.jobs.forgive_absence)
-    tidying = asyncio.create_task(_tidy_now_and_then(app.state.store, app.state.remover))
+    store: Store = app.state.store
+    tasks = (
+        asyncio.create_task(_tidy_now_and_then(store, app.state.remover)),
+        asyncio.create_task(_note_now_and_then(store)),
+        asyncio.create_task(_watch_leases(store)),
+    )
     yield
-    tidying.cancel()
+    for task in tasks:
+        task.cancel()
+    with suppress(SQLAlchemyError):
+        await run_in_threadpool(store.tokens.note_used)
     await run_in_threadpool(app.state.remover.close)
     await run_in_threadpool(app.state.adviser.close)
+
+
+async def _watch_leases(store: Store) -> None:
+    """Look who is silent, and note meanwhile that agents can be heard."""
+    failing = False
+    while True:
+        try:
+            await run_in_threadpool(store.jobs.tick)
+            failing = False
+        except Exception as error:
+            if not failing:  # a database that is away is told of once
+                log.error("agents cannot be heard", exc_info=error)
+            failing = True
+        await asyncio.sleep(min(TICK_SECONDS, store.settings.lease_seconds / 20))
+
+
+async def _note_now_and_then(store: Store) -> None:
+    """Write when tokens were used; where that fails, another time will do."""
+    while True:
+        await asyncio.sleep(USED_SECONDS)
+        with suppress(SQLAlchemyError):
+            await run_in_threadpool(store.tokens.note_used)
 
 
 async def _tidy_now_and_then(store: Store, remover: Remover) -> None:

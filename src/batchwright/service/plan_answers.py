@@ -4,7 +4,6 @@ from clients that the service's time and memory grow with.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import BoundedSemaphore, Lock
@@ -15,8 +14,7 @@ from batchwright.records import Job, Plan, Profile
 from batchwright.records.documents import change_job
 from batchwright.records.service import PlanRequest
 from batchwright.service.problems import Refused, TooMany
-
-log = logging.getLogger("batchwright.service")
+from batchwright.service.processes import Workers
 
 PLANNING = Lock()
 """Held by who plans: two plans at once take twice as long, and all other requests wait for both."""
@@ -29,6 +27,9 @@ MOST_POINTS = 2000
 MOST_VISITS = 200
 """Of one measured point."""
 
+PLAN_SECONDS = 60.0
+"""That planning may take."""
+
 PATIENCE_SECONDS = 10.0
 """How long a client waits for its turn; most plans take some hundredths of a second."""
 
@@ -38,27 +39,32 @@ forty of them."""
 
 _BUSY = "the service is busy with other plans: come again"
 _PLACES = BoundedSemaphore(MOST_AT_ONCE)
+_PLANNERS = Workers(most=1)
 
 
 def planned(request: PlanRequest) -> Plan:
-    """The plan that ``batchwright plan`` would write.
+    """The plan that ``batchwright plan`` would write, made in a process beside this one.
 
     Raises:
         BatchwrightError: As there; what planning cannot cope with is refused, too.
         TooMany: Others are waiting already, or it was not this one's turn for too long.
     """
+    with _turn():
+        return _PLANNERS.call(PLAN_SECONDS, make_plan, request)
+
+
+def make_plan(request: PlanRequest) -> Plan:
+    """As `planned`, in this process."""
     from batchwright.workflows.plan_from_profiles import (
-        decide,  # the planner; the service starts before it is there
+        decide,  # the planner; the service itself does without it
     )
 
     try:
         job = change_job(planning_job(*merge_profiles(request.profiles)), request.keys)
         refuse_costly(job, request.profiles)
-        with _turn():
-            return decide(request.profiles, request.keys, runs=request.runs)
-    except (ArithmeticError, LookupError, ValueError, AssertionError) as error:
+        return decide(request.profiles, request.keys, runs=request.runs)
+    except (ArithmeticError, LookupError, ValueError, AssertionError):
         # All that went in came from the client; no probe measures what makes planning fail so.
-        log.warning("a plan failed", exc_info=error)
         raise Refused("no plan comes of these figures: were they measured by a probe?") from None
 
 

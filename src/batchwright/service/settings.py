@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from batchwright.records.base import Count, Positive, Record
+from batchwright.records.base import Count, NonNegative, Positive, Record
 
 DAY = 24 * 3600.0
 MIB = 2**20
@@ -15,6 +15,7 @@ class Limits(Record):
 
     body_bytes: Count = Field(8 * MIB, description="Of a request.")
     nesting: Count = Field(32, description="Levels of lists and objects in a body.")
+    values: Count = Field(400_000, description="In a body of JSON: items, and values of keys.")
     requests_per_second: Positive = Field(200.0, description="Of one token or address, sustained.")
     burst: Count = Field(800, description="Requests beyond that at once.")
     runs: Count = Field(100_000, description="Stored in all.")
@@ -32,6 +33,9 @@ class Settings(Record):
     allowed_hosts: tuple[str, ...] = Field(
         (), description="Names in the Host header beside loopback's and `host`."
     )
+    public_url: str | None = Field(
+        None, description="Address by which browsers reach it through a proxy, for sign-in links."
+    )
     secure_cookies: bool = Field(
         False, description="Whether browsers may send the cookie over HTTPS only."
     )
@@ -40,7 +44,14 @@ class Settings(Record):
         description="Ended runs and jobs, uploaded profiles and the audit log's rows are deleted "
         "when so old; null: kept.",
     )
-    lease_seconds: Positive = Field(30.0, description="An agent silent for so long loses its job.")
+    lease_seconds: float = Field(
+        30.0, ge=5.0, description="An agent silent for so long may lose its job to another."
+    )
+    keep_seconds: NonNegative = Field(
+        600.0,
+        description="How much longer a job that is being trained is kept for its agent, whose "
+        "folder has the checkpoints; a job may say otherwise.",
+    )
     silent_seconds: Positive = Field(60.0, description="A run silent for so long is shown as such.")
     session_seconds: Positive = Field(7 * DAY, description="How long a browser stays signed in.")
     link_seconds: Positive = Field(600.0, description="How long a sign-in link works.")

@@ -1,36 +1,40 @@
-"""Follows a file of JSON lines that other processes append to."""
+"""Follows a file of lines that other processes append to."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
 from batchwright.storage.files import end_of_lines
 
 FOLLOW_SECONDS = 0.1
 
+Line = TypeVar("Line")
 
-class Tail:
-    """Hands on the JSON lines of a file, each once and whole lines only; damaged ones are left out.
+
+class Tail(Generic[Line]):
+    """Hands on the lines of a file, each once and whole lines only.
 
     Args:
         path: The file; it may not be there yet.
+        read: What a line says; `None` leaves it out.
         from_end: Leave out the whole lines that it holds already. Half a line at its end, as a full
             disk leaves it, is cut off and written over by whoever appends next.
     """
 
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path, read: Callable[[bytes], Line | None], *, from_end: bool = False
+    ) -> None:
+        self._path, self._read = path, read
         self._position = 0
         if from_end and path.exists():
             with path.open("rb") as file:
                 self._position = end_of_lines(file)
 
-    def __call__(self, show: Callable[[dict[str, Any]], None]) -> None:
+    def __call__(self, show: Callable[[Line], None]) -> None:
         """Call ``show`` with every line that is new."""
         if not self._path.exists():
             return
@@ -40,15 +44,12 @@ class Tail:
                 if not line.endswith(b"\n"):
                     break
                 self._position += len(line)
-                try:
-                    values = json.loads(line)
-                except (ValueError, RecursionError):  # a training is worth more than its display
-                    continue
-                if isinstance(values, dict):
-                    show(values)
+                said = self._read(line)
+                if said is not None:
+                    show(said)
 
     @contextmanager
-    def followed(self, show: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    def followed(self, show: Callable[[Line], None]) -> Iterator[None]:
         """Inside, a thread calls ``show`` with every line soon after it was written."""
         with following(lambda: self(show)):
             yield

@@ -13,6 +13,7 @@ from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.errors import FileError, NewPlan, PlanError, TrainingError
 from batchwright.records import Stage, WorkerTime
+from batchwright.records.text.formatting import counted
 from batchwright.training.batches.batch_split import Sharing, share_of
 from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
@@ -22,7 +23,7 @@ from batchwright.training.plan_switch import Advised
 from batchwright.training.recorder import Recorder
 from batchwright.training.running import Setup
 from batchwright.training.signals import stopped
-from batchwright.training.step.clock import StepClock
+from batchwright.training.step.clock import StepClock, clock_for
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.micro_batches import MicroBatches, Once, Turns
 from batchwright.training.step.normalization import Statistics
@@ -71,7 +72,7 @@ class AllReduceRun:
         trained = setup.parameters
         updater = setup.updater(trained)  # before a checkpoint brings other rates
         self._group.share((*trained, *setup.model.buffers()))
-        self.state, self._clock = RunState(), clock or StepClock()
+        self.state, self._clock = RunState(), clock or clock_for(setup.group.device)
         self._recorder = Recorder(setup.folder if self.rank == 0 else None, self._plan)
         self._keeper = CheckpointManager(
             setup.folder,
@@ -276,7 +277,7 @@ class AllReduceRun:
         return Wishes(
             stop=self._setup.stop.number > 0 or time_is_up,
             checkpoint=self._keeper.due(self.state.steps + 1),
-            digest=weights_digest(self._setup.parameters) if compared else 0.0,
+            digest=digest_of(self._setup.parameters) if compared else 0.0,
         )
 
     # ------------------------------------------------------------------- epochs and checkpoints
@@ -390,7 +391,7 @@ class AllReduceRun:
             return
         if not goes_on:
             raise PlanError(
-                f"the plan is for {planned} worker(s) and {found} are running: "
+                f"the plan is for {counted(planned, 'worker')}, and {found} running: "
                 f"start {planned}, or plan again with workers={found}"
             )
         batch = min(stage.global_batch_size for stage in self._plan.stages)
@@ -414,13 +415,18 @@ def _mixed(bits: Tensor) -> Tensor:
 
 
 def weights_digest(parameters: Sequence[Tensor]) -> float:
+    """`digest_of`, read from the device."""
+    return float(digest_of(parameters))
+
+
+def digest_of(parameters: Sequence[Tensor]) -> Tensor:
     """A number that almost surely differs where any bit of any weight does.
 
     Args:
         parameters: At least one, on one device.
 
     Returns:
-        A whole number below 2^23, which float32 holds exactly.
+        A whole number below 2^23, which float32 holds exactly: int64 () on their device.
     """
     whole = {1: torch.uint8, 2: torch.int16}
     sums = []
@@ -431,4 +437,4 @@ def weights_digest(parameters: Sequence[Tensor]) -> float:
         # In pieces, which keep the memory small.
         sums += [_mixed(piece) for piece in bits.split(_PIECE)]
     places = torch.arange(1, 2 * len(sums), 2, device=sums[0].device)
-    return float((torch.stack(sums) * places).sum() % _PRIME)
+    return (torch.stack(sums) * places).sum() % _PRIME

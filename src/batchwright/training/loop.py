@@ -31,7 +31,7 @@ from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import AtResolution, ImageData, open_data, resized
-from batchwright.workload.host import resolve_device
+from batchwright.workload.host import enter, resolve_device
 from batchwright.workload.task import (
     Loss,
     build_loss,
@@ -66,7 +66,7 @@ def train(
         NewPlan: Advice was taken: the run folder's plan is another now, to be resumed.
     """
     job = plan.job
-    task = open_task(plan, resolve_device(job.device, local_rank))
+    task = open_task(plan, enter(resolve_device(job.device, local_rank)))
     seed_worker(job.seed, 0, int(os.environ.get("RANK", "0")))  # dropout: each draws its own
     with Session(
         task.network,

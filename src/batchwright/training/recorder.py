@@ -1,11 +1,10 @@
 """What a run leaves behind: metrics.jsonl while it goes, summary.json at its end.
 
-Only rank 0 writes. Metric names are slash-grouped, as trackers show them.
+Only rank 0 writes.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -18,13 +17,22 @@ from batchwright.errors import FileError
 from batchwright.prediction.accuracy.straying import straying
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
 from batchwright.records.documents import write_record
+from batchwright.records.lines.line_files import METRICS, line_text
+from batchwright.records.lines.run_lines import (
+    EpochLine,
+    RunLine,
+    SharesLine,
+    StepLine,
+    WorkerShare,
+    WorkerStep,
+    note,
+)
 from batchwright.records.run import reached_epoch
 from batchwright.records.text.formatting import percent
 from batchwright.storage.files import end_of_lines
 from batchwright.training.step.epoch_totals import EpochMeter
 
 STEP_LINE_SECONDS = 0.5  # between two lines inside an epoch
-_ENDS = (("", "value"), ("_low", "low"), ("_high", "high"))
 
 
 class Recorder:
@@ -109,24 +117,28 @@ class Recorder:
         if now - self._last_line < STEP_LINE_SECONDS:
             return
         self._last_line = now
-        line: dict[str, Any] = {
-            "kind": "step",
-            "epoch": meter.epoch,
-            "step": meter.steps,
-            "steps": steps,
-            "time/train_s": round(meter.training, 4),
-            "train/loss": meter.mean_loss,
-            "throughput/samples_per_sec": round(meter.samples_per_second, 2),
-            "lr": meter.rate,
-            "batch/global": sum(local_batch_sizes),
-        }
-        means = zip(*self._since_line.means(), strict=True)
-        for rank, (size, (compute, wait)) in enumerate(zip(local_batch_sizes, means, strict=True)):
-            line[f"batch/local/{rank}"] = size
-            line[f"time/rank{rank}/compute_s"] = round(compute, 6)
-            line[f"time/rank{rank}/wait_s"] = round(wait, 6)
+        means = zip(local_batch_sizes, *self._since_line.means(), strict=True)
         self._since_line = _StepTimes()
-        self.line(line)
+        self.line(
+            StepLine(
+                kind="step",
+                epoch=meter.epoch,
+                step=meter.steps,
+                steps=steps,
+                training_seconds=round(meter.training, 4),
+                train_loss=meter.mean_loss,
+                samples_per_second=round(meter.samples_per_second, 2),
+                learning_rate=meter.rate,
+                workers=tuple(
+                    WorkerStep(
+                        local_batch_size=size,
+                        compute_seconds=round(compute, 6),
+                        wait_seconds=round(wait, 6),
+                    )
+                    for size, compute, wait in means
+                ),
+            )
+        )
 
     def shares(
         self,
@@ -147,78 +159,55 @@ class Recorder:
             places: Host and device of each worker.
             speeds: Samples per second by place, as far as known.
         """
-        line: dict[str, Any] = {"kind": "shares", "epoch": epoch, "step": first, "steps": steps}
-        for rank, (size, place) in enumerate(zip(local_batch_sizes, places, strict=True)):
-            line[f"batch/local/{rank}"] = size
-            line[f"place/{rank}"] = place
-            line[f"speed/{rank}"] = round(speeds[place], 2) if place in speeds else None
-        self.line(line)
+        workers = tuple(
+            WorkerShare(
+                place=place,
+                local_batch_size=size,
+                speed=round(speeds[place], 2) if place in speeds else None,
+            )
+            for size, place in zip(local_batch_sizes, places, strict=True)
+        )
+        self.line(SharesLine(kind="shares", epoch=epoch, step=first, steps=steps, workers=workers))
 
     def note(self, text: str) -> None:
         """A line that a person should read."""
-        self.line({"kind": "note", "text": text})
+        self.line(note(text))
 
     def epoch(self, record: EpochRecord) -> None:
         """A line about a finished epoch, the last of `epochs`; ``record`` replaces it."""
         self.epochs[-1] = record
         predicted = self._plan.stages[self._plan.stage_of(record.epoch)].predicted_epoch_seconds
-        seconds = record.training_seconds
-        line: dict[str, Any] = {
-            "kind": "epoch",
-            "epoch": record.epoch,
-            "epochs": self._plan.epochs,
-            "train/loss": record.train_loss,
-            "val/loss": record.val_loss,
-            "val/top1": record.top1,
-            "time/epoch_s": seconds,
-            "time/eval_s": record.evaluation_seconds,
-            "time/checkpoint_s": record.checkpoint_seconds,
-            "throughput/samples_per_sec": record.samples / seconds if seconds else None,
-            "lr": record.learning_rate,
-            "resolution": record.resolution,
-            "batch/global": record.global_batch_size,
-            "steps/skipped": record.skipped_steps,
-            "steps/repeated": record.repeated_steps,
-            "plan/predicted_epoch_s": predicted.value if predicted else None,
-            "gns/simple": record.noise_scale,
-        }
         told = self._plan.epoch_accuracy[record.epoch : record.epoch + 1]
-        if told and told[0] is not None:
-            line |= {f"plan/predicted_top1{end}": getattr(told[0], key) for end, key in _ENDS}
-        for name, found in (("ags/factor", record.gradient_factors), ("lr/gain", record.rate_gain)):
-            if found is not None:
-                line |= {f"{name}_{key}": value for key, value in found.model_dump().items()}
-        for rank, worker in enumerate(record.workers):
-            line[f"batch/local/{rank}"] = worker.local_batch_size
-            line[f"time/rank{rank}/input_s"] = worker.input_seconds
-            line[f"time/rank{rank}/compute_s"] = worker.compute_seconds
-            line[f"time/rank{rank}/wait_s"] = worker.wait_seconds
-            line[f"time/rank{rank}/comm_s"] = worker.communication_seconds
-            if worker.loading_cpu_seconds:
-                line[f"time/rank{rank}/loading_cpu_s"] = worker.loading_cpu_seconds
-            line[f"memory/rank{rank}/peak_bytes"] = worker.peak_bytes
-        self.line(line)
+        self.line(
+            EpochLine(
+                kind="epoch",
+                record=record,
+                epochs=self._plan.epochs,
+                predicted_seconds=predicted.value if predicted else None,
+                predicted_top1=told[0] if told else None,
+            )
+        )
         self.tell_reached(record.epoch)
         if text := straying(self._plan, self.epochs):
             self.note(text)
 
-    def line(self, values: dict[str, Any]) -> None:
-        """Append one JSON object to metrics.jsonl.
+    def line(self, line: RunLine) -> None:
+        """Append a line to metrics.jsonl.
 
         Raises:
             FileError: It cannot be written.
         """
         if self.folder is None:
             return
-        path = self.folder / "metrics.jsonl"
+        path = self.folder / METRICS
         try:
             if not self._mended:
                 mend(path)
                 self._mended = True
             with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(values) + "\n")
+                file.write(line_text(line) + "\n")
         except OSError as error:
-            raise FileError(f"cannot write {self.folder}/metrics.jsonl: {error.strerror}") from None
+            raise FileError(f"cannot write {path}: {error.strerror}") from None
 
     def summary(self, profile: Profile | None = None, **fields: Any) -> RunSummary:
         """The run so far; ``fields`` are more of the record's."""

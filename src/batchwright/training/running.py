@@ -20,7 +20,14 @@ from batchwright.storage.locks import Lock
 from batchwright.training.batches.feeding import Feed
 from batchwright.training.batches.stage_settings import StageSettings
 from batchwright.training.checkpoints.checkpoint_manager import RunState
-from batchwright.training.evaluate.evaluation import Evaluation, Fitting, evaluate
+from batchwright.training.evaluate.curvature import tracked
+from batchwright.training.evaluate.evaluation import (
+    Evaluation,
+    Fitting,
+    evaluate,
+    evaluation_mode,
+    merged_batch_norm,
+)
 from batchwright.training.evaluate.recalibration import calibrating_batches, recalibrated
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.clock import StepClock
@@ -145,7 +152,29 @@ class Setup:
             statistics = recalibrated(what.model, batches, group, forward=what.forward, **how)
         own = shares if group.size > 1 else (1,)
         with statistics:
-            return evaluate(what, group=group, stop=self.stop, shares=own, **how)
+            sums, count, stopped = evaluate(what, group=group, stop=self.stop, shares=own, **how)
+            if self.plan.job.track and count and not stopped:
+                share = own[group.rank] / sum(own)
+                found = self._tracked(what, group, share) if "loss" in sums else {}
+                sums = sums | {name: count * value for name, value in found.items()}
+            return sums, count, stopped
+
+    def _tracked(self, what: Evaluation, group: Group, share: float) -> dict[str, float]:
+        """What ``track`` asks for, of the metric's loss on a batch that stays; on every worker."""
+        samples = len(self.feed)
+        top = max(self.plan.stages, key=lambda stage: stage.resolution)
+
+        def batch_of(count: int) -> Any:
+            return self.feed.single(torch.arange(count) * samples // count, 0, top.resolution)
+
+        def loss_of(batch: Any) -> Tensor:
+            values = what.metric(*what.forward(what.model, batch))
+            assert isinstance(values, dict)  # noqa: S101 - it has given `loss` before
+            return values["loss"].mean()
+
+        with evaluation_mode(what.model), merged_batch_norm(what.model, group, share):
+            most = min(samples, top.micro_batch_size)
+            return tracked(self.plan.job.track, what.model, loss_of, batch_of, most)
 
     def autocast(self) -> torch.autocast:
         """The plan's precision, for a forward pass."""

@@ -27,7 +27,7 @@ from batchwright.client.reporter_process import ReporterProcess, outcome_of
 from batchwright.distributed.group import Group, loss_behind
 from batchwright.distributed.processes import die_with_agent, refuse_unguarded_script
 from batchwright.distributed.server_child import SERVER
-from batchwright.errors import FileError, Interrupted, PlanError
+from batchwright.errors import FileError, Interrupted, NewPlan, PlanError
 from batchwright.records import Plan, Stage
 from batchwright.records.documents import record_of, refuse_no_path, write_record
 from batchwright.records.text.problems import printable
@@ -56,7 +56,7 @@ from batchwright.training.signals import StopRequest
 from batchwright.training.step.stepper import Loss
 from batchwright.workload.data.image_files import FilePipeline
 from batchwright.workload.data.pipeline import ImagePipeline
-from batchwright.workload.host import is_out_of_memory, prepare_process, worker_threads
+from batchwright.workload.host import enter, is_out_of_memory, prepare_process, worker_threads
 
 Images = Dataset[Any] | ImagePipeline | FilePipeline
 """What can be trained on and evaluated: a map-style data set, or one of our pipelines."""
@@ -138,7 +138,7 @@ class Session:
         die_with_agent()
         self.plan = record_of(plan, Plan, "Session", "plan")
         self.model, self.optimizer = model, optimizer
-        self.device = next(model.parameters()).device
+        self.device = enter(next(model.parameters()).device)
         self._clip_norm = clip_norm or self.plan.job.clip_norm
         self._own_rates = learning_rate == "mine"
         self._exit_on_stop = exit_on_stop
@@ -159,7 +159,7 @@ class Session:
             if service is not None and folder is not None and self.rank == 0:
                 self._report(folder, service)
         except BaseException:
-            self._close()
+            self._close(failed=True)
             raise
 
     def _open(
@@ -416,7 +416,7 @@ class Session:
                 self._companion.end(*outcome_of(ended))
                 self._say_for(self._companion)
                 self._companion = None
-            self._close()
+            self._close(failed=not isinstance(ended, None | Interrupted | NewPlan))
         if isinstance(error, Interrupted) and self._exit_on_stop:
             if self.rank == 0:
                 kept = f"; continue with resume=True in {self._folder}" if self._folder else ""
@@ -474,7 +474,9 @@ class Session:
         how: dict[str, Any] = {"sides": self._sides, "loaders": self._loaders, **self._loading}
         return feed_of(dataset, self.device, seed=seed, **how)
 
-    def _close(self) -> None:
+    def _close(self, *, failed: bool) -> None:
+        if failed:  # first, or whatever waits for the device may wait for a worker that is gone
+            self._group.give_up()
         if self._companion is not None:  # it could not even begin
             self._companion.end("failed", None)
         if hasattr(self, "_run"):

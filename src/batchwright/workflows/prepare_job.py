@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from batchwright.workload.data.sources import ImageData
 
 TRAINING_KEYS = (
-    *("checkpoint_seconds", "checkpoint_steps", "data", "launch", "port", "rebalance_steps"),
-    *("restarts", "timeout"),
+    *("checkpoint_seconds", "checkpoint_steps", "data", "launch", "port", "rebalance"),
+    *("rebalance_steps", "restarts", "timeout"),
 )
 """Job keys that may change after planning; ``data`` only to another place of the same images."""
 
@@ -193,15 +193,15 @@ def _check_stated_extra_time(job: Job, data: DataFacts, least: int) -> None:
     given = job.dual.large_batches
     most = largest_extra_time(
         *line,
-        data.train_samples if given == "auto" else given[-1],
+        given[-1] if isinstance(given, tuple) else data.train_samples,
         small_workers=small,
         large_workers=int(job.workers) - small,
         least=least,
     )
     if small and extra > max(1.0, most):
         raise JobError(
-            f"dual.extra_time={extra:g} with {small} of {job.workers} small-batch worker(s) wants "
-            f"a local batch below {least} by the stated time of a step: give at most "
+            f"dual.extra_time={extra:g} with the small batch on {small} of {job.workers} workers "
+            f"wants a local batch below {least} by the stated time of a step: give at most "
             f"{floor(1e4 * most) / 1e4:g}, or more small-batch workers"
         )
 

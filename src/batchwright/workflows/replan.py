@@ -39,6 +39,13 @@ class EpochTime:
     computing_seconds: float
 
 
+def time_of(epoch: EpochRecord) -> EpochTime:
+    """What a finished epoch took; all of it computing where its workers tell no times."""
+    seconds = epoch.training_seconds
+    computed = [one.input_seconds + one.compute_seconds for one in epoch.workers]
+    return EpochTime(seconds, min(seconds, max(computed, default=0.0) or seconds))
+
+
 @dataclass(frozen=True)
 class Level:
     """How the machine is now, beside how it was when it was measured."""
@@ -71,12 +78,7 @@ def refit(summary: RunSummary) -> Refit | None:
     fitted = with_points(profile, steps=(_step_of(summary, profile, stage, predicted),))
     refitted = epoch_seconds(fitted, plan, stage)
     if not refitted.low <= measured <= refitted.high:
-        times = []
-        for epoch in _settled(summary):
-            seconds = epoch.training_seconds
-            computed = [w.input_seconds + w.compute_seconds for w in epoch.workers]
-            longest = max(computed, default=0.0) or seconds
-            times.append(EpochTime(seconds, min(seconds, longest)))
+        times = [time_of(epoch) for epoch in _settled(summary)]
         level = at_level_of(times, profile, plan, stage)
         if level is not None:
             fitted = level.profile

@@ -17,12 +17,15 @@ from batchwright.planning.schedule import rate_schedule
 from batchwright.planning.validation import least_local
 from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
+from batchwright.records.lines.line_files import METRICS, sound_line
+from batchwright.records.lines.run_lines import RunLine, note
 from batchwright.records.run_folder import read_summary, resuming_command, telling_how_to_resume
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.schedule_words import start_lines
 from batchwright.reporting.render.progress import RunProgress, progress
 from batchwright.storage.follow_lines import Tail, following
 from batchwright.storage.locks import Lock, writing
+from batchwright.workflows.lengthen import lengthened
 from batchwright.workflows.replan import refit
 from batchwright.workflows.stopwatch import Stopwatch
 
@@ -106,9 +109,21 @@ def conduct(
         while True:
             before = path.read_bytes()
             _train_once(folder, plan, companion, lock, resume=resume, follow_advice=follow_advice)
-            if not follow_advice or path.read_bytes() == before:
+            resume = True
+            if path.read_bytes() != before:  # training took advice and stopped
+                plan = read_record(path, Plan)
+            elif companion is None and (longer := _lengthened(folder, plan)) is not None:
+                _to_stderr(f"going on: {longer.reasons[-1].why}")
+                write_record(plan, folder / f"plan-{plan.epochs}-epochs.json")
+                write_record(longer, path)
+                plan = longer
+            else:
                 return _summarized(folder, watch)
-            plan, resume = read_record(path, Plan), True  # training took advice and stopped
+
+
+def _lengthened(folder: Path, plan: Plan) -> Plan | None:
+    """The plan with more epochs, where it may have them and its run is to go on."""
+    return lengthened(read_summary(folder)) if plan.max_epochs is not None else None
 
 
 def with_refit(summary: RunSummary) -> RunSummary:
@@ -153,14 +168,14 @@ def _train_once(
     follow_advice: bool,
 ) -> None:
     """Until the training ends, is stopped, or takes another plan."""
-    lines = Tail(folder / "metrics.jsonl", from_end=resume)
+    lines: Tail[RunLine] = Tail(folder / METRICS, sound_line, from_end=resume)
     command = resuming_command(folder, plan.job)
     with telling_how_to_resume(command), progress(epochs=plan.epochs, plan=plan) as shown:
 
         def look() -> None:
             lines(shown.update)
             for line in companion.lines() if companion is not None else ():
-                shown.update({"kind": "note", "text": line})
+                shown.update(note(line))
 
         begun = Begun(folder, plan, lock, look, shown, resume, follow_advice)
         resolve_name(plan.job.launcher.train)(begun)
@@ -202,7 +217,7 @@ def launch_workers(run: Begun) -> None:
         "restarts": plan.job.restarts,
         "lock": run.lock,
         "poll": run.look,
-        "tell": lambda line: run.shown.update({"kind": "note", "text": line}),
+        "tell": lambda line: run.shown.update(note(line)),
     }
     loop = "batchwright.training.loop"
     flags = ["--resume"] * run.resume + ["--follow-advice"] * run.follow_advice

@@ -86,7 +86,7 @@ def _plan_of_job(job: Job) -> Plan:
 def _check_batch(job: Job, data: DataFacts) -> None:
     """The rate hangs on the batch, which `plan` chooses from measurements."""
     given = job.global_batch != "auto" or cycle_batches(job, data) is not None
-    if given or (job.method_spec.served and job.dual.large_batches != "auto"):
+    if given or (job.method_spec.served and isinstance(job.dual.large_batches, tuple)):
         return
     raise JobError(
         "global_batch=auto: the schedule of a job hangs on its batch, which the plan would choose: "

@@ -7,6 +7,7 @@ Python or PyTorch stands.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import socket
 import sys
@@ -85,13 +86,42 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def enter(device: torch.device) -> torch.device:
+    """Make a worker's GPU the current one; first thing in every worker, before it touches a GPU.
+
+    What names no GPU goes to the current one, ``cuda:0`` unless this is called: exchanges of
+    objects, streams and events, pinned memory and the thread that pins batches. From another
+    worker each of them would open a context there, of some hundred MiB.
+
+    Returns:
+        The same device.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
 def computes_in_bfloat16(device: torch.device) -> bool:
     """Whether ``device`` multiplies bfloat16 in hardware; elsewhere it is emulated, and slow."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))  # from Ampere on
     # The processor's flags are those of its first core, which stand at the head of the file.
     flags = read_text("/proc/cpuinfo").partition("\n\n")[0].split()
     return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def arithmetic(device: torch.device) -> str:
+    """What float32 is on a GPU and how its convolutions are chosen, in words; empty on the CPU.
+
+    Both are the user's to set, and change times and rounding: TF32 keeps 10 bits of a factor's
+    mantissa, and with ``benchmark`` cuDNN tries its ways at each new shape.
+    """
+    if device.type != "cuda":
+        return ""
+    products = "off" if torch.get_float32_matmul_precision() == "highest" else "on"
+    convolutions = "on" if torch.backends.cudnn.allow_tf32 else "off"
+    tries = "tries all" if torch.backends.cudnn.benchmark else "chooses untried"
+    return f"TF32 {products} in products, {convolutions} in convolutions; cuDNN {tries}"
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
@@ -99,11 +129,38 @@ def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
+_OUT_OF_MEMORY = (
+    "can't allocate memory",  # the CPU's allocator
+    "CUDA out of memory",  # in words only, as a thread that pins batches passes it on
+    "CUDA error: out of memory",  # of the driver: outside of PyTorch's allocator
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_NOT_SUPPORTED",  # no way to convolve fits into what is free
+    "Unable to find a valid cuDNN algorithm",  # as before, in other words
+    "unable to find an engine to execute this computation",
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that memory ran out; the CPU's allocator has no class for it."""
+    """Whether ``error`` says that memory ran out; only PyTorch's GPU allocator has a class for it.
+
+    cuBLAS and cuDNN ask for memory of their own. An error of theirs that does not come from that
+    comes again with the smallest micro-batch, and ends the run with its own words.
+    """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and any(one in str(error) for one in _OUT_OF_MEMORY)
+
+
+def release_memory(device: torch.device) -> None:
+    """After memory ran out: give back what nothing holds, so that smaller batches find room.
+
+    A graph that is part of a circle of objects lives until Python looks for such; call this once
+    the error itself is gone, whose traceback holds what failed.
+    """
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def prepare_process(threads: int) -> str:
@@ -149,11 +206,13 @@ def _raise_thresholds() -> str:
 def free_memory(device: torch.device, workers: int) -> int:
     """Bytes that one of ``workers`` on this machine may use at present, at least 1.
 
-    On a GPU, which one worker has to itself, the device's own free bytes; else the machine's
-    available memory, or what the control group leaves of its limit, divided by the workers.
+    On a GPU, which one worker has to itself, the device's own free bytes and those that its
+    allocator keeps for later; else the machine's available memory, or what the control group leaves
+    of its limit, divided by the workers.
     """
     if device.type == "cuda":
-        return max(1, torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return max(1, torch.cuda.mem_get_info(device)[0] + kept)
     free = min([_available_bytes(), *map(_memory_left, control_groups("memory"))])
     return max(1, int(free) // workers)
 

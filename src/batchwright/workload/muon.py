@@ -15,6 +15,7 @@ docs/methods.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from math import sqrt
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from torch.nn.modules.conv import _ConvNd
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records import Job
 from batchwright.records.text.problems import described
+from batchwright.workload.host import computes_in_bfloat16
 from batchwright.workload.optimizers import without_compiler
 
 SGD_SHARE = 1.0
@@ -145,8 +147,8 @@ def orthogonal(matrix: Tensor) -> Tensor:
         matrix: Shape (rows, columns), unchanged.
 
     Returns:
-        Same shape; on the CPU in ``matrix``'s format, or float32 if that is narrower, else in
-        bfloat16, where it is fast and exact enough.
+        Same shape; in bfloat16 on GPUs that compute in it, where it is fast and exact enough, else
+        in ``matrix``'s format, or float32 if that is narrower.
 
     References:
         Jordan et al. 2024, kellerjordan.github.io/posts/muon.
@@ -166,9 +168,12 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 def _format_for(matrix: Tensor) -> torch.dtype:
     """What a matrix is made orthogonal in."""
-    if matrix.device.type != "cpu":
+    if matrix.device.type == "cuda" and _fast_bfloat16(matrix.device):
         return torch.bfloat16
     return torch.promote_types(matrix.dtype, torch.float32)
+
+
+_fast_bfloat16 = cache(computes_in_bfloat16)  # it is asked for each matrix at each step
 
 
 def matrix_of(kernel: Tensor) -> Tensor:

@@ -251,8 +251,9 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained
         f"no candidate has a chance of {LEAST_CHANCE:.0%} to reach "
         f"goal.accuracy={progress.target:g} within {' and '.join(within)}; the best to be had is "
         f"{reached.value:.1%} ({reached.low:.1%} to {reached.high:.1%}), with "
-        f"{progress.optimizer(row.batch)}, global batch {row.batch} and {row.mix.workers} "
-        f"worker(s) in {counted(row.epochs, 'epoch')}, {duration(row.train_seconds)}: give {advice}"
+        f"{progress.optimizer(row.batch)}, global batch {row.batch} and "
+        f"{counted(row.mix.workers, 'worker')} in {counted(row.epochs, 'epoch')}, "
+        f"{duration(row.train_seconds)}: give {advice}"
     )
 
 
@@ -266,7 +267,7 @@ def _why_none(rows: Sequence[Row]) -> str:
     what = " and ".join(miss.text for miss in nearest.misses)
     return (
         f"no candidate is within the limits; the nearest, global batch {nearest.batch} on "
-        f"{nearest.mix.workers} worker(s) at {nearest.resolution} px, {what}: {advice}"
+        f"{counted(nearest.mix.workers, 'worker')} at {nearest.resolution} px, {what}: {advice}"
     )
 
 
@@ -323,8 +324,8 @@ def _instead(choice: Choice) -> str:
     if (free.mix, free.batch) == (row.mix, row.batch):
         return " The plan would choose the same."
     return (
-        f" The plan itself would choose {free.mix.workers} worker(s) with global batch "
-        f"{free.batch}: {compared(free, row)}."
+        f" The plan itself would choose {counted(free.mix.workers, 'worker')} with "
+        f"global batch {free.batch}: {compared(free, row)}."
     )
 
 
@@ -439,5 +440,5 @@ def _share(other: float, chosen: float, what: str) -> str:
 
 
 def _named(row: Row, *, named: bool) -> str:
-    workers = str(row.mix) if named else f"{row.mix.workers} worker(s)"
+    workers = str(row.mix) if named else counted(row.mix.workers, "worker")
     return f"{workers}, global batch {row.batch}"

@@ -225,8 +225,8 @@ def _alike(measured: Job, planned: Job, keys: Sequence[str] = ()) -> bool:
 
 
 _TRAINING_KEYS = (
-    *("learning_rate", "base_batch", "scaling", "decay", "warmup_epochs"),
-    *("clip_norm", "label_smoothing", "sampling"),
+    *("learning_rate", "base_batch", "scaling", "decay", "warmup_epochs", "warmup_start"),
+    *("warmup_law", "clip_norm", "label_smoothing", "sampling"),
 )
 """Of those that may change after measuring, what a trial is trained with."""
 _MEASURED_KEYS = (

@@ -19,6 +19,7 @@ from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.resolution import sides
 from batchwright.planning.validation import check_batch
 from batchwright.records import DataFacts, Estimate, Job, OptimizerName
+from batchwright.records.text.formatting import counted
 
 SECONDS_PER_HOUR = 3600
 
@@ -137,7 +138,8 @@ class Table:
             kind = smallest.members[0][0]
             raise PlanError(
                 f"{self.data.name} has {self.data.train_samples} training images, too few for "
-                f"{smallest.workers} worker(s) with at least {kind.least} each: give fewer workers"
+                f"{counted(smallest.workers, 'worker')} with at least {kind.least} each: give "
+                "fewer workers"
             )
         return sorted(rows, key=lambda row: row.order)
 

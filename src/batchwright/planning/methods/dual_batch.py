@@ -56,7 +56,14 @@ def two_groups(
         scheduled = schedule.reasons(job, times.data)
     why = (
         *scheduled,
-        *group_reasons(found, pace, levels, samples=samples, measured=times.measured),
+        *group_reasons(
+            found,
+            pace,
+            levels,
+            samples=samples,
+            measured=times.measured,
+            rounding=job.dual.rounding,
+        ),
         *_memory(stages, times.limit),
         *_round_time(job, stages),
         *optimizer,

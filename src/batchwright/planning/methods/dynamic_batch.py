@@ -18,12 +18,16 @@ from batchwright.records.text.plan_text import chosen_candidate
 def reason(job: Job) -> str:
     """When shares are made again."""
     when = "at the end of each epoch"
-    if job.rebalance_steps:
-        when = f"every {job.rebalance_steps} steps and {when}"
-    return (
-        f"Local batches are where it starts: {when} each worker's share is made to follow its "
-        f"measured speed, if any would change by more than {DEAD_BAND:.0%}; the global batch stays."
-    )
+    if job.rebalance == "published":
+        how = "each worker's share becomes its samples over its time in that epoch"
+    else:
+        how = (
+            "each worker's share is made to follow its measured speed, if any would change by more "
+            f"than {DEAD_BAND:.0%}"
+        )
+        if job.rebalance_steps:
+            when = f"every {job.rebalance_steps} steps and {when}"
+    return f"Local batches are where it starts: {when} {how}; the global batch stays."
 
 
 def saved_by_shares(plan: Plan, runs: Sequence[RunSummary]) -> float:

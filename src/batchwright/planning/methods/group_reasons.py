@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batchwright.algorithms.dual_batch import update_factor
+from batchwright.algorithms.dual_batch import Rounding, update_factor
 from batchwright.errors import PlanError
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.methods.groups import (
@@ -13,7 +13,7 @@ from batchwright.planning.methods.groups import (
     grouped,
     shown_relative,
 )
-from batchwright.planning.methods.two_groups import USUAL_EXTRA_TIME, Served
+from batchwright.planning.methods.two_groups import USUAL_EXTRA_TIME, Served, at_each
 from batchwright.records import Alternative, Reason, Source
 from batchwright.records.registries.methods import PAPER
 
@@ -26,21 +26,29 @@ _MOST_ALTERNATIVES = 8  # numbers of small-batch workers shown beside the chosen
 
 
 def group_reasons(
-    found: Served, pace: Pace, sides: Sequence[int], *, samples: int, measured: bool
+    found: Served,
+    pace: Pace,
+    sides: Sequence[int],
+    *,
+    samples: int,
+    measured: bool,
+    rounding: Rounding,
 ) -> tuple[Reason, ...]:
     """Both batches, both shares, and what the server does.
 
-    ``samples`` are those of an epoch; ``measured``: whether step times were, rather than stated.
+    ``samples`` are those of an epoch; ``measured``: whether step times were, rather than stated;
+    ``rounding`` is how batches and shares became whole numbers.
     """
     small, workers = found.small_workers, len(pace.workers)
     more = f"{small.why}{_updates(found, pace)}{_control(pace)}"
-    counts = small._replace(why=more, alternatives=_other_counts(found, pace, sides[-1], samples))
+    others = _other_counts(found, pace, sides[-1], samples, rounding)
+    counts = small._replace(why=more, alternatives=others)
     large = found.large_batches
     return (
-        large.reason("large batch", _at_each(large.value, sides)),
+        large.reason("large batch", at_each(large.value, sides)),
         counts.reason("small-batch workers", f"{small.value} of {workers}"),
         *(_of_small(found, sides, measured=measured) if small.value else ()),
-        _shares(found, pace),
+        _shares(found, pace, rounding),
         *(_factor(found) if 0 < small.value < workers else ()),
         _server(found),
     )
@@ -87,7 +95,9 @@ def _updates(found: Served, pace: Pace) -> str:
     return f"{why}."
 
 
-def _other_counts(found: Served, pace: Pace, side: int, samples: int) -> tuple[Alternative, ...]:
+def _other_counts(
+    found: Served, pace: Pace, side: int, samples: int, rounding: Rounding
+) -> tuple[Alternative, ...]:
     """What other numbers of small-batch workers would mean at the highest resolution."""
     small, workers = found.small_workers.value, len(pace.workers)
     counts = sorted(
@@ -108,6 +118,7 @@ def _other_counts(found: Served, pace: Pace, side: int, samples: int) -> tuple[A
                 extra_time=extra if count else 1.0,
                 samples=samples,
                 exchange_steps=found.rule.exchange_steps,
+                rounding=rounding,
             )
         except PlanError:
             shown.append(Alternative(value=name, loss="no small batch gives that time"))
@@ -160,11 +171,11 @@ def _of_small(found: Served, sides: Sequence[int], *, measured: bool) -> tuple[R
     value = f"{extra.value:g} times a round of large batches alone"
     return (
         extra.reason("extra time", value),
-        Chosen(batches, " ".join(texts), source).reason("small batch", _at_each(batches, sides)),
+        Chosen(batches, " ".join(texts), source).reason("small batch", at_each(batches, sides)),
     )
 
 
-def _shares(found: Served, pace: Pace) -> Reason:
+def _shares(found: Served, pace: Pace, rounding: Rounding) -> Reason:
     top, small = found.groups[-1], found.small_workers.value
     parts = [
         f"{count} x {share}"
@@ -176,6 +187,8 @@ def _shares(found: Served, pace: Pace) -> Reason:
     ]
     why = "Together all the data once a round, so that all workers end it at the same time; "
     why += "what rounding leaves goes one each to the last group."
+    if rounding == "truncate":
+        why += " Batches and shares are cut to whole numbers, as in the paper's tables 2 and 3."
     for what, values in (
         ("speed", [worker.speed for worker in pace.workers]),
         ("fixed time of a step", pace.overheads),
@@ -218,9 +231,3 @@ def _server(found: Served) -> Reason:
     }[rule.consistency]
     why += f" Momentum after an exchange: {rule.momentum}."
     return Chosen(value, why, "published", reference).reason("consistency")
-
-
-def _at_each(batches: Sequence[int], sides: Sequence[int]) -> str:
-    if len(set(batches)) == 1:
-        return f"{batches[0]} samples"
-    return ", ".join(f"{n} at {side} px" for n, side in zip(batches, sides, strict=True))

@@ -14,6 +14,7 @@ from batchwright.algorithms.batch_size import steps_per_epoch
 from batchwright.algorithms.dual_batch import (
     Pair,
     Relative,
+    Rounding,
     chord,
     largest_extra_time_unlike,
     solve,
@@ -131,6 +132,7 @@ def grouped(
     extra_time: float,
     samples: int,
     exchange_steps: int | None = None,
+    rounding: Rounding = "round",
 ) -> Groups:
     """Batches, shares and round time of two groups; the small-batch workers come last.
 
@@ -142,12 +144,13 @@ def grouped(
         extra_time: Time of a round over that with large batches alone.
         samples: Training samples of an epoch.
         exchange_steps: Steps between two exchanges; `None`: one exchange a round.
+        rounding: How batches and shares become whole numbers.
 
     Raises:
         PlanError: No such pair exists, or a share is smaller than its batch.
     """
     large, small = _by_group(pace, small_workers)
-    sought = _Sought(side, large_batch, large, small, extra_time, samples)
+    sought = _Sought(side, large_batch, large, small, extra_time, samples, rounding)
     pair, line, measured = _solved(pace, sought)
     small_batch = pair.small_batch or large_batch
     shares = spread(
@@ -202,6 +205,7 @@ class _Sought:
     small: tuple[Relative, ...]
     extra_time: float
     samples: int
+    rounding: Rounding
 
     def pair(self, line: tuple[float, float], least: int) -> Pair:
         if any(worker.overhead != 1 for worker in (*self.large, *self.small)):
@@ -212,6 +216,7 @@ class _Sought:
                 large=self.large,
                 extra_time=self.extra_time,
                 samples=self.samples,
+                rounding=self.rounding,
                 least=least,
             )
         return solve(
@@ -221,6 +226,7 @@ class _Sought:
             large_workers=sum(worker.speed for worker in self.large),
             extra_time=self.extra_time,
             samples=self.samples,
+            rounding=self.rounding,
             least=least,
         )
 

@@ -100,7 +100,7 @@ def _alone(
 
 
 def _stated(points: Sequence[StepTime], job: Job) -> list[StepTime]:
-    """The points with stated times: their slope at the top resolution, others in proportion.
+    """The points with stated times: their resolution's, or the top one's slope in proportion.
 
     The proportion is that of the measured slopes, or of the pixels where only one resolution was
     measured.
@@ -111,12 +111,13 @@ def _stated(points: Sequence[StepTime], job: Job) -> list[StepTime]:
     for point in points:
         side, batch = point.resolution, point.local_batch_size
         slope, fixed = lines.get(side, (point.compute_seconds / batch, 0.0))
-        if job.virtual.sample_seconds is not None:
+        (a, exact), (b, _) = _both_stated(job, side)
+        if a is not None:
             usual = lines.get(top, (0.0, 0.0))[0]
             share = slope / usual if usual > 0 else (side / top) ** 2
-            slope = job.virtual.sample_seconds * share
-        if job.virtual.step_seconds is not None:
-            fixed = job.virtual.step_seconds
+            slope = a if exact else a * share
+        if b is not None:
+            fixed = b
         seconds = slope * batch + fixed
         found.append(
             point.model_copy(
@@ -154,9 +155,18 @@ def usual_times(job: Job, line: tuple[float, float], batch: int) -> dict[str, fl
 
 
 def stated_line(job: Job, side: int) -> tuple[float, float] | None:
-    """Seconds per sample and fixed seconds from the job alone, by the area of the images."""
+    """Seconds per sample and fixed seconds from the job alone.
+
+    Where it states one time per sample, that at other resolutions is by the area of the images.
+    """
     sides = () if job.resolutions == "auto" else job.resolutions
-    if not job.launcher.simulated or job.virtual.line is None:
+    (a, exact), (b, _) = _both_stated(job, side)
+    if not job.launcher.simulated or a is None or b is None:
         return None
-    a, b = job.virtual.line
-    return a * (side / max(sides, default=side)) ** 2, b
+    return a if exact else a * (side / max(sides, default=side)) ** 2, b
+
+
+def _both_stated(job: Job, side: int) -> tuple[tuple[float | None, bool], ...]:
+    """Seconds per sample and fixed ones as `Virtual.stated` has them."""
+    sides = () if job.resolutions == "auto" else job.resolutions
+    return tuple(job.virtual.stated(key, side, sides) for key in ("sample_seconds", "step_seconds"))

@@ -43,6 +43,7 @@ from batchwright.records import (
     Source,
     Stage,
 )
+from batchwright.records.text.formatting import counted
 
 _BYTES = 4  # of a weight
 _MOST_SAMPLES = 2**24  # where the memory alone is asked
@@ -129,8 +130,9 @@ class Measured:
         totals = row.totals if batch == row.batch else split(mix, side, batch)
         if totals is None or batch > self.data.train_samples:
             raise PlanError(
-                f"cycle.batches has {batch} at {side} px: {mix.workers} worker(s) need {mix.least} "
-                f"to {self.data.train_samples} samples"
+                f"cycle.batches has {batch} at {side} px: a step of "
+                f"{counted(mix.workers, 'worker')} takes {mix.least} to "
+                f"{self.data.train_samples} samples"
             )
         asked = self.table.row(mix, side, totals, asked=True)
         found = prediction(self.table, asked, self.progress, named=False, edge=False)

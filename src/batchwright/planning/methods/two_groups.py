@@ -75,26 +75,58 @@ def large_batches_of(
         fitting: Most samples that fit the memory, by resolution; `None`: not known.
     """
     asked, usual = job.dual.large_batches, top.value
-    if asked != "auto":
-        given = per_resolution(asked, sides)
-        return Chosen(given, "Asked for.", "asked")
-    most = max(usual, floor(share / job.goal.least_steps))
+    if isinstance(asked, tuple):
+        return Chosen(per_resolution(asked, sides), "Asked for.", "asked")
     rooms, preset = [fitting(side) for side in sides], job.preset
+    if asked == "memory":
+        return _largest_that_fit(job, sides, share, rooms)
+    most = max(usual, floor(share / job.goal.least_steps))
     suits = preset is not None and tuple(sides) == preset.resolutions
-    if preset is not None and suits and job.global_batch == "auto":
+    if preset is not None and suits and job.global_batch == "auto" and asked == "auto":
         pairs = zip(preset.batches, rooms, strict=True)
         if all(batch <= most and (room is None or batch <= room) for batch, room in pairs):
             why = "As published; it fits the memory and the samples of a round."
             return Chosen(preset.batches, why, "published", PAPER)
     if not rooms[-1] or len(sides) == 1:
-        return Chosen((usual,) * len(sides), top.why, top.source)
+        return Chosen((usual,) * len(sides), f"{top.why}{_NOT_THE_LARGEST}", top.source)
     grown = [max(usual, min(most, usual * (room or 0) // rooms[-1])) for room in rooms[:-1]]
     why = (
         "What `plain` would choose as local batch at the highest resolution, and below it more by "
         f"as much as more fits the memory, with goal.least_steps={job.goal.least_steps} steps a "
-        "round at least."
+        f"round at least.{_NOT_THE_LARGEST}"
     )
     return Chosen((*grown, usual), why, "predicted")
+
+
+_NOT_THE_LARGEST = (
+    " The paper takes the largest batch that fits (dual.large_batches=memory); beyond the knee it "
+    "saves little time and leaves few steps."
+)
+
+
+def _largest_that_fit(
+    job: Job, sides: Sequence[int], share: float, rooms: Sequence[int | None]
+) -> Chosen[tuple[int, ...]]:
+    """As published: the largest that the memory holds, as far as a round has steps of it."""
+    known = [room for room in rooms if room]
+    if len(known) < len(rooms):
+        raise PlanError(
+            "dual.large_batches=memory: no memory was measured, so nothing tells what fits: probe "
+            "first, or give batches, such as dual.large_batches=512"
+        )
+    most = floor(share / job.goal.least_steps)
+    why = f"The largest that fits the memory, as published: {at_each(known, sides)}."
+    if max(known) > most:
+        why += (
+            f" A round has {share:.0f} samples for a worker, so goal.least_steps="
+            f"{job.goal.least_steps} allows at most {most}."
+        )
+    if most < 1:
+        raise PlanError(
+            f"goal.least_steps={job.goal.least_steps}: a worker has {share:.0f} samples in a "
+            "round, which leaves no batch: give fewer steps, or fewer workers"
+        )
+    return Chosen(tuple(min(room, most) for room in known), why, "predicted", PAPER)
 
 
 def served_in_time(job: Job, pace: Pace, **fixed: Any) -> Served:
@@ -208,6 +240,7 @@ def served(
                 extra_time=extra_time,
                 samples=samples,
                 exchange_steps=job.server.exchange_steps,
+                rounding=job.dual.rounding,
             )
             for side, large in levels
         )
@@ -291,3 +324,10 @@ def served_level(
         ),
         "predicted_bytes": peak,
     }
+
+
+def at_each(batches: Sequence[int], sides: Sequence[int]) -> str:
+    """Batches in words, by resolution where they differ."""
+    if len(set(batches)) == 1:
+        return f"{batches[0]} samples"
+    return ", ".join(f"{n} at {side} px" for n, side in zip(batches, sides, strict=True))

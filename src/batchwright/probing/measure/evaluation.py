@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from statistics import fmean, median
 
 import torch
 
-from batchwright.probing.bench import Batch, Bench
+from batchwright.errors import TrainingError
+from batchwright.probing.bench import Batch, Bench, if_it_fits
 from batchwright.probing.measure.step_time import in_turns
 from batchwright.probing.measure.timing import now
+from batchwright.workload.host import release_memory
 from batchwright.workload.task import set_training
 
 
 def evaluation_seconds(bench: Bench, batch_size: int, repeats: int) -> float:
     """Seconds per image, loading or making batches included, after passes to warm up.
 
-    At least one pass is timed, and loader processes load equally many each.
+    At least one pass is timed, and loader processes load equally many each. Where memory runs out,
+    half as many images are tried, as an evaluation does.
 
     Returns:
         The median; where loader processes feed the passes, whose batches come in bursts, the mean.
+
+    Raises:
+        TrainingError: Not even one image fits into memory.
     """
+    while batch_size:
+        found = if_it_fits(partial(_seconds, bench, batch_size, repeats))
+        if found is not None:
+            return found
+        release_memory(bench.device)
+        batch_size //= 2
+    raise TrainingError("not even one image can be evaluated in the memory that is free")
+
+
+def _seconds(bench: Bench, batch_size: int, repeats: int) -> float:
     feed = bench.evaluation_feed()
     if feed is None:
         return median(_passes(bench, bench.evaluation_supply(batch_size), 1, repeats)) / batch_size

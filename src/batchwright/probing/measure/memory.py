@@ -15,7 +15,7 @@ from torch.nn import functional
 from batchwright.probing.bench import Batch, Bench, sides_of
 from batchwright.records import DataFacts, Job, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
-from batchwright.workload.host import autocast
+from batchwright.workload.host import autocast, release_memory
 from batchwright.workload.task import build_network, build_optimizer, freeze, set_training
 from batchwright.workload.tensor_bytes import counting_tensors
 
@@ -23,19 +23,24 @@ from batchwright.workload.tensor_bytes import counting_tensors
 def weigh(bench: Bench, supply: Callable[[], Batch]) -> tuple[int | None, int | None]:
     """Largest sum of live tensor bytes, and largest resident size, during one training step.
 
-    On CUDA the allocator counts; on the CPU, what was live before the step plus the running sum of
-    the allocations and releases that PyTorch's profiler records. Both are what tensors ask for, and
-    exactly linear in the batch between two moments of the step; the resident size is neither.
+    On CUDA the allocator counts, and what it has reserved stands for the resident size: blocks that
+    it keeps between tensors are taken from others, too. On the CPU, what was live before the step
+    plus the running sum of the allocations and releases that PyTorch's profiler records. Both are
+    what tensors ask for, and exactly linear in the batch between two moments of the step; the
+    resident size is neither.
 
     Returns:
         Peak in bytes on this worker, `None` if the step does not fit on some worker: then no weight
-        was changed. Resident size of this process in bytes, `None` on CUDA and where the system
-        does not tell.
+        was changed. Resident size of this process in bytes, `None` where the system does not tell.
     """
     if bench.device.type == "cuda":
+        release_memory(bench.device)  # what larger batches before have left reserved
         torch.cuda.reset_peak_memory_stats(bench.device)
-        fits = bench.try_step(supply)
-        return (torch.cuda.max_memory_allocated(bench.device) if fits else None), None
+        if not bench.try_step(supply):
+            release_memory(bench.device)
+            return None, None
+        peak = torch.cuda.max_memory_allocated(bench.device)
+        return peak, torch.cuda.max_memory_reserved(bench.device)
     known = _forget_highest_resident()
     if not bench.try_step(supply):
         return None, None

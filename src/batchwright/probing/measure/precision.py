@@ -18,8 +18,6 @@ from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-import torch
-
 from batchwright.distributed.group import Group
 from batchwright.prediction.fit import interval_in_ratio, student_t_975
 from batchwright.probing.bench import SMALLEST_BATCH, Batch, Bench, sides_of
@@ -27,7 +25,7 @@ from batchwright.probing.measure.memory import weigh
 from batchwright.probing.measure.timing import follow, now
 from batchwright.records import Estimate, Job, Precision, PrecisionRatio, PrecisionTime
 from batchwright.workload.data.sources import ImageData
-from batchwright.workload.host import computes_in_bfloat16, free_memory
+from batchwright.workload.host import computes_in_bfloat16, free_memory, release_memory
 
 WORTHWHILE = 0.99
 """bfloat16 is taken where a step takes at most this share of its time in float32. A comparison
@@ -88,8 +86,7 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
     # What is free is looked at next: networks and batches must not be in the way until then.
     del turns, benches
     gc.collect()
-    if group.device.type == "cuda":
-        torch.cuda.empty_cache()
+    release_memory(group.device)
     return Choice(
         "bfloat16" if ratio.value <= WORTHWHILE else "float32",
         tuple(

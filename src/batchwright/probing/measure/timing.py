@@ -28,10 +28,9 @@ def spread(seconds: Sequence[float]) -> tuple[float, float, float]:
 
 def follow(group: Group, number: int) -> int:
     """Rank 0's ``number``: its clock decides for all, so that nobody waits for a lost step."""
-    told = torch.tensor([number if group.rank == 0 else 0], device=group.device)
-    return int(group.sum(told).item())
+    return int(group.sum(torch.tensor([number if group.rank == 0 else 0])).item())
 
 
 def on_any(group: Group, here: bool) -> bool:
     """Whether something is so on any worker."""
-    return bool(group.sum(torch.tensor([int(here)], device=group.device)).item())
+    return bool(group.sum(torch.tensor([int(here)])).item())

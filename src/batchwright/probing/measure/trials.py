@@ -26,6 +26,7 @@ from batchwright.probing.bench import Batch, Bench, Taken, if_it_fits
 from batchwright.probing.commands import RunTrial, ignored
 from batchwright.probing.measure.timing import now
 from batchwright.records import Job, LearningRateRule, Trial
+from batchwright.records.text.formatting import counted
 from batchwright.training.batches.randomness import put_aside, seed_worker
 from batchwright.training.batches.sampler import Step, epoch_order, micro_batches, step_sizes
 from batchwright.training.evaluate.evaluation import (
@@ -71,7 +72,9 @@ def run_trial(
     if command.held_out >= len(images):
         raise JobError(f"a trial cannot hold out {command.held_out} of {len(images)} images")
     if min(command.samples, command.global_batch_size) < least * workers:
-        raise JobError(f"a step of a trial on {workers} worker(s) takes {least * workers} samples")
+        raise JobError(
+            f"a step of a trial on {counted(workers, 'worker')} takes {least * workers} samples"
+        )
     rest, held = images[: -command.held_out], images[-command.held_out :]
     rule = _rule(bench.job, command, batch_norm=batch_norm)
     rate = rule.peak * command.rate_scale

@@ -36,6 +36,7 @@ WIDTH = 100  # of the text, in characters; tables may be wider
 _REMARK = 30  # of the last column of a table that does not fit
 
 Cluster = tuple[int, tuple[KindCount, ...]]
+Size = tuple[int, int, int]  # workers, resolution, global batch
 
 
 def explain(plan: PlanFields, width: int | None = None) -> str:
@@ -78,6 +79,8 @@ def method_words(plan: PlanFields) -> str:
         return plan.method
     steps = plan.job.rebalance_steps
     often = f"every {counted(steps, 'step')} and epoch" if steps else "every epoch"
+    if plan.job.rebalance == "published":
+        often = "every epoch, as published"
     return f"{plan.method}: local batches follow the measured speeds, {often}"
 
 
@@ -95,14 +98,21 @@ def _server_words(rule: ServerRule) -> str:
     )
 
 
-def is_chosen(plan: PlanFields, one: Prediction) -> bool:
-    """Whether a candidate is what one of the plan's stages does."""
-    return any(
-        (one.workers, one.resolution) == (stage.workers, stage.resolution)
-        and one.global_batch_size == stage.global_batch_size
-        and (not one.kinds or one.kinds == plan.kinds)
-        for stage in plan.stages
+def planned_sizes(plan: PlanFields) -> frozenset[Size]:
+    """Workers, resolution and global batch of each of the plan's stages."""
+    return frozenset(
+        (stage.workers, stage.resolution, stage.global_batch_size) for stage in plan.stages
     )
+
+
+def is_chosen(plan: PlanFields, one: Prediction, planned: frozenset[Size] | None = None) -> bool:
+    """Whether a candidate is what one of the plan's stages does.
+
+    Who asks of many candidates gives `planned_sizes` as ``planned``: a plan may have many stages.
+    """
+    size = (one.workers, one.resolution, one.global_batch_size)
+    sizes = planned_sizes(plan) if planned is None else planned
+    return size in sizes and (not one.kinds or one.kinds == plan.kinds)
 
 
 def chosen_candidate(plan: PlanFields) -> Prediction:
@@ -113,23 +123,28 @@ def chosen_candidate(plan: PlanFields) -> Prediction:
 
 def rivals(plan: PlanFields) -> tuple[Prediction, ...]:
     """The candidates that differ from a planned stage in the batch alone."""
+    clusters = {(stage.workers, stage.resolution) for stage in plan.stages}
     return tuple(
         one
         for one in plan.considered
-        if any((one.workers, one.resolution) == (s.workers, s.resolution) for s in plan.stages)
-        and (not one.kinds or one.kinds == plan.kinds)
+        if (one.workers, one.resolution) in clusters and (not one.kinds or one.kinds == plan.kinds)
     )
 
 
-def candidate_words(plan: PlanFields, one: Prediction) -> str:
-    """What there is to say of a candidate: chosen, level with that, a knee, not measured."""
+def candidate_words(
+    plan: PlanFields, one: Prediction, planned: frozenset[Size] | None = None
+) -> str:
+    """What there is to say of a candidate: chosen, level with that, a knee, not measured.
+
+    ``planned`` as in `is_chosen`.
+    """
     knee = any(
         (knee.workers, knee.kinds, knee.resolution, knee.global_batch_size)
         == (one.workers, one.kinds, one.resolution, one.global_batch_size)
         for knee in plan.knees
     )
     words = [
-        ("chosen", is_chosen(plan, one)),
+        ("chosen", is_chosen(plan, one, planned)),
         ("knee", knee),
         ("level", one.level),
         ("frontier", one.frontier),
@@ -145,14 +160,15 @@ def kept_candidates(plan: PlanFields) -> tuple[Prediction, ...]:
     considered = plan.considered
     if len(considered) <= MOST_ROWS:
         return considered
-    told = [(rank, index) for index, one in enumerate(considered) for rank in [_rank(plan, one)]]
+    planned = planned_sizes(plan)
+    told = [(_rank(plan, one, planned), index) for index, one in enumerate(considered)]
     kept = sorted(index for _, index in sorted(told)[:MOST_ROWS])
     return tuple(considered[index] for index in kept)
 
 
-def _rank(plan: PlanFields, one: Prediction) -> int:
+def _rank(plan: PlanFields, one: Prediction, planned: frozenset[Size]) -> int:
     """What to show first where there is no room for all."""
-    words = candidate_words(plan, one).split(", ")
+    words = candidate_words(plan, one, planned).split(", ")
     cluster = (one.workers, one.resolution) == (plan.workers, plan.top_resolution)
     order = ("chosen" in words, cluster, "knee" in words, one.frontier and not one.refused)
     return next((rank for rank, applies in enumerate(order) if applies), len(order))
@@ -218,7 +234,7 @@ def _plain_rows(plan: PlanFields) -> list[list[str]]:
     return [
         ["stage", "epochs", "side", local, "micro-batch", "rate", "s / epoch (95 %)"],
         [
-            "0",
+            "1",
             str(stage.epochs),
             str(stage.resolution),
             local_batches(stage.local_batch_sizes),
@@ -234,7 +250,7 @@ def _stage_columns(plan: PlanFields) -> dict[str, list[str]]:
     stages = plan.stages
     ends = list(accumulate(stage.epochs for stage in stages))
     columns = {
-        "stage": [str(stage.rate_stage) for stage in stages],
+        "stage": [str(stage.rate_stage + 1) for stage in stages],
         "epochs": [f"{stage.epochs} (to {end})" for stage, end in zip(stages, ends, strict=True)],
         "side": [str(stage.resolution) for stage in stages],
         "rate": [f"{stage.learning_rate:.4g}" for stage in stages],

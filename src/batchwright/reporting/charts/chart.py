@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import Literal
 
-Marker = Literal["circle", "square", "diamond", "star", "ring", "none"]
+Marker = Literal["circle", "square", "diamond", "triangle", "star", "ring", "none"]
+
+_FAR = 3.0  # largest over smallest value: on a linear axis the small ones would share a corner
 
 LOOKS: tuple[tuple[str, Marker], ...] = (
     ("blue", "circle"),
@@ -24,9 +26,9 @@ LOOKS: tuple[tuple[str, Marker], ...] = (
 
 
 def look(number: int) -> tuple[str, Marker]:
-    """Style and marker of one of many lines: colours first, then the next marker."""
-    markers: tuple[Marker, ...] = ("circle", "square", "diamond")
-    return LOOKS[number % len(LOOKS)][0], markers[number // len(LOOKS) % len(markers)]
+    """Style and marker of one of many lines: neighbours differ in both, and so do twenty in one."""
+    markers: tuple[Marker, ...] = ("circle", "square", "diamond", "triangle")
+    return LOOKS[number % len(LOOKS)][0], markers[number % len(markers)]
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,14 @@ def log_axis(label: str, values: Iterable[float]) -> Axis:
         if len(ticks) > 1:
             break
     return Axis(label, low, high, ticks, logarithmic=True)
+
+
+def ratio_axis(label: str, values: Iterable[float]) -> Axis:
+    """An axis for values of which ratios matter: logarithmic where they are far apart."""
+    listed = list(values)
+    if listed and min(listed) > 0 and max(listed) > _FAR * min(listed):
+        return log_axis(label, listed)
+    return linear_axis(label, listed)
 
 
 def epochs_axis(epochs: int) -> Axis:

@@ -9,8 +9,10 @@ from batchwright.reporting.charts.chart import Chart, Point, Series, linear_axis
 from batchwright.reporting.data.comparison import ComparedRun, RunComparison
 from batchwright.reporting.data.plan_curves import time_unit
 from batchwright.reporting.data.spending import hourly_price
+from batchwright.reporting.data.worker_curves import spread
 
-_MOST_MARKS = 40  # on one line
+_MOST_MARKS = 12  # on one line: their shapes tell the runs apart, too
+_MOST_POINTS = 300
 
 Place = tuple[int, float, float]  # epoch, seconds, accuracy
 
@@ -64,12 +66,12 @@ def _chart(
         style, marker = look(one.setting)
         points = [
             Point(across(one, at), 100 * at[2], f"{one.name}, epoch {at[0]}: {percent(at[2])}")
-            for at in one.curve
+            for at in spread(one.curve, _MOST_POINTS)
         ]
-        stride = -(-len(points) // _MOST_MARKS)
+        marks = tuple(spread(points, _MOST_MARKS))
         series += [
             Series(one.label, style, tuple(points), "none"),
-            Series(one.label, style, tuple(points[::-1][:: stride or 1]), marker, line=False),
+            Series(one.label, style, marks, marker, line=False),
         ]
     drawn = [point for one in series for point in one.points]
     x = linear_axis(label, [point.x for point in drawn])

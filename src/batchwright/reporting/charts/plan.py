@@ -17,6 +17,7 @@ from batchwright.reporting.charts.chart import (
     Series,
     batch_axis,
     linear_axis,
+    ratio_axis,
 )
 from batchwright.reporting.data.accuracy_curves import AccuracyPicture, AccuracyPoint
 from batchwright.reporting.data.plan_curves import (
@@ -175,7 +176,8 @@ def is_knee(cluster: ClusterCurve, one: CurvePoint) -> bool:
 def accuracy_chart(curves: PlanCurves, picture: AccuracyPicture) -> Chart:
     """Predicted accuracy over training time, a line for each cluster."""
     (second, unit), _ = units_of(curves)
-    x = linear_axis(f"training ({unit})", [picture.seconds / second])
+    drawn = [one.seconds[0] / second for line in picture.lines for one in line]
+    x = ratio_axis(f"training ({unit})", [*drawn, picture.seconds / second])
     low, high = picture.band
     series = []
     for cluster, (style, marker), line in zip(curves.clusters, LOOKS, picture.lines, strict=False):
@@ -243,19 +245,15 @@ def frontier(curves: PlanCurves) -> list[Placed]:
 def pareto_chart(curves: PlanCurves) -> Chart:
     """Cost over time: the frontier as a line with its intervals both ways, the others beside it."""
     (second, unit), (worth, currency) = units_of(curves)
-    # What lies far out would press the foot of the curves, which matters, into a corner.
-    right, top = (top_of(curves, quantity) for quantity in ("seconds", "cost"))
     best = frontier(curves)
-
-    def inside(one: CurvePoint) -> bool:
-        return one.seconds[0] <= right and one.cost[0] <= top
+    on_it = {id(one) for _, one in best}
 
     def at(one: CurvePoint, title: str = "") -> Point:
         return Point(one.seconds[0] / second, one.cost[0] / worth, title)
 
     def candidate(cluster: ClusterCurve, one: CurvePoint) -> Point:
         words = _pareto_words(cluster, one)
-        if (cluster, one) not in best:
+        if id(one) not in on_it:
             return at(one, words)
         (_, left, until), (_, low, high) = one.seconds, one.cost
         return replace(
@@ -264,11 +262,11 @@ def pareto_chart(curves: PlanCurves) -> Chart:
             up=(low / worth, high / worth),
         )
 
-    line = tuple(at(one) for _, one in best if inside(one))
+    line = tuple(at(one) for _, one in best)
     series = [Series("frontier: none is better in both", "grey", line, "none")]
     chosen: list[Point] = []
     for cluster, (style, marker) in zip(curves.clusters, LOOKS, strict=False):
-        ones = [one for one in cluster.points if inside(one)]
+        ones = cluster.points
         for name, colour, refused in ((cluster.label, style, False), ("refused", "hollow", True)):
             points = tuple(candidate(cluster, o) for o in ones if bool(o.refused) is refused)
             series.append(Series(name, colour, points, marker, line=False))
@@ -276,8 +274,12 @@ def pareto_chart(curves: PlanCurves) -> Chart:
         series.append(Series("knee", style, knees, "star", line=False))
         chosen += [at(o, f"chosen: {_pareto_words(cluster, o)}") for o in ones if o.chosen]
     series.append(Series("chosen", "ink", tuple(chosen), "ring", line=False))
-    x = linear_axis(f"training ({unit})", [right / second])
-    y = linear_axis(f"cost ({currency})", [top / worth])
+    # Candidates are many times as long as each other: what is twice as long is as far everywhere.
+    drawn = [point for one in series for point in one.points]
+    ends = [end for point in drawn for end in (point.x, *(point.across or ()))]
+    x = ratio_axis(f"training ({unit})", ends)
+    ends = [end for point in drawn for end in (point.y, *(point.up or ()))]
+    y = ratio_axis(f"cost ({currency})", ends)
     return Chart("Cost over time: every candidate", x, y, series)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from batchwright.records import EpochRecord, RunSummary
 from batchwright.records.text.formatting import in_seconds, number
-from batchwright.records.text.plan_text import is_chosen, rivals
+from batchwright.records.text.plan_text import is_chosen, planned_sizes, rivals
 from batchwright.reporting.charts.chart import (
     Axis,
     Band,
@@ -34,7 +34,10 @@ from batchwright.reporting.data.reading import (
     training_clock,
     training_words,
 )
-from batchwright.reporting.data.worker_curves import worker_curves
+from batchwright.reporting.data.worker_curves import most_different, spread, worker_curves
+
+_MOST_POINTS = 200  # over the epochs: more would hide each other
+_MOST_BARS = 16  # workers
 
 _SIDES: tuple[tuple[str, Marker], ...] = (  # resolutions, low to high
     ("blue", "circle"),
@@ -48,9 +51,9 @@ def candidates_chart(summary: RunSummary) -> Chart | None:
     """Predicted seconds of the plan's own cluster, the measured point on top."""
     plan = summary.plan
     considered = rivals(plan)
-    if not considered:
+    if len(considered) < 2:  # one point is no curve; its figures stand in the table
         return None
-    measured = measured_word(summary)
+    measured, planned = measured_word(summary), planned_sizes(plan)
     sides = sorted({one.resolution for one in considered})
     series, bands = [], []
     for at, side in enumerate(sides):
@@ -75,7 +78,7 @@ def candidates_chart(summary: RunSummary) -> Chart | None:
     chosen = tuple(
         Point(one.global_batch_size, one.epoch_seconds.value, "chosen")
         for one in considered
-        if is_chosen(plan, one)
+        if is_chosen(plan, one, planned)
     )
     found = tuple(
         Point(
@@ -83,18 +86,18 @@ def candidates_chart(summary: RunSummary) -> Chart | None:
             one.measured,
             f"{number(one.measured)} s {measured}",
         )
-        for one in comparisons(summary)
+        for one in spread(comparisons(summary), _MOST_POINTS)
         if one.measured is not None
     )
     series += [
         Series("chosen", "ink", chosen, "ring", line=False),
         Series(f"{measured} (median)", "red", found, "diamond", line=False),
     ]
-    planned = [stage.global_batch_size for stage in plan.stages]
-    batches = [*(one.global_batch_size for one in considered), *planned]
+    own = list(dict.fromkeys(stage.global_batch_size for stage in plan.stages))
+    batches = [*(one.global_batch_size for one in considered), *own]
     return Chart(
         "Epoch time against global batch",
-        batch_axis("global batch (samples per step)", batches, planned),
+        batch_axis("global batch (samples per step)", batches, own),
         linear_axis(f"{simulated_word(summary)}seconds per epoch", heights(series, bands)),
         series,
         bands,
@@ -102,9 +105,10 @@ def candidates_chart(summary: RunSummary) -> Chart | None:
 
 
 def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> Chart | None:
-    """Measured seconds of each epoch over the predicted interval of its stage.
+    """Measured seconds of the epochs over what was predicted for the median one of their stage.
 
-    The one in progress, ``now``, is drawn as long as it would take at its pace so far.
+    A single epoch may lie outside that interval: what it is to hold is their median, a line across
+    the stage. The epoch in progress, ``now``, is drawn as long as it would take at its pace so far.
     """
     expected = now.expected_seconds if now else None
     if not summary.epochs and expected is None:
@@ -118,7 +122,7 @@ def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> Chart | No
                 epoch.training_seconds,
                 f"epoch {epoch.epoch + 1}: {number(epoch.training_seconds)} {clock}s",
             )
-            for epoch in summary.epochs
+            for epoch in spread(summary.epochs, _MOST_POINTS)
             if epoch.whole is whole
         )
         series.append(Series(f"{measured}{resumed}", style, points, "diamond", line=False))
@@ -127,13 +131,16 @@ def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> Chart | No
         going = (Point(now.epoch + 1, expected, words),)
         series.append(Series("in progress, by its pace", "ink", going, "ring", line=False))
     bands, first = [], 0.5
-    for stage in summary.plan.stages:
+    for stage, one in zip(summary.plan.stages, comparisons(summary), strict=True):
         predicted, last = stage.predicted_epoch_seconds, first + stage.epochs
         if predicted is not None:
             span = ((first, predicted.low, predicted.high), (last, predicted.low, predicted.high))
-            bands.append(Band("predicted, 95 % interval", "blue", span))
+            bands.append(Band("95 % interval of the median", "blue", span))
             ends = tuple(Point(at, predicted.value) for at in (first, last))
-            series.insert(0, Series("predicted", "blue", ends, "none"))
+            series.insert(0, Series("predicted median", "blue", ends, "none"))
+        if one.measured is not None:
+            ends = tuple(Point(at, one.measured) for at in (first, last))
+            series.append(Series(f"{measured} median", "red", ends, "none"))
         first = last
     return Chart(
         "Epoch by epoch",
@@ -149,8 +156,10 @@ def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
 
     What was predicted of accuracy is drawn up to the plan's end, as far as it was.
     """
-    epochs, clock = summary.epochs, training_clock(summary)
-    labels = [f"{e.epoch + 1}\n{number(s)} s" for e, s in zip(epochs, clock, strict=True)]
+    timed = list(zip(summary.epochs, training_clock(summary), strict=True))
+    timed = spread(timed, _MOST_POINTS)
+    epochs = [epoch for epoch, _ in timed]
+    labels = [f"{e.epoch + 1}\n{number(s)} s" for e, s in timed]
     x = Axis(
         f"epoch, and {simulated_word(summary)}seconds of training by its end",
         min(0.5, epochs[0].epoch + 0.5),
@@ -165,6 +174,7 @@ def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
     right = [_over_epochs(epochs, "held-out accuracy (%)", "green", "square", shares)]
     bands, wide = [], x
     told = [(at, one) for at, one in enumerate(summary.plan.epoch_accuracy, 1) if one is not None]
+    told = spread(told, _MOST_POINTS)
     if told:
         edges = tuple((at, 100 * one.low, 100 * one.high) for at, one in told)
         bands = [Band("predicted, 95 % interval", "blue", edges)]
@@ -172,7 +182,7 @@ def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
         right.insert(0, Series("predicted", "blue", line, "none"))
         last = float(summary.plan.epochs)
         if epochs[-1].epoch + 1 < last:
-            room = max(1, 6 * len(epochs) // summary.plan.epochs)
+            room = max(1, 6 * (epochs[-1].epoch + 1) // summary.plan.epochs)
             ticks = tuple(
                 (epochs[i].epoch + 1.0, labels[i])
                 for i in evenly(range(len(epochs)), room)
@@ -188,6 +198,33 @@ def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
         Chart("Loss", x, linear_axis("mean loss", heights(losses)), losses),
         Chart("Held-out accuracy", wide, y, right, bands),
     )
+
+
+def track_charts(summary: RunSummary) -> list[Chart]:
+    """Gradient norm and largest eigenvalue over the epochs, as far as ``track`` asked for them."""
+    epochs = summary.epochs
+    drawn = []
+    for name, title, label, style, values in (
+        (
+            "gradient norm",
+            "Gradient norm",
+            "norm of the gradient",
+            "purple",
+            [one.gradient_norm for one in epochs],
+        ),
+        (
+            "largest eigenvalue",
+            "Largest eigenvalue of the Hessian",
+            "eigenvalue",
+            "red",
+            [one.hessian_eigenvalue for one in epochs],
+        ),
+    ):
+        if any(value is not None for value in values):
+            line = [_over_epochs(epochs, name, style, "diamond", values)]
+            x = epochs_axis(summary.plan.epochs)
+            drawn.append(Chart(title, x, linear_axis(label, heights(line)), line))
+    return drawn
 
 
 def _over_epochs(
@@ -208,7 +245,7 @@ def _over_epochs(
 def time_chart(summary: RunSummary) -> Lanes:
     """Where each worker's time went, a bar as long as the wall time for each."""
     lanes = []
-    for one in worker_curves(summary):
+    for one in most_different(worker_curves(summary), _MOST_BARS):
         boxes, start = [], 0.0
         for name, seconds in accounting(summary, one):
             words = f"{one.label}, {name}: {training_words(summary, seconds)}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, groupby
 
 from batchwright.records import EpochRecord, Plan, RateSchedule
+from batchwright.records.lines.run_lines import StepLine
 from batchwright.records.text.formatting import number
 from batchwright.reporting.charts.chart import (
     Axis,
@@ -19,11 +20,12 @@ from batchwright.reporting.charts.chart import (
     log_axis,
     plan_axis,
 )
-from batchwright.reporting.data.live_run import RunLines, amount, whole
+from batchwright.reporting.data.live_run import RunLines
 from batchwright.reporting.data.round_curves import large_workers
 from batchwright.reporting.data.worker_curves import spread
 
 _MOST_POINTS = 120  # of one line
+_MOST_SHADES = 40
 _SPAN = 30.0  # of the rates shown: beyond that a file's axis is logarithmic
 
 Curves = Sequence[tuple[str, Sequence[float]]]  # name, and a value for each row of the plan
@@ -46,6 +48,12 @@ def stage_charts(plan: Plan, epochs: Sequence[EpochRecord] = ()) -> list[Chart]:
         dropout = [("dropout", [row.dropout for row in rows])]
         charts.append(_by_row(plan, "Dropout", "share", dropout))
     return charts
+
+
+def changes(values: Iterable[float]) -> bool:
+    """Whether values are worth a chart: a constant is said in a word."""
+    listed = list(values)
+    return bool(listed) and max(listed) - min(listed) > 1e-9 * abs(max(listed))
 
 
 def rate_stages(plan: Plan) -> list[tuple[int, int]]:
@@ -95,7 +103,7 @@ def _rates(plan: Plan, epochs: Sequence[EpochRecord]) -> Chart:
             one.learning_rate,
             f"epoch {one.epoch + 1}: rate {one.learning_rate:.4g}",
         )
-        for one in epochs
+        for one in spread(epochs, _MOST_POINTS)
         if one.learning_rate > 0
     )
     marks = Series("at the end of each epoch", "red", trained, "diamond", line=False)
@@ -121,7 +129,10 @@ def _lines(spans: Sequence[tuple[int, int]], curves: Curves) -> list[Series]:
 
 
 def _shades(stages: Iterable[tuple[int, int]], y: Axis) -> list[Band]:
-    """Every other stage of the learning rate."""
+    """Every other stage of the learning rate; of very many they would be one grey."""
+    stages = list(stages)
+    if len(stages) > _MOST_SHADES:
+        return []
     return [
         Band(f"stage {at} of the rate", "grey", tuple((end, y.low, y.high) for end in ends))
         for at, ends in enumerate(stages, 1)
@@ -198,7 +209,7 @@ def rate_chart(
         for one in schedule.points
         if one.what
     )
-    trained = _over_steps(plan, lines, "lr", lambda value: f"rate {value:.4g}")
+    trained = _over_steps(plan, lines, lambda line: line.learning_rate, "rate {:.4g}".format)
     trained += [
         Point(
             one.epoch + 1,
@@ -238,13 +249,12 @@ def planned_chart(
 def speed_chart(plan: Plan, epochs: Sequence[EpochRecord], lines: RunLines) -> Chart | None:
     """Images per second, of the steps where they are told, and of whole epochs."""
     of_steps = _over_steps(
-        plan, lines, "throughput/samples_per_sec", lambda value: f"{number(value)} images/s"
+        plan, lines, lambda line: line.samples_per_second, lambda value: f"{number(value)} images/s"
     )
     of_epochs = [
         Point(one.epoch + 0.5, speed, f"epoch {one.epoch + 1}: {number(speed)} images/s")
         for one in epochs
-        if one.training_seconds
-        for speed in [one.samples / one.training_seconds]
+        if (speed := one.samples_per_second) is not None
     ]
     if not of_steps and not of_epochs:
         return None
@@ -256,17 +266,22 @@ def speed_chart(plan: Plan, epochs: Sequence[EpochRecord], lines: RunLines) -> C
     return Chart("Speed", plan_axis(plan.epochs), y, series)
 
 
-def _over_steps(plan: Plan, lines: RunLines, key: str, say: Callable[[float], str]) -> list[Point]:
+def _over_steps(
+    plan: Plan,
+    lines: RunLines,
+    value_of: Callable[[StepLine], float],
+    say: Callable[[float], str],
+) -> list[Point]:
     """A value of the step lines, over the epochs since the start of the run."""
-    found = []
-    for line in lines.steps:
-        epoch, step, steps = (whole(line, name) for name in ("epoch", "step", "steps"))
-        value = amount(line, key)
-        if epoch is None or step is None or not steps or epoch >= plan.epochs or value is None:
-            continue
-        words = f"epoch {epoch + 1}, step {line['step']}: {say(value)}"
-        found.append(Point(epoch + min(1.0, step / steps), value, words))
-    return found
+    return [
+        Point(
+            line.epoch + min(1.0, line.step / line.steps),
+            value_of(line),
+            f"epoch {line.epoch + 1}, step {line.step}: {say(value_of(line))}",
+        )
+        for line in lines.steps
+        if line.steps and line.epoch < plan.epochs
+    ]
 
 
 def _thinned(points: Sequence[Point]) -> tuple[Point, ...]:

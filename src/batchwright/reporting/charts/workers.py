@@ -39,6 +39,9 @@ from batchwright.reporting.data.worker_curves import (
 
 MOST_PANELS = 16
 _MOST_MARKS = 24  # on one line: more would hide it
+_MOST_POINTS = 160  # of one line over the epochs
+_MOST_STEPS = 800
+_MOST_LINES = 40  # of one worker: a new one after each gap
 
 _Look = tuple[WorkerCurve, str, Marker]
 
@@ -51,14 +54,18 @@ def batches_chart(curves: Sequence[WorkerCurve]) -> Chart:
     looks = _looks(curves)
     series: list[Series] = []
     for one, style, marker in looks:
-        for line in step_lines(one.shares):
-            points = tuple(Point(at, size) for at, size in line)
+        for line in spread(step_lines(one.shares), _MOST_LINES):
+            points = tuple(Point(at, size) for at, size in spread(line, _MOST_STEPS))
             series.append(Series(one.label, style, points, "none"))
         marks = tuple(_change(one, at) for at in spread(changes(one.shares), _MOST_MARKS))
         series.append(Series(one.label, style, marks, marker, line=False))
     sizes = [float(share.local_batch_size) for one in curves for share in one.shares]
     ends = [
-        [(at, float(s.local_batch_size)) for s in one.shares for at in (s.start, s.end)]
+        [
+            (at, float(s.local_batch_size))
+            for s in spread(one.shares, _MOST_POINTS)
+            for at in (s.start, s.end)
+        ]
         for one in curves
     ]
     y = linear_axis("samples per step", sizes)
@@ -89,13 +96,16 @@ def part_chart(part: Part, title: str, curves: Sequence[WorkerCurve], clock: str
                     epoch.seconds(part),
                     f"{one.label}, epoch {epoch.epoch + 1}: {number(epoch.seconds(part))} {clock}s",
                 )
-                for epoch in one.epochs
+                for epoch in spread(one.epochs, _MOST_POINTS)
             ),
             marker,
         )
         for one, style, marker in looks
     ]
-    places = [[(one.epoch + 0.5, one.seconds(part)) for one in each.epochs] for each in curves]
+    places = [
+        [(one.epoch + 0.5, one.seconds(part)) for one in spread(each.epochs, _MOST_POINTS)]
+        for each in curves
+    ]
     y = linear_axis(f"{clock}seconds per epoch", [high for ones in places for _, high in ones])
     return Chart(title, _epochs(curves), y, series, _band(looks, places))
 

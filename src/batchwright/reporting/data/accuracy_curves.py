@@ -66,14 +66,14 @@ def accuracy_picture(curves: PlanCurves) -> AccuracyPicture | None:
     if len(drawn) < 2 or not allowed:
         return None
     best = _best(allowed)
-    named = _named(drawn, best, right)
+    named, best_ones = ({id(one) for one in ones} for ones in (_named(drawn, best, right), best))
     top = best[-1].accuracy[0]
     steps = [(best[0].seconds[0], best[0].accuracy[0])]
     for one in best[1:]:
         steps += [(one.seconds[0], steps[-1][1]), (one.seconds[0], one.accuracy[0])]
     return AccuracyPicture(
         lines=tuple(
-            tuple(replace(one, best=one in best, named=one in named) for one in line)
+            tuple(replace(one, best=id(one) in best_ones, named=id(one) in named) for one in line)
             for line in lines
         ),
         frontier=(*steps, (right, top)),

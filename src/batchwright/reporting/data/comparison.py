@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +111,7 @@ def compared(summaries: Sequence[RunSummary]) -> RunComparison:
 def comparison_rows(told: RunComparison) -> list[list[str]]:
     """The runs in words: head first, then a row for each."""
     common = "common accuracy" if told.common is None else percent(told.common)
-    rows = [["run", "method", "workers", "global batch", "local batch", "epochs"]]
+    rows = [["run", "method", "global batch", "workers x local", "epochs"]]
     rows[0] += ["last", "best", "training", f"to {common}"]
     for one in told.runs:
         summary, plan = one.summary, one.summary.plan
@@ -121,10 +120,9 @@ def comparison_rows(told: RunComparison) -> list[list[str]]:
             [
                 one.name,
                 plan.method,
-                str(plan.workers),
                 range_words(stage.global_batch_size for stage in plan.stages),
-                local_range(plan),
-                str(len(summary.epochs)),
+                f"{plan.workers} x {local_range(plan)}",
+                done_words(summary),
                 _share(summary.accuracy),
                 _share(best.top1 if best else None),
                 training_words(summary, one.seconds),
@@ -135,24 +133,37 @@ def comparison_rows(told: RunComparison) -> list[list[str]]:
 
 
 def setting_rows(told: RunComparison) -> list[list[str]]:
-    """Settings with several runs: mean and ends of the last accuracy; the head alone if none."""
+    """Settings with several runs that have ended: mean and ends of the last accuracy; else the head
+    alone. A run that goes on, or stopped early, would pull them down.
+    """
     rows = [["setting", "runs", "mean of last", "lowest", "highest", "training, mean"]]
-    for setting, count in sorted(Counter(one.setting for one in told.runs).items()):
-        ones = [one for one in told.runs if one.setting == setting]
+    for setting in sorted({one.setting for one in told.runs}):
+        ones = [one for one in told.runs if one.setting == setting and one.summary.ended]
         lasts = [one.summary.accuracy for one in ones]
         known = [last for last in lasts if last is not None]
-        if count < 2 or not known:
+        if len(ones) < 2 or not known:
             continue
         clock = " simulated" if ones[0].summary.simulated else ""
         rows.append(
             [
                 ones[0].label,
-                str(count),
+                str(len(ones)),
                 *(percent(value) for value in (fmean(known), min(known), max(known))),
                 f"{duration(fmean(one.seconds for one in ones))}{clock}",
             ]
         )
     return rows
+
+
+def done_words(summary: RunSummary) -> str:
+    """How many epochs a run has done, of how many where it has not ended."""
+    done = summary.epochs[-1].epoch + 1 if summary.epochs else 0
+    return f"{done:,}" if summary.ended else f"{done:,} of {summary.plan.epochs:,}"
+
+
+def unended(told: RunComparison) -> list[str]:
+    """Names of the runs that have not trained all their epochs."""
+    return [one.name for one in told.runs if not one.summary.ended]
 
 
 def _share(value: float | None) -> str:

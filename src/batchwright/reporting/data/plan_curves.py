@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 
 from batchwright.records import Estimate, KindCount, Knee, Plan, Prediction, Profile, StepTime
-from batchwright.records.text.plan_text import cluster_words, is_chosen
+from batchwright.records.text.plan_text import Size, cluster_words, is_chosen, planned_sizes
 from batchwright.reporting.data.worker_curves import spread
 
 MOST_CURVES = 5  # as many as are told apart, by colour and by eye
@@ -201,7 +201,8 @@ def _worth_showing(
     """The chosen cluster, the extremes, and as many between them as are told apart."""
     rising = sorted(groups, key=lambda key: (key[0], cluster_words(*key)))
     curves = [key for key in rising if len(groups[key]) > 1] or rising
-    chosen = [key for key in rising if any(is_chosen(plan, one) for one in groups[key])]
+    planned = planned_sizes(plan)
+    chosen = [key for key in rising if any(is_chosen(plan, one, planned) for one in groups[key])]
     room = MOST_CURVES - len([key for key in chosen if key not in curves])
     kept = {*chosen, *spread(curves, room)}
     while len(kept) > MOST_CURVES:
@@ -222,7 +223,8 @@ def _curve(
 ) -> ClusterCurve:
     considered = sorted(considered, key=lambda one: one.global_batch_size)
     first = considered[0]
-    points = tuple(_point(plan, one, priced=priced) for one in considered)
+    planned = planned_sizes(plan)
+    points = tuple(_point(plan, one, planned, priced=priced) for one in considered)
     return ClusterCurve(
         label=cluster_words(first.workers, first.kinds),
         workers=first.workers,
@@ -248,7 +250,7 @@ def _range(estimate: Estimate) -> Range:
     return estimate.value, estimate.low, estimate.high
 
 
-def _point(plan: Plan, one: Prediction, *, priced: bool) -> CurvePoint:
+def _point(plan: Plan, one: Prediction, planned: frozenset[Size], *, priced: bool) -> CurvePoint:
     seconds = _training(plan, one)
     cost = one.cost if priced and one.cost else _times(seconds, one.workers / 3600)
     return CurvePoint(
@@ -256,7 +258,7 @@ def _point(plan: Plan, one: Prediction, *, priced: bool) -> CurvePoint:
         local_batch_size=one.local_batch_size,
         seconds=_range(seconds),
         cost=_range(cost),
-        chosen=is_chosen(plan, one),
+        chosen=is_chosen(plan, one, planned),
         extrapolated=one.extrapolated,
         assumed=one.assumed,
         frontier=one.frontier,

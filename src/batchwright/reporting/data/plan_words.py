@@ -16,7 +16,7 @@ def stage_rows(plan: Plan) -> list[tuple[str, list[str]]]:
     stages = plan.stages
     several = len({stage.rate_stage for stage in stages}) > 1
     rows = [
-        ("stage", [str(index) for index in range(len(stages))]),
+        ("stage", [str(number) for number in range(1, len(stages) + 1)]),
         ("epochs", [str(stage.epochs) for stage in stages]),
         ("of the rate", [str(stage.rate_stage + 1) for stage in stages] if several else []),
         ("resolution", [f"{stage.resolution} px" for stage in stages]),
@@ -49,6 +49,8 @@ def split_rows(plan: Plan) -> tuple[list[tuple[str, str]], list[list[str]]]:
     return common, [[_SHORT.get(word, word) for word, _ in kept], *rows]
 
 
+_MOST_TOLD = 4  # numbers in one cell
+
 _SHORT = {
     "of the rate": "rate stage",
     "learning rate": "rate",
@@ -70,9 +72,9 @@ def batch_word(plan: Plan) -> str:
 
 
 def stage_word(plan: Plan, index: int) -> str:
-    """A stage by its number, with the resolution if there are several."""
+    """A stage by its number, counted from one, with the resolution if there are several."""
     several = len({stage.resolution for stage in plan.stages}) > 1
-    return f"{index}: {plan.stages[index].resolution} px" if several else str(index)
+    return f"{index + 1}: {plan.stages[index].resolution} px" if several else str(index + 1)
 
 
 def decided_words(plan: Plan) -> str:
@@ -120,10 +122,12 @@ def _augmentation(stage: Stage) -> str:
 
 
 def _distinct(values: tuple[float, ...], spec: str) -> str:
-    """Numbers of neighbours without repeats; empty if there are none."""
+    """Numbers of neighbours without repeats, of many the ends; empty if there are none."""
+    runs = [(value, len(list(same))) for value, same in groupby(values)]
+    if len(runs) > _MOST_TOLD:
+        return f"{min(values):{spec}} to {max(values):{spec}}"
     return " + ".join(
-        f"{count} x {value:{spec}}" if count > 1 else f"{value:{spec}}"
-        for value, count in ((v, len(list(same))) for v, same in groupby(values))
+        f"{count} x {value:{spec}}" if count > 1 else f"{value:{spec}}" for value, count in runs
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean, median
 
-from batchwright.records import Check, EpochRecord, Estimate, RunSummary
+from batchwright.records import Check, EpochRecord, Estimate, RunSummary, Stage
 from batchwright.records.run import reached_epoch
 from batchwright.records.text.formatting import (
     counted,
@@ -126,6 +128,9 @@ def _mean_seconds(summary: RunSummary, part: Part, worker: WorkerCurve | None) -
 
 # -------------------------------------------------------------------- predicted against measured
 
+_MANY_TIMES = 1.5
+"""From this ratio on either way, what was measured is so many times what was predicted."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -142,18 +147,18 @@ class Comparison:
     is_share: bool = False
 
     @property
-    def error_percent(self) -> float | None:
-        """100 (predicted - measured) / measured; negative if the prediction was too low."""
-        if self.predicted is None or not self.measured:
+    def ratio(self) -> float | None:
+        """Measured over predicted: above 1 it took more than was predicted."""
+        if self.predicted is None or self.measured is None or not self.predicted.value:
             return None
-        return 100 * (self.predicted.value - self.measured) / self.measured
+        return self.measured / self.predicted.value
 
     @property
     def points(self) -> float | None:
-        """100 (predicted - measured), of shares."""
+        """100 (measured - predicted), of shares."""
         if self.predicted is None or self.measured is None:
             return None
-        return 100 * (self.predicted.value - self.measured)
+        return 100 * (self.measured - self.predicted.value)
 
     @property
     def inside(self) -> bool | None:
@@ -162,46 +167,58 @@ class Comparison:
             return None
         return self.predicted.low <= self.measured <= self.predicted.high
 
-    @property
-    def direction(self) -> str:
-        """Which way the prediction erred."""
-        return "too low" if (self.error_percent or 0.0) < 0 else "too high"
+    def against(self, more: str = "more", less: str = "less") -> str:
+        """What was measured, counted from what was predicted: `5.3 % more`, `2.4 times as long`."""
+        if self.predicted is None:
+            return "nothing was predicted"
+        if self.is_share and self.points is not None:
+            return f"{abs(self.points):.1f} points {less if self.points < 0 else more}"
+        if self.ratio is None:
+            return "nothing was measured"
+        if not 1 / _MANY_TIMES < self.ratio < _MANY_TIMES:
+            much = {"longer": "long", "shorter": "long"}.get(more, "much")
+            return f"{number(self.ratio)} times as {much}"
+        return f"{100 * abs(self.ratio - 1):.1f} % {less if self.ratio < 1 else more}"
 
     @property
     def verdict(self) -> str:
-        """How right the prediction was, in a few words."""
-        error = self.error_percent
-        if self.predicted is None:
-            return "nothing was predicted"
-        if self.is_share and self.measured is not None:
-            error = self.points
-        if error is None:
-            return "nothing was measured"
-        off = f"{abs(error):.1f} {'points' if self.is_share else '%'}"
-        where = "inside" if self.inside else "outside"
-        return f"{off} {self.direction}, {where} the 95 % interval"
+        """How right the prediction was, in a few words: `5.3 % more, inside the 95 % interval`."""
+        told = self.against()
+        if self.inside is None:
+            return told
+        return f"{told}, {'inside' if self.inside else 'outside'} the 95 % interval"
 
 
 def memory_comparisons(summary: RunSummary) -> list[Comparison]:
     """Peak tensor bytes of the worker that took the most, one comparison per stage of the plan."""
     found = []
-    for index, stage in enumerate(summary.plan.stages):
-        peaks = [
-            worker.peak_bytes
-            for epoch in summary.epochs
-            if summary.plan.stage_of(epoch.epoch) == index
-            for worker in epoch.workers
-            if worker.peak_bytes
-        ]
+    for index, (stage, epochs) in enumerate(_stages(summary)):
+        peaks = [one.peak_bytes for epoch in epochs for one in epoch.workers if one.peak_bytes]
         peak = max(peaks, default=None)
         found.append(Comparison(index, stage.predicted_bytes, peak, None, None))
     return found
 
 
+def _stages(summary: RunSummary) -> list[tuple[Stage, list[EpochRecord]]]:
+    """Each stage of the plan with the epochs that were trained by it."""
+    ends = list(accumulate(stage.epochs for stage in summary.plan.stages))
+    found: list[list[EpochRecord]] = [[] for _ in ends]
+    for epoch in summary.epochs:
+        if epoch.epoch < ends[-1]:
+            found[bisect_right(ends, epoch.epoch)].append(epoch)
+    return list(zip(summary.plan.stages, found, strict=True))
+
+
 def accuracy_comparison(summary: RunSummary) -> Comparison:
-    """Held-out accuracy after the last epoch: of the plan, or the one that reached its target."""
+    """Held-out accuracy after the last epoch: of the plan, or the one that reached its target.
+
+    Where a run went on for more epochs than were planned, it is that after the planned ones.
+    """
     plan, chosen = summary.plan, summary.plan.chosen
     told, epochs = plan.epoch_accuracy, len(summary.epochs)
+    if 0 < len(told) < epochs:
+        measured = summary.epochs[len(told) - 1].top1
+        return Comparison(0, told[-1], measured, None, None, is_share=True)
     early = ended_at_its_target(summary) and 0 < epochs <= len(told)
     reached = summary.accuracy if early or epochs == plan.epochs else None
     at_end = told[epochs - 1 if early else -1] if told else None
@@ -237,7 +254,7 @@ def accuracy_words(summary: RunSummary) -> str:
     inside = sum(bool(one.inside) for one in told.values())
     return (
         f"Accuracy lay inside its predicted interval in {inside} of {counted(len(told), 'epoch')}; "
-        f"furthest off, after epoch {worst + 1}, the prediction was {told[worst].verdict}."
+        f"furthest off, after epoch {worst + 1}, it was {told[worst].verdict}."
     )
 
 
@@ -247,7 +264,7 @@ def learnt_words(summary: RunSummary) -> str:
     if reached.inside is not False:
         return ""
     return (
-        f"The predicted accuracy was {reached.verdict}. A later plan learns from this run with "
+        f"Accuracy was {reached.verdict} of the prediction. A later plan learns from this run with "
         "`batchwright plan PROFILE.json --run RUN`; its choice then rests on the held-out images, "
         "too, so accuracy on them is no longer that on unseen ones."
     )
@@ -281,12 +298,8 @@ def comparisons(summary: RunSummary) -> list[Comparison]:
     pays for what is done once), as in `RunSummary.measured_epoch_seconds`.
     """
     found = []
-    for index, stage in enumerate(summary.plan.stages):
-        seconds = [
-            epoch.training_seconds
-            for epoch in summary.epochs
-            if epoch.whole and summary.plan.stage_of(epoch.epoch) == index
-        ]
+    for index, (stage, epochs) in enumerate(_stages(summary)):
+        seconds = [epoch.training_seconds for epoch in epochs if epoch.whole]
         steady = seconds[1:] or seconds
         found.append(
             Comparison(
@@ -317,7 +330,7 @@ def compared_rows(summary: RunSummary) -> list[list[str]]:
             one.verdict.replace("the 95 % interval", "the interval"),
         ]
 
-    head = ["figure", "predicted (95 %)", measured, "the prediction was"]
+    head = ["figure", "predicted (95 %)", measured, f"{measured} was"]
     times = [
         row("seconds per epoch", one, in_seconds(one.predicted), number)
         for one in comparisons(summary)
@@ -337,20 +350,19 @@ def compared_rows(summary: RunSummary) -> list[list[str]]:
 
 
 def pace_words(summary: RunSummary) -> tuple[str, str]:
-    """How right the predicted seconds per epoch were: in a word or two, and with the figures."""
+    """The measured epoch against the predicted one: in a word or two, and with the figures."""
     whole = overall(summary)
     if whole.predicted is None:
         return whole.verdict, "the plan holds no prediction"
     predicted = f"{number(whole.predicted.value)} s an epoch predicted"
     if whole.measured is None:
         return whole.verdict, predicted
-    told = f"{predicted}, {number(whole.measured)} s {measured_word(summary)}"
+    told = f"{predicted}, {number(whole.measured)} s {measured_word(summary)} (median)"
     if summary.simulated:
         return "not tested", f"{told} from the same step times"
     mean = ", mean of all stages" if len(summary.plan.stages) > 1 else ""
     inside = "inside" if whole.inside else "outside"
-    error = abs(whole.error_percent or 0.0)
-    return f"{error:.1f} % {whole.direction}", f"{told}{mean}, {inside} the 95 % interval"
+    return whole.against("longer", "shorter"), f"{told}{mean}, {inside} the 95 % interval"
 
 
 def overall(summary: RunSummary) -> Comparison:

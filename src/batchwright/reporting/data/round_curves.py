@@ -16,6 +16,8 @@ ROUND_PARTS: tuple[RoundPart, ...] = ("large", "small", "wait", "exchange", "eva
 
 MOST_ROUNDS = 8  # of one worker that a timeline shows one by one
 
+_MOST_MARKS = 10_000
+
 _SHORT = 1 - 1e-6  # of the usual update factor: a round that ends with an epoch may be cut short
 
 
@@ -137,11 +139,12 @@ def marks(summary: RunSummary) -> list[Mark]:
     That need not be the last on record: those that end at one barrier are there in rank order.
     """
     plan, committed, over = summary.plan, 0, 0.0
+    most = min(plan.epochs, _MOST_MARKS)
     found: list[Mark] = []
     for one in one_clock(summary.rounds):
         committed += one.samples
         over = max(over, one.start + one.compute_seconds + one.exchange_seconds)
-        while (len(found) + 1) * plan.data.train_samples <= committed:
+        while len(found) < most and (len(found) + 1) * plan.data.train_samples <= committed:
             epoch = len(found) + 1
             found.append(Mark(over, epoch, _row_words(plan, epoch)))
     return found

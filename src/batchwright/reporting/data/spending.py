@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchwright.records import Estimate, Plan, RunSummary
-from batchwright.records.text.plan_text import is_chosen
+from batchwright.records.text.plan_text import is_chosen, planned_sizes
 from batchwright.reporting.data.live_run import EpochNow
 from batchwright.reporting.data.reading import overall
 
@@ -77,8 +77,10 @@ def hourly_price(plan: Plan) -> tuple[float, bool]:
 def _planned(plan: Plan) -> Estimate | None:
     """Seconds of the whole training: of one row as predicted, of several the sum of theirs."""
     if len(plan.stages) == 1:
-        chosen = next((one for one in plan.considered if is_chosen(plan, one)), None)
-        if chosen is not None and chosen.train_seconds is not None:
+        planned = planned_sizes(plan)
+        chosen = next((one for one in plan.considered if is_chosen(plan, one, planned)), None)
+        # A run that went on for more epochs is told of by these.
+        if chosen and chosen.train_seconds and chosen.trained_epochs in (None, plan.epochs):
             return chosen.train_seconds
     told = [(stage.epochs, stage.predicted_epoch_seconds) for stage in plan.stages]
     if any(estimate is None for _, estimate in told):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from batchwright.records import EpochRecord, Estimate, Plan, Profile, RateSchedule, RunSummary
 from batchwright.records.text.formatting import between, counted, duration, number, percent
-from batchwright.reporting.charts.stages import planned_chart, rate_chart, speed_chart
+from batchwright.reporting.charts.chart import heights
+from batchwright.reporting.charts.stages import changes, planned_chart, rate_chart, speed_chart
 from batchwright.reporting.charts.workers import now_chart
 from batchwright.reporting.data.live_run import (
     EpochNow,
@@ -22,6 +23,7 @@ from batchwright.reporting.data.live_run import (
     summary_so_far,
     workers_now,
 )
+from batchwright.reporting.data.outline import outlined
 from batchwright.reporting.data.plan_words import batches_words, decided_words, range_words
 from batchwright.reporting.data.reading import (
     SIMULATED,
@@ -45,6 +47,8 @@ from batchwright.reporting.pages.page import (
 from batchwright.reporting.pages.page_rounds import newest_rounds, rounds_part
 from batchwright.reporting.pages.page_workers import workers_charts
 
+CURRENCY = "in the price's currency"
+
 _MOST_NOTES = 20
 _MOST_ROWS = 100  # of a table
 _MOST_BARS = 16  # workers of a chart
@@ -59,10 +63,11 @@ class RunStory:
         name: For people.
         plan: What is followed now.
         profile: What it was made from, if known.
-        schedule: The plan's rate over the epochs.
+        schedule: The rate over the epochs, of the plan's outline.
         lines: What the run has told.
         summary: The whole run, if it has ended and said so.
         ended: Whether nothing more is to come.
+        outline: The plan as far as it is drawn.
     """
 
     name: str
@@ -72,14 +77,18 @@ class RunStory:
     lines: RunLines
     summary: RunSummary | None = None
     ended: bool = False
+    outline: Plan = field(init=False)
     so_far: RunSummary = field(init=False)
     now: EpochNow | None = field(init=False)
 
     def __post_init__(self) -> None:
-        told = self.summary
+        told, outline = self.summary, outlined(self.plan)
         if told is None:
-            told = summary_so_far(self.name, self.plan, self.profile, self.lines)
-        going = None if self.ended else epoch_now(self.plan, self.lines)
+            told = summary_so_far(self.name, outline, self.profile, self.lines)
+        elif (drawn := outlined(told.plan)) is not told.plan:
+            told = told.model_copy(update={"plan": drawn})
+        going = None if self.ended else epoch_now(outline, self.lines)
+        object.__setattr__(self, "outline", outline)
         object.__setattr__(self, "so_far", told)
         object.__setattr__(self, "now", going)
 
@@ -91,16 +100,20 @@ class RunStory:
 
 @dataclass(frozen=True)
 class Part:
-    """A section: its name in addresses, its title, and its markup without the title."""
+    """A section: its name in addresses, its title, and its markup without the title.
+
+    ``folded``: whether it is shown by a click on its title.
+    """
 
     name: str
     title: str
     content: str
+    folded: bool = False
 
 
 def run_parts(story: RunStory) -> list[Part]:
     """The sections of the page, those that have something to say."""
-    summary, plan = story.so_far, story.plan
+    summary, plan = story.so_far, story.outline
     clock = simulated_word(summary)
     workers = _workers_now(() if story.ended else workers_now(story.lines), clock)
     workers += workers_charts(summary)
@@ -114,7 +127,7 @@ def run_parts(story: RunStory) -> list[Part]:
         ),
         Part("workers", "Workers", workers),
         Part("rounds", "Rounds", _rounds(story)),
-        Part("cost", "Cost", _spending(story.spending, clock)),
+        Part("cost", "Cost", _spending(story.spending, clock, ended=story.ended)),
         Part(
             "time",
             "Where the time went",
@@ -125,15 +138,15 @@ def run_parts(story: RunStory) -> list[Part]:
     return [one for one in told if one.content]
 
 
-def plan_parts(plan: Plan, profile: Profile | None) -> list[Part]:
-    """The sections that change with the plan alone."""
+def plan_parts(plan: Plan, profile: Profile | None, *, folded: bool = False) -> list[Part]:
+    """The sections that change with the plan alone; ``folded`` where they are not the matter."""
     shown = RunSummary(
         run_folder="", plan=plan, profile=profile, epochs=(), setup_seconds=0.0, wall_seconds=0.0
     )
     return [
-        Part("plan", "The plan", plan_part(plan, profile)),
-        Part("job", "The job", job_part(shown)),
-        Part("environment", "Data, network and environment", environment_part(shown)),
+        Part("plan", "The plan", plan_part(plan, profile), folded),
+        Part("job", "The job", job_part(shown), folded),
+        Part("environment", "Data, network and environment", environment_part(shown), folded),
     ]
 
 
@@ -158,11 +171,10 @@ def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, st
         more = "between two epochs" if summary.epochs else "nothing heard of a step yet"
     last = last_evaluated(summary)
     clock = " simulated" if summary.simulated else ""
-    until = [f"{duration(money.so_far)}{clock} so far"]
+    until = [f"{duration(money.so_far)}{clock}{'' if story.ended else ' so far'}"]
     if left is not None and not story.ended:
         until.append(f"about {duration(left)} to go")
-    cost = "cost" if money.priced else "worker-hours"
-    spent = [number(money.cost(money.so_far))]
+    spent = [f"{number(money.cost(money.so_far))}{'' if story.ended else ' so far'}"]
     if money.expected is not None and not story.ended:
         spent.append(f"{number(money.cost(money.expected))} expected")
     if money.planned is not None:
@@ -174,12 +186,12 @@ def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, st
             "not evaluated yet" if last is None or last.top1 is None else percent(last.top1),
             f"best {accuracy(best)}" if best else plan.data.split,
         ),
-        ("Predicted epoch time", *pace_words(summary)),
+        ("Epochs against the prediction", *pace_words(summary)),
         ("Time", until[0], ", ".join(until[1:]) or f"{plan.epochs:,} epochs planned"),
         (
-            "Cost" if money.priced else "Worker-hours",
+            f"Cost, {CURRENCY}" if money.priced else "Worker-hours",
             spent[0],
-            ", ".join(spent[1:]) or f"{cost}; nothing was predicted",
+            ", ".join(spent[1:]) or "nothing was predicted",
         ),
         (
             "Decided",
@@ -223,9 +235,8 @@ def _accuracy(story: RunStory) -> str:
 
 
 def _notes(lines: RunLines) -> str:
-    texts = [line.get("text") for line in lines.notes]
-    told = [text for text in texts if isinstance(text, str)][-_MOST_NOTES:]
-    items = "".join(f"<li>{markup.safe(text)}</li>" for text in told)
+    told = lines.notes[-_MOST_NOTES:]
+    items = "".join(f"<li>{markup.safe(line.text)}</li>" for line in told)
     return f"<ul>{items}</ul>" if items else ""
 
 
@@ -235,36 +246,36 @@ def _rounds(story: RunStory) -> str:
         return ""
     if story.summary is not None and 0 < len(story.summary.rounds) <= _MOST_ROUNDS:
         return rounds_part(story.summary)
-    drawn = newest_rounds(story.plan, rounds_of(story.plan, story.lines.rounds))
+    drawn = newest_rounds(story.outline, rounds_of(story.outline, story.lines.rounds))
     return drawn or ("" if story.ended else "<p>No round has ended yet.</p>")
 
 
-def _spending(told: Spending, clock: str = "") -> str:
+def _spending(told: Spending, clock: str = "", *, ended: bool = False) -> str:
     """Time and cost, planned, so far and expected; ``clock`` is ``simulated `` or empty."""
-    money = "cost, in the price's currency" if told.priced else "worker-hours (no price was given)"
+    money = f"cost, {CURRENCY}" if told.priced else "worker-hours (no price was given)"
     planned = told.planned
     cost = planned and Estimate(
         value=told.cost(planned.value), low=told.cost(planned.low), high=told.cost(planned.high)
     )
     expected = told.expected
-    return markup.table(
-        "Time and cost of the training",
-        ["of the training", "planned (95 %)", "so far", "expected at the end"],
+    rows = [
         [
-            [
-                f"{clock}time",
-                "-" if planned is None else _times(planned),
-                duration(told.so_far),
-                markup.or_dash(expected, duration),
-            ],
-            [
-                money,
-                "-" if cost is None else between(cost),
-                number(told.cost(told.so_far)),
-                markup.or_dash(None if expected is None else told.cost(expected)),
-            ],
+            f"{clock}time",
+            "-" if planned is None else _times(planned),
+            duration(told.so_far),
+            markup.or_dash(expected, duration),
         ],
-    )
+        [
+            money,
+            "-" if cost is None else between(cost),
+            number(told.cost(told.so_far)),
+            markup.or_dash(None if expected is None else told.cost(expected)),
+        ],
+    ]
+    head = ["of the training", "planned (95 %)", "so far", "expected at the end"]
+    if ended:  # nothing more is expected
+        head, rows = [*head[:2], "in all"], [row[:3] for row in rows]
+    return markup.table("Time and cost of the training", head, rows, cards=True)
 
 
 def _times(estimate: Estimate) -> str:
@@ -275,23 +286,35 @@ def _times(estimate: Estimate) -> str:
 def _over_time(
     plan: Plan, schedule: RateSchedule, epochs: Sequence[EpochRecord], lines: RunLines
 ) -> str:
-    """Learning rate, resolution and batches over the epochs: planned, and as trained."""
-    charts = [rate_chart(plan, schedule, epochs, lines)]
+    """Learning rate, resolution and batches over the epochs, as planned and as trained.
+
+    What stays the same is said in words.
+    """
+    charts, words = [], []
+    rate = rate_chart(plan, schedule, epochs, lines)
+    if changes(heights(rate.series)):
+        charts.append(rate)
+    else:
+        words.append(f"learning rate {plan.stages[0].learning_rate:.4g}")
     for title, label, name, unit in (
         ("Global batch", "samples per step", "global_batch_size", "samples per step"),
         ("Resolution", "pixels", "resolution", "px"),
     ):
         planned = [float(getattr(stage, name)) for stage in plan.stages]
         trained = [(one.epoch, float(getattr(one, name))) for one in epochs]
-        charts.append(planned_chart(plan, title, label, planned, trained, unit))
+        if changes([*planned, *(value for _, value in trained)]):
+            charts.append(planned_chart(plan, title, label, planned, trained, unit))
+        else:
+            words.append(f"{title.lower()} {planned[0]:,.0f} {unit}")
     table = _epochs_table(epochs)
     drawn = [markup.figure(one, table) for one in charts]
     if speed := speed_chart(plan, epochs, lines):
-        timed = spread([one for one in epochs if one.training_seconds], _MOST_ROWS)
-        rows = [[str(one.epoch + 1), number(one.samples / one.training_seconds)] for one in timed]
+        timed = [(e.epoch, v) for e in epochs if (v := e.samples_per_second) is not None]
+        rows = [[str(epoch + 1), number(v)] for epoch, v in spread(timed, _MOST_ROWS)]
         speeds = markup.table("Images per second", ["epoch", "images / s"], rows)
         drawn.append(markup.figure(speed, speeds))
-    return markup.pairs(drawn)
+    same = f"<p>Throughout: {markup.safe(', '.join(words))}.</p>" if words else ""
+    return same + markup.pairs(drawn)
 
 
 def _epochs_table(epochs: Sequence[EpochRecord]) -> str:
@@ -329,6 +352,7 @@ def _workers_now(workers: Sequence[WorkerNow], clock: str = "") -> str:
             ]
             for one in _shown(workers, _MOST_ROWS)
         ],
+        cards=True,
     )
     if all(one.compute_seconds is None for one in workers):
         return table

@@ -75,27 +75,53 @@ def pairs(parts: Sequence[str]) -> str:
     return "".join(pair(*even[at : at + 2]) for at in range(0, len(even), 2))
 
 
-def table(caption: str, head: Sequence[str] | None, rows: Iterable[Sequence[str]]) -> str:
+def table(
+    caption: str,
+    head: Sequence[str] | None,
+    rows: Iterable[Sequence[str]],
+    *,
+    cards: bool = False,
+) -> str:
     """A table that scrolls sideways where it does not fit; each row's first cell heads it.
 
-    Without ``head`` it is a list of facts in words, with it one of numbers.
+    Args:
+        caption: Above it.
+        head: Without one it is a list of facts in words, with it one of numbers; a column of
+            ``remarks`` has words, too.
+        rows: Cells of each.
+        cards: Whether on a phone each row becomes a small list, so that nothing has to scroll.
+            Roles are written out for it, since a table that is laid out otherwise loses them.
     """
-    header = ""
+    header, remarks = "", {at for at, name in enumerate(head or ()) if name == "remarks"}
+    labels = [f' data-label="{safe(name)}"' if cards else "" for name in head or ()]
+    role = {name: f' role="{name}"' if cards else "" for name in _ROLES}
     if head is not None:
-        cells = "".join(f'<th scope="col">{safe(name)}</th>' for name in head)
-        header = f"<thead><tr>{cells}</tr></thead>"
+        cells = "".join(f'<th scope="col"{role["columnheader"]}>{safe(name)}</th>' for name in head)
+        header = f"<thead{role['rowgroup']}><tr{role['row']}>{cells}</tr></thead>"
     body = "\n".join(
-        f'<tr><th scope="row">{safe(row[0])}</th>'
-        + "".join(f"<td>{safe(cell)}</td>" for cell in row[1:])
+        f'<tr{role["row"]}><th scope="row"{role["rowheader"]}>{safe(row[0])}</th>'
+        + "".join(
+            f"<td{role['cell']}{' class=remark' * (at in remarks)}"
+            f"{labels[at] if at < len(labels) else ''}>{safe(cell)}</td>"
+            for at, cell in enumerate(row[1:], 1)
+        )
         + "</tr>"
         for row in rows
     )
-    kind = "facts" if head is None else "numbers"
+    kind = "facts" if head is None else "numbers cards" if cards else "numbers"
     return (
         f'<div class="scroll" role="group" tabindex="0" aria-label="{safe(caption)}">'
-        f'<table class="{kind}"><caption>{safe(caption)}</caption>{header}<tbody>{body}</tbody>'
-        "</table></div>"
+        f'<table class="{kind}"{role["table"]}><caption>{safe(caption)}</caption>{header}'
+        f"<tbody{role['rowgroup']}>{body}</tbody></table></div>"
     )
+
+
+_ROLES = ("table", "rowgroup", "row", "columnheader", "rowheader", "cell")
+
+
+def folded(title: str, content: str) -> str:
+    """Content behind its title; empty without any."""
+    return f"<details><summary>{safe(title)}</summary>{content}</details>" if content else ""
 
 
 def figure(chart: Chart | Lanes, numbers: str) -> str:

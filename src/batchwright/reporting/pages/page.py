@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
-from batchwright.records import EpochRecord, Plan, Profile, Reason, RunSummary
+from batchwright.records import EpochRecord, Job, Plan, Profile, Reason, RunSummary
+from batchwright.records.documents import asked_yaml, job_yaml
 from batchwright.records.text.formatting import (
     counted,
     duration,
@@ -23,9 +23,10 @@ from batchwright.records.text.formatting import (
     size,
 )
 from batchwright.records.text.load_text import load_words
-from batchwright.records.text.plan_text import is_chosen, rivals
+from batchwright.records.text.plan_text import is_chosen, planned_sizes, rivals
 from batchwright.reporting.charts import run as charts
 from batchwright.reporting.data.live_run import EpochNow
+from batchwright.reporting.data.outline import outline_words, outlined
 from batchwright.reporting.data.plan_words import (
     batches_words,
     decided_words,
@@ -52,12 +53,19 @@ from batchwright.reporting.data.reading import (
     whole_accounting,
     worker_rows,
 )
-from batchwright.reporting.data.worker_curves import worker_curves
+from batchwright.reporting.data.worker_curves import spread, worker_curves
 from batchwright.reporting.pages import markup
 from batchwright.reporting.pages.page_plan import choice_charts, stages_part
 from batchwright.reporting.pages.page_rounds import rounds_part
 from batchwright.reporting.pages.page_workers import workers_charts
 from batchwright.storage.files import make_folder, write_whole
+
+LONGEST_JOB = 64 * 1024
+"""Characters of a job that is shown: YAML takes a second to write a hundred thousand."""
+
+_MOST_ROWS = 100  # of a table
+_MOST_STAGES = 12  # rows of the plan that need no click
+_MOST_CLASSES = 1000
 
 
 def write_page(summary: RunSummary, path: Path) -> None:
@@ -75,12 +83,14 @@ def write_page(summary: RunSummary, path: Path) -> None:
 def page(summary: RunSummary) -> str:
     """The report as an HTML document."""
     title = f"{summary.plan.network.name} on {summary.plan.data.name}"
+    whole = summary.plan
+    summary = summary.model_copy(update={"plan": outlined(whole)})
     body = [
         markup.section("Learning", accuracy_part(summary)),
         markup.section("Predicted against measured", predicted_part(summary)),
         *([markup.section("Rounds", rounds_part(summary))] if summary.rounds else []),
         markup.section("Where the time went", time_part(summary)),
-        markup.section("The plan", plan_part(summary.plan, summary.profile, summary.epochs)),
+        markup.section("The plan", plan_part(whole, summary.profile, summary.epochs)),
         markup.section("The job", job_part(summary)),
         markup.section("Data, network and environment", environment_part(summary)),
     ]
@@ -102,7 +112,7 @@ def _headline(summary: RunSummary) -> str:
             decided_words(plan),
             f"{workers}, local batch {batches_words(plan)}, {plan.precision}",
         ),
-        ("Predicted epoch time", *pace_words(summary)),
+        ("Epochs against the prediction", *pace_words(summary)),
         (
             "Held-out accuracy",
             "not evaluated" if last is None else percent(last.top1 or 0.0),
@@ -138,14 +148,17 @@ def plan_part(
     """A plan: accuracy, time and cost by batch, its table, and why, choice by choice.
 
     Args:
-        plan: Any.
+        plan: Any; of a very long one an outline is drawn.
         profile: What it was made from, if known: measured steps are drawn on top.
         epochs: Those that were trained by it, if any: their rates are drawn on top.
         learning: Whether to draw accuracy, too.
     """
-    reasons = "\n".join(map(_reason, plan.reasons))
+    note, plan = outline_words(plan), outlined(plan)
+    told = [one for one in plan.reasons if one.value or one.why]  # else there is nothing to say
+    reasons = "\n".join(map(_reason, told))
     return (
-        choice_charts(plan, profile, learning=learning)
+        (f'<p class="note">{markup.safe(note)}</p>' if note else "")
+        + choice_charts(plan, profile, learning=learning)
         + stages_part(plan, epochs)
         + "<h3>What was decided</h3>"
         + _stages(plan)
@@ -162,7 +175,12 @@ def _stages(plan: Plan) -> str:
         )
         return markup.pair(table, markup.table("The plan's header", None, header_rows(plan)))
     common, (head, *rows) = split_rows(plan)
-    return markup.table("The plan's stages", head, rows) + markup.pair(
+    first, rest = rows[:_MOST_STAGES], rows[_MOST_STAGES:]
+    more = markup.folded(
+        f"{len(rest):,} more stages", markup.table("The plan's further stages", head, rest)
+    )
+    table = markup.table("The plan's stages", head, first) + more * bool(rest)
+    return table + markup.pair(
         markup.table("The same at all stages", None, common),
         markup.table("The plan's header", None, header_rows(plan)),
     )
@@ -171,8 +189,9 @@ def _stages(plan: Plan) -> str:
 def _reason(reason: Reason) -> str:
     """A line: choice, value, the reason's first sentence, its source; behind it all the rest."""
     first, *rest = re.split(r"(?<=[.?!]) (?=[A-Z`])", reason.why, maxsplit=1)
+    what = ": ".join(text for text in (reason.choice, reason.value) if text)
     line = (
-        f"<strong>{markup.safe(reason.choice)}: {markup.safe(reason.value)}</strong> "
+        f"<strong>{markup.safe(what)}</strong> "
         f'{markup.safe(first)} <span class="badge">{markup.safe(reason.source)}</span>'
     )
     more = "".join(f"<p>{markup.safe(text)}</p>" for text in [*rest, reason.reference] if text)
@@ -192,10 +211,13 @@ def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
     """
     charts = markup.pair(_epochs_chart(summary, now), _candidates_chart(summary))
     head, *rows = compared_rows(summary)
-    table = markup.table(f"Predicted and {measured_word(summary)}", head, rows)
+    caption = f"Predicted and {measured_word(summary)}"
+    more = markup.left_out(rows, _MOST_ROWS)
+    table = markup.table(caption + more, head, spread(rows, _MOST_ROWS), cards=True)
     notes = (
-        "Evaluation and checkpoints are not part of these seconds. The median is taken over whole "
-        "epochs, the first left out: it pays for what is done once.",
+        "Evaluation and checkpoints are not part of these seconds. What is predicted is the median "
+        "over whole epochs, the first left out: it pays for what is done once. Single epochs "
+        "scatter more widely than the interval of their median.",
         memory_note(summary),
         refit_words(summary),
         learnt_words(summary),
@@ -241,7 +263,9 @@ def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:
     if not worker_curves(summary):
         return table
     head, *rows = worker_rows(summary)
-    workers = markup.table(f"Workers{', simulated time' * summary.simulated}", head, rows)
+    caption = f"Workers{', simulated time' * summary.simulated}"
+    more = markup.left_out(rows, _MOST_ROWS)
+    workers = markup.table(caption + more, head, spread(rows, _MOST_ROWS))
     chart = markup.figure(charts.time_chart(summary), workers)
     over_epochs = workers_charts(summary) if by_epoch else ""
     return markup.pair(chart, f"<div>{table}</div>") + over_epochs
@@ -251,9 +275,19 @@ def _candidates_chart(summary: RunSummary) -> str:
     chart = charts.candidates_chart(summary)
     if chart is None:
         return ""
+    planned = planned_sizes(summary.plan)
     table = markup.table(
         "Candidates",
-        ["global batch", "side", "workers", "steps", "s / step", "s / epoch", "peak memory", ""],
+        [
+            "global batch",
+            "side",
+            "workers",
+            "steps",
+            "s / step",
+            "s / epoch",
+            "peak memory",
+            "remarks",
+        ],
         [
             [
                 f"{one.global_batch_size:,}",
@@ -263,9 +297,10 @@ def _candidates_chart(summary: RunSummary) -> str:
                 in_seconds(one.step_seconds),
                 in_seconds(one.epoch_seconds),
                 in_bytes(one.peak_bytes),
-                "chosen " * is_chosen(summary.plan, one) + "extrapolated" * one.extrapolated,
+                "chosen " * is_chosen(summary.plan, one, planned)
+                + "extrapolated" * one.extrapolated,
             ]
-            for one in rivals(summary.plan)
+            for one in spread(rivals(summary.plan), _MOST_ROWS)
         ],
     )
     return markup.figure(chart, table)
@@ -276,8 +311,9 @@ def _epochs_chart(summary: RunSummary, now: EpochNow | None) -> str:
     if chart is None:
         return ""
     head = ["epoch", "steps", "skipped", f"{simulated_word(summary)}training", "evaluation"]
+    more = markup.left_out(summary.epochs, _MOST_ROWS, "; all are in summary.json")
     table = markup.table(
-        "Seconds of each epoch",
+        f"Seconds of each epoch{more}",
         [*head, "checkpoints", "learning rate"],
         [
             [
@@ -289,7 +325,7 @@ def _epochs_chart(summary: RunSummary, now: EpochNow | None) -> str:
                 number(epoch.checkpoint_seconds),
                 f"{epoch.learning_rate:.4g}",
             ]
-            for epoch in summary.epochs
+            for epoch in spread(summary.epochs, _MOST_ROWS)
         ],
     )
     return markup.figure(chart, table)
@@ -297,12 +333,13 @@ def _epochs_chart(summary: RunSummary, now: EpochNow | None) -> str:
 
 def _learning_charts(summary: RunSummary) -> str:
     """Loss and held-out accuracy over the epochs; at least one was finished."""
-    epochs, clock, word = summary.epochs, training_clock(summary), simulated_word(summary)
+    epochs, word = summary.epochs, simulated_word(summary)
+    timed = list(zip(epochs, training_clock(summary), strict=True))
     told = epoch_accuracies(summary)
     head = ["epoch", f"training ({word}s)", "training loss", "held-out loss", "held-out accuracy"]
     table = markup.table(
-        "Epochs",
-        [*head, *(["predicted (95 %)", "the prediction was"] if told else [])],
+        "Epochs" + markup.left_out(epochs, _MOST_ROWS, "; all are in summary.json"),
+        [*head, *(["predicted (95 %)", "it was"] if told else [])],
         [
             [
                 str(epoch.epoch + 1),
@@ -312,11 +349,20 @@ def _learning_charts(summary: RunSummary) -> str:
                 accuracy(epoch),
                 *(_predicted_cells(told.get(epoch.epoch)) if told else []),
             ]
-            for epoch, seconds in zip(epochs, clock, strict=True)
+            for epoch, seconds in spread(timed, _MOST_ROWS)
         ],
     )
     loss, right = charts.learning_charts(summary)
-    return markup.pair(markup.figure(loss, table), markup.figure(right, table))
+    drawn = markup.pair(markup.figure(loss, table), markup.figure(right, table))
+    if tracked := charts.track_charts(summary):
+        rows = [
+            [str(one.epoch + 1), *map(markup.or_dash, (one.gradient_norm, one.hessian_eigenvalue))]
+            for one in epochs
+        ]
+        head = ["epoch", "gradient norm", "largest Hessian eigenvalue"]
+        numbers = markup.table("On a batch of training samples, at each evaluation", head, rows)
+        drawn += markup.pairs([markup.figure(one, numbers) for one in tracked])
+    return drawn
 
 
 def _predicted_cells(one: Comparison | None) -> list[str]:
@@ -326,11 +372,21 @@ def _predicted_cells(one: Comparison | None) -> list[str]:
 
 
 def job_part(summary: RunSummary) -> str:
-    """The job, as YAML that reads back."""
-    import yaml
+    """The job of a run's plan, as `job_text`."""
+    return job_text(summary.plan.job)
 
-    text = yaml.safe_dump(summary.plan.job.model_dump(mode="json"), sort_keys=False)
-    return f"<pre>{escape(text)}</pre>"
+
+def job_text(job: Job) -> str:
+    """A job as YAML that reads back: what is not at its default, and behind it every key."""
+    if len(job.model_dump_json()) > LONGEST_JOB:
+        return "<p>This job is too long to be shown here.</p>"
+    every, asked = _preformatted(job_yaml(job)), asked_yaml(job)
+    told = _preformatted(asked) if asked else "<p>Every key has its default.</p>"
+    return told + markup.folded("Every key", every)
+
+
+def _preformatted(text: str) -> str:
+    return f"<pre>{chr(10).join(map(markup.safe, text.splitlines()))}</pre>"
 
 
 def environment_part(summary: RunSummary) -> str:
@@ -349,10 +405,13 @@ def environment_part(summary: RunSummary) -> str:
     measured = [("hardware", "not measured: the run had no profile")]
     if summary.profile is not None:
         measured = _measured(summary.profile)
-    classes = ", ".join(markup.safe(name) for name in data.classes)
-    names = f"<summary>Names of the classes ({len(data.classes):,})</summary><p>{classes}</p>"
+    classes = ", ".join(markup.safe(name) for name in data.classes[:_MOST_CLASSES])
+    more = markup.left_out(data.classes, _MOST_CLASSES)
+    names = markup.folded(
+        f"Names of the classes ({len(data.classes):,}){more}", f"<p>{classes}</p>"
+    )
     return markup.pair(
-        f"<div>{markup.table('Data and network', None, facts)}<details>{names}</details></div>",
+        f"<div>{markup.table('Data and network', None, facts)}{names}</div>",
         f"<div>{markup.table('Environment', None, measured)}</div>",
     )
 

@@ -13,11 +13,14 @@ from batchwright.reporting.data.comparison import (
     RunComparison,
     comparison_rows,
     setting_rows,
+    unended,
 )
+from batchwright.reporting.data.worker_curves import spread
 from batchwright.reporting.pages import markup
 from batchwright.storage.files import make_folder, write_whole
 
 _LONGEST = 60  # letters of a name in a legend
+_MOST_ROWS = 100  # of a table
 
 
 def write_comparison_page(told: RunComparison, path: Path) -> None:
@@ -50,19 +53,14 @@ def comparison_parts(told: RunComparison, *, by_run: bool = False) -> list[str]:
         drawn = replace(told, runs=tuple(runs_alone))
     head, *rows = comparison_rows(told)
     means_head, *means = setting_rows(told)
-    runs = markup.table("Runs; training time is without evaluation", head, rows)
-    common = "<p>A run was never evaluated, so no accuracy is common to all.</p>"
-    if told.common is not None:
-        common = (
-            f"<p>{markup.safe(percent(told.common))} is the highest held-out accuracy that every "
-            "run reached; the last column says after how much training for the first time.</p>"
-        )
+    runs = markup.table("Runs; training time is without evaluation", head, rows, cards=True)
     parts = [
         markup.section("Accuracy", _charts(drawn)),
-        markup.section("Run by run", runs + common),
+        markup.section("Run by run", runs + _common_words(told)),
     ]
     if means:
-        table = markup.table("Runs that differ in the seed alone", means_head, means)
+        caption = "Runs that differ in the seed alone and have trained all their epochs"
+        table = markup.table(caption, means_head, means, cards=True)
         parts.append(markup.section("Setting by setting", table))
     return parts
 
@@ -83,6 +81,18 @@ def clock_note(told: RunComparison) -> str:
     return f'<p class="note">{markup.safe(words)}</p>'
 
 
+def _common_words(told: RunComparison) -> str:
+    if told.common is None:
+        return "<p>A run was never evaluated, so no accuracy is common to all.</p>"
+    words = (
+        f"{percent(told.common)} is the highest held-out accuracy that every run reached; the last "
+        "column says after how much training for the first time."
+    )
+    if going := unended(told):
+        words += f" Not all epochs are trained of {', '.join(going)}: their figures may change."
+    return f"<p>{markup.safe(words)}</p>"
+
+
 def _charts(told: RunComparison) -> str:
     head, *rows = comparison_rows(told)
     runs = markup.table("Runs", head, rows)
@@ -95,8 +105,9 @@ def _curves_table(runs: Sequence[ComparedRun]) -> str:
     """The accuracy of every evaluated epoch."""
     by_epoch = [{epoch: share for epoch, _, share in one.curve} for one in runs]
     epochs = sorted({epoch for one in by_epoch for epoch in one})
+    epochs, every = spread(epochs, _MOST_ROWS), epochs
     return markup.table(
-        "Held-out accuracy",
+        f"Held-out accuracy{markup.left_out(every, _MOST_ROWS)}",
         ["epoch", *(one.name for one in runs)],
         [
             [str(epoch), *(percent(one[epoch]) if epoch in one else "-" for one in by_epoch)]

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from batchwright.records import EpochRecord, Plan, Prediction, Profile
+from batchwright.records import EpochRecord, Plan, Profile
 from batchwright.records.text.formatting import (
     between,
     duration,
-    in_bytes,
     in_seconds,
     number,
     percent,
     shares_between,
+    size,
 )
 from batchwright.records.text.plan_text import (
     candidate_words,
     cluster_words,
     kept_candidates,
     knee_rows,
+    planned_sizes,
 )
 from batchwright.reporting.charts import plan as charts
-from batchwright.reporting.charts.stages import stage_charts
+from batchwright.reporting.charts.memory import memory_chart
+from batchwright.reporting.charts.stages import changes, stage_charts
 from batchwright.reporting.data.accuracy_curves import accuracy_picture
-from batchwright.reporting.data.plan_curves import plan_curves, units_of
+from batchwright.reporting.data.plan_curves import ClusterCurve, CurvePoint, plan_curves, units_of
 from batchwright.reporting.data.plan_words import split_rows
+from batchwright.reporting.data.worker_curves import spread
 from batchwright.reporting.pages import markup
+
+_MOST_ROWS = 60  # of a table
 
 
 def choice_charts(plan: Plan, profile: Profile | None, *, learning: bool = True) -> str:
@@ -45,7 +50,13 @@ def choice_charts(plan: Plan, profile: Profile | None, *, learning: bool = True)
         markup.figure(charts.batch_chart(curves, "cost"), table),
     )
     head = "<h3>Time and cost of the training, by cluster</h3>"
-    return f"{learnt}{head}{both}{_knees(plan)}"
+    return f"{learnt}{head}{both}{_knees(plan)}{_memory_chart(plan, profile)}"
+
+
+def _memory_chart(plan: Plan, profile: Profile | None) -> str:
+    """A worker's memory over the samples at once; or nothing."""
+    chart = memory_chart(plan, profile)
+    return "" if chart is None else markup.pairs([markup.figure(chart, candidates_table(plan))])
 
 
 def accuracy_chart(plan: Plan) -> str:
@@ -61,18 +72,17 @@ def accuracy_chart(plan: Plan) -> str:
     ]
     table = markup.table(
         "The most accurate in the time, with 95 % intervals",
-        ["cluster", "batch", "training", "accuracy (%)", "it is"],
+        ["candidate", "training", "accuracy (%)"],
         [
             [
-                cluster.label,
-                f"{one.candidate.global_batch_size:,}",
+                _named(cluster, one.candidate, {"chosen": one.candidate.chosen}),
                 duration(one.seconds[0]),
                 "{:.1f} ({:.1f} to {:.1f})".format(*one.accuracy),
-                "chosen" if one.candidate.chosen else "",
             ]
             for cluster, one in sorted(drawn, key=lambda pair: pair[1].seconds[0])
             if one.best or one.candidate.chosen
         ],
+        cards=True,
     )
     chart = markup.figure(charts.accuracy_chart(curves, picture), candidates_table(plan))
     return markup.pair(chart, f"<div>{table}</div>")
@@ -87,29 +97,34 @@ def pareto_part(plan: Plan) -> str:
     table = markup.table(
         f"The frontier, with 95 % intervals; training in {unit}, cost "
         f"{currency if currency.startswith('in ') else f'in {currency}'}",
-        ["cluster", "batch", "training", "cost", "it is"],
+        ["candidate", "training", "cost"],
         [
             [
-                cluster.label,
-                f"{one.global_batch_size:,}",
+                _named(
+                    cluster,
+                    one,
+                    {
+                        "chosen": one.chosen,
+                        "knee": charts.is_knee(cluster, one),
+                        "extrapolated": one.extrapolated,
+                        "assumed": one.assumed,
+                    },
+                ),
                 _range(one.seconds, second),
                 _range(one.cost, worth),
-                ", ".join(
-                    word
-                    for word, applies in (
-                        ("chosen", one.chosen),
-                        ("knee", charts.is_knee(cluster, one)),
-                        ("extrapolated", one.extrapolated),
-                        ("assumed", one.assumed),
-                    )
-                    if applies
-                ),
             ]
-            for cluster, one in charts.frontier(curves)
+            for cluster, one in spread(charts.frontier(curves), _MOST_ROWS)
         ],
+        cards=True,
     )
     chart = markup.figure(charts.pareto_chart(curves), candidates_table(plan))
     return markup.pair(chart, f"<div>{table}</div>")
+
+
+def _named(cluster: ClusterCurve, one: CurvePoint, words: Mapping[str, bool]) -> str:
+    """A candidate, and what it is of ``words``."""
+    told = ", ".join(word for word, applies in words.items() if applies)
+    return f"{cluster.label}, batch {one.global_batch_size:,}" + (f": {told}" if told else "")
 
 
 def _range(ends: tuple[float, float, float], unit: float) -> str:
@@ -118,7 +133,7 @@ def _range(ends: tuple[float, float, float], unit: float) -> str:
 
 
 def stages_part(plan: Plan, epochs: Sequence[EpochRecord] = ()) -> str:
-    """A chart for each quantity that the rows change; empty for a plan of one row.
+    """A chart for each quantity that the rows change; empty where they change none.
 
     Args:
         plan: Any.
@@ -127,9 +142,14 @@ def stages_part(plan: Plan, epochs: Sequence[EpochRecord] = ()) -> str:
     if len(plan.stages) < 2:
         return ""
     _, (head, *rows) = split_rows(plan)
-    table = markup.table("What differs between the stages", head, rows)
-    drawn = [markup.figure(one, table) for one in stage_charts(plan, epochs)]
-    return "<h3>Over the epochs</h3>" + markup.pairs(drawn)
+    more = markup.left_out(rows, _MOST_ROWS)
+    table = markup.table(f"What differs between the stages{more}", head, spread(rows, _MOST_ROWS))
+    drawn = [
+        markup.figure(chart, table)
+        for chart in stage_charts(plan, epochs)
+        if any(changes(point.y for point in one.points) for one in chart.series)
+    ]
+    return "<h3>Over the epochs</h3>" + markup.pairs(drawn) if drawn else ""
 
 
 def candidates_table(plan: Plan) -> str:
@@ -137,12 +157,35 @@ def candidates_table(plan: Plan) -> str:
     kept = kept_candidates(plan)
     left = len(plan.considered) - len(kept)
     aimed, told = any(one.target_seconds for one in kept), any(one.accuracy for one in kept)
-    head = ["global batch", "cluster", "side", "steps", "s / step", "s / epoch", "s of training"]
-    head += [*["s to target"] * aimed, "cost", *["accuracy"] * told, "peak memory", ""]
+    sides, planned = len({one.resolution for one in kept}) > 1, planned_sizes(plan)
+    priced = any(one.cost for one in kept)
+    head = ["global batch", "cluster", *["side"] * sides, "steps", "s / step", "s / epoch"]
+    head += ["s of training", *["s to target"] * aimed, *["cost"] * priced, *["accuracy"] * told]
+    rows = []
+    for one in kept:
+        target = between(one.target_seconds) if one.target_seconds else "-"
+        cost = between(one.cost) if one.cost else "-"
+        accuracy = shares_between(one.accuracy) if one.accuracy else "-"
+        rows.append(
+            [
+                f"{one.global_batch_size:,}",
+                cluster_words(one.workers, one.kinds),
+                *[f"{one.resolution} px"] * sides,
+                f"{one.steps_per_epoch:,}",
+                number(one.step_seconds.value),
+                in_seconds(one.epoch_seconds),
+                between(one.train_seconds) if one.train_seconds else "-",
+                *[target] * aimed,
+                *[cost] * priced,
+                *[accuracy] * told,
+                size(one.peak_bytes.value),
+                candidate_words(plan, one, planned),
+            ]
+        )
     return markup.table(
         "Candidates" + (f" ({left:,} more in plan.json)" if left else ""),
-        head,
-        [_row(plan, one, aimed=aimed, told=told) for one in kept],
+        [*head, "peak memory", "remarks"],
+        rows,
     )
 
 
@@ -154,22 +197,3 @@ def _knees(plan: Plan) -> str:
     head, *rows = knee_rows(plan)
     table = markup.table(f"Knees: doubling the batch beyond saves at most {gain}", head, rows)
     return f"<details><summary>Where a larger batch stops paying</summary>{table}</details>"
-
-
-def _row(plan: Plan, one: Prediction, *, aimed: bool, told: bool) -> list[str]:
-    accuracy = shares_between(one.accuracy) if one.accuracy else "-"
-    target = between(one.target_seconds) if one.target_seconds else "-"
-    return [
-        f"{one.global_batch_size:,}",
-        cluster_words(one.workers, one.kinds),
-        f"{one.resolution} px",
-        f"{one.steps_per_epoch:,}",
-        in_seconds(one.step_seconds),
-        in_seconds(one.epoch_seconds),
-        between(one.train_seconds) if one.train_seconds else "-",
-        *[target] * aimed,
-        between(one.cost) if one.cost else "-",
-        *[accuracy] * told,
-        in_bytes(one.peak_bytes),
-        candidate_words(plan, one),
-    ]

@@ -1,7 +1,7 @@
 """The page's part on the workers: local batch, compute, wait and communication over the epochs.
 
 Up to five workers have a line each. Of more, five that differ most do, and a band holds them all;
-every worker is in the table behind the chart.
+sixteen are in the table behind the chart.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batchwright.records import RunSummary
-from batchwright.records.text.formatting import number, percent
+from batchwright.records.text.formatting import duration, local_batches, number, percent
 from batchwright.reporting.charts.workers import batches_chart, part_chart
 from batchwright.reporting.data.reading import simulated_word
 from batchwright.reporting.data.worker_curves import (
     Part,
     WorkerCurve,
+    changes,
+    most_different,
     spread,
     told_parts,
     worker_curves,
 )
 from batchwright.reporting.pages import markup
 
+_MOST_COLUMNS = 16  # of a table: workers that differ most
 _MOST_ROWS = 100  # of a table: a long run changes its shares more often than anyone reads
 
 
@@ -37,11 +40,23 @@ def workers_charts(summary: RunSummary) -> str:
             "wait": "Waiting for slower workers",
             "communication": "Communication",
         }
-    charts = [markup.figure(batches_chart(curves), _batches_table(curves))]
+    shown = most_different(curves, _MOST_COLUMNS)
+    charts, same = [], []
+    if any(len(changes(one.shares)) > 1 for one in curves):
+        charts = [markup.figure(batches_chart(curves), _batches_table(shown))]
+    else:
+        batches = tuple(one.epochs[-1].local_batch_size for one in curves)
+        same.append(f"local batches {local_batches(batches)}")
     for part, title in titles.items():
-        chart = part_chart(part, title, curves, clock)
-        charts.append(markup.figure(chart, _times_table(part, f"{title}, {clock}seconds", curves)))
-    return "<h3>Worker by worker</h3>" + markup.pairs(charts)
+        values = {epoch.seconds(part) for one in curves for epoch in one.epochs}
+        if len(values) == 1 and len(curves[0].epochs) > 1:
+            same.append(f"{title.lower()} {duration(values.pop())} an epoch")
+        else:
+            chart = part_chart(part, title, curves, clock)
+            table = _times_table(part, f"{title}, {clock}seconds", shown)
+            charts.append(markup.figure(chart, table))
+    words = f"<p>Throughout: {markup.safe(', '.join(same))}.</p>" if same else ""
+    return f"<h3>Worker by worker</h3>{words}" + markup.pairs(charts)
 
 
 def _batches_table(curves: Sequence[WorkerCurve]) -> str:
@@ -65,12 +80,16 @@ def _batches_table(curves: Sequence[WorkerCurve]) -> str:
 
 
 def _times_table(part: Part, caption: str, curves: Sequence[WorkerCurve]) -> str:
-    by_epoch = [{one.epoch: number(one.seconds(part)) for one in each.epochs} for each in curves]
+    by_epoch = [{one.epoch: one for one in each.epochs} for each in curves]
+    epochs = sorted({epoch for one in by_epoch for epoch in one})
     return markup.table(
-        caption,
+        caption + markup.left_out(epochs, _MOST_ROWS, "; all are in summary.json"),
         ["epoch", *(one.label for one in curves)],
         [
-            [str(epoch + 1), *(one.get(epoch, "-") for one in by_epoch)]
-            for epoch in sorted({epoch for one in by_epoch for epoch in one})
+            [
+                str(at + 1),
+                *(number(one[at].seconds(part)) if at in one else "-" for one in by_epoch),
+            ]
+            for at in spread(epochs, _MOST_ROWS)
         ],
     )

@@ -49,7 +49,20 @@ th { font-weight: normal; color: var(--soft); }
 .numbers th, .numbers td { white-space: nowrap; }
 .numbers th { white-space: normal; }
 .numbers tbody th { position: sticky; left: 0; background: var(--paper); min-width: 5em; }
-.numbers td:nth-child(2):last-child { white-space: normal; }
+.numbers td:nth-child(2):last-child, .numbers .remark { white-space: normal; }
+.numbers .remark { min-width: 7em; }
+.pair > figure:has(> details[open]) { grid-column: 1 / -1; }
+@media (max-width: 600px) { table.cards { display: block; }
+  .cards caption, .cards tbody { display: block; }
+  .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden;
+    clip-path: inset(50%); }
+  .cards tr { display: block; padding: 8px 0; border-bottom: 1px solid var(--edge); }
+  .cards tbody th { display: block; position: static; padding: 0; color: var(--ink);
+    font-weight: 600; overflow-wrap: anywhere; }
+  .numbers.cards td { display: flex; justify-content: space-between; gap: 16px; padding: 2px 0;
+    border: 0; white-space: normal; }
+  .cards td::before { content: attr(data-label); color: var(--soft); text-align: left; }
+  .cards td:empty { display: none; } }
 .facts td { overflow-wrap: anywhere; }
 .facts th { width: 38%; }
 .reasons { margin: 0; padding: 0; list-style: none; }

@@ -24,6 +24,7 @@ from batchwright.reporting.charts.run import (
     epochs_chart,
     learning_charts,
     time_chart,
+    track_charts,
 )
 from batchwright.reporting.charts.stages import at_own_values, schedule_charts, stage_charts
 from batchwright.reporting.charts.sweep import against_chart, epochs_charts
@@ -91,7 +92,8 @@ def draw_run(summary: RunSummary) -> Iterator[tuple[str, Figure]]:
     if seconds := [one for one in (candidates_chart(summary), epochs_chart(summary)) if one]:
         yield "epoch_seconds.png", figure([(_HIGH, seconds)])
     if summary.epochs:
-        yield "learning.png", figure([(_HIGH, learning_charts(summary))])
+        rows = [(_HIGH, learning_charts(summary)), (_HIGH, track_charts(summary))]
+        yield "learning.png", figure([row for row in rows if row[1]])
         bars = time_chart(summary)
         yield "time.png", figure([(1.5 + 0.45 * len(bars.lanes), [bars])])
     if summary.rounds:

@@ -40,7 +40,8 @@ COLOURS = {
     "part-checkpoints": "#CC79A7",
     "part-other": "#BBBBBB",
 }
-_MARKS = {"circle": "o", "square": "s", "diamond": "D", "star": "*", "ring": "o", "none": ""}
+_MARKS = {"circle": "o", "square": "s", "diamond": "D", "triangle": "^", "star": "*"}
+_MARKS |= {"ring": "o", "none": ""}
 _PRINTED = {("purple", "circle"): "v", ("orange", "square"): "^"}  # without colours, too, others
 _SIZES = {"star": 13.0, "ring": 15.0, "diamond": 5.0}
 _WIDTH = 11.0  # of a figure, in inches

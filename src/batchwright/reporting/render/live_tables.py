@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from batchwright.records import Plan
+from batchwright.records import EpochRecord, Plan, RoundRecord
+from batchwright.records.lines.run_lines import EpochLine, RoundLine, RunLine, SharesLine, StepLine
 from batchwright.records.text.formatting import local_batches, number, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.round_curves import large_workers
@@ -17,69 +16,76 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 8  # workers whose numbers stand one by one in a line
 _GAPS = 2
-_KINDS = ("place", "compute_s", "wait_s")
-_KEY = re.compile(
-    r"(?P<kind>batch/local|place|speed)/(?P<rank>\d+)|time/rank(?P<worker>\d+)/(?P<time>\w+)"
-)
+
+
+class _Told(NamedTuple):
+    """By rank: local batch, place, and seconds of computing and waiting in a step."""
+
+    sizes: tuple[int, ...] = ()
+    places: tuple[str, ...] = ()
+    times: tuple[tuple[float, float], ...] = ()
 
 
 class LiveWorkers:
-    """What the lines of ``metrics.jsonl`` have told of each worker, by rank; times in seconds."""
+    """What the lines of a run have told of each worker, by rank; times in seconds."""
 
     def __init__(self) -> None:
-        self._sizes: tuple[int, ...] = ()
         self._announced: tuple[int, ...] = ()
-        self._told: dict[str, dict[int, Any]] = {kind: {} for kind in _KINDS}
+        self._told = _Told()  # replaced as a whole: another thread draws it
 
-    def take(self, record: Mapping[str, Any]) -> None:
+    def take(self, line: RunLine) -> None:
         """Keep what a line tells; of an epoch's line not the times: they are not of a step."""
-        values = _by_rank(record)
-        sizes = _sizes(values)
-        if len(sizes) != len(self._sizes):  # other workers
-            self._told = {kind: {} for kind in _KINDS}
-        self._sizes = sizes or self._sizes
-        for kind in _KINDS[:1] if record.get("kind") == "epoch" else _KINDS:
-            self._told[kind].update(values[kind])
+        record = line.record if isinstance(line, EpochLine) else line
+        if not isinstance(record, EpochRecord | StepLine | SharesLine) or not record.workers:
+            return
+        sizes = tuple(one.local_batch_size for one in record.workers)
+        before = self._told if len(sizes) == len(self._told.sizes) else _Told()
+        told = before._replace(sizes=sizes)
+        if isinstance(record, SharesLine):
+            told = told._replace(places=tuple(one.place for one in record.workers))
+        elif isinstance(record, StepLine):
+            times = tuple((one.compute_seconds, one.wait_seconds) for one in record.workers)
+            told = told._replace(times=times)
+        self._told = told
 
-    def change(self, record: Mapping[str, Any]) -> str:
-        """What a line of kind ``shares`` tells, in words.
+    def change(self, line: SharesLine) -> str:
+        """What a line about local batches tells, in words.
 
-        Empty if its local batches are those of the one before, and for fewer than two workers.
+        Empty if they are those of the line before, and for fewer than two workers.
         """
-        values = _by_rank(record)
-        before, sizes = self._announced, _sizes(values)
+        before, sizes = self._announced, line.sizes
         self._announced = sizes
         if len(sizes) < 2 or sizes == before:
             return ""
-        return _change_words(before, sizes, values["speed"])
+        speeds = [one.speed for one in line.workers if one.speed is not None]
+        return _change_words(before, sizes, speeds)
 
     def table(self, *, most: int, width: int = 80) -> Table | None:
         """A row for each worker, as `_slowest` says."""
         from rich.table import Table
 
-        sizes, told = self._sizes, self._told  # another thread may take a line meanwhile
-        busy = told["compute_s"]
+        sizes, places, times = self._told
         widths = {"worker": 6, "place": 15, "local batch": 11, "share": 7}
         widths |= {"compute/step": 12, "wait/step": 9}
 
         def cells(rank: int) -> dict[str, str]:
             return {
                 "worker": str(rank),
-                "place": printable(str(told["place"].get(rank, ""))),
+                "place": printable(places[rank]) if places else "",
                 "local batch": f"{sizes[rank]:,}",
                 "share": percent(sizes[rank] / (sum(sizes) or 1)),
-                "compute/step": _milliseconds(busy.get(rank)),
-                "wait/step": _milliseconds(told["wait_s"].get(rank)),
+                "compute/step": _milliseconds(times[rank][0] if times else None),
+                "wait/step": _milliseconds(times[rank][1] if times else None),
             }
 
         table = Table(box=None, pad_edge=False, header_style="")
         left_out = without_room(widths, ("place", "share", "wait/step"), width)
         for name in (one for one in widths if one not in left_out):
             if name == "place":  # the one that is cut on a narrow terminal
-                table.add_column(name if told["place"] else "", no_wrap=True)
+                table.add_column(name if places else "", no_wrap=True)
             else:
                 table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
-        seconds = {rank: busy.get(rank, 0.0) for rank in range(len(sizes))}
+        seconds = {rank: times[rank][0] if times else 0.0 for rank in range(len(sizes))}
         return _slowest(table, left_out, seconds, cells, most)
 
 
@@ -93,16 +99,16 @@ class LiveRounds:
     def __init__(self, plan: Plan) -> None:
         self._large, self._samples = large_workers(plan), plan.data.train_samples
         self._epochs = plan.epochs
-        self._last: dict[int, Mapping[str, Any]] = {}
+        self._last: dict[int, RoundRecord] = {}
         self._trained: dict[int, int] = {}
         self.committed = 0
 
-    def take(self, record: Mapping[str, Any]) -> None:
-        """Keep what a line of kind ``round`` tells."""
-        worker = record["worker"]
-        self._last[worker] = record
-        self._trained[worker] = self._trained.get(worker, 0) + record["samples"]
-        self.committed = record["committed"]
+    def take(self, line: RoundLine) -> None:
+        """Keep what a line tells."""
+        record = line.record
+        self._last[record.worker] = record
+        self._trained[record.worker] = self._trained.get(record.worker, 0) + record.samples
+        self.committed = line.committed
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -118,21 +124,21 @@ class LiveRounds:
         widths = {"worker": 8, "batch": 6, "samples": 9, "round": 9, "wait": 8, "lead": 4}
 
         def cells(rank: int) -> dict[str, str]:
-            line = last[rank]
+            one = last[rank]
             return {
                 "worker": f"{rank} {'large' if rank < self._large else 'small'}",
-                "batch": f"{line['batch/local']:,}",
+                "batch": f"{one.local_batch_size:,}",
                 "samples": f"{self._trained[rank]:,}",
-                "round": f"{number(line['time/compute_s'])} s",
-                "wait": f"{number(line['time/wait_s'])} s",
-                "lead": str(line["lead"]),
+                "round": f"{number(one.compute_seconds)} s",
+                "wait": f"{number(one.wait_seconds)} s",
+                "lead": str(one.lead),
             }
 
         table = Table(box=None, pad_edge=False, header_style="", padding=(0, _GAPS, 0, 0))
         left_out = without_room(widths, ("samples", "lead", "wait"), width)
         for name in (one for one in widths if one not in left_out):
             table.add_column(name, justify="left" if name == "worker" else "right", no_wrap=True)
-        seconds = {rank: line["time/compute_s"] for rank, line in last.items()}
+        seconds = {rank: one.compute_seconds for rank, one in last.items()}
         return _slowest(table, left_out, seconds, cells, most)
 
 
@@ -180,31 +186,16 @@ def without_room(widths: Mapping[str, int], giving_way: Sequence[str], room: int
     return left_out
 
 
-def _by_rank(record: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
-    """The values of a line that are one worker's: kind, then rank; nulls are left out."""
-    found: dict[str, dict[int, Any]] = defaultdict(dict)
-    for key, value in record.items():
-        match = _KEY.fullmatch(key)
-        if match and value is not None:
-            kind, rank = match["kind"] or match["time"], match["rank"] or match["worker"]
-            found[kind][int(rank)] = value
-    return found
-
-
-def _sizes(values: Mapping[str, Mapping[int, int]]) -> tuple[int, ...]:
-    return tuple(size for _, size in sorted(values.get("batch/local", {}).items()))
-
-
-def _change_words(before: Sequence[int], sizes: Sequence[int], speeds: Mapping[int, float]) -> str:
+def _change_words(before: Sequence[int], sizes: Sequence[int], speeds: Sequence[float]) -> str:
     """Local batches, those before, and the speeds they follow."""
     words = f"local batches {_sizes_words(sizes)}"
     if before:
         words += f", were {_sizes_words(before)}"
     if not speeds:
         return words
-    told = [number(speed) for _, speed in sorted(speeds.items())]
+    told = [number(speed) for speed in speeds]
     if len(told) > MOST_LISTED:
-        told = [f"{number(min(speeds.values()))} to {number(max(speeds.values()))}"]
+        told = [f"{number(min(speeds))} to {number(max(speeds))}"]
     return f"{words} ({', '.join(told)} images/s)"
 
 

@@ -11,11 +11,19 @@ console given, by default standard error, so that standard output stays free for
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from batchwright.records import Plan
+from batchwright.records.lines.run_lines import (
+    EpochLine,
+    NoteLine,
+    RoundLine,
+    RunLine,
+    SharesLine,
+    StepLine,
+)
 from batchwright.records.text.formatting import duration, number, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.render.live_tables import LiveRounds, LiveWorkers
@@ -81,43 +89,45 @@ class RunProgress:
         if self._live:
             self._live.stop()
 
-    def update(self, record: Mapping[str, Any]) -> None:
-        """Take one line: ``step``, ``round``, ``shares``, ``epoch`` or ``note``, no others.
+    def update(self, line: RunLine) -> None:
+        """Take one line.
 
-        Epochs are zero-based in the lines and counted from one on the screen. A value that is
-        missing or null is left out.
+        Epochs are zero-based in the lines and counted from one on the screen. A value that is not
+        known is left out.
         """
-        kind = record.get("kind")
-        self._workers.take(record)
-        if kind == "step":
-            self._step(record)
-        elif kind == "round" and self._rounds:
-            self._round(record, self._rounds)
-        elif kind == "shares":
-            self._shares(record)
-        elif kind == "epoch":
-            self._epoch(record)
-        elif kind == "note":
-            self._say(str(record.get("text", "")))
+        self._workers.take(line)
+        if isinstance(line, StepLine):
+            self._step(line)
+        elif isinstance(line, RoundLine) and self._rounds:
+            self._round(line, self._rounds)
+        elif isinstance(line, SharesLine):
+            self._shares(line)
+        elif isinstance(line, EpochLine):
+            self._epoch(line)
+        elif isinstance(line, NoteLine):
+            self._say(line.text)
 
-    def _step(self, record: Mapping[str, Any]) -> None:
-        epoch, step, most = record["epoch"], record["step"], record["steps"]
-        words = [*self._side(epoch), *step_words(record, simulated=self._simulated)]
-        words += self._time_left(record)
+    def _step(self, line: StepLine) -> None:
+        epoch, step, most = line.epoch, line.step, line.steps
+        words = self._side(epoch)
+        words += step_words(
+            line.train_loss, line.learning_rate, line.samples_per_second, simulated=self._simulated
+        )
+        words += self._time_left(line)
         if self._bar:
             self._draw(epoch, step, most, words)
             return
-        seconds = record.get("time/train_s") or 0.0
+        seconds = line.training_seconds
         if self._simulated:
             seconds = self._clock() - self._begun
         elif epoch != self._shown[0]:
             self._shown = (epoch, 0.0)
         self._say_inside(epoch, f"step {step}/{most}", words, seconds)
 
-    def _round(self, record: Mapping[str, Any], rounds: LiveRounds) -> None:
-        rounds.take(record)
+    def _round(self, line: RoundLine, rounds: LiveRounds) -> None:
+        rounds.take(line)
         epoch, done, total = rounds.place
-        words = [*self._side(record["epoch"]), *step_words(record, simulated=False)]
+        words = [*self._side(line.record.epoch), *step_words(line.record.loss, line.learning_rate)]
         now = self._clock()
         words += self._paced(epoch + done / total, now)
         if self._bar:
@@ -138,27 +148,27 @@ class RunProgress:
             return []
         return [(1, f"{plan.stages[plan.stage_of(epoch)].resolution} px")]
 
-    def _shares(self, record: Mapping[str, Any]) -> None:
+    def _shares(self, line: SharesLine) -> None:
         """A line for local batches that are not those of the line before."""
-        changed = self._workers.change(record)
+        changed = self._workers.change(line)
         if changed:
-            place = f"epoch {record['epoch'] + 1}/{self._epochs}, step {record['step'] + 1}"
-            self._say(f"{place}/{record['steps']}: {changed}")
+            place = f"epoch {line.epoch + 1}/{self._epochs}, step {line.step + 1}"
+            self._say(f"{place}/{line.steps}: {changed}")
 
-    def _epoch(self, record: Mapping[str, Any]) -> None:
-        epoch, brief = record["epoch"], self._bar is not None
-        spent = (record.get("time/epoch_s") or 0.0) + (record.get("time/eval_s") or 0.0)
+    def _epoch(self, line: EpochLine) -> None:
+        epoch, brief = line.record.epoch, self._bar is not None
+        spent = line.record.training_seconds + line.record.evaluation_seconds
         self._epoch_seconds = spent or None
         words = self._side(epoch)
-        words += epoch_words(record, brief=brief, simulated=self._simulated)
+        words += epoch_words(line, brief=brief, simulated=self._simulated)
         left = spent * (self._epochs - epoch - 1)
         if self._simulated or self._rounds:
             words += self._paced(epoch + 1, self._clock())
         elif left:
             words.append((1, left_words(left)))
         name = f"epoch {epoch + 1}/{self._epochs}: "
-        line = name + joined(words)
-        for part in wrap(line, self._console.width, subsequent_indent="  ") if brief else [line]:
+        text = name + joined(words)
+        for part in wrap(text, self._console.width, subsequent_indent="  ") if brief else [text]:
             self._say(part)
         if self._rounds is None:
             self._draw(epoch, 1, 1, [])
@@ -183,17 +193,17 @@ class RunProgress:
         left = self._pace.left(done, self._epochs, now)
         return [(0, left_words(left))] if left else []
 
-    def _time_left(self, record: Mapping[str, Any]) -> list[Word]:
+    def _time_left(self, line: StepLine) -> list[Word]:
         """The rest of the run: at the last epoch's pace, in the first epoch at its own so far."""
-        done = record["step"] / record["steps"] if record["steps"] else 0.0
+        done = line.step / line.steps if line.steps else 0.0
         if self._simulated:
-            return self._paced(record["epoch"] + done, self._clock())
+            return self._paced(line.epoch + done, self._clock())
         seconds = self._epoch_seconds
         if seconds is None:
-            if not done or not record.get("time/train_s"):
+            if not done or not line.training_seconds:
                 return []
-            seconds = record["time/train_s"] / done
-        return [(0, left_words(seconds * (self._epochs - record["epoch"] - done)))]
+            seconds = line.training_seconds / done
+        return [(0, left_words(seconds * (self._epochs - line.epoch - done)))]
 
     def _say(self, text: str) -> None:
         print_line(self._console, text)
@@ -296,47 +306,37 @@ def left_words(seconds: float) -> str:
     return f"{seconds:.0f} s left" if seconds < 59.5 else f"{duration(seconds)} left"
 
 
-def step_words(record: Mapping[str, Any], *, simulated: bool) -> list[Word]:
-    """How training goes, by a line inside an epoch."""
-    speed = "simulated images/s" if simulated else "images/s"
-    return _words(
-        record,
-        ("throughput/samples_per_sec", 3, lambda v: f"{number(v)} {speed}"),
-        ("train/loss", 2, lambda v: f"loss {number(v)}"),
-        ("lr", 4, lambda v: f"rate {v:.3g}"),
-    )
-
-
-def epoch_words(record: Mapping[str, Any], *, brief: bool, simulated: bool) -> list[Word]:
-    """What an epoch was like; ``brief`` on a terminal."""
-    clock = " simulated" if simulated else ""
-    words = _words(
-        record,
-        ("train/loss", 3, lambda v: f"loss {number(v)}"),
-        ("val/loss", 6, lambda v: f"held-out loss {number(v)}"),
-        ("val/top1", 0, lambda v: f"accuracy {percent(v)}{'' if brief else _expected(record)}"),
-        ("throughput/samples_per_sec", 5, lambda v: f"{number(v)}{clock} images/s"),
-        ("time/epoch_s", 2, lambda v: f"{duration(v)}{clock}"),
-    )
-    if brief:
-        return [word for word in words if word[0] != 6]
-    if record.get("time/epoch_s") and record.get("plan/predicted_epoch_s"):
-        rank, text = words[-1]
-        words[-1] = (rank, f"{text} (predicted {duration(record['plan/predicted_epoch_s'])})")
-    return words
-
-
-def _expected(record: Mapping[str, Any]) -> str:
-    """The accuracy that the plan predicted, in parentheses; empty if it did not."""
-    ends = [record.get(f"plan/predicted_top1_{end}") for end in ("low", "high")]
-    told = [percent(end) for end in ends if end is not None]
-    return f" (predicted {' to '.join(told)})" if len(told) == 2 else ""
-
-
-def _words(
-    record: Mapping[str, Any], *shown: tuple[str, int, Callable[[float], str]]
+def step_words(
+    loss: float | None, rate: float, speed: float | None = None, *, simulated: bool = False
 ) -> list[Word]:
-    return [(rank, say(record[key])) for key, rank, say in shown if record.get(key) is not None]
+    """How training goes inside an epoch."""
+    clock = "simulated images/s" if simulated else "images/s"
+    return _words(
+        (speed, 3, lambda v: f"{number(v)} {clock}"),
+        (loss, 2, lambda v: f"loss {number(v)}"),
+        (rate, 4, lambda v: f"rate {v:.3g}"),
+    )
+
+
+def epoch_words(line: EpochLine, *, brief: bool, simulated: bool) -> list[Word]:
+    """What an epoch was like; ``brief`` on a terminal."""
+    clock, record, predicted = " simulated" if simulated else "", line.record, line.predicted_top1
+    expected = took = ""
+    if predicted and not brief:
+        expected = f" (predicted {percent(predicted.low)} to {percent(predicted.high)})"
+    if record.training_seconds and line.predicted_seconds and not brief:
+        took = f" (predicted {duration(line.predicted_seconds)})"
+    return _words(
+        (record.train_loss, 3, lambda v: f"loss {number(v)}"),
+        (None if brief else record.val_loss, 6, lambda v: f"held-out loss {number(v)}"),
+        (record.top1, 0, lambda v: f"accuracy {percent(v)}{expected}"),
+        (record.samples_per_second, 5, lambda v: f"{number(v)}{clock} images/s"),
+        (record.training_seconds, 2, lambda v: f"{duration(v)}{clock}{took}"),
+    )
+
+
+def _words(*shown: tuple[float | None, int, Callable[[float], str]]) -> list[Word]:
+    return [(rank, say(value)) for value, rank, say in shown if value is not None]
 
 
 def joined(words: Iterable[Word], room: int | None = None) -> str:

@@ -217,6 +217,9 @@ def _shape(marker: str, style: str, x: float, y: float, title: str) -> str:
         corners = f"{x:.1f},{y - 5.5:.1f} {x + 5.5:.1f},{y:.1f} {x:.1f},{y + 5.5:.1f}"
         corners += f" {x - 5.5:.1f},{y:.1f}"
         return f'<polygon class="mark {style}" points="{corners}">{title}</polygon>'
+    if marker == "triangle":
+        corners = f"{x:.1f},{y - 5.0:.1f} {x + 5.0:.1f},{y + 4.0:.1f} {x - 5.0:.1f},{y + 4.0:.1f}"
+        return f'<polygon class="mark {style}" points="{corners}">{title}</polygon>'
     if marker == "star":
         return f'<polygon class="mark star {style}" points="{_star(x, y)}">{title}</polygon>'
     kind, radius = ("ring", 7.5) if marker == "ring" else ("mark", 4.0)

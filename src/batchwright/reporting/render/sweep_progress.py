@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from batchwright.records import SweepCell
+from batchwright.records.lines.run_lines import EpochLine, RunLine, StepLine
 from batchwright.records.text.formatting import counted, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.sweep_curves import cell_words
@@ -80,19 +81,20 @@ class SweepProgress:
         self._epochs[name] = epochs
         self._running[name] = "starting"
 
-    def wrote(self, name: str, line: Mapping[str, Any]) -> None:
+    def wrote(self, name: str, line: RunLine) -> None:
         """A run has written a line of its metrics."""
-        kind, epochs = line.get("kind"), self._epochs.get(name, 0)
-        if kind == "epoch":
-            self._reached[name] = line["epoch"] + 1
-            words = f"epoch {line['epoch'] + 1}/{epochs}"
-            if line.get("val/top1") is not None:
-                words += f", accuracy {percent(line['val/top1'])}"
+        epochs = self._epochs.get(name, 0)
+        if isinstance(line, EpochLine):
+            record = line.record
+            self._reached[name] = record.epoch + 1
+            words = f"epoch {record.epoch + 1}/{epochs}"
+            if record.top1 is not None:
+                words += f", accuracy {percent(record.top1)}"
             self._running[name] = words
-        elif kind == "step" and line.get("steps"):
-            self._reached[name] = line["epoch"] + line["step"] / line["steps"]
+        elif isinstance(line, StepLine) and line.steps:
+            self._reached[name] = line.epoch + line.step / line.steps
             told = self._running.get(name, "").partition(", accuracy")
-            self._running[name] = f"epoch {line['epoch'] + 1}/{epochs}{''.join(told[1:])}"
+            self._running[name] = f"epoch {line.epoch + 1}/{epochs}{''.join(told[1:])}"
 
     def ended(self, cell: SweepCell) -> None:
         """A run has ended."""

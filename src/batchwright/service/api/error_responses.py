@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from batchwright.errors import BatchwrightError
-from batchwright.records.text.problems import shorten
+from batchwright.records.text.problems import first_problem
 from batchwright.service.problems import (
+    Conflict,
     NotFound,
     Refused,
     ServiceProblem,
@@ -19,6 +21,7 @@ from batchwright.service.problems import (
     Unauthorized,
     Unavailable,
 )
+from batchwright.service.reading import MOST_CHARACTERS, problem_line
 
 FOR_PROGRAMS = ("/v1", "/healthz", "/readyz", "/metrics")
 
@@ -33,7 +36,8 @@ def answer(request: Request, problem: ServiceProblem) -> Response:
     """The answer that tells of ``problem``."""
     response: Response
     if is_for_programs(request):
-        response = JSONResponse({"detail": problem.detail, **problem.values}, problem.status)
+        detail = problem.detail[:MOST_CHARACTERS]
+        response = JSONResponse({"detail": detail, **problem.values}, problem.status)
     else:
         response = request.app.state.error_page(request, problem)
     if isinstance(problem, Unauthorized):
@@ -56,7 +60,11 @@ def problem_of(error: Exception) -> ServiceProblem:
     if isinstance(error, BatchwrightError):
         return Refused(" ".join(str(error).split()))
     if isinstance(error, RequestValidationError):
-        return Refused(_first_of(error))
+        first = error.errors()[0]
+        return Refused(problem_line(first, first["loc"]))
+    if isinstance(error, ValidationError):  # requests are read elsewhere
+        told = first_problem(error, "its key ")
+        return Conflict(f"this was stored by another version, and cannot be read by this: {told}")
     if isinstance(error, HTTPException) and error.status_code == NotFound.status:
         return NotFound("there is nothing at this address")
     if isinstance(error, HTTPException):
@@ -68,14 +76,3 @@ def problem_of(error: Exception) -> ServiceProblem:
     if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError):
         return Unavailable("the database does not answer just now; try again")
     return Broken("something went wrong inside the service; its log says what")
-
-
-def _first_of(error: RequestValidationError) -> str:
-    """The first thing that is wrong, with its place and value, in one line."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] in ("missing", "extra_forbidden", "json_invalid"):
-        return f"{place}: {message}"
-    text = f"{place} = {shorten(first.get('input'))}: {message}"
-    return text.encode("utf-8", "replace").decode()

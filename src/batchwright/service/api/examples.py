@@ -9,11 +9,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from batchwright.records.service import RecordBatch
 from batchwright.service.pages.demo import demo
 
 ID = "5f0c2d1e-8a44-4a0b-9d0e-2f6f7c1f0a11"
-
-LINE = {"kind": "step", "epoch": 0, "step": 12, "train/loss": 1.91, "lr": 0.1}
 
 _VALUES: dict[str, Any] = {
     **dict.fromkeys(("created", "changed", "seen"), 1790000000.0),  # Unix time in seconds
@@ -35,6 +34,9 @@ def described(app: FastAPI) -> dict[str, Any]:
     made: dict[str, Any] | None = getattr(app.state, "description", None)
     if made is None:
         made = app.openapi()
+        template = "#/components/schemas/{model}"
+        batch = RecordBatch.model_json_schema(ref_template=template)
+        made["components"]["schemas"] |= batch.pop("$defs") | {"RecordBatch": batch}
         known = made["components"]["schemas"] | _documents()
         for path in made["paths"].values():
             for operation in path.values():
@@ -62,9 +64,10 @@ def example_of(schema: dict[str, Any], known: dict[str, Any], name: str = "") ->
     """A value that a schema allows; ``known`` are those that others refer to by name."""
     if "$ref" in schema:
         return example_of(known[schema["$ref"].rpartition("/")[2]], known, name)
-    if "anyOf" in schema:
-        none = name in ("error", "waiting")
-        return None if none else example_of(schema["anyOf"][0], known, name)
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            none = name in ("error", "waiting")
+            return None if none else example_of(schema[several][0], known, name)
     if "const" in schema or "enum" in schema:
         return schema["const"] if "const" in schema else schema["enum"][0]
     if schema.get("default") is not None:
@@ -73,7 +76,7 @@ def example_of(schema: dict[str, Any], known: dict[str, Any], name: str = "") ->
         case "object" if "properties" in schema:
             return {key: example_of(part, known, key) for key, part in schema["properties"].items()}
         case "object":
-            return _VALUES.get(name, LINE)
+            return _VALUES.get(name, {})
         case "array":
             return [example_of(schema["items"], known, name)]
         case "boolean":
@@ -83,5 +86,5 @@ def example_of(schema: dict[str, Any], known: dict[str, Any], name: str = "") ->
         case "number":
             return _VALUES.get(name, 1.0)
     if "[0-9a-f]" in schema.get("pattern", ""):
-        return ID
+        return 64 * "0" if "{64}" in schema["pattern"] else ID
     return _VALUES.get(name, "gpu-box")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Body, Path, Query, Response
 
 from batchwright.records import Job, Plan, Profile, Record
 from batchwright.records.base import record_text
@@ -19,13 +19,15 @@ from batchwright.records.service import (
     JobState,
     JobSubmission,
     Lease,
+    LeaseRequest,
     Name,
 )
 from batchwright.service.access import Reader, Reporter, Stored, Submitter, own
+from batchwright.service.api.body_route import BodyRoute
 from batchwright.service.problems import Conflict, NotFound, Refused
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-agents_router = APIRouter(prefix="/v1/agents", tags=["agents"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BodyRoute)
+agents_router = APIRouter(prefix="/v1/agents", tags=["agents"], route_class=BodyRoute)
 
 JobId = Annotated[Identifier, Path(description="The job.")]
 AgentName = Annotated[Name, Path(description="The agent's name.")]
@@ -35,7 +37,14 @@ AgentName = Annotated[Name, Path(description="The agent's name.")]
 def submit_job(store: Stored, caller: Submitter, submission: JobSubmission) -> JobInfo:
     """Queue a job. Its keys are checked here; data and network are looked at by its agent."""
     job = change_job(Job(), submission.job)
-    told = store.jobs.submit(submission.name, job, auto=submission.auto, owner=caller.name)
+    told = store.jobs.submit(
+        submission.name,
+        job,
+        auto=submission.auto,
+        owner=caller.name,
+        needs=submission.needs,
+        keep_seconds=submission.keep_seconds,
+    )
     store.audit.note(caller.name, "job.submit", told.id, submission.name)
     return told
 
@@ -51,7 +60,7 @@ def list_jobs(
     state: Annotated[JobState | None, Query(description="Only those in this state.")] = None,
 ) -> list[JobInfo]:
     """Jobs, those submitted last first."""
-    return store.jobs.list(limit, before, state)
+    return [*store.jobs.list(limit, before, state)]
 
 
 @router.get("/{job}")
@@ -106,13 +115,18 @@ def report_progress(
 
     409 means that the lease was lost: another agent may have the job by now.
     """
-    agent = store.jobs.get(job).agent
+    agent = store.jobs.agent(job)
     if agent is not None and not caller.owns(store.agents.owner(agent)):
         # Most likely it was the caller's until its agent fell silent: 403 would not tell it so.
         raise Conflict("the lease of this job was lost: stop working on it, and lease again")
+    if progress.profile is not None or progress.plan is not None:
+        from batchwright.service.job_documents import checked  # the planner
+
+        progress = checked(*store.jobs.asked(job), progress)
     orders = store.jobs.progress(job, progress)
     if progress.state is not None:
-        store.audit.note(caller.name, f"job.{progress.state}", job, agent or "")
+        said = f"{agent or ''}{f': {progress.reason}' if progress.reason else ''}"
+        store.audit.note(caller.name, f"job.{progress.state}", job, said)
     return orders
 
 
@@ -132,11 +146,15 @@ def list_agents(store: Stored, _caller: Reader) -> list[AgentInfo]:
 def introduce_agent(
     store: Stored, caller: Reporter, agent: AgentName, introduction: AgentIntroduction
 ) -> AgentInfo:
-    """Tell that an agent is there, and what it carries out. Its name belongs to this token."""
+    """Tell that an agent is there, and what it carries out.
+
+    Its name belongs to this token and to the agent's folder; where nobody chose it, the answer may
+    hold another one.
+    """
     if introduction.name != agent:
         raise Refused("the name in the address and the one in the body differ: send the same")
     told = store.agents.introduce(introduction, caller.name)
-    store.audit.note(caller.name, "agent.introduce", agent, ", ".join(introduction.allow))
+    store.audit.note(caller.name, "agent.introduce", told.name, ", ".join(introduction.allow))
     return told
 
 
@@ -148,10 +166,15 @@ def introduce_agent(
         204: {"description": "Nothing to do: ask again in a second or two."},
     },
 )
-def lease_job(store: Stored, caller: Reporter, agent: AgentName) -> Response:
+def lease_job(
+    store: Stored,
+    caller: Reporter,
+    agent: AgentName,
+    request: Annotated[LeaseRequest, Body(default_factory=LeaseRequest)],
+) -> Response:
     """Ask for something to do. Of several agents that ask, one gets a job."""
     own(caller, store.agents.owner(agent))
-    lease = store.jobs.lease(agent)
+    lease = store.jobs.lease(agent, request.session)
     if lease is None:
         return Response(status_code=204)
     store.audit.note(caller.name, "job.lease", lease.job.id, agent)

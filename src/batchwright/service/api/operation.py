@@ -31,11 +31,17 @@ async def healthz() -> Health:
 
 @router.get("/readyz", dependencies=[open_to_all()])
 def readyz(store: Stored) -> Health:
-    """Whether the database answers, and is of this version."""
+    """Whether the database answers, is of this version, and takes writes."""
     try:
         store.check()
     except (SQLAlchemyError, BatchwrightError):
         raise Unavailable("the database does not answer, or is of another version") from None
+    try:
+        store.database.check_writes()
+    except SQLAlchemyError:
+        raise Unavailable(
+            "the database takes no writes: is its disk full? What is stored can be read"
+        ) from None
     return Health()
 
 

@@ -10,21 +10,15 @@ from fastapi import APIRouter, Path, Query, Response
 
 from batchwright.records import Plan, Profile, Record
 from batchwright.records.base import NonNegative, record_text
-from batchwright.records.service import Identifier, Name, PlanRequest
+from batchwright.records.service import Identifier, NewProfile, PlanRequest
 from batchwright.service.access import Reader, Stored, Submitter, own
+from batchwright.service.api.body_route import BodyRoute
 from batchwright.service.plan_answers import planned
 
-router = APIRouter(prefix="/v1/plans", tags=["plans"])
-profiles_router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
+router = APIRouter(prefix="/v1/plans", tags=["plans"], route_class=BodyRoute)
+profiles_router = APIRouter(prefix="/v1/profiles", tags=["profiles"], route_class=BodyRoute)
 
 ProfileId = Annotated[Identifier, Path(description="The profile.")]
-
-
-class NewProfile(Record):
-    """A profile to keep."""
-
-    name: Name
-    profile: Profile
 
 
 class StoredProfile(Record):

@@ -20,11 +20,12 @@ from batchwright.records.service import (
     RunState,
 )
 from batchwright.service.access import Reader, Reporter, Stored, need, own
+from batchwright.service.api.body_route import BodyRoute
 from batchwright.service.problems import NotFound
 from batchwright.service.store.tokens import Caller
 
-router = APIRouter(prefix="/v1/runs", tags=["runs"])
-advice_router = APIRouter(prefix="/v1/runs/{run}/advice", tags=["advice"])
+router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=BodyRoute)
+advice_router = APIRouter(prefix="/v1/runs/{run}/advice", tags=["advice"], route_class=BodyRoute)
 
 RunId = Annotated[
     Identifier, Path(description="The run: a UUID that whoever carries it out has chosen.")

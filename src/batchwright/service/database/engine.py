@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.storage.files import make_folder
@@ -27,6 +27,11 @@ BUSY_SECONDS = 30.0
 
 BUSY_PAUSE = 0.01
 """Seconds between two looks where SQLite itself does not wait."""
+
+LOOK_SECONDS = 5.0
+"""Between two looks whether the database takes writes; anybody may ask for one."""
+
+_CHANGES_NOTHING = text("UPDATE alembic_version SET version_num = version_num")
 
 CONNECTIONS = 48
 """At once; more than the threads that answer requests."""
@@ -45,6 +50,9 @@ class Database:
         self._turn = threading.Lock()
         self._writer: int | None = None
         self._writing = engine.execution_options(writes=True)
+        self._looked = -LOOK_SECONDS
+        self._trouble: Exception | None = None
+        self._looking = threading.Lock()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -71,6 +79,24 @@ class Database:
                 yield connection
             finally:
                 self._writer = None
+
+    def check_writes(self) -> None:
+        """Nothing, if the database takes writes; looked at every `LOOK_SECONDS` at most.
+
+        Raises:
+            SQLAlchemyError: It does not, for instance because the disk is full.
+        """
+        with self._looking:
+            if time.monotonic() - self._looked >= LOOK_SECONDS:
+                self._trouble = None
+                try:
+                    with self.writing() as connection:
+                        connection.execute(_CHANGES_NOTHING)
+                except SQLAlchemyError as error:
+                    self._trouble = error
+                self._looked = time.monotonic()
+            if self._trouble is not None:
+                raise self._trouble
 
     def close(self) -> None:
         """Close all connections."""
@@ -103,7 +129,11 @@ def open_engine(url: str) -> Engine:
     file = Path(place.database)
     make_folder(file.parent)
     try:  # only its owner may read it; SQLite's files beside it are as private
-        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+        # Never opened here where it exists: to close it would end the locks that SQLite holds on it
+        # for this process, and another one could remove the log that is in use.
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        pass
     except OSError as error:
         raise FileError(f"cannot open the database {file}: {error.strerror}") from None
     engine = create_engine(

@@ -48,6 +48,7 @@ links = Table(  # one-time sign-in links for browsers
     Column("hash", String(64), primary_key=True),
     Column("scopes", String(100), nullable=False),
     Column("expires", Float, nullable=False),
+    Column("name", String(120)),  # of who is to follow it; null: nobody said
 )
 
 sessions = Table(  # browsers that are signed in
@@ -57,6 +58,7 @@ sessions = Table(  # browsers that are signed in
     Column("scopes", String(100), nullable=False),
     Column("created", Float, nullable=False),
     Column("expires", Float, nullable=False),
+    Column("name", String(120)),  # of the link
 )
 
 runs = Table(
@@ -71,6 +73,7 @@ runs = Table(
     Column("next_sequence", BigInteger, nullable=False),
     # JSON: for each kind how many records are stored and the sequence number of the newest
     Column("counts", Text, nullable=False),
+    Column("digest", String(64)),  # of the lines that are stored; null where it is not known
     Column("advice", Integer, nullable=False),  # number of the newest advice, 0 without
     # From the plan, so that a list of runs opens no plan.
     Column("epochs", BigInteger, nullable=False),
@@ -130,22 +133,45 @@ jobs = Table(
     Column("id", String(36), primary_key=True),
     Column("name", String(120), nullable=False),
     Column("owner", String(120), nullable=False),
-    Column("state", String(20), nullable=False, index=True),
+    Column("state", String(20), nullable=False),
     Column("auto", Boolean, nullable=False),
     Column("approved", Boolean, nullable=False),
     Column("cancelling", Boolean, nullable=False),
-    Column("created", Float, nullable=False, index=True),
+    Column("created", Float, nullable=False),
     Column("changed", Float, nullable=False),
+    Column("ended", Float),  # null until it is done, failed or cancelled
     Column("job", Text, nullable=False),  # JSON of the whole `Job`
+    Column("needs", Text),  # JSON of `Needs`, what the job's keys say among them
+    Column("keep_seconds", Float),  # null: as the settings say
     Column("profile", Text),
     Column("plan", Text),
     Column("run_id", String(36)),
+    # As `Standing` has them.
     Column("agent", String(120)),
     Column("lease_key", String(36)),
     Column("lease_expires", Float),
-    Column("attempts", Integer, nullable=False),  # how often it was leased
-    Column("lost", Integer, nullable=False),  # how often its agent fell silent
+    Column("heard", Boolean, nullable=False),
+    Column("kept", Boolean, nullable=False),
+    Column("trained", Float, nullable=False),
+    Column("furthest", Float, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("lost", Integer, nullable=False),
     Column("error", Text),
+    # Each list reads what it shows: all jobs, those of a state, the live ones and those that ended
+    # by when, an agent's own.
+    Index("ix_jobs_created_id", "created", "id"),
+    Index("ix_jobs_state_created", "state", "created", "id"),
+    Index("ix_jobs_ended_id", "ended", "id"),
+    Index("ix_jobs_agent_ended", "agent", "ended"),
+)
+
+refusals = Table(  # agents that gave a job back because they cannot carry it out
+    "refusals",
+    metadata,
+    Column("job_id", String(36), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("agent", String(120), primary_key=True),
+    Column("reason", Text, nullable=False),
+    Index("ix_refusals_agent", "agent"),
 )
 
 agents = Table(
@@ -154,6 +180,9 @@ agents = Table(
     Column("name", String(120), primary_key=True),
     Column("owner", String(120), nullable=False),
     Column("allow", Text, nullable=False),  # JSON list
+    Column("offer", Text),  # JSON of `Offer`
+    Column("folder", String(36)),  # identifies its folder; null: it did not say
+    Column("session", String(36)),  # identifies its process
     Column("seen", Float, nullable=False),
 )
 

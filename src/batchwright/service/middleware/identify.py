@@ -1,12 +1,13 @@
 """Who asks, and whether too often.
 
-What is asked of a known token counts against that token; everything else, requests with unknown
-tokens too, against the address that it comes from.
+What is asked with a known token or cookie counts against that; everything else against the address
+that it comes from, and requests with unknown tokens apart from those without any.
 """
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -14,11 +15,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from batchwright.service.access import COOKIE
+from batchwright.service.access import cookie_name
 from batchwright.service.problems import TooMany
-from batchwright.service.settings import Limits
+from batchwright.service.settings import Settings
 from batchwright.service.store import Store
-from batchwright.service.store.tokens import Caller
+from batchwright.service.store.tokens import Caller, hash_of
 
 MOST_KEYS = 10_000
 """Tokens and addresses whose rate is remembered."""
@@ -34,12 +35,15 @@ class Identify:
         self,
         app: ASGIApp,
         store: Store,
-        limits: Limits,
+        settings: Settings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._store = store
+        limits = settings.limits
         self._rates = Rates(limits.requests_per_second, limits.burst, clock)
+        self._cookie = cookie_name(settings)
+        self._known: OrderedDict[str, None] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Find out who asks, then go on."""
@@ -52,20 +56,33 @@ class Identify:
         kind, _, secret = request.headers.get("authorization", "").partition(" ")
         token = secret.strip() if kind.lower() == "bearer" else ""
         token = token if len(token) <= LONGEST_SECRET else ""
-        session = request.cookies.get(COOKIE, "")
-        if token or session:
-            # A guesser is slowed down before each guess costs a look into the database.
-            if self._rates.is_empty(address):
-                self._refuse(address)
+        session = request.cookies.get(self._cookie, "")
+        session = session if len(session) <= LONGEST_SECRET else ""
+        key = address
+        if secret := token or session:
+            # A guesser is slowed down before each guess costs a look into the database. Whoever
+            # asks without a secret, or was known a moment ago, is none: what others do at the same
+            # address, such as a proxy's, keeps nobody out who has a token.
+            key = f"guesses from {address}"
+            if hash_of(secret) not in self._known and self._rates.is_empty(key):
+                self._refuse(key)
             if token:
                 caller = await run_in_threadpool(self._store.tokens.find, token)
-            elif len(session) <= LONGEST_SECRET:
+            else:
                 visitor = await run_in_threadpool(self._store.sign_in.find, session)
-        key = f"token {caller.name}" if caller else address
+            if found := caller or visitor:
+                self._remember(hash_of(secret))
+                key = f"token {found.name}" if caller else f"session {hash_of(secret)}"
         if not self._rates.take(key):
             self._refuse(key)
         scope.setdefault("state", {}).update(caller=caller, visitor=visitor)
         await self._app(scope, receive, send)
+
+    def _remember(self, known: str) -> None:
+        self._known[known] = None
+        self._known.move_to_end(known)
+        while len(self._known) > MOST_KEYS:
+            self._known.popitem(last=False)
 
     def _refuse(self, key: str) -> NoReturn:
         wait = self._rates.wait(key)
@@ -108,6 +125,13 @@ class Rates:
         busy = {key: kept for key, kept in self._left.items() if self._left_of(key) < self._burst}
         newest = sorted(busy, key=lambda key: busy[key][1])[-MOST_KEYS // 2 :]
         self._left = {key: busy[key] for key in newest}
+
+
+def whose(scope: Scope) -> str:
+    """What a request counts against: its token, else the address that it comes from."""
+    caller: Caller | None = scope.get("state", {}).get("caller")
+    address = scope["client"][0] if scope.get("client") else ""
+    return f"token {caller.name}" if caller else f"address {address}"
 
 
 def caller_of(scope: Scope) -> Caller | None:

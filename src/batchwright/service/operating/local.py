@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -11,12 +13,14 @@ from platformdirs import user_data_path
 from sqlalchemy import URL, make_url
 
 from batchwright.errors import FileError
+from batchwright.records.service import Scope
 from batchwright.service.problems import Conflict, NotFound
 from batchwright.service.store import Store
+from batchwright.service.store.tokens import LOCAL
 from batchwright.storage.files import make_folder
 
-LOCAL = "local"
-"""Name of the token that `serve` makes for clients on this machine."""
+LOCAL_SCOPES: tuple[Scope, ...] = ("read", "report", "submit")
+"""What clients on this machine need: to report runs, to carry out jobs and to submit them."""
 
 
 def data_folder() -> Path:
@@ -38,6 +42,24 @@ def local_token_file(database: str) -> Path:
     return folder / "local-token"
 
 
+def local_name(database: str) -> str:
+    """Name of the local token. Services on several machines that share a database have one each,
+    of the machine and the folder that its file is in: none makes another's void.
+    """
+    if make_url(database).get_backend_name() == "sqlite":
+        return LOCAL
+    host, machine = socket.gethostname()[:40], ""
+    with suppress(OSError):
+        machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    place = f"{machine} {host} {local_token_file(database).resolve()}"
+    return f"{LOCAL}@{host}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+
+
+def is_local(name: str) -> bool:
+    """Whether a token is one that a service made for its own machine."""
+    return name.partition("@")[0] == LOCAL
+
+
 def keep_local_token(store: Store) -> Path | None:
     """See to it that the local token is there, and that its file holds it.
 
@@ -47,21 +69,23 @@ def keep_local_token(store: Store) -> Path | None:
     Raises:
         FileError: The file cannot be written.
     """
-    file = local_token_file(store.settings.database)
-    known = {token.name: token for token in store.tokens.list()}.get(LOCAL)
+    file, name = local_token_file(store.settings.database), local_name(store.settings.database)
+    known = {token.name: token for token in store.tokens.list()}.get(name)
     if known is not None:
         if known.revoked is not None:
             return None
         with suppress(OSError, ValueError):
             found = store.tokens.find(file.read_text(encoding="ascii").strip())
-            if found is not None and found.name == LOCAL:
+            if found is not None and found.name == name:
+                if found.scopes != set(LOCAL_SCOPES):  # an older version gave it more
+                    store.tokens.limit(name, LOCAL_SCOPES)
                 return file
         try:
-            store.tokens.revoke(LOCAL)  # its secret is lost, so nobody can hold it rightly
+            store.tokens.revoke(name)  # its secret is lost, so nobody can hold it rightly
         except NotFound:
             return None
     try:
-        secret = store.tokens.create(LOCAL, ["admin"])
+        secret = store.tokens.create(name, LOCAL_SCOPES)
     except Conflict:  # another process that starts at the same time was quicker, and writes it
         return file
     _write_private(file, f"{secret}\n")

@@ -8,6 +8,7 @@ would wait for ever, and nobody is answered once `CONNECTIONS` are open.
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import json
 import logging
@@ -18,14 +19,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from batchwright.errors import BatchwrightError
 from batchwright.service.app import create_app
 from batchwright.service.middleware.hosts import is_loopback
-from batchwright.service.operating.local import LOCAL, keep_local_token
+from batchwright.service.operating.local import is_local, keep_local_token
+from batchwright.service.processes import free_at_once
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 
@@ -37,6 +41,9 @@ CONNECTIONS = 1000
 
 HEAD_SECONDS = 10.0
 """In which the head of a request must have come, from the connection's or its own first byte on."""
+
+FREE_PIECES, SMALL_PIECE = 500, 256
+"""Of a body so many pieces may be of any size; of more, the mean is to be so many bytes."""
 
 LOGGERS = ("batchwright.service", "uvicorn.error")
 
@@ -58,6 +65,7 @@ def serve(
         BatchwrightError: The database cannot be opened, the address is taken, or it is a public
             one and nobody has a token.
     """
+    free_at_once()
     store = Store.open(settings)
     try:
         keep_local_token(store)
@@ -81,6 +89,7 @@ def serve(
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: None)
             on_start(address_of(settings, listener), store)
+            gc.freeze()  # what is there stays; to go through it takes as long as some answers
             uvicorn.Server(config).run(sockets=[listener])
     finally:
         store.close()
@@ -96,6 +105,9 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it. Without, the second part of a small answer waits 40 ms for the
+        # client's acknowledgement of the first.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
         listener.listen(2048)
     except OSError as error:
@@ -110,11 +122,31 @@ def listen(host: str, port: int) -> socket.socket:
 
 def address_of(settings: Settings, listener: socket.socket) -> str:
     """Where a browser finds the service."""
+    if settings.public_url is not None:
+        return settings.public_url
     host, port = settings.host, listener.getsockname()[1]
     with suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:
             host = settings.allowed_hosts[0] if settings.allowed_hosts else "127.0.0.1"
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def public_parts(url: str) -> tuple[str, str]:
+    """Scheme and name of a service's public address.
+
+    Raises:
+        BatchwrightError: It is no address, or has more in it than a name and a port.
+    """
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        whole = False
+    if not whole or url.rstrip("/") != f"{parts.scheme}://{parts.netloc}" or "@" in parts.netloc:
+        raise BatchwrightError(
+            f"{url!r} is no address of a service: write it as https://plans.example.org"
+        )
+    return parts.scheme, parts.hostname or ""
 
 
 def refuse_public_without_tokens(settings: Settings, store: Store) -> None:
@@ -125,11 +157,33 @@ def refuse_public_without_tokens(settings: Settings, store: Store) -> None:
     """
     if is_loopback(settings.host):
         return
-    if not any(token.name != LOCAL and token.revoked is None for token in store.tokens.list()):
+    if not any(not is_local(token.name) and token.revoked is None for token in store.tokens.list()):
         raise BatchwrightError(
             f"refuse to serve at {settings.host}, which others can reach, before anybody has a "
             "token: make one with `batchwright token create NAME --scopes read,report`"
         )
+
+
+class PiecesConnection(h11.Connection):
+    """Refuses a body that comes in very small pieces: each takes as long as a large one, and a
+    chunk of one byte takes six, so that whoever sends such keeps everybody else waiting.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER)
+        self._pieces = self._bytes = 0
+
+    def next_event(self) -> Any:
+        """What comes next."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._pieces = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._pieces += 1
+            self._bytes += len(event.data)
+            if self._pieces > FREE_PIECES and self._bytes < SMALL_PIECE * self._pieces:
+                raise h11.RemoteProtocolError("the body comes in too small pieces")
+        return event
 
 
 class TimedProtocol(H11Protocol):
@@ -137,6 +191,7 @@ class TimedProtocol(H11Protocol):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self.conn = PiecesConnection()
         self._deadline: asyncio.TimerHandle | None = None
         self._watch()
 

@@ -9,10 +9,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import RedirectResponse
+from pydantic_core import to_json
 
-from batchwright.records.service import MOST_RECORDS, RecordBatch, RunEnd, RunIntroduction
+from batchwright.records.service import MOST_RECORDS, RunEnd, RunIntroduction
 from batchwright.service.access import Stored, check_form, need_page
 from batchwright.service.store import Store
+from batchwright.service.store.lines import read_batch
 from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
@@ -37,8 +39,8 @@ def load_demo(store: Store) -> None:
     info = store.runs.introduce(DEMO, introduction, OWNER, demo=True)
     lines = told["records"]
     for first in range(info.records, len(lines), MOST_RECORDS):
-        batch = RecordBatch(first=first, records=tuple(lines[first : first + MOST_RECORDS]))
-        store.records.append(DEMO, batch)
+        body = to_json({"first": first, "records": lines[first : first + MOST_RECORDS]})
+        store.records.append(DEMO, read_batch(body, lambda: introduction.plan.data))
     if info.state != "finished":
         store.runs.end(DEMO, RunEnd.model_validate(told["end"]))
 

@@ -11,12 +11,13 @@ from fastapi.responses import RedirectResponse
 
 from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Job
-from batchwright.records.documents import change_job, job_yaml, parse_yaml, yaml_problem
+from batchwright.records.documents import change_job, parse_yaml, yaml_problem
 from batchwright.records.job import other_keys_come
 from batchwright.records.service import Identifier, JobInfo, JobState, RunInfo
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
 from batchwright.reporting.pages.live_page import Part, plan_parts
+from batchwright.reporting.pages.page import job_text
 from batchwright.service.access import (
     PageReader,
     PageSubmitter,
@@ -66,7 +67,7 @@ SAYS = {
     "planned": "Its plan waits for approval.",
     "training": "An agent trains it.",
     "done": "It is done.",
-    "failed": "It failed.",
+    "failed": "It failed, for the reason below.",
     "cancelled": "It was cancelled.",
 }
 
@@ -181,7 +182,8 @@ def _lists(
     seconds, now = store.settings.lease_seconds, store.clock()
     # An agent is there if it was heard of so lately that it would keep a job.
     agents = [(one, now - one.seen <= seconds) for one in store.agents.list()]
-    told = fill(request, "agents.html", caller, agents=agents, seconds=seconds)
+    working = {one.id: one.name for one in shown}
+    told = fill(request, "agents.html", caller, agents=agents, working=working)
     return [Part("rows", "", rows), Part("agents", "Agents", told)]
 
 
@@ -244,15 +246,25 @@ def _live(request: Request, store: Store, caller: Caller, info: JobInfo) -> Live
         run=_run_of(store, info),
     )
     parts = [Part("now", "", now)]
+    if info.error:
+        why = fill(request, "job_failure.html", caller, job=info, when=_when_failed(info))
+        parts.append(Part("failure", "Why it failed", why))
     plan = store.jobs.plan(info.id) if info.has_plan else None
     if plan is not None:
         parts += plan_parts(plan, store.jobs.profile(info.id))
     else:
         with other_keys_come():  # it is as it was submitted, by the rules of then
-            text = job_yaml(Job.model_validate(info.job))
-        parts.append(Part("job", "The job", fill(request, "job_yaml.html", caller, text=text)))
+            asked = Job.model_validate(info.job)
+        parts.append(Part("job", "The job", job_text(asked)))
     title = f"{info.state}: {info.name} - Batchwright"
     return Live(says, parts, info.state in ENDED, title)
+
+
+def _when_failed(info: JobInfo) -> str:
+    """How far a job came that failed, in words."""
+    if info.run is not None:
+        return "while it trained"
+    return "after it was planned" if info.has_plan else "before it had a plan"
 
 
 # ------------------------------------------------------------- a job as people paste it, untrusted

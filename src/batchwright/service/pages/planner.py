@@ -17,20 +17,28 @@ from fastapi.responses import RedirectResponse
 from pydantic import TypeAdapter, ValidationError
 
 from batchwright.errors import BatchwrightError, one_line
-from batchwright.records import Plan, Profile
+from batchwright.records import Estimate, Plan, Profile
 from batchwright.records.base import record_text
 from batchwright.records.documents import parse_record
-from batchwright.records.service import Identifier, Name
-from batchwright.records.text.formatting import between, counted, duration, in_seconds, percent
+from batchwright.records.service import Identifier, Name, NewProfile
+from batchwright.records.text.formatting import (
+    counted,
+    duration,
+    number,
+    percent,
+)
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import printable
+from batchwright.reporting.data.outline import outlined
 from batchwright.reporting.data.plan_words import batches_words, decided_words
+from batchwright.reporting.pages.live_page import CURRENCY
 from batchwright.reporting.pages.page import plan_part, profile_facts
 from batchwright.reporting.pages.page_plan import accuracy_chart, pareto_part
 from batchwright.service.access import PageReader, PageSubmitter, Stored, check_form, store_of
 from batchwright.service.api import plans as api
 from batchwright.service.pages.planner_form import (
     FIELDS,
+    LABELS,
     MORE_FIELDS,
     Asked,
     answer_form,
@@ -38,6 +46,8 @@ from batchwright.service.pages.planner_form import (
 )
 from batchwright.service.pages.rendering import drawn, render, sentence
 from batchwright.service.problems import NotFound, Refused, ServiceProblem
+from batchwright.service.reading import SMALL_BYTES, aside, check_json
+from batchwright.service.settings import Limits
 from batchwright.service.store import Store
 from batchwright.service.store.profiles import ProfileInfo
 from batchwright.service.store.tokens import Caller
@@ -73,7 +83,7 @@ class Answer:
                 decided_words(plan),
                 f"{counted(plan.workers, 'worker')}, local batch {batches_words(plan)}",
             ),
-            ("An epoch", f"{in_seconds(stage.predicted_epoch_seconds)} s", "predicted, 95 %"),
+            ("An epoch", *_epoch_words(stage.predicted_epoch_seconds)),
         ]
         if train is not None:
             ends = f"{duration(train.low)} to {duration(train.high)}"
@@ -83,15 +93,32 @@ class Answer:
             ends = f"{percent(reached.low)} to {percent(reached.high)}"
             told.append(("Accuracy", percent(reached.value), f"{ends}, held out at its end"))
         if cost is not None:
-            told.append(("Cost", between(cost), "in the price's currency"))
+            told.append(("Cost", number(cost.value), f"{_ends(cost)}, {CURRENCY}"))
         return told
+
+    @property
+    def problems(self) -> list[tuple[str, str, str]]:
+        """What is wrong: the field, or nothing, its label, and what to do."""
+        errors = self.asked.errors.items()
+        return [(name, LABELS.get(name, ""), words) for name, words in errors]
 
     @property
     def says(self) -> str:
         """The answer in a sentence."""
         if self.plan is None:
-            return next(iter(self.asked.errors.values()), "Choose a profile.")
+            told = (f"{label}: {words}" if label else words for _, label, words in self.problems)
+            return next(told, "Choose a profile.")
         return ", ".join(value for _, value, _ in self.tiles)
+
+
+def _ends(estimate: Estimate) -> str:
+    return f"{number(estimate.low)} to {number(estimate.high)}"
+
+
+def _epoch_words(predicted: Estimate | None) -> tuple[str, str]:
+    if predicted is None:
+        return "not measured", "nothing tells its seconds"
+    return duration(predicted.value), f"{_ends(predicted)} s, 95 % interval"
 
 
 class Answers:
@@ -162,7 +189,7 @@ def upload_profile(
         profile, told = read_profile(file.file.read(), name)
     except ProfileError as error:
         return _page(request, caller, wrong=str(error), status=422)
-    kept = api.add_profile(store, caller, api.NewProfile(name=told, profile=profile))
+    kept = api.add_profile(store, caller, NewProfile(name=told, profile=profile))
     return RedirectResponse(f"/planner?{urlencode({'profile': kept.id})}", 303)
 
 
@@ -221,12 +248,13 @@ def _option(one: ProfileInfo) -> tuple[str, str]:
 
 def _shown(told: Answer, given: dict[str, str]) -> dict[str, Any]:
     plan = told.plan
+    outline = plan and outlined(plan)
     return {
         "answer": told,
         "errors": told.asked.errors,
         "words": told.asked.words,
         "address": f"/planner/plan.json?{urlencode({k: v for k, v in given.items() if v})}",
-        "pareto": drawn(accuracy_chart(plan) + pareto_part(plan)) if plan else "",
+        "pareto": drawn(accuracy_chart(outline) + pareto_part(outline)) if outline else "",
         "plan": drawn(plan_part(plan, told.profile, learning=False)) if plan else "",
         "measured": drawn(profile_facts(told.profile)) if told.profile else "",
     }
@@ -274,7 +302,9 @@ def read_profile(content: bytes, name: str) -> tuple[Profile, str]:
         raise ProfileError("Choose a file: `batchwright probe --out profile.json` writes one.")
     try:
         text = content.decode("utf-8")
-        profile = parse_record(text, "this file", Profile)
+        if len(content) > SMALL_BYTES:
+            check_json(content, Limits().nesting)
+        profile = aside(len(content), parse_record, text, "this file", Profile)
     except UnicodeDecodeError:
         raise ProfileError("This file is not text in UTF-8, as profiles are.") from None
     except BatchwrightError as error:

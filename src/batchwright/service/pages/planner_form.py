@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchwright.errors import BatchwrightError, one_line
-from batchwright.records import Plan, Profile
+from batchwright.records import Job, Plan, Profile
+from batchwright.records.job_keys import job_keys, meaning
 from batchwright.records.registries.methods import METHODS as METHOD_SPECS
 from batchwright.records.service import PlanRequest
 from batchwright.service.plan_answers import planned
@@ -25,12 +26,12 @@ OBJECTIVES = (
     ("", "as the profile's job says"),
     ("auto", "quickest of the most accurate"),
     ("knee", "knee: until more pays little"),
-    ("time", "least time"),
-    ("cost", "least cost"),
+    ("time", "shortest"),
+    ("cost", "cheapest"),
     ("accuracy", "most accurate"),
-    ("target-accuracy", "least time or cost to an accuracy"),
+    ("target-accuracy", "shortest or cheapest to an accuracy"),
 )
-LEAST = (("", "as the profile's job says"), ("time", "least time"), ("cost", "least cost"))
+LEAST = (("", "as the profile's job says"), ("time", "shortest"), ("cost", "cheapest"))
 METHODS = (
     ("", "as the profile's job says"),
     *(
@@ -105,11 +106,14 @@ def _lines(words: str) -> list[tuple[str, str]]:
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     if len(lines) > MOST_KEYS:
         raise ValueError(f"Give at most {MOST_KEYS} keys.")
-    found = []
+    found, known = [], job_keys(Job)
     for line in lines:
         key, equals, value = line.partition("=")
         if not equals or not key.strip():
             raise ValueError(f"{line[:60]!r} is no job key: write key=value, such as epochs=3.")
+        if key.strip() not in known:
+            hint = meaning(key.strip()[:60], known) or "`docs/job.md` has them all."
+            raise ValueError(f"There is no job key {key.strip()[:60]!r}: {hint}")
         found.append((key.strip(), value.strip()))
     return found
 
@@ -137,21 +141,24 @@ FIELDS = (
     Field("goal.objective", "Objective", "what to aim for", options=OBJECTIVES),
     Field("goal.price", "Price", "of one worker for an hour, such as 0.35", _number),
     Field("goal.deadline", "Deadline", "for the whole training, such as 2 h 30 min", _duration),
-    Field("goal.memory", "Memory", "most that one worker may use, such as 8 GiB", _bytes),
-    Field("goal.max_workers", "Workers", "at most so many", _count),
+    Field("goal.memory", "Maximum memory", "of one worker, such as 8 GiB", _bytes),
+    Field("goal.max_workers", "Maximum workers", "such as 4", _count),
 )
 MORE_FIELDS = (
-    Field("goal.max_cost", "Most cost", "of the whole training, in the price's currency", _number),
+    Field(
+        "goal.max_cost", "Maximum cost", "of the whole training, in the price's currency", _number
+    ),
     Field("goal.accuracy", "Target accuracy", "to train to, such as 95 %", _share),
     Field("goal.confidence", "Confidence", "of reaching it, such as 80 %", _share),
-    Field("goal.least", "To the target", "what to take the least of", options=LEAST),
+    Field("goal.least", "To the target", "shortest or cheapest", options=LEAST),
     Field("method", "Method", "how batch and resolution are used", options=METHODS),
-    Field("epochs", "Epochs", "to train, or at most to a target", _count),
+    Field("epochs", "Epochs", "to train; to a target, their maximum", _count),
     Field("link.latency", "Latency", "of the network between machines, such as 0.2 ms", _duration),
     Field("link.bandwidth", "Bandwidth", "of that network, such as 1.2 GB a second", _bytes),
     Field("keys", "Other job keys", "one key=value a line", _lines),
 )
 ALL_FIELDS = (*FIELDS, *MORE_FIELDS)
+LABELS = {"profile": "Profile", **{one.name: one.label for one in ALL_FIELDS}}
 
 
 @dataclass

@@ -147,6 +147,7 @@ def shown_live(live: Live, have: str = "") -> dict[str, Any]:
         known = f"{one.name}.{digest}" in there
         content = Markup("") if known else drawn(one.content)
         told = {"name": one.name, "title": one.title, "version": digest, "known": known}
+        told["folded"] = one.folded
         parts.append({**told, "content": content})
     return {"says": live.says, "over": live.over, "title": live.title, "parts": parts}
 

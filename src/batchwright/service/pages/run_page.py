@@ -14,8 +14,16 @@ from fastapi.responses import RedirectResponse
 
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records.base import record_text
+from batchwright.records.lines.run_lines import (
+    EpochLine,
+    NoteLine,
+    RoundLine,
+    SharesLine,
+    StepLine,
+)
 from batchwright.records.service import Identifier, RunInfo
 from batchwright.reporting.data.live_run import RunLines
+from batchwright.reporting.data.outline import outlined
 from batchwright.reporting.pages.live_page import (
     Part,
     RunStory,
@@ -66,7 +74,7 @@ def run_pages(store: Store) -> Draw:
             has_profile=story.profile is not None,
             has_summary=story.summary is not None,
         )
-        told = [*run_parts(story), *plan_parts(story.plan, story.profile)]
+        told = [*run_parts(story), *plan_parts(story.plan, story.profile, folded=True)]
         contents = Part("contents", "", piece("contents.html", parts=told))
         return Live(
             happened(story),
@@ -139,10 +147,9 @@ def story_of(store: Store, info: RunInfo) -> RunStory:
         name=info.name,
         plan=plan,
         profile=profile,
-        schedule=rate_schedule(plan),
+        schedule=rate_schedule(outlined(plan)),
         lines=lines_of(store, info),
-        # Where the run's files are on another machine is nobody's business here.
-        summary=summary and summary.model_copy(update={"run_folder": info.name}),
+        summary=summary,
         ended=info.state in ENDED,
     )
 
@@ -152,12 +159,19 @@ def lines_of(store: Store, info: RunInfo) -> RunLines:
     records = store.records
     epochs = records.page(info.id, "epoch", MOST_EPOCHS)
     recent = max(-1, info.records - 1 - MOST_ROUNDS)
+    told = [
+        *epochs.records,
+        *records.page(info.id, "step", MOST_STEPS).records,
+        *records.page(info.id, "shares", MOST_SHARES).records,
+        *records.after(info.id, "round", recent, MOST_ROUNDS).records,
+        *records.page(info.id, "note", MOST_NOTES).records,
+    ]
     return RunLines(
-        epochs=epochs.records,
-        steps=records.page(info.id, "step", MOST_STEPS).records,
-        shares=records.page(info.id, "shares", MOST_SHARES).records,
-        rounds=records.after(info.id, "round", recent, MOST_ROUNDS).records,
-        notes=records.page(info.id, "note", MOST_NOTES).records,
+        epochs=[line for line in told if isinstance(line, EpochLine)],
+        steps=[line for line in told if isinstance(line, StepLine)],
+        shares=[line for line in told if isinstance(line, SharesLine)],
+        rounds=[line for line in told if isinstance(line, RoundLine)],
+        notes=[line for line in told if isinstance(line, NoteLine)],
         stride=epochs.stride,
     )
 

@@ -12,17 +12,17 @@ from fastapi import APIRouter, Depends, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from batchwright.service.access import (
-    COOKIE,
     Stored,
     check_form,
     forget,
     need_page,
     open_to_all,
     remember,
+    session_of,
     settings_of,
 )
 from batchwright.service.pages.rendering import render
-from batchwright.service.store.tokens import Caller
+from batchwright.service.store.tokens import BROWSER, Caller
 
 router = APIRouter(include_in_schema=False)
 
@@ -46,7 +46,8 @@ def sign_in(
     session = store.sign_in.enter(link)
     if session is None:
         return render(request, "sign_in.html", None, status=403, link="", failed=True)
-    store.audit.note("browser", "sign-in", "")
+    visitor = store.sign_in.find(session)
+    store.audit.note(visitor.name if visitor else BROWSER, "sign-in", "")
     response = RedirectResponse("/runs", 303)
     remember(response, session, settings_of(request))
     return response
@@ -55,7 +56,7 @@ def sign_in(
 @router.post("/sign-out", dependencies=[Depends(check_form)])
 def sign_out(request: Request, store: Stored, caller: Annotated[Caller, need_page()]) -> Response:
     """End the session."""
-    store.sign_in.leave(request.cookies.get(COOKIE, ""))
+    store.sign_in.leave(session_of(request))
     store.audit.note(caller.name, "sign-out", "")
     response = RedirectResponse("/sign-in", 303)
     forget(response, settings_of(request))

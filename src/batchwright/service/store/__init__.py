@@ -36,25 +36,36 @@ class Store:
         engine: From `open_engine`; its schema is up to date.
         settings: Limits and delays.
         clock: Unix time in seconds; tests set it.
+        steady: Seconds by a clock that never jumps; unset: the system's, or a test's ``clock``.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, clock: Clock = time.time) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        clock: Clock = time.time,
+        steady: Clock | None = None,
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.database = Database(engine)
+        self._looked: float | None = None  # when `tidy` looked last
         common = (self.database, settings, clock)
         self.tokens = Tokens(*common)
         self.sign_in = SignIn(*common)
         self.runs = Runs(*common)
         self.records = Records(*common)
         self.advice = AdviceStore(*common)
-        self.jobs = Jobs(*common)
+        steady = steady or (time.monotonic if clock is time.time else clock)
+        self.jobs = Jobs(*common, steady)
         self.agents = Agents(*common)
         self.profiles = Profiles(*common)
         self.audit = Audit(*common)
 
     @classmethod
-    def open(cls, settings: Settings, clock: Clock = time.time) -> Store:
+    def open(
+        cls, settings: Settings, clock: Clock = time.time, steady: Clock | None = None
+    ) -> Store:
         """The store of ``settings.database``, its schema brought up to date.
 
         Raises:
@@ -73,7 +84,7 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, settings, clock)
+        return cls(engine, settings, clock, steady)
 
     def check(self) -> None:
         """Nothing, if the database answers and is of this version.
@@ -89,12 +100,21 @@ class Store:
             raise BatchwrightError(f"the database is of revision {found}, not {HEAD}")
 
     def tidy(self) -> list[str]:
-        """Delete what `Settings` says is too old; returns the runs' identifiers."""
+        """Delete what `Settings` says is too old; returns the runs' identifiers.
+
+        It must have been so at the last look, too, so the first one deletes nothing; and each takes
+        a tenth of them at most, the oldest. A machine's clock may be ahead, most likely just after
+        its start, and what is deleted by it does not come back.
+        """
         self.sign_in.forget_expired()
         self.runs.forget_deleted()
         if self.settings.retention_days is None:
             return []
-        before = self.clock() - self.settings.retention_days * DAY
+        now, last = self.clock(), self._looked
+        self._looked = now
+        if last is None:
+            return []
+        before = min(now, last) - self.settings.retention_days * DAY
         for part in (self.jobs, self.profiles, self.audit):
             part.delete_old(before)
         return self.runs.delete_old(before)

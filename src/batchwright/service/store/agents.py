@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from batchwright.records.agent_rules import Offer
 from batchwright.records.service import AgentInfo, AgentIntroduction
 from batchwright.records.text.problems import printable
-from batchwright.service.database.tables import agents, jobs
+from batchwright.service.database.tables import agents, jobs, refusals
 from batchwright.service.problems import Conflict, NotFound, TooMany
 from batchwright.service.settings import DAY
+from batchwright.service.store.job_rows import HELD, LIVE
 from batchwright.service.store.part import Part, count
 
 FORGOTTEN_SECONDS = 30 * DAY
@@ -27,19 +29,31 @@ class Agents(Part):
     def introduce(self, introduction: AgentIntroduction, owner: str) -> AgentInfo:
         """Store an agent, or hear of it again; what it carries out is as it says last.
 
+        A name belongs to the folder that it came from first, for as long as that agent is there or
+        a job waits for it. Where nobody chose the name, the agent gets another one if it is taken,
+        and the same one again when it comes back.
+
         Args:
-            introduction: Its name and rules.
+            introduction: Its name, folder, rules and machine.
             owner: Name of the token that may speak for it from now on.
 
         Raises:
-            Conflict: Another token speaks for an agent of this name.
+            Conflict: The name is another token's, or another folder's.
             TooMany: There are too many agents.
         """
-        now, name = self._clock(), introduction.name
-        told = {"allow": json.dumps(introduction.allow), "seen": now}
+        now = self._clock()
+        told = {
+            "allow": json.dumps(introduction.allow),
+            "offer": introduction.offer.model_dump_json(),
+            "folder": introduction.folder,
+            "session": introduction.session,
+            "seen": now,
+        }
         with self._database.writing() as connection:
-            connection.execute(delete(agents).where(agents.c.seen < now - FORGOTTEN_SECONDS))
-            # One statement, so that of two tokens that come at once one gets the name.
+            working = select(jobs.c.id).where(jobs.c.agent == agents.c.name, LIVE).exists()
+            old = agents.c.seen < now - FORGOTTEN_SECONDS
+            connection.execute(delete(agents).where(old, ~working))
+            name = self._name_for(connection, introduction, owner)
             mine = and_(agents.c.name == name, agents.c.owner == owner)
             if not connection.execute(update(agents).where(mine).values(**told)).rowcount:
                 if count(connection, agents) >= MOST_AGENTS:
@@ -49,11 +63,39 @@ class Agents(Part):
                 try:
                     connection.execute(insert(agents).values(name=name, owner=owner, **told))
                 except IntegrityError:
-                    raise Conflict(
-                        f"an agent named {printable(name)} belongs to another token: "
-                        "choose another --name"
-                    ) from None
+                    raise _of_another_token(name) from None
+            # What it could not carry out it may be able to by now.
+            connection.execute(delete(refusals).where(refusals.c.agent == name))
         return self._infos(agents.c.name == name)[0]
+
+    def _name_for(self, connection: Connection, introduction: AgentIntroduction, owner: str) -> str:
+        """The name that an agent gets."""
+        folder, asked = introduction.folder, introduction.name
+        former = None
+        if folder is not None:
+            same = and_(agents.c.folder == folder, agents.c.owner == owner)
+            former = connection.execute(select(agents.c.name).where(same)).scalar()
+        if former is not None and not introduction.chosen:
+            return str(former)
+        for name in (asked, *(f"{asked[:110]}-{number}" for number in range(2, MOST_AGENTS + 2))):
+            there = heard_lately(self._clock(), self._settings.lease_seconds).label("there")
+            wanted = select(agents.c.owner, agents.c.folder, there)
+            holder = connection.execute(wanted.where(agents.c.name == name)).one_or_none()
+            if holder is None or (holder.owner == owner and holder.folder == folder):
+                break
+            if holder.owner == owner and not (holder.there or _is_waited_for(connection, name)):
+                break
+            if introduction.chosen:
+                if holder.owner != owner:
+                    raise _of_another_token(name)
+                raise Conflict(
+                    f"an agent named {printable(name)} is there already, from another folder: "
+                    "choose another --name, or stop that one"
+                )
+        if former is not None and former != name:  # it was started under another --name
+            connection.execute(delete(agents).where(agents.c.name == former))
+            connection.execute(update(jobs).where(jobs.c.agent == former, LIVE).values(agent=name))
+        return name
 
     def list(self) -> list[AgentInfo]:
         """All agents, by name."""
@@ -71,19 +113,54 @@ class Agents(Part):
         return str(found[0].owner)
 
     def _infos(self, *which: ColumnElement[bool]) -> Sequence[AgentInfo]:
-        at_work = select(func.min(jobs.c.id)).where(
-            jobs.c.agent == agents.c.name, jobs.c.lease_expires > self._clock()
-        )
-        wanted = select(
-            agents.c.name, agents.c.allow, agents.c.seen, at_work.scalar_subquery().label("job")
+        wanted = select(agents, jobs.c.id.label("job"), jobs.c.name.label("job_name")).outerjoin(
+            jobs, and_(jobs.c.agent == agents.c.name, HELD)
         )
         rows = self._read(wanted.where(*which).order_by(agents.c.name))
         return [
-            AgentInfo(name=row.name, allow=tuple(json.loads(row.allow)), seen=row.seen, job=row.job)
-            for row in rows
+            AgentInfo(
+                name=row.name,
+                allow=tuple(json.loads(row.allow)),
+                seen=row.seen,
+                job=row.job,
+                job_name=row.job_name,
+                offer=Offer() if row.offer is None else Offer.model_validate_json(row.offer),
+            )
+            for row in {row.name: row for row in rows}.values()
         ]
 
 
 def missing_agent(name: str) -> NotFound:
     """There is no such agent."""
     return NotFound(f"no agent {printable(name[:120])} has introduced itself")
+
+
+def refuse_former_session(name: str, newest: str | None, session: str | None) -> None:
+    """Nothing, if a process is the one that introduced itself last under an agent's name.
+
+    Raises:
+        Conflict: Another one has, since.
+    """
+    if session is not None and newest != session:
+        raise Conflict(
+            f"another agent has introduced itself as {printable(name)} since: this one ends; start "
+            "it with a --folder and a --name of its own"
+        )
+
+
+def heard_lately(now: float, seconds: float) -> ColumnElement[bool]:
+    """Which agents are there: heard of so few seconds ago, however the clock was set since."""
+    return and_(agents.c.seen > now - seconds, agents.c.seen < now + seconds)
+
+
+def _is_waited_for(connection: Connection, name: str) -> bool:
+    """Whether a job waits for an agent, or is kept for it."""
+    waits = LIVE & (jobs.c.lease_expires.is_not(None) | jobs.c.kept)
+    found = connection.execute(select(jobs.c.id).where(jobs.c.agent == name, waits).limit(1))
+    return found.first() is not None
+
+
+def _of_another_token(name: str) -> Conflict:
+    return Conflict(
+        f"an agent named {printable(name)} belongs to another token: choose another --name"
+    )

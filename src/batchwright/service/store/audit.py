@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import delete, insert, select
 
 from batchwright.service.database.tables import audit
-from batchwright.service.store.part import Part
+from batchwright.service.store.part import Part, share_of
 
 
 class AuditEntry(NamedTuple):
@@ -39,8 +39,11 @@ class Audit(Part):
         self._write(insert(audit).values(at=self._clock(), who=who, action=action, **told))
 
     def delete_old(self, before: float) -> None:
-        """Delete rows from before a moment."""
-        self._write(delete(audit).where(audit.c.at < before))
+        """Delete some of the rows from before a moment."""
+        old = select(audit.c.id).where(audit.c.at < before).order_by(audit.c.at)
+        with self._database.writing() as connection:
+            some = old.limit(share_of(connection, audit)).scalar_subquery()
+            connection.execute(delete(audit).where(audit.c.id.in_(some)))
 
     def list(self, limit: int = 100) -> list[AuditEntry]:
         """The newest rows, newest first."""

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, RowMapping, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, func, or_, select
 
 from batchwright.records import Job
-from batchwright.records.agent_rules import DEFAULTS, Rules, refusal, rules_of
+from batchwright.records.agent_rules import (
+    DEFAULTS,
+    Needs,
+    Offer,
+    Rules,
+    lacking,
+    refusal,
+    rules_of,
+)
 from batchwright.records.service import JobInfo
-from batchwright.service.database.tables import agents, jobs
+from batchwright.records.text.formatting import duration
+from batchwright.service.database.tables import agents, jobs, refusals
 from batchwright.service.job_states import Standing
 from batchwright.service.store.part import missing
 
@@ -27,13 +36,14 @@ SHOWN = [
 ]
 """The other columns, and whether there are documents."""
 
-_LONGEST_KNOWN = 8000
-"""Characters of a job that is kept in memory for agents that ask; most have some 2,000."""
+STANDS = [column for column in SHOWN if column.name not in ("job", "needs", "error")]
+"""Of these, those that are short: where a job stands, and whose it is."""
 
-_COLUMNS = {"key": "lease_key", "expires": "lease_expires"}
-"""Of what has another name in a `Standing`."""
+LIVE = jobs.c.ended.is_(None)
+HELD = LIVE & jobs.c.lease_expires.is_not(None)
+"""Whether an agent has it."""
 
-_FREE = and_(
+FREE = LIVE & and_(
     jobs.c.lease_expires.is_(None),
     or_(
         jobs.c.state == "queued",
@@ -41,6 +51,15 @@ _FREE = and_(
     ),
 )
 """As `Standing.leasable`, for a query."""
+
+MOST_NAMED = 5
+"""Agents that a line names."""
+
+_LONGEST_KNOWN = 8000
+"""Characters of a job that is kept in memory for agents that ask; most have some 2,000."""
+
+_COLUMNS = {"key": "lease_key", "expires": "lease_expires"}
+"""Of what has another name in a `Standing`."""
 
 
 def job_row(connection: Connection, identifier: str, *, lock: bool = False) -> RowMapping:
@@ -65,23 +84,19 @@ def held_rows(connection: Connection, which: Any, *, skip: bool = False) -> list
         which: A condition.
         skip: Leave out what somebody else changes just now, so that nobody waits in a circle.
     """
-    wanted = select(*SHOWN).where(which, jobs.c.lease_expires.is_not(None))
+    wanted = select(*SHOWN).where(which, HELD)
     return list(connection.execute(wanted.with_for_update(skip_locked=skip)).mappings())
 
 
-def waiting_jobs(agent: str) -> Select[Any]:
-    """A query of jobs that may be leased, those that the agent had before first, then by age."""
-    own = func.coalesce(jobs.c.agent, "") == agent
-    return (
-        select(jobs.c.id, jobs.c.agent, jobs.c.job)
-        .where(_FREE)
-        .order_by(own.desc(), jobs.c.created, jobs.c.id)
-    )
+def word_of(row: RowMapping) -> tuple[Any, ...]:
+    """What changes with each word of a job's agent, for `LeaseAges`."""
+    return row["lease_key"], row["lease_expires"], row["kept"]
 
 
 def standing_of(row: RowMapping) -> Standing:
-    """Where a job stands."""
-    return Standing(**{one.name: row[_COLUMNS.get(one.name, one.name)] for one in fields(Standing)})
+    """Where a job stands; without ``error`` where the row has none."""
+    names = {one.name: _COLUMNS.get(one.name, one.name) for one in fields(Standing)}
+    return Standing(**{name: row[column] for name, column in names.items() if column in row})
 
 
 def columns_of(job: Standing) -> dict[str, Any]:
@@ -91,63 +106,193 @@ def columns_of(job: Standing) -> dict[str, Any]:
     return told
 
 
-def info_of(row: RowMapping, waiting: str | None = None) -> JobInfo:
-    """A job as it is told; ``waiting`` says why nobody has it."""
-    changed = {"job": json.loads(row["job"]), "run": row["run_id"], "waiting": waiting}
+def needs_in(text: str | None) -> Needs:
+    """What a job needs, from what is stored."""
+    return Needs() if text is None else Needs.model_validate_json(text)
+
+
+def info_of(
+    row: RowMapping, *, keep: float, silent: bool = False, waiting: str | None = None
+) -> JobInfo:
+    """A job as it is told.
+
+    Args:
+        row: Of it.
+        keep: Seconds that its training is kept for its agent, where the job does not say.
+        silent: Whether the agent that has it is.
+        waiting: Why nobody has it.
+    """
+    changed = {
+        "job": json.loads(row["job"]),
+        "run": row["run_id"],
+        "needs": needs_in(row["needs"]),
+        "keep_seconds": keep if row["keep_seconds"] is None else row["keep_seconds"],
+        "silent": silent,
+        "waiting": waiting,
+    }
     return JobInfo(**{name: row[name] for name in JobInfo.model_fields.keys() - changed}, **changed)
 
 
 # -------------------------------------------- which agent may have which job, and why a job waits
 
 
-def fitting(connection: Connection, agent: str, allow: str, since: float) -> Iterator[str]:
+class Asked(NamedTuple):
+    """What rules and offers are held against, of a job."""
+
+    job: Job
+    needs: Needs
+
+
+class Agent(NamedTuple):
+    """An agent that asks, or is there."""
+
+    name: str
+    rules: Rules
+    offer: Offer
+    busy: bool = False
+
+    def lacks(self, asked: Asked) -> tuple[str, str] | str:
+        """Why it does not carry a job out; empty if it does.
+
+        What is needed and what of it is offered, or the rule in a line.
+        """
+        return lacking(self.offer, asked.needs) or refusal(self.rules, asked.job)
+
+
+def agent_of(name: str, allow: str, offer: str | None, *, busy: bool = False) -> Agent:
+    """An agent, from what is stored."""
+    return Agent(name, _rules(allow), _offer(offer), busy)
+
+
+Free = Callable[[RowMapping, str], bool]
+"""Whether a job that is not over may be given to an agent, by where it stands."""
+
+
+Condition = ColumnElement[bool]
+
+
+def fitting(connection: Connection, agent: Agent, there: Condition, free: Free) -> Iterator[str]:
     """Jobs that an agent may have now, those first that it gets first.
 
     Args:
         connection: In a transaction.
-        agent: Its name.
-        allow: What it carries out, as stored.
-        since: Agents heard of after this are there, in seconds of Unix time.
+        agent: Who asks.
+        there: Which agents are there.
+        free: Says of a row whether it may be given.
     """
-    rules = _rules(allow)
-    elsewhere = {
-        name: _rules(texts)
-        for name, (texts, busy) in _present(connection, since).items()
-        if not busy and name != agent
-    }
-    for identifier, before, text in connection.execute(waiting_jobs(agent)):
-        job = _asked(text)
-        theirs = elsewhere.get(before)  # it is left to who had it, where that one may have it
-        if not refusal(rules, job) and (theirs is None or refusal(theirs, job)):
-            yield identifier
+    own = func.coalesce(jobs.c.agent, "") == agent.name
+    order = (own.desc(), jobs.c.created, jobs.c.id)
+    wanted = select(*STANDS).where(LIVE, or_(FREE, HELD)).order_by(*order)
+    refused = set(
+        connection.execute(
+            select(refusals.c.job_id).where(refusals.c.agent == agent.name)
+        ).scalars()
+    )
+    elsewhere: dict[str, Agent] | None = None
+    for row in connection.execute(wanted).mappings().all():
+        if row["id"] in refused or not free(row, agent.name):
+            continue
+        asked = _asked(connection, row["id"])
+        if agent.lacks(asked):
+            continue
+        if row["agent"] not in (None, agent.name):
+            # It is left to who had it, where that one may have it and is free.
+            if elsewhere is None:
+                elsewhere = {one.name: one for one in _present(connection, there)}
+            theirs = elsewhere.get(row["agent"])
+            left = theirs is not None and not theirs.busy and not theirs.lacks(asked)
+            if left and row["id"] not in _refused_by(connection, row["agent"]):
+                continue
+        yield row["id"]
 
 
-def waits_for(connection: Connection, row: RowMapping, since: float) -> str | None:
-    """Why no agent that is there, as for `fitting`, has a job that waits for one."""
-    if not standing_of(row).leasable:
+def waits_for(
+    connection: Connection,
+    row: RowMapping,
+    there: Condition,
+    *,
+    silent: float,
+    seconds: float,
+    keep: float,
+) -> str | None:
+    """Why no agent has a job, or goes on with one whose agent is silent; `None`: one will soon.
+
+    Args:
+        connection: In a transaction.
+        row: Of the job.
+        there: Which agents are there.
+        silent: Seconds since the last word of who has it, or gave it back.
+        seconds: Of a lease.
+        keep: Seconds that a training is kept for its agent.
+    """
+    job = standing_of(row)
+    if job.held:
+        if silent < seconds:
+            return None
+        kept = seconds + (keep if job.state == "training" else 0.0) - silent
+        left = f"for {duration(kept)} more" if kept > 0 else "until another one asks for it"
+        return f"agent {job.agent} is silent for {duration(silent)}; the job is kept for it {left}"
+    if not job.leasable:
         return None
-    job, present = _asked(row["job"]), _present(connection, since)
+    present = _present(connection, there)
+    if job.kept and silent < keep and job.agent not in {one.name for one in present}:
+        return (
+            f"agent {job.agent} has the training so far and is not there; the job is kept for it "
+            f"for {duration(keep - silent)} more"
+        )
     if not present:
         return "no agent is there; start `batchwright agent` on the machine that is to train"
-    refused = {name: refusal(_rules(allow), job) for name, (allow, _) in present.items()}
-    if all(refused.values()):
-        many = f"the {len(refused)} agents that are there do"
-        who = "the agent that is there does" if len(refused) == 1 else many
-        return f"{who} not carry it out: {next(iter(refused.values()))}"
-    if all(busy for name, (_, busy) in present.items() if not refused[name]):
+    of_job = select(refusals.c.agent, refusals.c.reason).where(refusals.c.job_id == row["id"])
+    given_back = {one.agent: one.reason for one in connection.execute(of_job)}
+    asked = _asked(connection, row["id"])
+    lacks = {one.name: given_back.get(one.name) or one.lacks(asked) for one in present}
+    if all(lacks.values()):
+        return _nobody(lacks)
+    if all(one.busy for one in present if not lacks[one.name]):
         return "the agents that carry it out have another job"
     return None
 
 
-def _present(connection: Connection, since: float) -> dict[str, tuple[str, bool]]:
-    """Agents that are there: what they carry out, as stored, and whether they have a job."""
-    busy = select(jobs.c.agent).where(jobs.c.lease_expires.is_not(None), jobs.c.agent.is_not(None))
+def _nobody(lacks: dict[str, tuple[str, str] | str]) -> str:
+    """Why no agent that is there carries a job out, in a line: what most of them lack."""
+    by_reason: dict[str, list[tuple[str, str]]] = {}
+    for name, lack in lacks.items():
+        reason, offered = lack if isinstance(lack, tuple) else (lack, "")
+        by_reason.setdefault(reason, []).append((name, offered))
+    told = []
+    for reason, who in sorted(by_reason.items(), key=lambda one: -len(one[1])):
+        if not who[0][1]:
+            told.append(f"{_named([name for name, _ in who])} not carry it out: {reason}")
+            continue
+        offers: dict[str, list[str]] = {}
+        for name, offered in who:
+            offers.setdefault(offered, []).append(name)
+        those = (f"{_named(names, 'offers', 'offer')} {one}" for one, names in offers.items())
+        told.append(f"no agent offers {reason}; {', '.join(those)}")
+    return "; ".join(told[:2]) + ("; and others for other reasons" if len(told) > 2 else "")
+
+
+def _named(names: Sequence[str], one: str = "does", several: str = "do") -> str:
+    """Agents by name, with a verb."""
+    shown = ", ".join(names[:MOST_NAMED])
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"agent {shown} {one}" if len(names) == 1 else f"agents {shown}{more} {several}"
+
+
+def _present(connection: Connection, there: Condition) -> list[Agent]:
+    """Agents that are there, by name, and whether they have a job."""
+    busy = select(jobs.c.agent).where(HELD, jobs.c.agent == agents.c.name).exists()
     rows = connection.execute(
-        select(agents.c.name, agents.c.allow, agents.c.name.in_(busy))
-        .where(agents.c.seen > since)
+        select(agents.c.name, agents.c.allow, agents.c.offer, busy.label("busy"))
+        .where(there)
         .order_by(agents.c.name)
     )
-    return {name: (allow, bool(has_job)) for name, allow, has_job in rows}
+    return [agent_of(one.name, one.allow, one.offer, busy=bool(one.busy)) for one in rows]
+
+
+def _refused_by(connection: Connection, agent: str) -> set[str]:
+    wanted = select(refusals.c.job_id).where(refusals.c.agent == agent)
+    return set(connection.execute(wanted).scalars())
 
 
 @lru_cache(maxsize=500)
@@ -156,12 +301,26 @@ def _rules(texts: str) -> Rules:
     return rules_of(json.loads(texts))
 
 
-def _asked(text: str) -> Job:
-    """What rules look at of a job, from what is stored, which never changes."""
-    return _job_of(text) if len(text) <= _LONGEST_KNOWN else _job_of.__wrapped__(text)
+@lru_cache(maxsize=500)
+def _offer(text: str | None) -> Offer:
+    return Offer() if text is None else Offer.model_validate_json(text)
 
 
-@lru_cache(maxsize=1000)
-def _job_of(text: str) -> Job:
+_known: dict[str, Asked] = {}
+"""Of short jobs that were looked at, by identifier: what a job asks for never changes."""
+
+
+def _asked(connection: Connection, identifier: str) -> Asked:
+    """What rules and offers look at of a job."""
+    found = _known.get(identifier)
+    if found is not None:
+        return found
+    wanted = select(jobs.c.job, jobs.c.needs).where(jobs.c.id == identifier)
+    text, needs = connection.execute(wanted).one()
     values = json.loads(text)  # checked when it was submitted
-    return Job.model_construct(**{key: values[key] for key in DEFAULTS})
+    asked = Asked(Job.model_construct(**{key: values[key] for key in DEFAULTS}), needs_in(needs))
+    if len(text) <= _LONGEST_KNOWN:
+        if len(_known) >= 2000:
+            _known.clear()
+        _known[identifier] = asked
+    return asked

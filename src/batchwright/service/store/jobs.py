@@ -1,34 +1,55 @@
 """Jobs: submitted, handed to agents, followed to their end.
 
 What may happen when is `job_states`' to say. Here each change is one transaction that locks the
-job's row: it reads where the job stands, settles what the clock has decided meanwhile, and stores
-where it stands next. A lease is decided in one transaction that locks the agent's row too.
+job's row: it reads where the job stands, and stores where it stands next. A lease is decided in one
+transaction that locks the agent's row too. How long an agent has been silent, `LeaseAges` says.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
-from collections.abc import Callable
-from itertools import product
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, RowMapping, delete, insert, select, tuple_, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    delete,
+    insert,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 
 from batchwright.records import Job, Plan, Profile
-from batchwright.records.agent_rules import DEFAULTS
+from batchwright.records.agent_rules import Needs, needs_of
 from batchwright.records.service import JobInfo, JobOrders, JobProgress, JobState, Lease
 from batchwright.records.text.problems import first_problem, printable
 from batchwright.service import job_states
-from batchwright.service.database.tables import agents, jobs
+from batchwright.service.database.engine import Database
+from batchwright.service.database.tables import agents, jobs, refusals
 from batchwright.service.job_states import ENDED, Standing
-from batchwright.service.problems import Conflict, Refused, TooMany
-from batchwright.service.store.agents import missing_agent
+from batchwright.service.lease_ages import LeaseAges
+from batchwright.service.problems import TooMany
+from batchwright.service.settings import Settings
+from batchwright.service.store.agents import (
+    heard_lately,
+    missing_agent,
+    refuse_former_session,
+)
 from batchwright.service.store.job_rows import (
     DOCUMENTS,
+    HELD,
+    LIVE,
     SHOWN,
+    STANDS,
+    agent_of,
     columns_of,
     fitting,
     held_rows,
@@ -36,26 +57,49 @@ from batchwright.service.store.job_rows import (
     job_row,
     standing_of,
     waits_for,
+    word_of,
 )
-from batchwright.service.store.part import Part, count, opened
+from batchwright.service.store.part import Clock, Part, count, opened
 
 log = logging.getLogger("batchwright.service")
 
 NOTED_SHARE = 1 / 6
 """Of a lease: who asks for work and gets none is noted to be there again after so long only."""
 
+_NEWEST = (jobs.c.created.desc(), jobs.c.id.desc())
+
 
 class Jobs(Part):
-    """The table of jobs."""
+    """The table of jobs.
+
+    Args:
+        database: Holds it.
+        settings: Limits and delays.
+        clock: Unix time in seconds.
+        steady: Seconds, by a clock that never jumps.
+    """
+
+    def __init__(self, database: Database, settings: Settings, clock: Clock, steady: Clock) -> None:
+        super().__init__(database, settings, clock)
+        self._ages = LeaseAges(steady, settings.lease_seconds)
 
     @property
-    def _since(self) -> float:
-        """Agents heard of after this are there."""
-        return self._clock() - self._settings.lease_seconds
+    def _there(self) -> ColumnElement[bool]:
+        """Which agents are there."""
+        return heard_lately(self._clock(), self._settings.lease_seconds)
 
     # ------------------------------------------------------------------------------------ users
 
-    def submit(self, name: str, job: Job, *, auto: bool, owner: str) -> JobInfo:
+    def submit(
+        self,
+        name: str,
+        job: Job,
+        *,
+        auto: bool,
+        owner: str,
+        needs: Needs | None = None,
+        keep_seconds: float | None = None,
+    ) -> JobInfo:
         """Queue a job.
 
         Args:
@@ -63,15 +107,17 @@ class Jobs(Part):
             job: What to do; an agent resolves what is `auto` in it.
             auto: Whether to train without approval of the plan.
             owner: Name of the token, or `browser`.
+            needs: Of the machine, beside what the job's keys say.
+            keep_seconds: How long its training is kept for an agent that is silent or away;
+                `None`: as the settings say.
 
         Raises:
             TooMany: `Limits.open_jobs` of them have not ended.
         """
         now, identifier = self._clock(), str(uuid.uuid4())
         most = self._settings.limits.open_jobs
-        self.settle()
         with self._database.writing() as connection:
-            if count(connection, jobs, jobs.c.state.not_in(ENDED)) >= most:
+            if count(connection, jobs, LIVE) >= most:
                 raise TooMany(
                     f"{most} jobs have not ended: wait for some of them, or cancel some", 60.0
                 )
@@ -83,6 +129,8 @@ class Jobs(Part):
                     created=now,
                     changed=now,
                     job=job.model_dump_json(),
+                    needs=needs_of(job, needs or Needs()).model_dump_json(),
+                    keep_seconds=keep_seconds,
                     **columns_of(Standing(auto=auto)),
                 )
             )
@@ -90,17 +138,18 @@ class Jobs(Part):
 
     def get(self, identifier: str) -> JobInfo:
         """A job."""
-        self.settle()
         with self._database.reading() as connection:
             return self._told(connection, identifier)
 
     def _told(self, connection: Connection, identifier: str) -> JobInfo:
         row = job_row(connection, identifier)
-        return info_of(row, waits_for(connection, row, self._since))
+        times = {"silent": self._silent(row), "seconds": self._settings.lease_seconds}
+        waiting = waits_for(connection, row, self._there, **times, keep=self._keep(row))
+        return self._info(row, waiting)
 
     def list(
         self, limit: int = 50, before: str | None = None, state: JobState | None = None
-    ) -> list[JobInfo]:
+    ) -> Sequence[JobInfo]:
         """Jobs, those submitted last first.
 
         Args:
@@ -111,16 +160,45 @@ class Jobs(Part):
         Raises:
             NotFound: There is no job ``before``.
         """
-        self.settle()
-        wanted = select(*SHOWN).order_by(jobs.c.created.desc(), jobs.c.id.desc()).limit(limit)
+        wanted = select(*SHOWN).order_by(*_NEWEST).limit(limit)
         if state is not None:
             wanted = wanted.where(jobs.c.state == state)
+        return self._page(wanted, jobs.c.created, before)
+
+    def live(self) -> Sequence[JobInfo]:
+        """All jobs that have not ended, those submitted last first; `Limits.open_jobs` at most."""
+        return self._page(select(*SHOWN).where(LIVE).order_by(*_NEWEST))
+
+    def ended(self, limit: int = 50, before: str | None = None) -> Sequence[JobInfo]:
+        """Jobs that have ended, the last one first; arguments and errors are those of `list`."""
+        order = (jobs.c.ended.desc(), jobs.c.id.desc())
+        wanted = select(*SHOWN).where(jobs.c.ended.is_not(None)).order_by(*order).limit(limit)
+        return self._page(wanted, jobs.c.ended, before)
+
+    def _page(
+        self, wanted: Select[Any], by: Column[Any] = jobs.c.created, before: str | None = None
+    ) -> Sequence[JobInfo]:
+        """What a query finds; with ``before`` what comes after that job, in the order ``by``."""
         with self._database.reading() as connection:
             if before is not None:
-                last = tuple_(job_row(connection, before)["created"], before)
-                wanted = wanted.where(tuple_(jobs.c.created, jobs.c.id) < last)
+                last = tuple_(job_row(connection, before)[by.name], before)
+                wanted = wanted.where(tuple_(by, jobs.c.id) < last)
             rows = connection.execute(wanted).mappings().all()
-        return [info_of(row) for row in rows]
+        return [self._info(row) for row in rows]
+
+    def _info(self, row: RowMapping, waiting: str | None = None) -> JobInfo:
+        silent = row["lease_expires"] is not None
+        silent = silent and self._silent(row) >= self._settings.lease_seconds
+        return info_of(row, keep=self._settings.keep_seconds, silent=silent, waiting=waiting)
+
+    def _silent(self, row: RowMapping) -> float:
+        """Seconds since the last word of a job's agent."""
+        return self._ages.silent(row["id"], word_of(row))
+
+    def _keep(self, row: RowMapping) -> float:
+        """Seconds that a job's training is kept for its agent."""
+        given = row["keep_seconds"]
+        return self._settings.keep_seconds if given is None else given
 
     def owner(self, identifier: str) -> str:
         """Name of the token that submitted a job."""
@@ -140,7 +218,7 @@ class Jobs(Part):
         Raises:
             Conflict: No plan of it waits.
         """
-        return info_of(self._change(identifier, job_states.approve))
+        return self._info(self._change(identifier, lambda job, _: job_states.approve(job)))
 
     def cancel(self, identifier: str) -> JobInfo:
         """End a job, or have its agent end it; again changes nothing.
@@ -148,40 +226,57 @@ class Jobs(Part):
         Raises:
             Conflict: It has ended otherwise.
         """
-        return info_of(self._change(identifier, job_states.cancel))
+
+        def step(job: Standing, silent: bool) -> Standing:
+            return job_states.cancel(job, silent=silent)
+
+        return self._info(self._change(identifier, step))
 
     # ----------------------------------------------------------------------------------- agents
 
-    def lease(self, agent: str) -> Lease | None:
+    def agent(self, identifier: str) -> str | None:
+        """Who has a job, or had it last."""
+        found: str | None = self._value(jobs.c.agent, identifier)
+        return found
+
+    def asked(self, identifier: str) -> tuple[Job, Profile | None]:
+        """A job as it was submitted, and what was measured for it, if anything."""
+        job = Job.model_validate_json(self._value(jobs.c.job, identifier))
+        return job, self.profile(identifier)
+
+    def lease(self, agent: str, session: str | None = None) -> Lease | None:
         """Hand an agent the oldest job that it carries out, its own ones first.
 
-        An agent that asks while it has a job does not know of it any more: that lease is lost. A
-        job that another agent had is left to that one while it is there and free, since profile
-        and checkpoints are of its machine.
+        An agent that asks while it has a job does not know of it any more: it gets it again, under
+        a new number. A job that another agent had is left to that one while it is there and free,
+        and a training for as long as it is kept, since checkpoints are in its folder.
 
         Args:
             agent: Its name; this also says that it is there.
+            session: Of its process, as it introduced itself.
 
         Raises:
             NotFound: No agent of this name has introduced itself.
+            Conflict: Another process has, since.
         """
-        self.settle()
-        if self._has_nothing_for(agent):
+        if self._has_nothing_for(agent, session):
             return None
         with self._database.writing() as connection:
             # In SQLite everybody else waits, in PostgreSQL whoever asks for the same agent.
-            allow = connection.execute(
+            known = connection.execute(
                 update(agents)
                 .where(agents.c.name == agent)
                 .values(seen=self._clock())
-                .returning(agents.c.allow)
-            ).scalar()
-            if allow is None:
+                .returning(agents.c.allow, agents.c.offer, agents.c.session)
+            ).one_or_none()
+            if known is None:
                 raise missing_agent(agent)
+            refuse_former_session(agent, known.session, session)
+            self._ages.catch_up()
             for row in held_rows(connection, jobs.c.agent == agent):
                 self._store(connection, row, job_states.lose(standing_of(row)))
-            key = str(uuid.uuid4())
-            for job in fitting(connection, agent, allow, self._since):
+            key, who = str(uuid.uuid4()), agent_of(agent, known.allow, known.offer)
+            for job in fitting(connection, who, self._there, self._free):
                 leased = self._lease(connection, job, agent, key)
                 if leased is not None:
                     return leased
@@ -190,22 +285,31 @@ class Jobs(Part):
     def progress(self, identifier: str, progress: JobProgress) -> JobOrders:
         """Take in what an agent says of its job; this also says that it is there.
 
+        Whether its profile and plan are of the job is looked at before, by `job_documents`.
+
         Raises:
             Conflict: The agent does not have it any more, or it does not go that way.
-            Refused: Its profile or plan is of another job.
         """
-        self._refuse_other_job(identifier, progress)
         error = progress.error and printable(" ".join(progress.error.split()))
 
-        def step(job: Standing) -> Standing:
+        def step(job: Standing, _silent: bool) -> Standing:
             return job_states.report(
                 job,
                 key=progress.key,
                 expires=self._clock() + self._settings.lease_seconds,
                 state=progress.state,
                 plan=progress.plan is not None,
+                trained=progress.trained,
+                able=progress.reason is None,
                 error=error,
             )
+
+        def also(connection: Connection, row: RowMapping) -> None:
+            if progress.reason is not None and progress.state == "queued":
+                reason = printable(" ".join(progress.reason.split()))
+                told = {"job_id": identifier, "agent": row["agent"], "reason": reason}
+                add = sqlite.insert if self._database.is_sqlite else postgresql.insert
+                connection.execute(add(refusals).values(**told).on_conflict_do_nothing())
 
         documents: dict[str, Any] = {
             name: document.model_dump_json()
@@ -214,56 +318,62 @@ class Jobs(Part):
         }
         if progress.run is not None:
             documents["run_id"] = progress.run
-        row = self._change(identifier, step, **documents)
-        job = standing_of(row)
-        if row["agent"] is not None:
-            its_row = agents.c.name == row["agent"]
-            self._write(update(agents).where(its_row).values(seen=self._clock()))
+        job = standing_of(self._change(identifier, step, also, **documents))
+        # Apart from that: a lease locks agent and job the other way round.
+        self._write(update(agents).where(agents.c.name == job.agent).values(seen=self._clock()))
         return JobOrders(state=job.state, stop=job.cancelling)
 
     # ------------------------------------------------------------------------------------ clock
 
-    def settle(self) -> None:
-        """Take the jobs back of agents that have been silent for too long."""
-        late = jobs.c.lease_expires <= self._clock()
-        if not self._read(select(jobs.c.id).where(late).limit(1)):
-            return
-        with self._database.writing() as connection:
-            for row in held_rows(connection, late, skip=True):
-                self._store(connection, row, job_states.lose(standing_of(row)))
+    def tick(self) -> None:
+        """Note that words of agents can be taken in, and look who is silent.
 
-    def forgive_absence(self) -> None:
-        """Give every agent that has a job a whole lease from now on.
-
-        For a service that starts: while it was away nobody could tell it that they are there.
+        For a service to do every `TICK_SECONDS` or so. From the first time on, a longer while
+        without is time in which nobody could be heard, which is no silence.
         """
-        held = update(jobs).where(jobs.c.lease_expires.is_not(None))
-        self._write(held.values(lease_expires=self._clock() + self._settings.lease_seconds))
+        with self._database.writing() as connection:  # waits as long as their words would
+            self._ages.tick()
+            watched = LIVE & (jobs.c.lease_expires.is_not(None) | jobs.c.kept)
+            rows = connection.execute(select(*STANDS).where(watched)).mappings().all()
+            self._ages.forget_except({row["id"] for row in rows})
+            late = {
+                row["id"]
+                for row in rows
+                if self._silent(row) >= self._settings.lease_seconds and row["cancelling"]
+            }
+            for row in held_rows(connection, jobs.c.id.in_(late), skip=True) if late else ():
+                job = job_states.settled(standing_of(row), silent=True)
+                self._store(connection, row, job)
 
     def delete_old(self, before: float) -> None:
         """Delete jobs that ended before a moment."""
-        self._write(delete(jobs).where(jobs.c.state.in_(ENDED), jobs.c.changed < before))
+        self._write(delete(jobs).where(jobs.c.ended < before))
 
     # ---------------------------------------------------------------------------------- storing
 
     def _change(
-        self, identifier: str, step: Callable[[Standing], Standing], **documents: Any
+        self,
+        identifier: str,
+        step: Callable[[Standing, bool], Standing],
+        also: Callable[[Connection, RowMapping], None] = lambda *_: None,
+        **documents: Any,
     ) -> RowMapping:
-        """A job's row after one step; that a lease has expired is kept, whatever becomes of it."""
-        problem: Conflict | None = None
+        """A job's row after one step.
+
+        Args:
+            identifier: Of the job.
+            step: From where it stands, and whether the agent that has it is silent, to the next.
+            also: Done in the same transaction, with the row before.
+            **documents: Stored with it; they are taken from who has the job, not from who says
+                something again.
+        """
         with self._database.writing() as connection:
             row = job_row(connection, identifier, lock=True)
-            job = job_states.settled(standing_of(row), self._clock())
-            try:
-                after = step(job)
-            except Conflict as conflict:
-                problem, after = conflict, job
-            # Documents are taken from who has the job, not from who says something again.
-            self._store(connection, row, after, **(documents if job.held and not problem else {}))
-            row = job_row(connection, identifier)
-        if problem is not None:
-            raise problem
-        return row
+            job = standing_of(row)
+            after = step(job, job.held and self._silent(row) >= self._settings.lease_seconds)
+            self._store(connection, row, after, **(documents if job.held else {}))
+            also(connection, row)
+            return job_row(connection, identifier)
 
     def _store(
         self, connection: Connection, row: RowMapping, job: Standing, **documents: Any
@@ -275,53 +385,66 @@ class Jobs(Part):
             for name, value in columns_of(job).items()
             if value != columns_of(before)[name]
         }
-        if values.keys() - {"lease_expires"}:
+        if values.keys() - {"lease_expires", "heard", "trained", "furthest", "lost"}:
             values["changed"] = self._clock()
+        if job.state in ENDED and row["ended"] is None:
+            values["ended"] = self._clock()
         if values:
             connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(**values))
+            self._ages.silent(row["id"], (job.key, job.expires, job.kept))  # as of `word_of`
 
-    def _refuse_other_job(self, identifier: str, progress: JobProgress) -> None:
-        """A later agent opens what the plan names, so that must be what was submitted."""
-        documents = [one for one in (progress.profile, progress.plan) if one is not None]
-        if not documents:
-            return
-        submitted = json.loads(self._value(jobs.c.job, identifier))
-        for document, key in product(documents, DEFAULTS):
-            if getattr(document.job, key) != submitted[key]:
-                raise Refused(
-                    f"a {type(document).__name__.lower()} with {key}={getattr(document.job, key)} "
-                    f"is not of this job, which has {key}={submitted[key]}"
-                )
+    def _free(self, row: RowMapping, agent: str) -> bool:
+        """Whether a job may be given to an agent, by where it stands."""
+        times = {"seconds": self._settings.lease_seconds, "keep": self._keep(row)}
+        return standing_of(row).free_for(agent, self._silent(row), **times)
 
     def _lease(self, connection: Connection, identifier: str, agent: str, key: str) -> Lease | None:
         """The job, if nobody else has just got it."""
         wanted = select(*SHOWN, jobs.c.profile, jobs.c.plan).where(jobs.c.id == identifier)
         free = connection.execute(wanted.with_for_update(skip_locked=True))
         row = free.mappings().one_or_none()
-        if row is None or not (job := standing_of(row)).leasable:
+        if row is None or not self._free(row, agent):
             return None
         try:
             profile, plan = opened(Profile, row["profile"]), opened(Plan, row["plan"])
         except ValidationError as error:  # an optimizer, say, whose package was removed from here
             log.error("job %s is not handed out: %s", identifier, first_problem(error, ""))
             return None
-        seconds = self._settings.lease_seconds
-        expires = self._clock() + seconds
-        self._store(connection, row, job_states.lease(job, agent=agent, key=key, expires=expires))
-        info = info_of(job_row(connection, identifier))
-        return Lease(key=key, seconds=seconds, job=info, profile=profile, plan=plan)
+        job = standing_of(row)
+        if job.held:
+            job = job_states.lose(job)
+        if job.leasable:
+            expires = self._clock() + self._settings.lease_seconds
+            job = job_states.lease(job, agent=agent, key=key, expires=expires)
+        self._store(connection, row, job)
+        if not job.held:
+            return None  # it has lost too many agents
+        info = self._info(job_row(connection, identifier))
+        return Lease(
+            key=key,
+            number=job.attempts,
+            seconds=self._settings.lease_seconds,
+            job=info,
+            profile=profile,
+            plan=plan,
+        )
 
-    def _has_nothing_for(self, agent: str) -> bool:
+    def _has_nothing_for(self, agent: str, session: str | None) -> bool:
         """Whether an agent that asks for work changes nothing: as it is nearly always."""
         with self._database.reading() as connection:
             known = connection.execute(
-                select(agents.c.allow, agents.c.seen).where(agents.c.name == agent)
+                select(agents.c.allow, agents.c.offer, agents.c.session, agents.c.seen).where(
+                    agents.c.name == agent
+                )
             ).one_or_none()
             if known is None:
                 raise missing_agent(agent)
-            if self._clock() - known.seen >= self._settings.lease_seconds * NOTED_SHARE:
+            refuse_former_session(agent, known.session, session)
+            # Either way: the clock may have been set.
+            if abs(self._clock() - known.seen) >= self._settings.lease_seconds * NOTED_SHARE:
                 return False
-            held = select(jobs.c.id).where(jobs.c.agent == agent, jobs.c.lease_expires.is_not(None))
+            held = select(jobs.c.id).where(HELD, jobs.c.agent == agent)
             if connection.execute(held.limit(1)).first() is not None:
                 return False
-            return next(fitting(connection, agent, known.allow, self._since), None) is None
+            who = agent_of(agent, known.allow, known.offer)
+            return next(fitting(connection, who, self._there, self._free), None) is None

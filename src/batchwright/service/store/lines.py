@@ -1,104 +1,85 @@
-"""Lines of metrics.jsonl as they come from outside: checked, so that whoever draws or compares them
-later finds numbers where numbers belong, and made text again.
-"""
+"""Batches of records from outside: read in one go, the first mistake told with its place."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from functools import lru_cache
-from math import isfinite
-from typing import Any, Literal
+from collections.abc import Callable
 
-from pydantic_core import to_json
+from pydantic import ValidationError
+from pydantic_core import from_json, to_json
 
-from batchwright.service.problems import Refused
+from batchwright.records import DataFacts
+from batchwright.records.lines.line_files import read_line
+from batchwright.records.service import MOST_RECORDS, RecordBatch
+from batchwright.records.text.problems import first_problem
+from batchwright.service.problems import Refused, TooLarge
 
-LONGEST_NAME = 120
-LONGEST_TEXT = 4000
+LONGEST_LINE = 2**20
+"""Characters of a line: an epoch of a thousand workers has some 300,000."""
 MOST_KEYS = 8000
-LONGEST_LINE = 256 * 1024
-"""Characters of a whole line: an epoch of a thousand workers has some 200,000."""
-LARGEST = 2**53
-"""Whole numbers beyond it are not exact in JSON."""
+"""Of a flat line; a record has a few, and a list of workers."""
+MOST_BYTES = 2 * 2**20
+"""Of a batch; our reporters send half as much, or one line."""
 
-_MOST_KNOWN_KEYS = 512
-_MOST_KNOWN_CHARACTERS = 16 * 1024
-
-_KIND = re.compile(r"[a-z][a-z0-9_-]{0,19}\Z")
-_COUNTS = frozenset(("epoch", "epochs", "step", "steps", "worker", "round"))
-_NUMBERS = frozenset(("lr", "resolution", "samples", "factor", "lead", "committed"))
-
-Holds = Literal["count", "number", "anything", "too long"]
+_MOST_PROBLEMS = 100
+"""In one line that are looked at, to tell the first: each takes memory."""
+_MOST_TEXT = 280
+"""Characters of a message."""
 
 
-def checked(record: Mapping[str, Any], sequence: int) -> tuple[str, str]:
-    """A line's kind, and its text.
+def read_batch(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
+    """The records of a request.
+
+    Args:
+        body: Its JSON.
+        data: What the run trains on, for epochs of reporters of earlier versions.
 
     Raises:
-        Refused: It is none that a run writes; the message names ``sequence`` and the key.
+        TooLarge: There is more than `MOST_BYTES`.
+        Refused: Something is no record that a run writes; the message names its number and field.
     """
-    kind = record.get("kind")
-    if not isinstance(kind, str) or not _KIND.match(kind):
-        raise Refused(f"record {sequence}: its kind is not a short lower-case word")
-    if len(record) > MOST_KEYS:
-        raise Refused(f"record {sequence}: {len(record):,} keys, where {MOST_KEYS:,} are taken")
-    for name, holds, value in zip(record, _shape(tuple(record)), record.values(), strict=True):
-        # Most values are numbers where numbers belong: of those, no more is asked.
-        if holds == "number" and type(value) in (float, int) and -LARGEST <= value <= LARGEST:
-            continue
-        problem = _problem(holds, value)
-        if problem:
-            raise Refused(f"record {sequence}: {name[:LONGEST_NAME]!r} {problem}")
-    text = to_json(record).decode()
+    if len(body) > MOST_BYTES:
+        raise TooLarge(f"a batch of records may have {MOST_BYTES:,} bytes: send fewer at once")
+    try:
+        return RecordBatch.model_validate_json(body, strict=True)
+    except ValidationError:
+        return _read_one_by_one(body, data)
+
+
+def _read_one_by_one(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
+    """As `read_batch`, slower: it takes flat lines of earlier versions, and tells what is wrong."""
+    try:
+        values = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Refused(f"the body is no JSON: {error}") from None
+    if not isinstance(values, dict) or not isinstance(values.get("records"), list):
+        raise Refused("the body is no batch of records: it has `first` and a list `records`")
+    unknown = next((key for key in values if key not in RecordBatch.model_fields), None)
+    if unknown is not None:
+        raise Refused(f"{unknown[:40]} is unknown")
+    told, first = values["records"], values.get("first")
+    if len(told) > MOST_RECORDS:
+        raise Refused(f"records: {len(told):,}, where {MOST_RECORDS:,} are taken at once")
+    number = first if isinstance(first, int) else 0
+    values["records"] = tuple(_line(one, number + place, data) for place, one in enumerate(told))
+    try:
+        return RecordBatch.model_validate(values, strict=True)
+    except ValidationError as error:
+        raise Refused(first_problem(error, "")) from None
+
+
+def _line(values: object, number: int, data: Callable[[], DataFacts]) -> object:
+    if isinstance(values, dict) and len(values) > MOST_KEYS:
+        raise Refused(f"record {number}: {len(values):,} keys, where {MOST_KEYS:,} are taken")
+    text = to_json(values)
     if len(text) > LONGEST_LINE:
-        raise Refused(
-            f"record {sequence}: {len(text):,} characters, where {LONGEST_LINE:,} are taken"
-        )
-    return kind, text
-
-
-def _shape(names: tuple[str, ...]) -> tuple[Holds, ...]:
-    """What the values of a line with these keys may be.
-
-    Most lines of a run have the same keys, so that is remembered; but only little, since the names
-    come from outside.
-    """
-    small = len(names) <= _MOST_KNOWN_KEYS and sum(map(len, names)) <= _MOST_KNOWN_CHARACTERS
-    return _shape_of(names) if small else _shape_of.__wrapped__(names)
-
-
-@lru_cache(maxsize=128)
-def _shape_of(names: tuple[str, ...]) -> tuple[Holds, ...]:
-    return tuple(map(_holds, names))
-
-
-def _holds(name: str) -> Holds:
-    """What a key's value may be; `null` always may."""
-    if len(name) > LONGEST_NAME:
-        return "too long"
-    if name in _COUNTS:
-        return "count"
-    if name in _NUMBERS or ("/" in name and not name.startswith("place/")):
-        return "number"
-    return "anything"
-
-
-def _problem(holds: Holds, value: object) -> str:
-    """What is wrong with a value; empty if nothing is."""
-    if holds == "too long":
-        return f"is a name of more than {LONGEST_NAME} characters"
-    if value is None:
-        return ""
-    if isinstance(value, str | bool) and holds != "anything":
-        return "is no number, where one belongs"
-    if isinstance(value, str):
-        return "" if len(value) <= LONGEST_TEXT else f"is longer than {LONGEST_TEXT} characters"
-    if isinstance(value, int):
-        least = 0 if holds == "count" else -LARGEST
-        return "" if least <= value <= LARGEST else "is out of range"
-    if isinstance(value, float):
-        if holds == "count":
-            return "is no whole number"
-        return "" if isfinite(value) else "is no finite number"
-    return "is neither a number nor text"
+        told = f"{len(text):,} characters, where {LONGEST_LINE:,} are taken"
+        raise Refused(f"record {number}: {told}")
+    try:
+        return read_line(text, data)
+    except ValidationError as error:
+        count = error.error_count()
+        few = count <= _MOST_PROBLEMS
+        problem = first_problem(error, "") if few else f"{count:,} keys are wrong or unknown"
+    except ValueError as error:
+        problem = str(error)
+    raise Refused(f"record {number}: {problem}"[:_MOST_TEXT])

@@ -27,6 +27,9 @@ from batchwright.service.settings import Settings
 Clock = Callable[[], float]
 """Unix time in seconds."""
 
+FEW = 100
+"""Rows that are few, of however small a table."""
+
 Document = TypeVar("Document", bound=Record)
 
 
@@ -65,6 +68,11 @@ def missing(kind: str, identifier: str) -> NotFound:
 def opened(model: type[Document], text: str | None) -> Document | None:
     """A stored document, if there is one."""
     return None if text is None else model.model_validate_json(text)
+
+
+def share_of(connection: Connection, table: Table) -> int:
+    """How many rows of a table one look may delete for being old."""
+    return max(FEW, count(connection, table) // 10)
 
 
 def count(connection: Connection, table: Table, *which: ColumnElement[bool]) -> int:

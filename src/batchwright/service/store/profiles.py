@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, select
 from batchwright.records import Profile
 from batchwright.service.database.tables import profiles
 from batchwright.service.problems import Conflict
-from batchwright.service.store.part import Part, count, missing
+from batchwright.service.store.part import Part, count, missing, share_of
 
 
 class ProfileInfo(NamedTuple):
@@ -62,8 +62,11 @@ class Profiles(Part):
         return self._value(profiles.c.owner, identifier) or ""
 
     def delete_old(self, before: float) -> None:
-        """Delete profiles uploaded before a moment."""
-        self._write(delete(profiles).where(profiles.c.created < before))
+        """Delete some of the profiles uploaded before a moment."""
+        old = select(profiles.c.id).where(profiles.c.created < before).order_by(profiles.c.created)
+        with self._database.writing() as connection:
+            some = old.limit(share_of(connection, profiles)).scalar_subquery()
+            connection.execute(delete(profiles).where(profiles.c.id.in_(some)))
 
     def delete(self, identifier: str) -> None:
         """Delete a stored profile."""

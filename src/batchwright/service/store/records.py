@@ -12,22 +12,25 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, select, union_all, update
+from sqlalchemy import Connection, Select, delete, select, union_all, update
 
+from batchwright.records import DataFacts, EpochRecord
+from batchwright.records.lines.line_files import line_text, read_line
+from batchwright.records.lines.run_lines import EpochLine, RunLine, note
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
 from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import THERE, records, runs
 from batchwright.service.problems import Conflict, Forbidden, Refused, ServiceProblem
 from batchwright.service.settings import Settings
-from batchwright.service.store.lines import checked
+from batchwright.service.store.lines import LONGEST_LINE
 from batchwright.service.store.part import Clock, Part, missing
 from batchwright.service.store.tokens import Caller
 
-MOST_KINDS = 64
-"""Of the records of a run, beside notes; our own runs write five. How many there are of each is
-counted anew with each batch."""
+MOST_DROPPED = 200_000
+"""Records of a run that are dropped to be sent anew: one transaction removes them."""
 
 MOST_CHARACTERS = 32 * 2**20
 """Of records handed out at once, however many were asked for."""
@@ -57,11 +60,16 @@ class Records(Part):
 
         Raises:
             Forbidden: It is not the caller's.
-            Conflict: Records before it are missing (`next` says from which on), or it is full.
-            Refused: A record is none that a run writes, or there are too many kinds of them.
+            Conflict: Records before it are missing or differ (`next` says which are wanted).
+            Refused: A record is too long, or the run has too many.
         """
-        lines = [checked(record, batch.first + i) for i, record in enumerate(batch.records)]
-        delivery = _Delivery(identifier, batch.first, lines, caller)
+        texts = [line_text(line) for line in batch.records]
+        for number, text in enumerate(texts, batch.first):
+            if len(text) > LONGEST_LINE:
+                raise Refused(
+                    f"record {number}: {len(text):,} characters, where {LONGEST_LINE:,} are taken"
+                )
+        delivery = _Delivery(identifier, batch, texts, caller)
         if self._database.is_sqlite:
             self._store_together(delivery)
         else:
@@ -87,7 +95,7 @@ class Records(Part):
             if total and (not rows or rows[-1][0] < newest):
                 last = _lines_of(identifier).where(records.c.sequence == newest)
                 rows += [(row.sequence, row.body) for row in connection.execute(last)]
-        return _page(kind, total, 2**level, rows)
+        return self._page(identifier, kind, total, 2**level, rows)
 
     def after(
         self, identifier: str, kind: str | None = None, sequence: int = -1, limit: int = 1000
@@ -110,16 +118,37 @@ class Records(Part):
                 total = counts.get(kind, (0, -1))[0]
                 wanted = _after_of_kind(identifier, kind, sequence, limit, total.bit_length())
             rows, _ = _read(connection, wanted.order_by(records.c.sequence).limit(limit))
-        return _page(kind or "", total, 1, rows)
+        return self._page(identifier, kind or "", total, 1, rows)
 
-    def epochs(self, identifier: str) -> list[dict[str, Any]]:
-        """The newest line of each finished epoch, in the epochs' order.
-
-        An epoch that was done again after a resume has two lines, and the second one counts.
-        """
-        found = self.page(identifier, "epoch", MOST_EPOCHS)
-        by_epoch = {line["epoch"]: line for line in found.records if "epoch" in line}
+    def epochs(self, identifier: str) -> list[EpochRecord]:
+        """The finished epochs in their order; one that was done again as it was the last time."""
+        lines = self.page(identifier, "epoch", MOST_EPOCHS).records
+        by_epoch = {line.record.epoch: line.record for line in lines if isinstance(line, EpochLine)}
         return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+    def data(self, identifier: str) -> DataFacts:
+        """What a run trains on."""
+        plan = json.loads(self._value(runs.c.plan, identifier, THERE))
+        return DataFacts.model_validate_json(json.dumps(plan["data"]))
+
+    def _page(
+        self, identifier: str, kind: str, total: int, stride: int, rows: Sequence[tuple[int, str]]
+    ) -> RecordPage:
+        data = cache(lambda: self.data(identifier))
+
+        def line(sequence: int, body: str) -> RunLine:
+            try:
+                return read_line(body, data)
+            except ValueError:  # earlier versions took lines of any kind
+                return note(f"record {sequence} is none that this version knows")
+
+        return RecordPage(
+            kind=kind,
+            total=total,
+            stride=stride,
+            sequences=tuple(sequence for sequence, _ in rows),
+            records=tuple(line(*row) for row in rows),
+        )
 
     # ------------------------------------------------------------------------------------ storing
 
@@ -164,7 +193,10 @@ class Records(Part):
 
     def _take_in(self, connection: Connection, delivery: _Delivery) -> RecordsTaken:
         run = connection.execute(
-            select(runs.c.owner, runs.c.next_sequence, runs.c.counts, runs.c.advice)
+            select(
+                *(runs.c.owner, runs.c.outcome, runs.c.next_sequence, runs.c.counts),
+                *(runs.c.advice, runs.c.digest),
+            )
             .where(runs.c.id == delivery.run, THERE)
             .with_for_update()
         ).one_or_none()
@@ -172,33 +204,54 @@ class Records(Part):
             raise missing("run", delivery.run)
         if delivery.caller is not None and not delivery.caller.owns(run.owner):
             raise Forbidden("this run belongs to another token")
-        known = run.next_sequence - delivery.first
-        if known < 0:
-            raise Conflict(
-                f"records from {run.next_sequence} on are wanted, not from {delivery.first}",
-                next=run.next_sequence,
-            )
-        new = delivery.lines[known:]
-        following = run.next_sequence + len(new)
+        batch, counts, stored, digest = delivery.batch, run.counts, run.next_sequence, run.digest
+        values: dict[str, Any] = {"changed": self._clock()}
+        drops = batch.anew and stored > 0
+        if drops:
+            if run.outcome == "finished" or stored > MOST_DROPPED or batch.first:
+                raise Conflict("what is stored of this run stays: report it as another")
+            values |= {"epochs_done": 0, "top1": None}
+            counts, stored, digest = "{}", 0, None
+        known = stored - batch.first
+        _refuse(batch, stored, digest)
+        following = max(stored, batch.first + len(batch.records))
         if following > self._settings.limits.records_per_run:
             raise Refused(
                 f"this service keeps {self._settings.limits.records_per_run} records of a run"
             )
-        values: dict[str, Any] = {"changed": self._clock()}
-        if new:
-            counts = json.loads(run.counts)
-            rows = rows_of(run.next_sequence, new, counts)
-            # Notes are always taken: a reporter sends them in place of what was refused.
-            if len(counts.keys() - {"note"}) > MOST_KINDS:
-                raise Refused(
-                    f"this service keeps {MOST_KINDS} kinds of records of a run: write what "
-                    "differs into their keys"
-                )
-            values |= {"next_sequence": following, "counts": json.dumps(counts)}
+        if drops:  # others' deliveries are in this transaction: nothing is refused from here on
+            connection.execute(delete(records).where(records.c.run_id == delivery.run))
+        if following > stored:
+            so_far, digest = json.loads(counts), batch.after
+            new = batch.records[known:]
+            insert_rows(
+                connection, delivery.run, rows_of(stored, new, delivery.texts[known:], so_far)
+            )
+            values |= {"next_sequence": following, "counts": json.dumps(so_far), "digest": digest}
             values |= progress_in(new)
-            insert_rows(connection, delivery.run, rows)
         connection.execute(update(runs).where(runs.c.id == delivery.run).values(**values))
-        return RecordsTaken(next=following, advice=run.advice)
+        return RecordsTaken(next=following, advice=run.advice, digest=digest)
+
+
+def _refuse(batch: RecordBatch, stored: int, digest: str | None) -> None:
+    """Refuse what does not follow on what is stored, or on other lines than those.
+
+    Raises:
+        Conflict: Where the batch's own first record is the one wanted, what is before it differs.
+    """
+    end = batch.first + len(batch.records)
+    if batch.first > stored:
+        raise Conflict(f"records from {stored} on are wanted, not from {batch.first}", next=stored)
+    if digest is None or batch.before is None:
+        return
+    if batch.first < stored < end:  # the known part cannot be compared by itself
+        raise Conflict(f"records before {stored} are stored already", next=stored)
+    ours = batch.before if batch.first == stored else batch.after if end == stored else digest
+    if ours != digest:
+        raise Conflict(
+            f"the lines before {stored} are not those that are stored: all are wanted anew",
+            next=batch.first,
+        )
 
 
 @dataclass(eq=False)
@@ -206,8 +259,8 @@ class _Delivery:
     """A batch on its way into the database, and what became of it."""
 
     run: str
-    first: int
-    lines: Sequence[tuple[str, str]]
+    batch: RecordBatch
+    texts: Sequence[str]
     caller: Caller | None
     taken: RecordsTaken | None = None
     problem: Exception | None = None
@@ -278,29 +331,19 @@ def _read(connection: Connection, wanted: Select[Any]) -> tuple[list[tuple[int, 
     return rows, True
 
 
-def _page(kind: str, total: int, stride: int, rows: Sequence[tuple[int, str]]) -> RecordPage:
-    return RecordPage(
-        kind=kind,
-        total=total,
-        stride=stride,
-        sequences=tuple(sequence for sequence, _ in rows),
-        records=tuple(json.loads(body) for _, body in rows),
-    )
-
-
 Row = tuple[int, str, int, str]
 """Sequence number, kind, level, body."""
 
 
 def rows_of(
-    first: int, lines: Sequence[tuple[str, str]], counts: dict[str, list[int]]
+    first: int, lines: Sequence[RunLine], texts: Sequence[str], counts: dict[str, list[int]]
 ) -> list[Row]:
     """Lines as rows of the table; ``counts`` goes on."""
-    rows = []
-    for sequence, (kind, body) in enumerate(lines, first):
-        place = counts.get(kind, (0, -1))[0] + 1
-        counts[kind] = [place, sequence]
-        rows.append((sequence, kind, (place & -place).bit_length() - 1, body))
+    rows: list[Row] = []
+    for sequence, (line, text) in enumerate(zip(lines, texts, strict=True), first):
+        place = counts.get(line.kind, (0, -1))[0] + 1
+        counts[line.kind] = [place, sequence]
+        rows.append((sequence, line.kind, (place & -place).bit_length() - 1, text))
     return rows
 
 
@@ -317,18 +360,14 @@ def insert_rows(connection: Connection, run: str, rows: Sequence[Row]) -> None:
             copy.write_row((run, *row))
 
 
-def progress_in(lines: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def progress_in(lines: Sequence[RunLine]) -> dict[str, Any]:
     """What the epoch lines among them change in the run's row."""
     values: dict[str, Any] = {}
-    for kind, body in lines:
-        if kind != "epoch":
-            continue
-        line = json.loads(body)
-        if isinstance(line.get("epoch"), int):
-            values["epochs_done"] = line["epoch"] + 1
-        top1, batch = line.get("val/top1"), line.get("batch/global")
-        if top1 is not None and 0 <= top1 <= 1:
-            values["top1"] = float(top1)
-        if isinstance(batch, int) and batch > 0:
-            values["global_batch_size"] = batch
+    for line in lines:
+        if isinstance(line, EpochLine):
+            record = line.record
+            values["epochs_done"] = record.epoch + 1
+            values["global_batch_size"] = record.global_batch_size
+            if record.top1 is not None and record.top1 <= 1:
+                values["top1"] = record.top1
     return values

@@ -31,7 +31,7 @@ from batchwright.records.service import (
 from batchwright.service.database.tables import DELETED, EXPIRED, GONE, THERE, advice, records, runs
 from batchwright.service.problems import Conflict, Unavailable
 from batchwright.service.settings import DAY
-from batchwright.service.store.part import Part, count, missing, opened
+from batchwright.service.store.part import Part, count, missing, opened, share_of
 
 REMOVED_AT_ONCE = 5000
 """Records in one transaction when a run is removed, so that others can write in between."""
@@ -49,6 +49,7 @@ _NOTHING = {
     **dict.fromkeys(("profile", "summary", "error", "job_id", "top1")),
     "counts": "{}",
     "next_sequence": 0,
+    "digest": None,
 }
 
 _SHOWN = [
@@ -130,11 +131,11 @@ class Runs(Part):
                 update(runs)
                 .where(runs.c.id == identifier, THERE)
                 .values(changed=self._clock())
-                .returning(runs.c.next_sequence, runs.c.advice)
+                .returning(runs.c.next_sequence, runs.c.advice, runs.c.digest)
             ).one_or_none()
         if row is None:
             raise missing("run", identifier)
-        return RecordsTaken(next=row.next_sequence, advice=row.advice)
+        return RecordsTaken(next=row.next_sequence, advice=row.advice, digest=row.digest)
 
     def end(self, identifier: str, end: RunEnd) -> RunInfo:
         """Note how a run ended."""
@@ -209,8 +210,13 @@ class Runs(Part):
         return opened(Profile, self._of(runs.c.profile, identifier))
 
     def summary(self, identifier: str) -> RunSummary | None:
-        """The summary of a run that has finished and sent it."""
-        return opened(RunSummary, self._of(runs.c.summary, identifier))
+        """The summary of a run that has finished and sent it.
+
+        Where the run's files are on its machine is nobody's business here: its folder is told as
+        the run's name.
+        """
+        found = opened(RunSummary, self._of(runs.c.summary, identifier))
+        return found and found.model_copy(update={"run_folder": self._of(runs.c.name, identifier)})
 
     def delete(self, identifier: str) -> None:
         """Have nobody find a run any more; `remove_some` removes its records and advice."""
@@ -221,11 +227,13 @@ class Runs(Part):
             raise missing("run", identifier)
 
     def delete_old(self, before: float) -> Identifiers:
-        """As `delete`, runs that were last heard of before a moment, and tell which."""
-        old = update(runs).where(runs.c.changed < before, runs.c.demo.is_(False), THERE)
+        """As `delete`, some of the runs last heard of before a moment, and tell which."""
+        old = select(runs.c.id).where(runs.c.changed < before, runs.c.demo.is_(False), THERE)
         with self._database.writing() as connection:
-            gone = connection.execute(old.values(outcome=EXPIRED).returning(runs.c.id))
-            return list(gone.scalars())
+            some = old.order_by(runs.c.changed).limit(share_of(connection, runs))
+            gone = update(runs).where(runs.c.id.in_(some.scalar_subquery()))
+            told = connection.execute(gone.values(outcome=EXPIRED).returning(runs.c.id))
+            return list(told.scalars())
 
     def forget_deleted(self) -> None:
         """Forget that there were the runs that somebody deleted long ago."""

@@ -13,17 +13,23 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import delete, insert, or_, select, update
 
 from batchwright.records.service import Name, Scope
-from batchwright.service.database.tables import links, sessions, tokens
+from batchwright.service.database.engine import Database
+from batchwright.service.database.tables import audit, links, sessions, tokens
 from batchwright.service.problems import Conflict, NotFound, Refused
-from batchwright.service.store.part import Part
+from batchwright.service.settings import Settings
+from batchwright.service.store.part import Clock, Part
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "bw_"  # so that a token is recognized where it should not be, such as in a repository
 USED_SECONDS = 60.0
 """How exactly it is known when a token was last used; each request would be a write else."""
 
+LOCAL = "local"
+"""Name of the token that `serve` makes for clients of the same user, beside a SQLite file. Beside a
+database that is elsewhere, where others may have one as well, `@` and more follows."""
+
 BROWSER = "browser"
-"""Who a session is, in the audit log and as an owner."""
+"""Who a session is, in the audit log and as an owner; behind a blank follows the link's name."""
 
 RESERVED = (BROWSER, "operator")
 """Names that the audit log uses for others."""
@@ -33,7 +39,7 @@ class Caller(NamedTuple):
     """Who sent a request."""
 
     name: str
-    """A token's name; `browser` for a page that is signed in."""
+    """A token's name; `browser` and the link's name for a page that is signed in."""
     scopes: frozenset[str]
 
     def may(self, *scopes: str) -> bool:
@@ -56,7 +62,15 @@ class TokenInfo(NamedTuple):
 
 
 class Tokens(Part):
-    """The table of tokens."""
+    """The table of tokens.
+
+    Who asks is found out without writing anything, so that a full disk stops no reader; when a
+    token was used, `note_used` writes now and then.
+    """
+
+    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
+        super().__init__(database, settings, clock)
+        self._used: dict[str, float] = {}  # by name; threads replace whole values
 
     def create(self, name: str, scopes: Iterable[str]) -> str:
         """A new token; what it owned before it was revoked, if it was, it owns again.
@@ -68,14 +82,10 @@ class Tokens(Part):
             Refused: The name or a scope is none.
             Conflict: There is such a token.
         """
-        try:
-            TypeAdapter(Name).validate_python(name)
-        except ValidationError:
-            raise Refused(
-                f"{name[:40]!r} cannot name a token: use 1 to 120 visible characters"
-            ) from None
-        if name in RESERVED:
+        _refuse_no_name(name, 120, "a token")
+        if name in RESERVED or name.startswith(f"{BROWSER} "):
             raise Refused(f"{name!r} cannot name a token: the audit log uses it for others")
+        self._used.pop(name, None)
         secret = new_secret(PREFIX)
         values = {
             "hash": hash_of(secret),
@@ -106,12 +116,18 @@ class Tokens(Part):
         if not self._write(update(tokens).where(*valid).values(revoked=self._clock())):
             raise NotFound(f"there is no token {name!r}; `batchwright token list` names them")
 
+    def limit(self, name: str, scopes: Iterable[str]) -> None:
+        """Have a token do so much from now on, and no more."""
+        self._write(update(tokens).where(tokens.c.name == name).values(scopes=scope_words(scopes)))
+
     def list(self) -> list[TokenInfo]:
         """All tokens, revoked ones too, by name."""
-        return [
-            TokenInfo(row.name, tuple(row.scopes.split()), row.created, row.used, row.revoked)
-            for row in self._read(select(tokens).order_by(tokens.c.name))
-        ]
+        told = []
+        for row in self._read(select(tokens).order_by(tokens.c.name)):
+            used = max((one for one in (row.used, self._used.get(row.name)) if one), default=None)
+            scopes = tuple(row.scopes.split())
+            told.append(TokenInfo(row.name, scopes, row.created, used, row.revoked))
+        return told
 
     def find(self, secret: str) -> Caller | None:
         """Who holds ``secret``; `None` if nobody does, or the token was revoked."""
@@ -121,20 +137,49 @@ class Tokens(Part):
         if not found:
             return None
         row = found[0]
-        if row.used is None or now - row.used >= USED_SECONDS:
-            stale = or_(tokens.c.used.is_(None), tokens.c.used <= now - USED_SECONDS)
-            self._write(update(tokens).where(tokens.c.id == row.id, stale).values(used=now))
+        if now - max(row.used or 0.0, self._used.get(row.name, 0.0)) >= USED_SECONDS:
+            self._used[row.name] = now
         return Caller(row.name, frozenset(row.scopes.split()))
+
+    def note_used(self) -> None:
+        """Write when tokens were used since this was called last.
+
+        Raises:
+            SQLAlchemyError: The database takes no writes; they are written the next time.
+        """
+        used = dict(self._used)
+        if not used:
+            return
+        with self._database.writing() as connection:
+            for name, when in used.items():
+                later = or_(tokens.c.used.is_(None), tokens.c.used < when)
+                connection.execute(
+                    update(tokens).where(tokens.c.name == name, later).values(used=when)
+                )
+        for name, when in used.items():
+            if self._used.get(name) == when:
+                del self._used[name]
 
 
 class SignIn(Part):
     """The tables of links and sessions."""
 
-    def link(self, scopes: Iterable[str]) -> str:
-        """The secret of a new link, which works once, for `Settings.link_seconds`."""
+    def link(self, scopes: Iterable[str], name: str | None = None) -> str:
+        """The secret of a new link, which works once, for `Settings.link_seconds`.
+
+        Args:
+            scopes: What the browser may do.
+            name: Whose it is. What a browser submits belongs to those of the same name.
+
+        Raises:
+            Refused: The name or a scope is none.
+        """
+        if name is not None:
+            _refuse_no_name(name, 120 - len(BROWSER) - 1, "who is signed in")
         secret, words = new_secret(), scope_words(scopes)
         expires = self._clock() + self._settings.link_seconds
-        self._write(insert(links).values(hash=hash_of(secret), scopes=words, expires=expires))
+        told = {"scopes": words, "expires": expires, "name": name}
+        self._write(insert(links).values(hash=hash_of(secret), **told))
         return secret
 
     def enter(self, secret: str) -> str | None:
@@ -155,6 +200,7 @@ class SignIn(Part):
                 insert(sessions).values(
                     hash=hash_of(session),
                     scopes=row.scopes,
+                    name=row.name,
                     created=now,
                     expires=now + self._settings.session_seconds,
                 )
@@ -164,8 +210,16 @@ class SignIn(Part):
     def find(self, session: str) -> Caller | None:
         """Whose browser's cookie holds this session; `None` if there is none, or no longer."""
         valid = (sessions.c.hash == hash_of(session), sessions.c.expires > self._clock())
-        found = self._read(select(sessions.c.scopes).where(*valid))
-        return Caller(BROWSER, frozenset(found[0].scopes.split())) if found else None
+        found = self._read(select(sessions.c.scopes, sessions.c.name).where(*valid))
+        if not found:
+            return None
+        name = BROWSER if found[0].name is None else f"{BROWSER} {found[0].name}"
+        return Caller(name, frozenset(found[0].scopes.split()))
+
+    def ever(self) -> bool:
+        """Whether anybody is signed in, or was."""
+        signed_in = select(audit.c.id).where(audit.c.action == "sign-in").limit(1)
+        return bool(self._read(select(sessions.c.created).limit(1)) or self._read(signed_in))
 
     def leave(self, session: str) -> None:
         """Sign out; nothing happens if that was so already."""
@@ -183,6 +237,21 @@ class SignIn(Part):
         with self._database.writing() as connection:
             connection.execute(delete(links).where(links.c.expires <= now))
             connection.execute(delete(sessions).where(sessions.c.expires <= now))
+
+
+def _refuse_no_name(name: str, longest: int, what: str) -> None:
+    try:
+        TypeAdapter(Name).validate_python(name)
+        sound = len(name) <= longest
+    except ValidationError:
+        sound = False
+    if not sound:
+        raise Refused(f"{name[:40]!r} cannot name {what}: use 1 to {longest} visible characters")
+
+
+def new_name() -> str:
+    """Of a browser whose link has none."""
+    return secrets.token_hex(4)
 
 
 def new_secret(prefix: str = "") -> str:

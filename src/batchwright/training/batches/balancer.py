@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from batchwright.algorithms.rebalancing import (
     balanced,
     fixed_cost,
     followed,
     midmean,
+    published_speeds,
     speeds_of,
     worth_changing,
 )
 from batchwright.records import Job
 
 FEWEST_STEPS = 5  # that an epoch's end is judged by
+
+
+def balancer_of(job: Job, places: Sequence[str], **known: Any) -> Balancer:
+    """The balancer that the job's ``rebalance`` names; ``known`` is more of `Balancer`'s."""
+    kind = PublishedBalancer if job.rebalance == "published" else Balancer
+    return kind(job, places, **known)
 
 
 class Balancer:
@@ -51,8 +59,14 @@ class Balancer:
         self._times: list[Sequence[float]] = []
         self._before: tuple[tuple[int, ...], list[float]] | None = None
 
-    def watch(self, batches: tuple[int, ...], seconds: Sequence[float]) -> None:
-        """Take a step's local batches and seconds of computing, by rank."""
+    def watch(self, batches: tuple[int, ...], seconds: Sequence[float], *, usual: bool) -> None:
+        """Take a step's local batches and seconds of computing, by rank.
+
+        ``usual``: it has the planned global batch and is not the epoch's first, in which loaders
+        start and caches are cold.
+        """
+        if not usual:
+            return
         if batches != self._batches:
             self._batches, self._times = batches, []
         self._times.append(seconds)
@@ -104,3 +118,44 @@ class Balancer:
     def _speeds_at(self, batches: Sequence[int], seconds: Sequence[float]) -> dict[str, float]:
         speeds = speeds_of(batches, seconds, self.fixed_samples)
         return dict(zip(self._places, speeds, strict=True))
+
+
+class PublishedBalancer(Balancer):
+    """Shares by the times of the last epoch alone, once an epoch, as Ye et al. 2020 have it.
+
+    All steps of an epoch count, nothing is smoothed, no change is too small, and a step is taken to
+    have no fixed time.
+    """
+
+    def __init__(self, *job_and_places: Any, **known: Any) -> None:
+        super().__init__(*job_and_places, **known | {"fixed_samples": 0.0})
+        self._samples: list[int] = []
+        self._seconds: list[float] = []
+
+    def watch(
+        self,
+        batches: tuple[int, ...],
+        seconds: Sequence[float],
+        *,
+        usual: bool,  # noqa: ARG002 - all steps of an epoch count
+    ) -> None:
+        """Take a step's local batches and seconds of computing, by rank."""
+        if sum(batches) >= sum(self._batches):  # the tail of an epoch is smaller
+            self._batches = batches
+        none = [0] * len(batches)
+        self._samples = [a + b for a, b in zip(self._samples or none, batches, strict=True)]
+        self._seconds = [a + b for a, b in zip(self._seconds or none, seconds, strict=True)]
+
+    def forget_times(self, fixed_samples: float) -> None:  # noqa: ARG002 - it knows of none
+        """Steps are others from here on: keep the speeds, in proportion."""
+        self._batches, self._samples, self._seconds = (), [], []
+
+    def look(self, *, epoch_ends: bool) -> tuple[int, ...] | None:
+        """The next epoch's local batches, at the end of one."""
+        if not (epoch_ends and self._samples):
+            return None
+        speeds = published_speeds(self._samples, self._seconds)
+        self.speeds = dict(zip(self._places, speeds, strict=True))
+        before, wanted = self._batches, self.shares_of(sum(self._batches))
+        self._batches, self._samples, self._seconds = (), [], []
+        return wanted if wanted != before else None

@@ -175,8 +175,11 @@ class Sharing(Division):
         if self._balancer is None or self.walk is None:
             return
         usual = step.samples == self._state.stage(self._plan).global_batch_size
-        if usual and self._state.meter.steps > 1:  # in the first, loaders start and caches are cold
-            self._balancer.watch(step.local_batch_sizes, [n.seconds for n in tally.notes])
+        self._balancer.watch(
+            step.local_batch_sizes,
+            [note.seconds for note in tally.notes],
+            usual=usual and self._state.meter.steps > 1,
+        )
         wanted = self._balancer.look(epoch_ends=self._state.step == len(self.walk))
         self._state.speeds = self._balancer.speeds
         self._state.fixed_samples = self._balancer.fixed_samples

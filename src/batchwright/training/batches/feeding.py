@@ -99,8 +99,7 @@ class PipelineFeed:
 
     def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
         """(images, labels) with augmentation."""
-        for indices in batches:
-            yield self.single(indices, epoch, resolution)
+        return self._pipeline.training_batches(batches, epoch=epoch, resolution=resolution)
 
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
         """The same, one batch."""

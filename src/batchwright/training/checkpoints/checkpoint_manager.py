@@ -17,6 +17,7 @@ from batchwright.distributed.group import Group
 from batchwright.errors import FileError, PlanError
 from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Plan, Stage
+from batchwright.records.text.formatting import counted
 from batchwright.training.batches.randomness import (
     random_states,
     restore_random_states,
@@ -293,9 +294,10 @@ class CheckpointManager:
         state.restore(content["state"], meter)
         self._waiting = dict(content["kept"])
         self._writer.saved_steps = state.steps
-        where = f"resumed at epoch {state.epoch + 1} after {state.step} step(s) of it"
+        where = f"resumed at epoch {state.epoch + 1} after {counted(state.step, 'step')} of it"
         if len(content["workers"]) != self._group.size:
-            where += f", with {self._group.size} worker(s) in place of {len(content['workers'])}"
+            where += f", with {counted(self._group.size, 'worker')}"
+            where += f" in place of {len(content['workers'])}"
         self._recorder.restore(content["run"], where)
         found.tell_problems(self._recorder, where)
         return True

@@ -19,7 +19,7 @@ from batchwright.records import Plan
 from batchwright.training.batches.feeding import Feed
 from batchwright.training.batches.sampler import Step
 from batchwright.training.signals import StopRequest
-from batchwright.workload.host import is_out_of_memory
+from batchwright.workload.host import is_out_of_memory, release_memory
 
 _FEWEST_AT_ONCE = 256  # in a forward pass, which keeps nothing for a backward pass
 Metric = Callable[[Any, Any], Tensor | dict[str, Tensor]]
@@ -102,14 +102,14 @@ def evaluate(
         raise DataError("session.evaluate() got an empty data set: there is nothing to evaluate")
     first, last = Step(0, tuple(apportion(shares, len(feed)))).span(group.rank)
     indices, share = torch.arange(first, last), shares[group.rank] / sum(shares)
-    totals: dict[str, float] = {}
+    totals: dict[str, Tensor] = {}
     count = 0
 
     def add(part: Tensor, batch: Any) -> None:
         with autocast():
             values = what.metric(*what.forward(model, batch))
         for name, value in _sums(values, len(part)).items():
-            totals[name] = totals.get(name, 0.0) + value
+            totals[name] = value + totals.get(name, 0.0)
 
     with evaluation_mode(model), merged_batch_norm(model, group, share), without_gradients():
         while count < len(indices) and not stop.number:
@@ -160,8 +160,7 @@ def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1) -> Non
             "once: take a smaller network or resolution, or free memory"
         )
     fitting.most = failed // 2
-    if group.device.type == "cuda":
-        torch.cuda.empty_cache()
+    release_memory(group.device)
     warnings.warn(
         f"memory ran out in an evaluation with {failed} samples in a forward pass: it goes on with "
         f"{fitting.most} from here on",
@@ -169,8 +168,8 @@ def halve(fitting: Fitting, failed: int, group: Group, *, least: int = 1) -> Non
     )
 
 
-def _sums(values: Tensor | dict[str, Tensor], samples: int) -> dict[str, float]:
-    """Of each value over the samples of a batch."""
+def _sums(values: Tensor | dict[str, Tensor], samples: int) -> dict[str, Tensor]:
+    """Of each value over the samples of a batch: float64 (), still on the device."""
     named = values if isinstance(values, dict) else {_name_of(values): values}
     for name, each in named.items():
         if each.shape != (samples,):
@@ -178,7 +177,7 @@ def _sums(values: Tensor | dict[str, Tensor], samples: int) -> dict[str, float]:
                 f"metric {name!r} has shape {tuple(each.shape)} for {samples} samples: return one "
                 "value for each, not their mean"
             )
-    return {name: float(each.sum(dtype=torch.float64)) for name, each in named.items()}
+    return {name: each.sum(dtype=torch.float64) for name, each in named.items()}
 
 
 def _name_of(values: Tensor) -> str:
@@ -187,10 +186,11 @@ def _name_of(values: Tensor) -> str:
 
 
 def _summed(
-    totals: dict[str, float], count: int, group: Group, stop: StopRequest
+    totals: dict[str, Tensor], count: int, group: Group, stop: StopRequest
 ) -> tuple[dict[str, float], int, int]:
     """Over all workers; one with no samples of its own learns the names from the others."""
-    everyone = group.gather((totals, count, bool(stop.number)))
+    own = {name: float(total) for name, total in totals.items()}
+    everyone = group.gather((own, count, bool(stop.number)))
     sums: dict[str, float] = {}
     for theirs, _, _ in everyone:
         for name, value in theirs.items():

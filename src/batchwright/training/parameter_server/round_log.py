@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from batchwright.records import EpochRecord, Plan, RoundRecord, WorkerTime
+from batchwright.records.lines.line_files import METRICS, sound_line
+from batchwright.records.lines.run_lines import EvaluationLine, RoundLine
+from batchwright.records.run import told_loss
 from batchwright.storage.files import end_of_lines
+from batchwright.training.parameter_server.messages import Trained
+from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.recorder import Recorder
+from batchwright.training.step.epoch_totals import tracked_fields
 
-# Where the fields of a round's record stand in its line of metrics.jsonl.
-_FIELDS = {
-    "round": "number",
-    "worker": "worker",
-    "epoch": "epoch",
-    "resolution": "resolution",
-    "batch/local": "local_batch_size",
-    "samples": "samples",
-    "steps": "steps",
-    "steps/skipped": "skipped_steps",
-    "steps/repeated": "repeated_steps",
-    "factor": "update_factor",
-    "train/loss": "loss",
-    "lead": "lead",
-    "time/start_s": "start",
-    "time/compute_s": "compute_seconds",
-    "time/exchange_s": "exchange_seconds",
-    "time/wait_s": "wait_seconds",
-    "time/eval_s": "evaluation_seconds",
-    "memory/peak_bytes": "peak_bytes",
-}
+
+def round_record(
+    plan: Plan, assignment: RoundAssignment, trained: Trained, **known: Any
+) -> RoundRecord:
+    """A round as it was assigned and trained; ``known`` is what else is known of it."""
+    stage = plan.stages[assignment.stage]
+    return RoundRecord(
+        worker=assignment.worker,
+        number=assignment.number,
+        epoch=assignment.epoch,
+        resolution=stage.resolution,
+        local_batch_size=stage.local_batch_sizes[assignment.worker],
+        samples=assignment.samples,
+        steps=trained.steps,
+        skipped_steps=trained.skipped,
+        repeated_steps=trained.repeated,
+        update_factor=assignment.factor,
+        loss=trained.loss,
+        compute_seconds=trained.compute,
+        peak_bytes=trained.peak or None,
+        **known,
+    )
 
 
 @dataclass
@@ -143,8 +148,9 @@ class RoundLog:
         self._whole = self._whole and complete
         if self._first is None:
             self._first = self._end_of_file()
-        told = {name: getattr(record, field) for name, field in _FIELDS.items()}
-        self._recorder.line({"kind": "round", **told, "lr": rate, "committed": committed})
+        self._recorder.line(
+            RoundLine(kind="round", record=record, learning_rate=rate, committed=committed)
+        )
         while (len(self._recorder.epochs) + 1) * self._samples <= committed:
             epoch = len(self._recorder.epochs)
             own = self._rates.pop(epoch, rate)  # a long round may leave an epoch without one
@@ -166,7 +172,7 @@ class RoundLog:
             record = self._recorder.epochs[epoch]
             self._recorder.epochs[epoch] = record.model_copy(update=self._held_out(epoch))
             top1 = self._recorder.epochs[epoch].top1
-            self._recorder.line({"kind": "evaluation", "epoch": epoch, "val/top1": top1})
+            self._recorder.line(EvaluationLine(kind="evaluation", epoch=epoch, top1=top1))
             self._recorder.tell_reached(epoch)
 
     def saved(self, seconds: float) -> None:
@@ -242,16 +248,14 @@ class RoundLog:
             for first, last in self._stretches:
                 file.seek(first)
                 for text in file.read(last - first).splitlines():
-                    with suppress(ValueError, KeyError, TypeError):  # somebody has changed it
-                        line = json.loads(text)
-                        if line["kind"] == "round":
-                            told = {field: line.get(name) for name, field in _FIELDS.items()}
-                            yield RoundRecord(**told)
+                    line = sound_line(text)
+                    if isinstance(line, RoundLine):
+                        yield line.record
 
     @property
     def _lines(self) -> Path | None:
         folder = self._recorder.folder
-        return folder and folder / "metrics.jsonl"
+        return folder and folder / METRICS
 
     # ---------------------------------------------------------------------------------- epochs
 
@@ -274,7 +278,7 @@ class RoundLog:
             repeated_steps=sum(one.repeated_steps for one in self._since),
             samples=sum(one.samples for one in self._since),
             learning_rate=rate,
-            train_loss=loss if math.isfinite(loss) else None,
+            train_loss=told_loss(loss),
             training_seconds=sum(map(seconds_of, self._since)) / max(1, present),
             checkpoint_seconds=self._checkpoint,
             workers=tuple(
@@ -291,9 +295,10 @@ class RoundLog:
         loss, correct = scores.sums.get("loss"), scores.sums.get("top1")
         mean = loss / scores.count if loss is not None else math.nan
         return {
-            "val_loss": mean if math.isfinite(mean) else None,
+            "val_loss": told_loss(mean),
             "val_correct": round(correct) if correct is not None else None,
             "val_count": scores.count,
+            **tracked_fields(scores.sums, scores.count),
             "evaluation_seconds": scores.seconds,
         }
 

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from batchwright.errors import PlanError, TrainingError
-from batchwright.records import Plan, RoundRecord
+from batchwright.records import Plan
 from batchwright.training.parameter_server.evaluations import Evaluations
 from batchwright.training.parameter_server.membership import Membership
 from batchwright.training.parameter_server.merging import Entry, Weights, layout_difference
@@ -25,7 +25,7 @@ from batchwright.training.parameter_server.messages import (
     Trained,
 )
 from batchwright.training.parameter_server.parameter_server import ParameterServer
-from batchwright.training.parameter_server.round_log import RoundLog
+from batchwright.training.parameter_server.round_log import RoundLog, round_record
 from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.parameter_server.speed_estimate import SpeedEstimate
 from batchwright.training.parameter_server.transport import Transport
@@ -439,26 +439,15 @@ class ServerCoordinator:
 
     def _enter(self, ticket: RoundAssignment, trained: Trained, exchange: float) -> None:
         assert self.server is not None  # noqa: S101 - it has just taken the round
-        stage = self._plan.stages[ticket.stage]
         start, lead = self._rounds_begun.get(ticket.worker, (0.0, 0))
-        record = RoundRecord(
-            worker=ticket.worker,
-            number=ticket.number,
-            epoch=ticket.epoch,
-            resolution=stage.resolution,
-            local_batch_size=stage.local_batch_sizes[ticket.worker],
-            samples=ticket.samples,
-            steps=trained.steps,
-            skipped_steps=trained.skipped,
-            repeated_steps=trained.repeated,
-            update_factor=ticket.factor,
-            loss=trained.loss,
+        record = round_record(
+            self._plan,
+            ticket,
+            trained,
             start=start,
-            compute_seconds=trained.compute,
             exchange_seconds=exchange,
             wait_seconds=0.0,
             lead=lead,
-            peak_bytes=trained.peak or None,
         )
         committed = self.server.rounds.committed
         self.book.await_rest(record, rate=trained.rate, committed=committed)

@@ -18,6 +18,7 @@ from batchwright.distributed.rendezvous import own_address
 from batchwright.distributed.server_child import SERVER, SERVER_KEY, ServerChild
 from batchwright.errors import LostWorkerError, PlanError
 from batchwright.records import Stage
+from batchwright.records.text.formatting import counted
 from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
@@ -28,7 +29,7 @@ from batchwright.training.parameter_server.round_split import RoundSharing
 from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.parameter_server.server_client import ServerClient
 from batchwright.training.running import Setup
-from batchwright.training.step.clock import StepClock
+from batchwright.training.step.clock import clock_for
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.micro_batches import MicroBatches, Once, Turns
 from batchwright.training.step.normalization import Statistics
@@ -64,7 +65,7 @@ class RoundWorker:
                 "merges the model's only: make them a part of the model"
             )
         self._setup = setup
-        self.state, self.clock = RunState(), StepClock()
+        self.state, self.clock = RunState(), clock_for(group.device)
         self.sharing = RoundSharing(
             setup.plan,
             self.state,
@@ -153,8 +154,8 @@ class ServerRun:
         self.rank, self.world_size = _place(setup)
         if self.world_size != self._plan.workers:
             raise PlanError(
-                f"the plan is for {self._plan.workers} worker(s) and {self.world_size} are "
-                f"running: start {self._plan.workers}, or plan again with "
+                f"the plan is for {counted(self._plan.workers, 'worker')}, and "
+                f"{self.world_size} running: start {self._plan.workers}, or plan again with "
                 f"workers={self.world_size}"
             )
         self._child: ServerChild | None = None

@@ -16,14 +16,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from batchwright.algorithms.simulated_clock import Cluster, Events, step_times
-from batchwright.records import RoundRecord
 from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import CheckpointManager, RunState
 from batchwright.training.evaluate.evaluation import Evaluation
 from batchwright.training.parameter_server.merging import Weights, pack, unpack
+from batchwright.training.parameter_server.messages import Trained
 from batchwright.training.parameter_server.parameter_server import ParameterServer
-from batchwright.training.parameter_server.round_log import RoundLog
+from batchwright.training.parameter_server.round_log import RoundLog, round_record
 from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.parameter_server.server_run import RoundWorker
 from batchwright.training.recorder import Recorder
@@ -344,23 +344,14 @@ class SimulatedRounds(Turns):
         if worker not in self._trained:
             return
         one = self._trained.pop(worker)
-        ticket = one.ticket
-        stage = self._plan.stages[ticket.stage]
-        self._booked += ticket.samples
-        record = RoundRecord(
-            worker=worker,
-            number=ticket.number,
-            epoch=ticket.epoch,
-            resolution=stage.resolution,
-            local_batch_size=stage.local_batch_sizes[worker],
-            samples=ticket.samples,
-            steps=one.steps,
-            skipped_steps=one.skipped,
-            repeated_steps=one.repeated,
-            update_factor=ticket.factor,
-            loss=one.loss,
+        self._booked += one.ticket.samples
+        compute = one.finish - one.start
+        trained = Trained(one.steps, one.skipped, one.repeated, one.loss, one.rate, compute)
+        record = round_record(
+            self._plan,
+            one.ticket,
+            trained,
             start=one.start,
-            compute_seconds=one.finish - one.start,
             exchange_seconds=one.merged - one.finish + pull,
             wait_seconds=self._now - one.merged,
             lead=one.lead,

@@ -184,13 +184,8 @@ class Gatherer(Reducer):
             parameter.grad = total
         parts = self._total_parts
         norms = self._total_norms if parts > 1 or self._workers > 1 else None
-        return replace(
-            tally,
-            parts=parts,
-            local_sqr_norms=norms,
-            sqr_norms=self._own_sqr_norms(),
-            notes=notes,
-        )
+        tally = replace(tally, parts=parts, notes=notes)
+        return self._on_the_host(tally, norms, self._own_sqr_norms())
 
 
 class SimulatedClock(StepClock):

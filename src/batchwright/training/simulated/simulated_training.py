@@ -32,7 +32,7 @@ from batchwright.training.simulated.simulated_rounds import SimulatedRounds
 from batchwright.training.simulated.simulated_steps import SimulatedAllReduce
 from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.sources import resized
-from batchwright.workload.host import prepare_process, resolve_device, worker_threads
+from batchwright.workload.host import enter, prepare_process, resolve_device, worker_threads
 
 
 def train_virtually(plan: Plan, run_folder: Path | None, *, resume: bool = False) -> None:
@@ -55,7 +55,7 @@ def train_virtually(plan: Plan, run_folder: Path | None, *, resume: bool = False
             "one: plan with batch_norm=worker"
         )
     prepare_process(worker_threads(1))
-    device = resolve_device(plan.job.device)
+    device = enter(resolve_device(plan.job.device))
     train_task(plan, open_task(plan, device), device, run_folder, resume=resume)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import torch
 
 from batchwright.training.step.epoch_totals import EpochMeter
 
@@ -42,6 +45,71 @@ class StepClock:
         """Seconds of computing since this was last asked."""
         seconds, self._busy = self._busy, 0.0
         return seconds
+
+
+class Moment(Protocol):
+    """A mark in what a device has to do, as `torch.cuda.Event` is one."""
+
+    def record(self) -> None:
+        """Behind all that is queued."""
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Milliseconds until a later one; of two that the device has passed."""
+
+
+class DeviceClock(StepClock):
+    """The same beside a device that works off what the host has queued.
+
+    The host is through with a backward pass long before the device, and next waits for it where the
+    exchange is read: there it looks wholly like exchange. The device tells how long it computed.
+    What is told is known after the exchange, so `computed` is that of the step before.
+
+    Args:
+        moment: Makes marks.
+    """
+
+    def __init__(self, moment: Callable[[], Moment]) -> None:
+        self._began, self._ready = moment(), moment()
+        super().__init__()
+        self._begin()
+
+    def restart(self) -> None:
+        """As `StepClock.restart`; the host has waited for the device before."""
+        super().restart()
+        self._begin()
+
+    def leave_out(self, seconds: float) -> None:
+        """As `StepClock.leave_out`, for seconds at whose end the host has waited for the device."""
+        super().leave_out(seconds)
+        self._begin()
+
+    def lap(self, meter: EpochMeter, part: Literal["input", "compute", "communication"]) -> float:
+        """As `StepClock.lap`; exchange is what is left of it once the device has computed."""
+        handed = self._mark
+        if part == "compute":
+            self._ready.record()
+        seconds = super().lap(meter, part)
+        if part != "communication":
+            return seconds
+        computed = self._began_at + self._began.elapsed_time(self._ready) / 1000
+        late = min(seconds, max(0.0, computed - handed))
+        meter.communication -= late
+        meter.compute += late
+        self._busy += late
+        self._begin()
+        return seconds - late
+
+    def _begin(self) -> None:
+        """The device has nothing to do: its clock and the host's are compared from here on."""
+        self._began.record()
+        self._began_at = time.perf_counter()
+
+
+def clock_for(device: torch.device) -> StepClock:
+    """Books the time of steps on a device."""
+    if device.type == "cuda":
+        return DeviceClock(partial(torch.cuda.Event, enable_timing=True))
+    return StepClock()
 
 
 def book_waiting(meter: EpochMeter, exchange: float, computed: Sequence[float], rank: int) -> None:

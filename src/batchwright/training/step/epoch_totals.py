@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
 from batchwright.records import EpochRecord, FactorRange, LocalBatches, Stage, WorkerTime
+from batchwright.records.run import told_loss
 
 OWN_PARTS = ("local_samples", "input", "compute", "wait", "communication", "loading", "peak")
 """Of one worker; the others are for all."""
@@ -55,7 +56,7 @@ class EpochMeter:
     def mean_loss(self) -> float | None:
         """Mean training loss so far; ``None`` where it is not finite or nothing was seen."""
         mean = self.loss / self.weight if self.weight else math.nan
-        return mean if math.isfinite(mean) else None
+        return told_loss(mean)
 
     @property
     def samples_per_second(self) -> float:
@@ -96,7 +97,7 @@ class EpochMeter:
     ) -> EpochRecord:
         """The finished epoch, from rank 0's view."""
         correct = self.scores.get("top1")
-        loss = self.scores.get("loss", math.nan) / (self.score_count or 1)
+        loss = self.scores.get("loss")
         return EpochRecord(
             epoch=self.epoch,
             resolution=stage.resolution,
@@ -107,10 +108,11 @@ class EpochMeter:
             samples=self.samples,
             learning_rate=self.rate,
             train_loss=self.mean_loss,
-            val_loss=loss if math.isfinite(loss) else None,
+            val_loss=told_loss(loss / self.score_count) if loss is not None else None,
             val_correct=round(correct) if correct is not None else None,
             val_count=self.score_count or None,
             noise_scale=noise_scale,
+            **tracked_fields(self.scores, self.score_count),
             gradient_factors=_range(self.factors),
             rate_gain=_range(self.gains),
             training_seconds=self.training,
@@ -122,6 +124,12 @@ class EpochMeter:
             ),
             whole=self.whole,
         )
+
+
+def tracked_fields(sums: Mapping[str, float], count: int) -> dict[str, float]:
+    """The fields of a record that ``track`` fills in, out of the sums of an evaluation."""
+    names = {"track/gradient_norm": "gradient_norm", "track/hessian": "hessian_eigenvalue"}
+    return {field: sums[name] / count for name, field in names.items() if name in sums}
 
 
 def met(before: Sequence[float], values: Sequence[float]) -> tuple[float, ...]:

@@ -27,7 +27,7 @@ from batchwright.training.step.clock import StepClock, book_waiting
 from batchwright.training.step.epoch_totals import met
 from batchwright.training.step.gradient_scaling import Adaptation, Adaptive, multiply
 from batchwright.training.step.normalization import Statistics
-from batchwright.workload.host import autocast, is_out_of_memory
+from batchwright.workload.host import autocast, is_out_of_memory, release_memory
 
 MOST_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
 
@@ -42,7 +42,7 @@ class Wishes(NamedTuple):
     """Whether it asks to stop."""
     checkpoint: bool = False
     """Whether it asks for a checkpoint."""
-    digest: float = 0.0
+    digest: float | Tensor = 0.0
     """Of its weights, at steps where the workers compare them; see `weights_digest`."""
 
 
@@ -100,7 +100,8 @@ class Stepper:
         updater.follow(reducer.parameters)  # after a resume also what is frozen at the moment
         self._micro: _MicroBatch | None = None
         self._cast: torch.autocast | None = None
-        self._weight = self._loss = 0.0
+        self._weight = 0.0
+        self._loss: float | Tensor = 0.0
         self._out_of_memory = False
         self._bad_steps = 0
         self._weights_told = False
@@ -152,7 +153,9 @@ class Stepper:
                 # sum of all gradients is that of the mean loss over the global batch, however
                 # unequal the shares are.
                 (value * (mean_over / micro.step.samples)).backward()
-            self._loss += float(value.detach()) * mean_over
+            # Not looked at before the gradients are on their way: that waits for the device.
+            told = value.detach().to(self._group.device, torch.float64).view(())
+            self._loss = told * mean_over + self._loss
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -171,6 +174,7 @@ class Stepper:
         self._micro = None
         if not (micro.last or self._out_of_memory):
             self._reducer.take(micro.share)  # one of several micro-batches: they are added up here
+            self._clock.lap(self._state.meter, "compute")  # or it would pass for input
             return False
         expected = self._weight > 0 and not self._out_of_memory
         if expected and self._reducer.empty:
@@ -211,8 +215,7 @@ class Stepper:
             updater.clear()
             self._statistics.end(updated=False)
             meter.repeated += 1
-            if self._group.device.type == "cuda":
-                torch.cuda.empty_cache()
+            release_memory(self._group.device)
             self._sharing.after_out_of_memory(tally)
             return False
 
@@ -236,7 +239,7 @@ class Stepper:
         meter.samples += step.samples
         meter.local_samples += step.local_batch_sizes[self._group.rank]
         meter.weight += tally.weight
-        meter.loss += tally.loss
+        meter.loss += float(tally.loss)
         state.step += 1
         state.steps += 1
         state.samples_seen += step.samples
@@ -285,7 +288,8 @@ class Stepper:
 
     def _own_tally(self, samples: int) -> Tally:
         """What this worker sends along with its gradients; ``samples`` of the last micro-batch."""
-        failed, weight, loss = self._out_of_memory, self._weight, self._loss
+        failed, weight = self._out_of_memory, self._weight
+        loss: float | Tensor = self._loss
         self._out_of_memory, self._weight, self._loss = False, 0.0, 0.0
         micro_batch = self._sharing.micro_batch_size
         if failed:

@@ -41,7 +41,7 @@ def needs_probe(job: Job) -> bool:
         ),
         *([job.dual.large_batches] if job.method_spec.served else []),
     )
-    return all(batch == "auto" for batch in batches)
+    return all(isinstance(batch, str) for batch in batches)
 
 
 class Planner:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from batchwright.distributed import fork_server
 from batchwright.distributed.exit_reports import error_of
@@ -25,6 +25,8 @@ from batchwright.distributed.supervisor import GRACE_SECONDS, noting_signals
 from batchwright.distributed.worker_processes import POLL_SECONDS
 from batchwright.errors import FileError
 from batchwright.records import Plan
+from batchwright.records.lines.line_files import METRICS, sound_line
+from batchwright.records.lines.run_lines import RunLine
 from batchwright.records.text.formatting import job_value
 from batchwright.storage.files import make_folder
 from batchwright.storage.follow_lines import Tail
@@ -44,7 +46,7 @@ class Watcher:
     """Who is told what the cells do."""
 
     began: Callable[[str, int], None]  # a cell runs: (name, epochs)
-    wrote: Callable[[str, dict[str, Any]], None]  # it wrote a line of metrics: (name, line)
+    wrote: Callable[[str, RunLine], None]  # it wrote a line of metrics: (name, line)
     ended: Callable[[str, State, str], None]  # it has ended: (name, state, error)
 
 
@@ -54,7 +56,7 @@ class _Running:
     plan: Plan
     process: fork_server.Process
     gpus: tuple[str, ...]
-    lines: Tail
+    lines: Tail[RunLine]
 
 
 class Runner:
@@ -104,7 +106,7 @@ class Runner:
             with suppress(FileError):  # if somebody writes there, `train` will say so
                 take(folder, "another sweep's --out").close()  # one of a killed sweep is ending
                 shutil.rmtree(folder)
-        lines = Tail(folder / "metrics.jsonl", from_end=resumes)
+        lines: Tail[RunLine] = Tail(folder / METRICS, sound_line, from_end=resumes)
         make_folder(self._folder / "logs")
         with log_of(self._folder, cell).open("wb") as log:
             words = words_of(self._folder, cell, plan, resumes=resumes)

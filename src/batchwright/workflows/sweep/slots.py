@@ -9,6 +9,7 @@ from typing import Literal
 
 from batchwright.errors import JobError
 from batchwright.records import Plan
+from batchwright.records.text.formatting import counted
 
 AtOnce = Literal["auto"] | int
 
@@ -123,8 +124,8 @@ def _refuse_too_many(machine: Machine, at_once: int, widest: int) -> None:
     processes = at_once * widest
     if at_once > 1 and processes > machine.cores:
         raise JobError(
-            f"at_once={at_once} cells of {widest} worker(s) need {processes} cores, and there are "
-            f"{machine.cores}: give at_once={max(1, machine.cores // widest)} or auto"
+            f"at_once={at_once} cells of {counted(widest, 'worker')} need {processes} cores, and "
+            f"there are {machine.cores}: give at_once={max(1, machine.cores // widest)} or auto"
         )
     if at_once > 1 and widest > 1 and machine.gpus and processes > len(machine.gpus):
         raise JobError(

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from batchwright.errors import DataError
 from batchwright.records import Augmentation
+from batchwright.workload.data.copying import sent
 from batchwright.workload.data.decoding import UnreadableImageError, decode_square
 from batchwright.workload.data.loading import LoadingMeter, MeteredItems, batches_of
 from batchwright.workload.data.pipeline import FIELD_BITS, Normalization, draw, flip, resize
@@ -214,7 +215,7 @@ class FilePipeline:
         flat, sides, labels = squares
         images = _resized(flat.to(self._device, non_blocking=True), sides, resolution)
         if epoch is not None and self._augmentation == "crop-flip":
-            flip(images, draw(self._seed, epoch, indices).flip)
+            flip(images, sent(draw(self._seed, epoch, indices).flip, self._device))
         return self._normalization(images), labels.to(self._device, non_blocking=True)
 
 
@@ -251,7 +252,7 @@ def _resized(flat: Tensor, sides: Tensor, resolution: int) -> Tensor:
         same = torch.stack([parts[i].view(side, side, 3) for i in where.tolist()])
         done.append(same if side == resolution else resize(same, resolution))
         places.append(where)
-    back = torch.cat(places).argsort().to(flat.device)
+    back = sent(torch.cat(places).argsort(), flat.device)
     return torch.cat([one.float() if flat.is_cuda else one for one in done])[back]
 
 

@@ -45,6 +45,7 @@ class ImageStore:
 
     Attributes:
         origin: As given.
+        pixels: As given.
         labels: int64 (N,), on the CPU.
         sizes: int64 (N, 2), height and width of each image, in pixels.
         shape: Height and width in pixels if all images agree, else `None`.
@@ -61,7 +62,7 @@ class ImageStore:
         self.labels = labels
         self.sizes = sizes
         self.origin = origin
-        self._pixels = pixels
+        self.pixels = pixels
         ends = (sizes[:, 0] * sizes[:, 1] * 3).cumsum(0)
         if len(labels) != len(sizes) or int(ends[-1]) != len(pixels):
             raise ValueError(f"{len(pixels)} pixel values do not make {len(labels)} such images")
@@ -84,7 +85,7 @@ class ImageStore:
         """Image ``index`` as uint8 (height, width, 3), a view of the store."""
         height, width = self.sizes[index].tolist()
         start = int(self._starts[index])
-        return self._pixels[start : start + height * width * 3].view(height, width, 3)
+        return self.pixels[start : start + height * width * 3].view(height, width, 3)
 
     def squares(
         self, indices: torch.Tensor, tops: torch.Tensor, lefts: torch.Tensor, side: int
@@ -100,8 +101,17 @@ class ImageStore:
             lefts: First column, likewise.
             side: In pixels; the squares lie inside their images.
         """
+        return stretches_of(self.pixels, self.rows(indices, tops, lefts, side), side)
+
+    def rows(
+        self, indices: torch.Tensor, tops: torch.Tensor, lefts: torch.Tensor, side: int
+    ) -> torch.Tensor:
+        """Where the rows of such squares start in ``pixels``: int64 (n * side,)."""
         row_bytes = self.sizes[indices, 1] * 3
         firsts = self._starts[indices] + tops * row_bytes + lefts * 3
-        rows = firsts[:, None] + torch.arange(side) * row_bytes[:, None]
-        stretches = self._pixels.unfold(0, side * 3, 1)
-        return stretches.index_select(0, rows.view(-1)).view(len(indices), side, side, 3)
+        return (firsts[:, None] + torch.arange(side) * row_bytes[:, None]).view(-1)
+
+
+def stretches_of(pixels: torch.Tensor, rows: torch.Tensor, side: int) -> torch.Tensor:
+    """Squares (n, side, side, 3) whose rows start at ``rows`` (n * side,), on the same device."""
+    return pixels.unfold(0, side * 3, 1).index_select(0, rows).view(-1, side, side, 3)

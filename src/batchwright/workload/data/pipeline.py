@@ -12,8 +12,10 @@ packed into 32 bits, 0.2 ms. Stretches of bytes out of the padded batch, as here
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +25,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from batchwright.records import Augmentation
-from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.copying import made_ahead, sent
+from batchwright.workload.data.image_store import ImageStore, stretches_of
 from batchwright.workload.data.reduced import is_well_below, reduced
 from batchwright.workload.data.store import Progress
 
 RESIDENT_BYTES = 4 * 2**30
 """Largest store, in bytes, that is kept whole in the memory of a GPU."""
+
+RESIDENT_SHARE = 0.25
+"""Largest share of a GPU's free memory that it may take."""
 
 _PADDING_SHARE = 8  # shift by up to an eighth of the side: the usual 4 px of 32
 _LARGEST_MARGIN = 1.25  # images of one size up to so many sides are cropped, larger ones resized
@@ -79,8 +85,10 @@ class ImagePipeline:
         self._normalization = Normalization(mean, std, device=device, dtype=dtype)
         self.strength = 1.0
         self._drawn, self._drawn_starts = -1, (-1, 0.0, 0)
+        self._tables: dict[tuple[str, torch.device], Tensor] = {}
+        self._lock = Lock()  # one batch may be made ahead, in a thread
         self._whole = store.shape is not None and _used_whole(*store.shape, side)
-        self._full = _Level(store, side, self._resident(store))
+        self._full = self._level_of(store, side)
         self._reduced: dict[int, _Level] = {}
 
     def __len__(self) -> int:
@@ -99,22 +107,53 @@ class ImagePipeline:
         Returns:
             Images (n, 3, resolution, resolution), channels last, normalized; labels int64 (n,).
         """
-        level = self._level(resolution)
-        if self._augmentation == "none":
-            return self._normalize(self._still(level, indices), resolution), self._labels(indices)
-        self._draw(epoch)
-        if self._whole:
-            pixels = _shift(level.gather(indices, self._device), *self._starts(level, indices))
-        else:
-            pixels = self._crop(level, indices, self._draws)
-        if self._augmentation == "crop-flip":
-            flip(pixels, self._draws.flip.index_select(0, indices))
-        return self._normalize(pixels, resolution), self._labels(indices)
+        return self._finished(self._gathered(indices, epoch, resolution), resolution)
+
+    def training_batches(
+        self, batches: Iterable[Tensor], *, epoch: int, resolution: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """`training_batch` for each tensor of indices.
+
+        Images that have to be brought to a GPU are gathered and copied one batch ahead.
+        """
+        if self._device.type == "cpu" or self._level(resolution).here:
+            for indices in batches:
+                yield self.training_batch(indices, epoch=epoch, resolution=resolution)
+            return
+        make = partial(self._gathered, epoch=epoch, resolution=resolution)
+        for gathered in made_ahead(make, batches, self._device):
+            yield self._finished(gathered, resolution)
+
+    def _gathered(self, indices: Tensor, epoch: int, resolution: int) -> tuple[Tensor, ...]:
+        """Pixels of training images, cropped or shifted, labels, and whether to mirror, if any is.
+
+        All on the device, or on its way there.
+        """
+        with self._lock:
+            level = self._level(resolution)
+            if self._augmentation == "none":
+                return self._still(level, indices), self._chosen("labels", level, indices)
+            self._draw(epoch)
+            if self._whole:
+                pixels = _shift(level.gather(indices, self._device), *self._starts(level, indices))
+            else:
+                pixels = self._crop(level, indices, self._draws)
+            labels = self._chosen("labels", level, indices)
+            if self._augmentation == "crop":
+                return pixels, labels
+            return pixels, labels, self._chosen("flip", level, indices)
+
+    def _finished(self, gathered: tuple[Tensor, ...], resolution: int) -> tuple[Tensor, Tensor]:
+        pixels, labels, *mirrored = gathered
+        for chosen in mirrored:
+            flip(pixels, chosen)
+        return self._normalize(pixels, resolution), labels
 
     def evaluation_batch(self, indices: Tensor, *, resolution: int) -> tuple[Tensor, Tensor]:
         """As `training_batch`, without anything random: whole images, or their middle."""
         pixels = self._still(self._full, indices)
-        return self._normalize(pixels, resolution), self._labels(indices)
+        labels = self._chosen("labels", self._full, indices)
+        return self._normalize(pixels, resolution), labels
 
     def prepare(self, resolutions: Iterable[int], progress: Progress | None = None) -> None:
         """Make what training at ``resolutions`` needs; else it is made with the first batch."""
@@ -129,15 +168,18 @@ class ImagePipeline:
             full = self._store
             side = full.shape[0] if self._whole and full.shape else self.side
             store = reduced(full, side=side, resolution=resolution, progress=progress)
-            self._reduced[resolution] = _Level(store, resolution, self._resident(store))
+            self._reduced[resolution] = self._level_of(store, resolution)
         return self._reduced[resolution]
 
-    def _resident(self, store: ImageStore) -> Tensor | None:
-        """The images that are used whole; on the GPU if they fit."""
-        if not self._whole or store.images is None:
-            return None
-        fits = self._device.type != "cpu" and store.images.numel() <= RESIDENT_BYTES
-        return store.images.to(self._device) if fits else store.images
+    def _level_of(self, store: ImageStore, side: int) -> _Level:
+        """The images of a store, on the GPU if they fit, and can be cropped there."""
+        pixels = store.pixels
+        fits = self._device.type != "cpu" and _fits(len(pixels), self._device)
+        if (
+            fits and len(pixels) and (self._whole or int(store.sizes.min()) >= side)
+        ):  # smaller ones are enlarged
+            pixels = pixels.to(self._device)
+        return _Level(store, side, pixels, whole=self._whole)
 
     def _still(self, level: _Level, indices: Tensor) -> Tensor:
         if self._whole:
@@ -149,6 +191,7 @@ class ImagePipeline:
         if epoch != self._drawn:
             self._drawn = epoch
             self._draws = draw(self._seed, epoch, torch.arange(len(self._store)))
+            self._tables = {key: one for key, one in self._tables.items() if key[0] == "labels"}
 
     def _starts(self, level: _Level, indices: Tensor) -> tuple[Tensor, int]:
         """Where each shifted image starts, and the pixels of the largest shift; see `_shift`."""
@@ -164,10 +207,23 @@ class ImagePipeline:
                 for field in (self._draws.vertical, self._draws.horizontal)
             )
             self._all_starts = ((down + pad) * (side + 2 * pad) + right + pad) * 3
-        return self._all_starts.index_select(0, indices), pad
+            self._tables = {key: one for key, one in self._tables.items() if key[0] != "starts"}
+        return self._chosen("starts", level, indices), pad
 
-    def _labels(self, indices: Tensor) -> Tensor:
-        return self._store.labels.index_select(0, indices).to(self._device)
+    def _chosen(self, name: str, level: _Level, indices: Tensor) -> Tensor:
+        """What is known of each sample for some of them, on the device; looked up where images are.
+
+        It is brought there once, so that a batch takes its indices alone across.
+        """
+        place = level.pixels.device
+        if (name, place) not in self._tables:
+            if name == "labels":
+                every = self._store.labels
+            else:
+                every = self._draws.flip if name == "flip" else self._all_starts
+            self._tables[name, place] = sent(every, place)
+        found = self._tables[name, place].index_select(0, sent(indices, place))
+        return found if level.here else sent(found, self._device)
 
     def _crop(self, level: _Level, indices: Tensor, draws: Draws | None) -> Tensor:
         """A square of each image, the middle one without draws; uint8 (n, side, side, 3)."""
@@ -184,14 +240,17 @@ class ImagePipeline:
             edges = torch.minimum(heights, widths).clamp(max=side)
             tops = torch.minimum(_nearest(tops * side, self.side), heights - edges)
             lefts = torch.minimum(_nearest(lefts * side, self.side), widths - edges)
+        if level.here:
+            rows = sent(store.rows(indices, tops, lefts, side), self._device)
+            return stretches_of(level.pixels, rows, side)
         if bool((edges == side).all()):
-            return store.squares(indices, tops, lefts, side).to(self._device)
+            return sent(store.squares(indices, tops, lefts, side), self._device)
         pixels = torch.empty(len(indices), side, side, 3, dtype=torch.uint8)
         for position, edge in enumerate(edges.tolist()):
             one = slice(position, position + 1)
             square = store.squares(indices[one], tops[one], lefts[one], edge)
             pixels[one] = square if edge == side else resize(square, side)
-        return pixels.to(self._device)
+        return sent(pixels, self._device)
 
     def _normalize(self, pixels: Tensor, resolution: int) -> Tensor:
         """Resized and normalized images (n, 3, resolution, resolution) of (n, side, side, 3)."""
@@ -223,9 +282,9 @@ class Normalization:
         if side not in self._factors:
             # One factor and one offset for each value of an image: whole rows go through at once,
             # four times as fast as broadcasting over three channels.
-            factor = (1 / (255 * self._std)).repeat(side * side).to(self._device)
-            offset = (-self._mean / self._std).repeat(side * side).to(self._device)
-            self._factors[side] = factor, offset
+            factor = (1 / (255 * self._std)).repeat(side * side)
+            offset = (-self._mean / self._std).repeat(side * side)
+            self._factors[side] = sent(factor, self._device), sent(offset, self._device)
         factor, offset = self._factors[side]
         rows = pixels.reshape(len(pixels), -1).float()
         torch.addcmul(offset, rows, factor, out=rows)
@@ -239,18 +298,39 @@ class _Level:
     Attributes:
         store: Holds them.
         side: Of the squares that are cropped out of them, in pixels.
-        whole: All of them, uint8 (N, height, width, 3), where they are used whole.
+        pixels: Of the store, here or on the GPU.
+        whole: Whether they are used whole.
     """
 
     store: ImageStore
     side: int
-    whole: Tensor | None
+    pixels: Tensor
+    whole: bool
+
+    @property
+    def here(self) -> bool:
+        """Whether they are on the GPU that computes."""
+        return self.pixels.device.type != "cpu"
+
+    @cached_property
+    def images(self) -> Tensor | None:
+        """All of them, uint8 (N, height, width, 3), where they are used whole."""
+        if not self.whole or self.store.images is None:
+            return None
+        return self.pixels.view(self.store.images.shape)
 
     def gather(self, indices: Tensor, device: torch.device) -> Tensor:
         """Some whole images, on the device; uint8 (n, height, width, 3)."""
-        if self.whole is None:
-            return torch.stack([self.store.image(i) for i in indices.tolist()]).to(device)
-        return self.whole.index_select(0, indices.to(self.whole.device)).to(device)
+        if self.images is None:
+            return sent(torch.stack([self.store.image(i) for i in indices.tolist()]), device)
+        found = self.images.index_select(0, sent(indices, self.pixels.device))
+        return found if self.here else sent(found, device)
+
+
+def _fits(size: int, device: torch.device) -> bool:
+    """Whether so many bytes may stay on a GPU."""
+    most = RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else size
+    return size <= min(RESIDENT_BYTES, most)
 
 
 def _used_whole(height: int, width: int, side: int) -> bool:
@@ -330,15 +410,21 @@ def _shift(images: Tensor, starts: Tensor, pad: int) -> Tensor:
     count, side = images.shape[:2]
     padded = functional.pad(images, (0, 0, pad, pad, pad, pad))
     image_bytes, row_bytes = padded.stride(0), padded.stride(1)
-    firsts = starts + torch.arange(0, count * image_bytes, image_bytes)
-    rows = firsts[:, None] + torch.arange(0, side * row_bytes, row_bytes)
-    stretches = padded.view(-1).unfold(0, side * 3, 1)
-    return stretches.index_select(0, rows.view(-1).to(images.device)).view(images.shape)
+    place = images.device
+    firsts = starts + torch.arange(0, count * image_bytes, image_bytes, device=place)
+    rows = firsts[:, None] + torch.arange(0, side * row_bytes, row_bytes, device=place)
+    return stretches_of(padded.view(-1), rows.view(-1), side)
 
 
 def flip(images: Tensor, chosen: Tensor) -> None:
-    """Mirror the ``chosen`` ones of ``images`` (n, side, side, 3) left to right, in place."""
-    where = chosen.nonzero().squeeze(1).to(images.device)
+    """Mirror the ``chosen`` ones of ``images`` (n, side, side, 3) left to right, in place.
+
+    On a GPU all are mirrored and some of them taken: how many are chosen only the GPU knows.
+    """
+    if images.device.type != "cpu":
+        images.copy_(torch.where(chosen.view(-1, 1, 1, 1), images.flip(2), images))
+        return
+    where = chosen.nonzero().squeeze(1)
     images.index_copy_(0, where, images.index_select(0, where).flip(2))
 
 

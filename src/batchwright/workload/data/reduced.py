@@ -119,6 +119,7 @@ class _Unstored(ImageStore):
     def __init__(self, store: ImageStore, sizes: Tensor) -> None:
         self._store = store
         self.labels, self.sizes, self.images, self.origin = store.labels, sizes, None, None
+        self.pixels = torch.empty(0, dtype=torch.uint8)  # none are kept
         self.shape = shape_of(sizes)
 
     def image(self, index: int) -> Tensor:

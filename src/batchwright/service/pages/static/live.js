@@ -311,6 +311,16 @@
     }
   }
 
+  // ------------------------------------------------------------------------- folded sections
+
+  function unfold() {
+    const part = document.getElementById(location.hash.slice(1));
+    const folded = part?.querySelector(":scope > details.folded");
+    if (folded) folded.open = true;
+  }
+
+  addEventListener("hashchange", unfold);
+  unfold();
   for (const element of document.querySelectorAll("[data-live]")) new Live(element);
   for (const form of document.querySelectorAll("form[data-answer]")) new Answer(form);
   tellTimes();

@@ -1,0 +1,416 @@
+"""What the four papers behind the methods claim, and which figures are about it.
+
+`benchmarks.harness.tables` makes docs/papers.md of it: the figures come from the kept reports, and
+whether a claim holds is worked out from them, not written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim, and what was measured about it.
+
+    Attributes:
+        words: What is claimed, with the paper's own figure where it has one.
+        results: The figures about it, as ``BENCHMARK.FIGURE``, by what they are of; the first says
+            command and scale.
+        over: It holds where the first of these is above the second: figures, or plain numbers.
+            Without: where the figures reach their goals.
+        command: What measures it, where no figure does: a test, or what remains to be run.
+        told: What came of it, where no figure says it; empty: nobody has run it here.
+    """
+
+    words: str
+    results: Mapping[str, str] = field(default_factory=dict)
+    over: tuple[str | float, str | float] | None = None
+    command: str = ""
+    told: str = ""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper, what it claims, and the benchmarks that are about it.
+
+    Attributes:
+        title: As published.
+        source: Authors, number and versions.
+        known: What of it this project's authors could read.
+        claims: In any order: misses come first in the table.
+        benchmarks: All their figures are listed.
+    """
+
+    title: str
+    source: str
+    known: str
+    claims: tuple[Claim, ...]
+    benchmarks: tuple[str, ...]
+
+
+SCALES: Mapping[str, str] = {
+    "dual_batch": "CIFAR-100, 32 px, `resnet8`, two processes with a core each",
+    "dual_accuracy": "CIFAR-100 at 16 px, `resnet8`, 12 epochs, four virtual workers",
+    "dual_uneven": "the same four workers, two with a tenth of the fixed time of a step",
+    "cyclic": "CIFAR-100 (14 epochs) and Imagenette (21 epochs), `resnet8`, one worker",
+    "data_path": "Imagenette, `resnet8`, one worker",
+    "uneven": "CIFAR-100, `resnet8`, batch 128, two workers with a core each",
+    "warmup": "20,000 images of CIFAR-100 at 16 px, `resnet8`, 18 epochs",
+    "predict": "three small networks, CIFAR-100 and Imagenette, one and two workers",
+    "time_to_accuracy": "three trainings of 10 to 46 s, one worker or two",
+    "large_batch": "four tasks of 5 to 10 epochs, batches 479 to 2,048",
+    "gradient_overhead": "`resnet8`, one worker",
+}
+"""By benchmark, in the table's few words."""
+
+DUAL_BATCH = Paper(
+    title="Hybrid Dual-Batch and Cyclic Progressive Learning for Efficient Distributed Training",
+    source="Kuan-Wei Lu, Ding-Yong Hong, Pangfeng Liu and Jan-Jan Wu; arXiv "
+    "[2509.26092](https://arxiv.org/abs/2509.26092), v2 of 31 October 2025; v1 is called Efficient "
+    "Distributed Training via Dual Batch Sizes and Cyclic Progressive Learning",
+    known="The paper, and what its authors' published code does. Each of its accuracies is of a "
+    "single run of ResNet-18",
+    claims=(
+        Claim(
+            "Small batches, shares and update factors of tables 2 and 6, and those of eight "
+            "workers, follow from the equations",
+            command="python -m pytest tests/test_dual_batch.py",
+            told="every row, truncated and rounded as there",
+        ),
+        Claim(
+            "A round with two batch sizes takes k times one with large batches, within 0.02",
+            {
+                "k = 1.05": "dual_batch.round_over_large_k105",
+                "k = 1.1": "dual_batch.round_over_large_k110",
+            },
+        ),
+        Claim(
+            "Both kinds of workers end a round together",
+            {
+                "longest less shortest over their mean": "dual_batch.finish_spread",
+            },
+        ),
+        Claim(
+            "The server's exchange costs little of a round",
+            {"": "dual_batch.server_share_of_round"},
+        ),
+        Claim(
+            "Two batch sizes are more accurate than the large one alone (paper: up to +3.3 points "
+            "on CIFAR-100)",
+            {"": "dual_accuracy.dual_accuracy_gain"},
+        ),
+        Claim(
+            "Two sizes are more accurate than one smaller batch for all, in the same time (its "
+            "table 5: +0.5 points, three small-batch workers against four, k = 1.05)",
+            {"": "dual_accuracy.dual_over_uniform_points"},
+            over=("dual_accuracy.dual_over_uniform_points", 0.0),
+        ),
+        Claim(
+            "Where fixed times of a step differ from worker to worker (ours), two sizes are more "
+            "accurate than one smaller batch for all",
+            {
+                "1.02 times the time": "dual_uneven.two_over_uniform_points_102",
+                "1.05 times": "dual_uneven.two_over_uniform_points_105",
+            },
+            over=("dual_uneven.two_over_uniform_points_102", 0.0),
+        ),
+        Claim(
+            "With most data on small-batch workers, three of four, accuracy is best (k = 1.1)",
+            {
+                "one": "dual_accuracy.accuracy_k110-1",
+                "two": "dual_accuracy.accuracy_k110-2",
+                "three": "dual_accuracy.accuracy_k110-3",
+            },
+            over=("dual_accuracy.accuracy_k110-3", "dual_accuracy.accuracy_k110-2"),
+        ),
+        Claim(
+            "The update factor d_S / d_L is more accurate than none",
+            {
+                "d_S / d_L": "dual_accuracy.accuracy_k110-3",
+                "root": "dual_accuracy.accuracy_sqrt",
+                "none": "dual_accuracy.accuracy_none",
+            },
+            over=("dual_accuracy.accuracy_k110-3", "dual_accuracy.accuracy_none"),
+        ),
+        Claim(
+            "All waiting for all (bsp) is no more accurate than asynchronous merging (its authors' "
+            "logs: within about a point)",
+            {
+                "asp": "dual_accuracy.accuracy_k110-3",
+                "ssp": "dual_accuracy.accuracy_ssp",
+                "bsp": "dual_accuracy.accuracy_bsp",
+            },
+            over=("dual_accuracy.accuracy_k110-3", "dual_accuracy.accuracy_bsp"),
+        ),
+        Claim(
+            "Cycling through resolutions saves time, CIFAR-100 (paper: 10.1 %, large batches with "
+            "and without the cycle)",
+            {"": "cyclic.cifar_time_saved"},
+        ),
+        Claim(
+            "Cycling through resolutions loses less than a point of accuracy, CIFAR-100",
+            {"": "cyclic.cifar_accuracy"},
+            over=("cyclic.cifar_accuracy", -1.0),
+        ),
+        Claim(
+            "Cycling through resolutions saves time, larger images (the paper's 34.8 % are its "
+            "hybrid's on ImageNet; here no batch changes)",
+            {"": "cyclic.folder_time_saved"},
+        ),
+        Claim(
+            "Cycling through resolutions loses less than a point of accuracy, larger images "
+            "(trained at up to 80 px)",
+            {"": "cyclic.folder_accuracy"},
+            over=("cyclic.folder_accuracy", -1.0),
+        ),
+        Claim(
+            "The cycle in each stage is more accurate than one pass over the training (later runs "
+            "of its authors: 65.8 against 64.0 % on ImageNet)",
+            {
+                "cycle": "dual_accuracy.accuracy_cyclic",
+                "one pass": "dual_accuracy.accuracy_one-pass",
+            },
+            over=("dual_accuracy.accuracy_cyclic", "dual_accuracy.accuracy_one-pass"),
+        ),
+        Claim(
+            "The hybrid is more accurate than large batches (paper: +3.3 points, three of four "
+            "workers with the small batch)",
+            {"": "dual_accuracy.hybrid_accuracy_gain"},
+        ),
+        Claim(
+            "The hybrid takes less time than large batches, simulated (paper: 8.9 % less with "
+            "these workers, 10.1 % with none of them)",
+            {"times the time": "dual_accuracy.seconds_over_large_hybrid"},
+            over=(1.0, "dual_accuracy.seconds_over_large_hybrid"),
+        ),
+        Claim(
+            "The hybrid in real processes, against large batches and each half alone, CIFAR-100",
+            command="batchwright run method=hybrid cycle.preset=cifar100 workers=2 epochs=14",
+        ),
+        Claim(
+            "The published schedules: ResNet-18, CIFAR-100 in 140 epochs, ImageNet in 105",
+            command="batchwright run method=hybrid cycle.preset=imagenet",
+        ),
+    ),
+    benchmarks=("dual_batch", "dual_accuracy", "dual_uneven", "cyclic", "data_path"),
+)
+
+DBS = Paper(
+    title="DBS: Dynamic Batch Size For Distributed Deep Neural Network Training",
+    source="Qing Ye, Yuhao Zhou, Mingjia Shi, Yanan Sun and Jiancheng Lv; arXiv "
+    "[2007.11831](https://arxiv.org/abs/2007.11831), v2 of 3 November 2022; journal version IEEE "
+    "TETCI 2022, doi 10.1109/TETCI.2022.3220224",
+    known="The abstract, and what the published code does; its theorem and its tables of results "
+    "were not available to us",
+    claims=(
+        Claim(
+            "Shares by the times of the last epoch alone (`rebalance=published`) shorten epochs on "
+            "uneven workers",
+            {"times equal shares' time": "uneven.published_over_equal_shares"},
+            over=(1.0, "uneven.published_over_equal_shares"),
+        ),
+        Claim(
+            "Shares made again once an epoch, otherwise ours, shorten epochs on uneven workers",
+            {"times equal shares' time": "uneven.each_epoch_over_equal_shares"},
+            over=(1.0, "uneven.each_epoch_over_equal_shares"),
+        ),
+        Claim(
+            "Shares that follow every 25 steps, with a dead band and smoothed speeds (ours), do as "
+            "much as half speed of one of two allows",
+            {
+                "times equal shares' time": "uneven.dynamic_over_equal_shares",
+                "fixed shares of 85 and 43": "uneven.fixed_over_equal_shares",
+            },
+        ),
+        Claim(
+            "Ours are quicker than shares made again once an epoch",
+            {
+                "ours": "uneven.dynamic_over_equal_shares",
+                "once an epoch": "uneven.each_epoch_over_equal_shares",
+            },
+            over=("uneven.each_epoch_over_equal_shares", "uneven.dynamic_over_equal_shares"),
+        ),
+        Claim(
+            "Workers come to compute equally long",
+            {"slowest over fastest": "uneven.slowest_over_fastest"},
+        ),
+        Claim(
+            "The shares follow a load that comes and goes",
+            {"": "uneven.recovery_intervals"},
+        ),
+        Claim(
+            "Even workers lose nothing",
+            {
+                "times DistributedDataParallel's time": "uneven.even_dynamic_over_ddp_seconds",
+            },
+        ),
+        Claim(
+            "Accuracy is that of equal shares, to less than a point",
+            {"": "uneven.accuracy_dynamic_less_equal"},
+            over=("uneven.accuracy_dynamic_less_equal", -1.0),
+        ),
+        Claim(
+            "Shares are made whole as in the example, 13.7, 16.5, 19.6, 14.2 of 64: 14, 16, 20, 14",
+            command="python -m pytest tests/test_partition.py",
+            told="exact; and the sum is the batch in every case",
+        ),
+        Claim(
+            "The weighted gradient is that of one process",
+            command="python -m pytest tests/test_reducer.py",
+            told="to rounding",
+        ),
+        Claim(
+            "Shares as published with ResNet-101, DenseNet-121, GoogLeNet and RegNet, several "
+            "workers on one GPU, and under model averaging",
+            command="batchwright run method=dynamic-batch rebalance=published workers=4 "
+            "network=torchvision.models:resnet101",
+        ),
+    ),
+    benchmarks=("uneven",),
+)
+
+POSTER = Paper(
+    title="Increasing Mini-Batch Size While Preserving Accuracy for Distributed Deep Learning",
+    source="McCord (Middle Tennessee State University) and Dash (Oak Ridge National Laboratory); "
+    "poster of the ACM Student Research Competition, SC21, November 2021",
+    known="Its text; the accuracies are in figures. ResNet-50 on ImageNet, 90 epochs, batches of "
+    "7,680 and about 30,000",
+    claims=(
+        Claim(
+            "Some warm-up is better than none, 60 times the base batch",
+            {"": "warmup.warmup_gain_points_960"},
+            over=("warmup.warmup_gain_points_960", 0.0),
+        ),
+        Claim(
+            "Some warm-up is better than none, 240 times the base batch",
+            {"": "warmup.warmup_gain_points_3840"},
+            over=("warmup.warmup_gain_points_3840", 0.0),
+        ),
+        Claim(
+            "The best warm-up is longer at the larger batch (paper: 5 and 10 of 90 epochs)",
+            {
+                "60 times": "warmup.warmup_best_epochs_960",
+                "240 times": "warmup.warmup_best_epochs_3840",
+            },
+            over=("warmup.warmup_best_epochs_3840", "warmup.warmup_best_epochs_960"),
+        ),
+        Claim(
+            "Linear scaling gains nothing over the rate not scaled",
+            {
+                "60 times": "warmup.scaled_over_unscaled_points_960",
+                "240 times": "warmup.scaled_over_unscaled_points_3840",
+            },
+            over=(0.0, "warmup.scaled_over_unscaled_points_3840"),
+        ),
+        Claim(
+            "Accuracy falls with the batch",
+            {
+                f"{batch / 16:g} times": f"warmup.accuracy_linear_{batch}"
+                for batch in (60, 240, 960, 3840)
+            },
+            over=("warmup.accuracy_linear_60", "warmup.accuracy_linear_3840"),
+        ),
+        Claim(
+            "The best warm-up is longer at the larger batch in trainings of at least 1,000 steps",
+            command="batchwright sweep learning_rate=0.0125 base_batch=16 scaling=linear "
+            "decay=steps epochs=200 --grid global_batch=960,3840 --grid warmup_epochs=0,11,22,44",
+        ),
+    ),
+    benchmarks=("warmup",),
+)
+
+TULA = Paper(
+    title="Tula: Optimizing Time, Cost, and Generalization in Distributed Large-Batch Training",
+    source="Sahil Tyagi and Feiyi Wang; arXiv [2603.18112](https://arxiv.org/abs/2603.18112), 18 "
+    "March 2026",
+    known="Abstract, outline and captions. The models of time and memory, the knee and adaptive "
+    "gradient scaling (AGS) here are our own, after earlier papers of the same author and standard "
+    "theory; the abstract names neither what 20 times is relative to nor how the large batch was "
+    "tuned",
+    claims=(
+        Claim(
+            "Time is predicted within 7.5 to 14 %: steps that were not probed",
+            {
+                "median": "predict.step_seconds_median_error",
+                "largest": "predict.step_seconds_worst_error",
+            },
+            over=(0.14, "predict.step_seconds_median_error"),
+        ),
+        Claim(
+            "Time of whole trainings is predicted within 7.5 to 14 %",
+            {
+                "median": "time_to_accuracy.training_seconds_error",
+                "largest": "time_to_accuracy.training_seconds_worst",
+            },
+            over=(0.14, "time_to_accuracy.training_seconds_error"),
+        ),
+        Claim(
+            "Cost of whole trainings is predicted within 7.5 to 14 %",
+            {
+                "median": "time_to_accuracy.training_cost_error",
+                "largest": "time_to_accuracy.training_cost_worst",
+            },
+            over=(0.14, "time_to_accuracy.training_cost_error"),
+        ),
+        Claim(
+            "Memory is predicted from a few batches (tensors, on the CPU)",
+            {
+                "median error": "predict.memory_median_error",
+                "above its interval": "predict.memory_worst_under",
+            },
+        ),
+        Claim(
+            "The largest batch that fits a limit is known (tensors, on the CPU)",
+            {
+                "share of the limit": "predict.memory_at_most",
+                "at 1.05 times the batch": "predict.memory_next_step",
+            },
+        ),
+        Claim(
+            "A probe takes no more than 2 % of the training, or 60 s (ours)",
+            {"times what it may": "predict.probe_share"},
+        ),
+        Claim(
+            "AGS is 9 points more accurate than large batches as usual",
+            {"": "large_batch.ags_over_plain_points"},
+        ),
+        Claim(
+            "AGS is more accurate than the same rate without its factors",
+            {"": "large_batch.ags_over_its_rate_points"},
+            over=("large_batch.ags_over_its_rate_points", 0.0),
+        ),
+        Claim(
+            "What the plan picks by itself (Muon, ours) is 9 points more accurate than large "
+            "batches as usual",
+            {"": "large_batch.muon_over_plain_points"},
+            over=("large_batch.muon_over_plain_points", 9.0),
+        ),
+        Claim(
+            "AGS costs little of a step",
+            {"": "gradient_overhead.ags_overhead"},
+        ),
+        Claim(
+            "AGS with both bounds at 1 is SGD to the bit, and factors stay within their bounds",
+            command="python -m pytest tests/test_gradient_scaling.py",
+            told="exact",
+        ),
+        Claim(
+            "The knee is well below the largest batch, and takes a few percent more than the least "
+            "time",
+            command="python -m benchmarks.planning.decisions --full",
+        ),
+        Claim(
+            "Up to 20 times as quick, over a batch of 128",
+            command="batchwright run goal.objective=time",
+        ),
+        Claim(
+            "ResNet-50, VGG-11, AlexNet and MobileNetV3 at 224 px",
+            command="batchwright run network=torchvision.models:resnet50 resolutions=224",
+        ),
+    ),
+    benchmarks=("predict", "time_to_accuracy", "large_batch", "gradient_overhead"),
+)
+
+PAPERS = (DUAL_BATCH, DBS, POSTER, TULA)

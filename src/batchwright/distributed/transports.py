@@ -1,0 +1,177 @@
+"""How the workers' tensors travel: by gloo between CPUs, by NCCL between GPUs.
+
+They fail in different ways. Gloo's ``wait`` blocks until a message is there, and raises where
+another worker is gone. NCCL's only has the device's stream wait: the host goes on at once, nothing
+is raised, and the kernels of a message that never comes turn for ever. So whoever reads a result
+waits for the device here, and looks after the other workers meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from batchwright.distributed.heartbeat import BEAT_SECONDS, RollCall
+
+_POLL_SECONDS = 50e-6  # between two looks at the device: what a message may be noticed late
+_GIVE_UP_SECONDS = 10.0  # for what should take none, and may wait for a worker that is gone
+
+
+class Gloo:
+    """Between CPUs.
+
+    Args:
+        device: Where this worker computes.
+        timeout: Seconds after which an exchange gives up.
+
+    Attributes:
+        backend: What `torch.distributed.init_process_group` takes.
+    """
+
+    backend = "gloo"
+
+    def __init__(self, device: torch.device, timeout: float) -> None:
+        self.device, self._timeout = device, timeout
+        self._gave_up = False
+
+    def prepare(self) -> None:
+        """Before the group is joined."""
+
+    def read(self, values: Tensor) -> Tensor:
+        """``values`` on the CPU, once all exchanges before are over.
+
+        Raises:
+            RuntimeError: Another worker is gone or silent.
+        """
+        return values.cpu()
+
+    def settle(self) -> None:
+        """Wait until all exchanges are over.
+
+        Raises:
+            RuntimeError: Another worker is gone or silent.
+        """
+
+    def give_up(self) -> None:
+        """End what may wait for a worker that is gone."""
+
+    def leave(self) -> None:
+        """Leave the process group."""
+        dist.destroy_process_group()
+
+
+class Queued(Gloo):
+    """Exchanges that are queued on a device, of which the host hears nothing by itself."""
+
+    @abstractmethod
+    def mark(self) -> Callable[[], bool]:
+        """What tells whether the device has done all that is queued so far."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Have the device let go of exchanges that do not end."""
+
+    def settle(self) -> None:
+        """Wait until the device has done all that is queued; see `Gloo.settle`."""
+        try:
+            _await(self.mark(), self._timeout)
+        except TimeoutError as error:
+            self.give_up()
+            raise RuntimeError(str(error)) from None
+
+    def give_up(self) -> None:
+        """Abort, for some seconds: it may itself wait for a worker that was killed."""
+        if not self._gave_up:
+            self._gave_up = True
+            _within(_GIVE_UP_SECONDS, self.abort)
+
+    def leave(self) -> None:
+        """Leave the group; where a worker is gone without a word, not wait for it for ever."""
+        _within(_GIVE_UP_SECONDS, dist.destroy_process_group)
+
+
+class Nccl(Queued):
+    """Between GPUs; what is on the CPU, as pickled objects are, goes by gloo beside it."""
+
+    backend = "cpu:gloo,cuda:nccl"
+
+    def prepare(self) -> None:
+        """Keep PyTorch's watchdog from ending the process: the run has more to say, and to save."""
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+
+    def mark(self) -> Callable[[], bool]:
+        """An event behind all that is queued."""
+        event = torch.cuda.Event()
+        event.record()
+        return event.query
+
+    def read(self, values: Tensor) -> Tensor:
+        """``values`` in pinned memory, to which they are copied without making the host wait."""
+        here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        here.copy_(values, non_blocking=True)
+        self.settle()
+        return here
+
+    def abort(self) -> None:
+        """Of all groups together: one might wait for another's kernels."""
+        backends: list[Any] = []
+        for group in list(distributed_c10d._world.pg_map):
+            with suppress(RuntimeError):  # one without NCCL
+                backends.append(group._get_backend(self.device))
+        if backends:
+            backends[0]._group_start()
+            for backend in backends:
+                backend.abort()
+            backends[0]._group_end()
+
+
+TRANSPORTS: dict[str, type[Gloo]] = {"cpu": Gloo, "cuda": Nccl}
+"""By the kind of device."""
+
+
+def transport_for(device: torch.device, timeout: float) -> Gloo:
+    """How tensors on a device travel."""
+    return TRANSPORTS.get(device.type, Gloo)(device, timeout)
+
+
+def _await(done: Callable[[], bool], timeout: float) -> None:
+    """Wait until something is done.
+
+    Raises:
+        TimeoutError: It was not within ``timeout`` seconds, or another worker is gone or silent.
+    """
+    began = time.monotonic()
+    look = began + BEAT_SECONDS
+    while not done():
+        time.sleep(_POLL_SECONDS)
+        now = time.monotonic()
+        if now < look:
+            continue
+        if now - began > timeout:
+            raise TimeoutError(f"Timed out waiting {timeout:g} s for an exchange")
+        roll_call, look = RollCall.current, now + BEAT_SECONDS
+        if roll_call is not None and roll_call.misses_one():
+            raise TimeoutError("the exchange will not end")
+
+
+def _within(seconds: float, work: Callable[[], None]) -> None:
+    """Do something for some seconds at most; what takes longer is left to end with the process."""
+    thread = threading.Thread(target=_quietly, args=(work,), name="giving-up", daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    # The group is in pieces, and is being left; versions of PyTorch differ in how.
+    with suppress(RuntimeError, ValueError, AttributeError):
+        work()

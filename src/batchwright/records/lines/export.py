@@ -1,0 +1,52 @@
+"""A run's lines under the flat names that experiment trackers show, for those who feed one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import FileError
+from batchwright.records.documents import refuse_no_path
+from batchwright.records.lines.flat_lines import flat_values
+from batchwright.records.lines.line_files import METRICS, lines_of
+from batchwright.storage.files import write_whole
+
+
+def metrics(run: str | Path, out: str | Path | None = None) -> list[dict[str, Any]]:
+    """The lines of a run, each as one flat mapping: ``{"kind": "epoch", "val/top1": 0.9, ...}``.
+
+    Args:
+        run: Its folder; the run may still go on.
+        out: Where to write them, too: a table where the name ends in ``.csv``, else a JSON object
+            a line. ``/dev/stdout`` is possible.
+
+    Raises:
+        FileError: The folder holds no run, or the file cannot be written.
+    """
+    refuse_no_path(run, "run")
+    refuse_no_path(out, "out")
+    folder = Path(run)
+    if not (folder / METRICS).exists():
+        raise FileError(f"{folder} holds no {METRICS}: name the folder of a run that has begun")
+    rows = [flat_values(line) for line in lines_of(folder)]
+    if out is not None:
+        write = _table if Path(out).suffix.lower() == ".csv" else _objects
+        write_whole(Path(out), write(rows).encode())
+    return rows
+
+
+def _objects(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    """A column for each name that any line has; empty where a line has none."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()

@@ -1,0 +1,245 @@
+"""Lines with one flat name for each value, grouped by slashes, as experiment trackers show them.
+
+Records are exported so, and earlier versions wrote ``metrics.jsonl`` so. One table serves both.
+An epoch's flat line says less than its record; what others of the run's lines say of it,
+`completed` fills in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from batchwright.records.lines.run_lines import EpochLine, RunLine, SharesLine, StepLine
+from batchwright.records.profile import DataFacts
+from batchwright.records.run import EpochRecord, LocalBatches
+
+_ENDS = ("mean", "least", "most")
+_NAMES: dict[str, dict[str, str]] = {
+    "step": {
+        "epoch": "epoch",
+        "step": "step",
+        "steps": "steps",
+        "time/train_s": "training_seconds",
+        "train/loss": "train_loss",
+        "throughput/samples_per_sec": "samples_per_second",
+        "lr": "learning_rate",
+        "batch/global": "global_batch_size",
+    },
+    "shares": {"epoch": "epoch", "step": "step", "steps": "steps"},
+    "epoch": {
+        "epoch": "record.epoch",
+        "epochs": "epochs",
+        "train/loss": "record.train_loss",
+        "val/loss": "record.val_loss",
+        "val/top1": "record.top1",
+        "time/epoch_s": "record.training_seconds",
+        "time/eval_s": "record.evaluation_seconds",
+        "time/checkpoint_s": "record.checkpoint_seconds",
+        "throughput/samples_per_sec": "record.samples_per_second",
+        "lr": "record.learning_rate",
+        "resolution": "record.resolution",
+        "batch/global": "record.global_batch_size",
+        "steps/skipped": "record.skipped_steps",
+        "steps/repeated": "record.repeated_steps",
+        "plan/predicted_epoch_s": "predicted_seconds",
+        "gns/simple": "record.noise_scale",
+        "track/gradient_norm": "record.gradient_norm",
+        "track/hessian": "record.hessian_eigenvalue",
+        "plan/predicted_top1": "predicted_top1.value",
+        "plan/predicted_top1_low": "predicted_top1.low",
+        "plan/predicted_top1_high": "predicted_top1.high",
+        **{f"ags/factor_{end}": f"record.gradient_factors.{end}" for end in _ENDS},
+        **{f"lr/gain_{end}": f"record.rate_gain.{end}" for end in _ENDS},
+    },
+    "round": {
+        "round": "record.number",
+        "worker": "record.worker",
+        "epoch": "record.epoch",
+        "resolution": "record.resolution",
+        "batch/local": "record.local_batch_size",
+        "samples": "record.samples",
+        "steps": "record.steps",
+        "steps/skipped": "record.skipped_steps",
+        "steps/repeated": "record.repeated_steps",
+        "factor": "record.update_factor",
+        "train/loss": "record.loss",
+        "lead": "record.lead",
+        "time/start_s": "record.start",
+        "time/compute_s": "record.compute_seconds",
+        "time/exchange_s": "record.exchange_seconds",
+        "time/wait_s": "record.wait_seconds",
+        "time/eval_s": "record.evaluation_seconds",
+        "memory/peak_bytes": "record.peak_bytes",
+        "lr": "learning_rate",
+        "committed": "committed",
+    },
+    "evaluation": {"epoch": "epoch", "val/top1": "top1"},
+    "note": {"text": "text"},
+}
+"""Of each kind: flat name, and where the value stands in the record."""
+
+_OF_WORKERS: dict[str, dict[str, str]] = {
+    "step": {
+        "batch/local/{}": "local_batch_size",
+        "time/rank{}/compute_s": "compute_seconds",
+        "time/rank{}/wait_s": "wait_seconds",
+    },
+    "shares": {
+        "batch/local/{}": "local_batch_size",
+        "place/{}": "place",
+        "speed/{}": "speed",
+    },
+    "epoch": {
+        "batch/local/{}": "local_batch_size",
+        "time/rank{}/input_s": "input_seconds",
+        "time/rank{}/compute_s": "compute_seconds",
+        "time/rank{}/wait_s": "wait_seconds",
+        "time/rank{}/comm_s": "communication_seconds",
+        "time/rank{}/loading_cpu_s": "loading_cpu_seconds",
+        "memory/rank{}/peak_bytes": "peak_bytes",
+    },
+}
+_DERIVED = {"step": ("global_batch_size",), "epoch": ("top1", "samples_per_second")}
+_LINE: TypeAdapter[RunLine] = TypeAdapter(RunLine)
+_ABSENT = object()
+
+
+def flat_values(line: RunLine) -> dict[str, Any]:
+    """A line under flat names, in an order that is always the same.
+
+    What a job does not have, such as factors without `ags.mode` or curvature without `track`, has
+    no name; what is not known of this line is `None`.
+    """
+    found: dict[str, Any] = {"kind": line.kind}
+    for name, path in _NAMES[line.kind].items():
+        value: Any = line
+        for part in path.split("."):
+            value = _ABSENT if value is None else getattr(value, part)
+        if value is not _ABSENT and not (value is None and name.startswith("track/")):
+            found[name] = value
+    record = line.record if isinstance(line, EpochLine) else line
+    for rank, worker in enumerate(getattr(record, "workers", ())):
+        for pattern, field in _OF_WORKERS[line.kind].items():
+            value = getattr(worker, field)
+            if value or field != "loading_cpu_seconds":
+                found[pattern.format(rank)] = value
+    return found
+
+
+def is_flat(values: Mapping[str, Any]) -> bool:
+    """Whether values are those of a flat line, and not of one that is a record."""
+    return any("/" in name for name in values)
+
+
+def from_flat(values: Mapping[str, Any], data: Callable[[], DataFacts] | None = None) -> RunLine:
+    """The record that a flat line was.
+
+    Of an epoch it tells neither places nor how local batches changed; samples and steps come from
+    its speed, evaluated images from the data.
+
+    Args:
+        values: The line.
+        data: What the run trains on; asked for epochs alone.
+
+    Raises:
+        ValueError: It is no line that a run wrote, or one of an epoch without ``data``.
+    """
+    kind = values.get("kind")
+    if not isinstance(kind, str) or kind not in _NAMES:
+        raise ValueError(f"there is no kind of line {str(kind)[:40]!r}")
+    nested: dict[str, Any] = {"kind": kind}
+    for name, path in _NAMES[kind].items():
+        if name in values:
+            *groups, last = path.split(".")
+            place = nested
+            for group in groups:
+                place = place.setdefault(group, {})
+            place[last] = values[name]
+    record = nested.get("record", {}) if kind == "epoch" else nested
+    if kind in _OF_WORKERS:
+        record["workers"] = list(_workers(values, _OF_WORKERS[kind]))
+    if kind == "epoch":
+        if data is None:
+            raise ValueError("an epoch's flat line needs the run's plan to be read")
+        _measure(record, data())
+    for name in _DERIVED.get(kind, ()):
+        record.pop(name, None)
+    return _LINE.validate_python(nested)
+
+
+def _workers(values: Mapping[str, Any], names: Mapping[str, str]) -> Iterable[dict[str, Any]]:
+    """The workers' values in rank order, up to the first rank that has no local batch."""
+    for rank in range(len(values)):
+        if f"batch/local/{rank}" not in values:
+            return
+        named = {field: pattern.format(rank) for pattern, field in names.items()}
+        yield {field: values[name] for field, name in named.items() if name in values}
+
+
+def _measure(record: dict[str, Any], data: DataFacts) -> None:
+    """Fill in the fields of an epoch that follow from what its line tells.
+
+    Raises:
+        ValueError: It tells no numbers.
+    """
+    try:
+        speed, seconds = record.get("samples_per_second"), record.get("training_seconds")
+        samples = round(speed * seconds) if speed and seconds else data.train_samples
+        total = sum(one["local_batch_size"] for one in record["workers"]) or 1
+        for worker in record["workers"]:
+            worker["samples"] = round(samples * worker["local_batch_size"] / total)
+            worker["local_batch_size"] = max(1, worker["local_batch_size"])
+        record["samples"] = samples
+        record["steps"] = max(1, round(samples / record["global_batch_size"]))
+        record.setdefault("skipped_steps", 0)
+        top1 = record.get("top1")
+        if top1 is not None and 0 <= top1 <= 1 and data.val_samples:
+            record["val_correct"] = round(top1 * data.val_samples)
+            record["val_count"] = data.val_samples
+    except (TypeError, KeyError, ArithmeticError) as error:
+        raise ValueError(f"no epoch's line: {error!r}") from None
+
+
+def completed(
+    epochs: Iterable[EpochRecord], steps: Sequence[StepLine], shares: Sequence[SharesLine]
+) -> list[EpochRecord]:
+    """Epochs with what flat lines left out: steps, places and local batches, from other lines."""
+    lines: list[SharesLine | StepLine] = [*shares, *steps]
+    told = {line.epoch: line.steps for line in lines if line.steps}
+    changes = sorted(shares, key=lambda line: (line.epoch, line.step))
+    return [
+        record
+        if any(worker.place for worker in record.workers)
+        else _completed(record, told.get(record.epoch), changes, places_of(shares, record))
+        for record in epochs
+    ]
+
+
+def places_of(shares: Sequence[SharesLine], record: EpochRecord | StepLine) -> tuple[str, ...]:
+    """Host and device of each worker by the newest line of as many workers; empty without one."""
+    alike = (line for line in reversed(shares) if len(line.workers) == len(record.workers))
+    return tuple(worker.place for line in alike for worker in line.workers)[: len(record.workers)]
+
+
+def _completed(
+    record: EpochRecord, steps: int | None, shares: Sequence[SharesLine], places: Sequence[str]
+) -> EpochRecord:
+    ones = [line for line in shares if len(line.workers) == len(record.workers)]
+    before = [line for line in ones if (line.epoch, line.step) <= (record.epoch, 0)]
+    inside = [line for line in ones if line.epoch == record.epoch and line.step > 0]
+    first = [LocalBatches(step=0, sizes=line.sizes) for line in before[-1:]]
+    later = [LocalBatches(step=line.step, sizes=line.sizes) for line in inside] if first else []
+    named = places or [f"rank {rank}" for rank in range(len(record.workers))]
+    return record.model_copy(
+        update={
+            "steps": steps or record.steps,
+            "shares": (*first, *later),
+            "workers": tuple(
+                worker.model_copy(update={"place": place})
+                for worker, place in zip(record.workers, named, strict=True)
+            ),
+        }
+    )

@@ -1,0 +1,77 @@
+"""How lines of ``metrics.jsonl`` are written and read, those of earlier versions too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from batchwright.errors import FileError
+from batchwright.records.documents import read_record
+from batchwright.records.lines.flat_lines import from_flat, is_flat
+from batchwright.records.lines.run_lines import RunLine
+from batchwright.records.plan import Plan
+from batchwright.records.profile import DataFacts
+
+METRICS = "metrics.jsonl"
+_LINE: TypeAdapter[RunLine] = TypeAdapter(RunLine)
+
+
+def line_text(line: RunLine) -> str:
+    """A line as the file holds it, without its end; values that are the default are left out."""
+    return line.model_dump_json(exclude_defaults=True)
+
+
+def read_line(text: str | bytes, data: Callable[[], DataFacts] | None = None) -> RunLine:
+    """What a line says, be it a record or a flat line of an earlier version.
+
+    Args:
+        text: The line.
+        data: What the run trains on, for flat lines of epochs.
+
+    Raises:
+        ValueError: It is damaged, or none that a run writes.
+    """
+    try:
+        return _LINE.validate_json(text, strict=True)
+    except ValidationError:
+        values = from_json(text, allow_inf_nan=False)
+        if isinstance(values, dict) and is_flat(values):
+            return from_flat(values, data)
+        raise
+
+
+def sound_line(text: str | bytes) -> RunLine | None:
+    """As `read_line`; `None` if it is damaged: a training is worth more than its display."""
+    try:
+        return read_line(text)
+    except ValueError:
+        return None
+
+
+def lines_of(folder: Path) -> Iterator[RunLine]:
+    """The whole lines of a run folder, as far as it has any; damaged ones are left out.
+
+    Raises:
+        FileError: They cannot be read, or need the plan, and that is not there.
+    """
+
+    @cache
+    def data() -> DataFacts:
+        return read_record(folder / "plan.json", Plan).data
+
+    try:
+        with (folder / METRICS).open("rb") as file:
+            for text in file:
+                if text.endswith(b"\n"):
+                    try:
+                        yield read_line(text, data)
+                    except ValueError:
+                        continue
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise FileError(f"cannot read {folder / METRICS}: {error.strerror}") from None

@@ -1,0 +1,120 @@
+"""A plan cut down to what a page has room for, so that no plan takes long to draw.
+
+A run may bring a plan of thousands of rows, candidates or reasons, and what is derived from them
+costs their number at least, some of it their square. So the plan is cut first; `outline_words`
+tells how much of it is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from batchwright.records import Estimate, Plan, Prediction, Reason, Stage
+from batchwright.records.text.plan_text import planned_sizes
+from batchwright.reporting.data.worker_curves import spread
+
+MAXIMUM_ROWS = 200
+MAXIMUM_CANDIDATES = 600
+MAXIMUM_KNEES = 100
+MAXIMUM_REASONS = 60
+MAXIMUM_ALTERNATIVES = 20
+LONGEST_TEXT = 2000
+"""Characters of a reason."""
+
+
+def outlined(plan: Plan) -> Plan:
+    """The plan itself, or one with fewer rows, candidates, knees and reasons.
+
+    Of many rows, neighbours are taken together: of each block the row with the lowest and the one
+    with the highest resolution, batch and rate stay, in their order. They share the block's epochs
+    and have the mean of its predicted seconds, so that sums are those of the whole plan. Evenly
+    spaced rows would show a cycle of resolutions as a constant one.
+    """
+    reasons = tuple(_reason(one) for one in plan.reasons[:MAXIMUM_REASONS])
+    changes: dict[str, object] = {"reasons": reasons} if reasons != plan.reasons else {}
+    if len(plan.stages) > MAXIMUM_ROWS:
+        changes["stages"] = tuple(_rows(plan.stages))
+    if len(plan.considered) > MAXIMUM_CANDIDATES:
+        changes["considered"] = _candidates(plan)
+    if len(plan.knees) > MAXIMUM_KNEES:
+        changes["knees"] = tuple(spread(plan.knees, MAXIMUM_KNEES))
+    return plan.model_copy(update=changes) if changes else plan
+
+
+def outline_words(plan: Plan) -> str:
+    """What of a whole plan is drawn, in a few sentences; empty where that is all."""
+    rows, told = len(plan.stages), []
+    if rows > MAXIMUM_ROWS:
+        told.append(
+            f"Of {rows:,} stages {MAXIMUM_ROWS} are shown, numbered anew: of each "
+            f"{round(2 * rows / MAXIMUM_ROWS)} neighbours those with the lowest and with the "
+            "highest resolution, batch and rate, at the mean of their predicted seconds."
+        )
+    if len(plan.considered) > MAXIMUM_CANDIDATES:
+        told.append(
+            f"Of {len(plan.considered):,} candidates at most {MAXIMUM_CANDIDATES} are shown."
+        )
+    if len(plan.reasons) > MAXIMUM_REASONS:
+        told.append(f"Of {len(plan.reasons):,} reasons the first {MAXIMUM_REASONS} are shown.")
+    return " ".join([*told, "All are in plan.json."]) if told else ""
+
+
+def _rows(stages: Sequence[Stage]) -> Iterator[Stage]:
+    """Two rows for each of as many blocks as there is room for."""
+    blocks = MAXIMUM_ROWS // 2
+    for at in range(blocks):
+        block = stages[len(stages) * at // blocks : len(stages) * (at + 1) // blocks]
+        sizes = [(one.resolution, one.global_batch_size, one.learning_rate) for one in block]
+        first, last = sorted((sizes.index(min(sizes)), sizes.index(max(sizes))))
+        epochs, seconds = sum(one.epochs for one in block), _mean_seconds(block)
+        shares = [epochs - epochs // 2, epochs // 2] if first != last else [epochs]
+        for row, share in zip((first, last), shares, strict=False):
+            told = {"epochs": share, "predicted_epoch_seconds": seconds}
+            yield block[row].model_copy(update=told)
+
+
+def _mean_seconds(block: Sequence[Stage]) -> Estimate | None:
+    """Of an epoch, predicted; the interval is that of errors which all go the same way."""
+    told = [(one.epochs, one.predicted_epoch_seconds) for one in block]
+    epochs = sum(count for count, _ in told)
+    ends = {
+        end: sum(count * getattr(one, end) for count, one in told if one is not None) / epochs
+        for end in ("value", "low", "high")
+    }
+    return Estimate(**ends) if all(one is not None for _, one in told) else None
+
+
+def _candidates(plan: Plan) -> tuple[Prediction, ...]:
+    """Some of the chosen ones, of the frontier, and of all."""
+    sizes = planned_sizes(plan)
+    chosen = [
+        one
+        for one in plan.considered
+        if (one.workers, one.resolution, one.global_batch_size) in sizes
+    ]
+    frontier = [one for one in plan.considered if one.frontier]
+    shown = {
+        id(one)
+        for ones in (chosen, frontier, plan.considered)
+        for one in spread(ones, MAXIMUM_CANDIDATES // 3)
+    }
+    return tuple(one for one in plan.considered if id(one) in shown)
+
+
+def _reason(reason: Reason) -> Reason:
+    """A reason of readable length; the usual one is as it was."""
+    shortened: dict[str, object] = {
+        name: f"{text[:LONGEST_TEXT]}…"
+        for name in ("choice", "value", "why", "reference")
+        if len(text := getattr(reason, name)) > LONGEST_TEXT
+    }
+    few = reason.alternatives[:MAXIMUM_ALTERNATIVES]
+    kept = tuple(
+        one
+        if len(one.value) + len(one.loss) <= LONGEST_TEXT
+        else one.model_copy(update={"value": one.value[:80], "loss": f"{one.loss[:LONGEST_TEXT]}…"})
+        for one in few
+    )
+    if kept != reason.alternatives:
+        shortened |= {"alternatives": kept}
+    return reason.model_copy(update=shortened) if shortened else reason

@@ -1,0 +1,171 @@
+r"""How steep and how curved the loss is: gradient norm and largest eigenvalue of the Hessian.
+
+Both are of the mean loss over one batch of training samples, the same at each evaluation, at the
+weights of that moment. The eigenvalue is by power iteration on Hessian-vector products,
+:math:`H v = \nabla (v \cdot \nabla L)`, so nothing of the Hessian's size is ever kept:
+
+.. math:: v \leftarrow H v / \lvert H v \rvert, \quad \lambda = v \cdot H v
+
+That ends at the eigenvalue of largest magnitude. Where it is negative, :math:`H - \lambda I`, whose
+eigenvalues are none below 0, is iterated in turn.
+
+Tyagi and Wang 2026, arXiv 2603.18112, figure 5, draw both over a training.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from batchwright.errors import TrainingError
+from batchwright.workload.host import is_out_of_memory
+
+MOST_SAMPLES = 128
+"""In the batch; second derivatives keep several times what a training step does."""
+
+MOST_ITERATIONS = 100
+ENOUGH = 1e-3
+"""Change of the eigenvalue from one iteration to the next, as a share of it, at which it stands."""
+
+
+def tracked(
+    wanted: Sequence[str],
+    model: nn.Module,
+    loss_of: Callable[[Any], Tensor],
+    batch_of: Callable[[int], Any],
+    samples: int,
+) -> dict[str, float]:
+    """Gradient norm and, if wanted, the Hessian's largest eigenvalue; what is not finite lacks.
+
+    Where memory runs out, half as many samples are taken.
+
+    Args:
+        wanted: Of ``gradient-norm`` and ``hessian``.
+        model: In the mode in which it is evaluated.
+        loss_of: f(batch) -> mean loss, a scalar that can be differentiated.
+        batch_of: f(samples) -> a batch of so many.
+        samples: In the batch, at most `MOST_SAMPLES`.
+
+    Returns:
+        By the names ``track/gradient_norm`` and ``track/hessian``.
+
+    Raises:
+        TrainingError: The network has no second derivative.
+    """
+    count = min(samples, MOST_SAMPLES)
+    while True:
+        try:
+            found = _at_once(wanted, model, loss_of, batch_of(count))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if count < 2:
+                warnings.warn("track: not even one sample fits the memory", stacklevel=4)
+                return {}
+            count //= 2
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            continue
+        return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _at_once(
+    wanted: Sequence[str], model: nn.Module, loss_of: Callable[[Any], Tensor], batch: Any
+) -> dict[str, float]:
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    second = "hessian" in wanted
+    with torch.enable_grad():
+        loss = loss_of(_as(parameters[0].dtype, batch))
+        gradient = _derivatives(loss, parameters, keep=second)
+        found = {}
+        if "gradient-norm" in wanted:
+            found["track/gradient_norm"] = float(_norm([one.detach() for one in gradient]))
+        if second:
+            found["track/hessian"] = largest_eigenvalue(gradient, parameters)
+    return found
+
+
+def largest_eigenvalue(gradient: Sequence[Tensor], parameters: Sequence[Tensor]) -> float:
+    """The largest eigenvalue of the Hessian, the derivative of a gradient that has a graph.
+
+    Args:
+        gradient: Of the loss, with ``create_graph``; of each parameter.
+        parameters: What it is the derivative by.
+
+    Raises:
+        TrainingError: There is no second derivative.
+    """
+
+    def times(vector: Sequence[Tensor]) -> list[Tensor]:
+        inner = sum((g * v).sum() for g, v in zip(gradient, vector, strict=True))
+        try:
+            return _derivatives(cast("Tensor", inner), parameters, keep=True, graph=False)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise TrainingError(
+                f"track=hessian: the network has no second derivative ({str(error).splitlines()[0]}"
+                "): leave hessian out"
+            ) from None
+
+    value = _iterated(times, parameters, 0.0)
+    return value if value >= 0 else _iterated(times, parameters, value)
+
+
+def _iterated(
+    times: Callable[[Sequence[Tensor]], list[Tensor]], parameters: Sequence[Tensor], shift: float
+) -> float:
+    """The eigenvalue of H farthest from ``shift``, by power iteration on H - shift I."""
+    generator = torch.Generator().manual_seed(0)
+    vector = [
+        torch.randn(one.shape, generator=generator, dtype=one.dtype).to(one.device)
+        for one in parameters
+    ]
+    value = math.inf
+    for _ in range(MOST_ITERATIONS):
+        norm = _norm(vector)
+        if not norm > 0 or not math.isfinite(norm):
+            return shift if norm == 0 else math.nan
+        vector = [one / norm for one in vector]
+        image = [h - shift * v for h, v in zip(times(vector), vector, strict=True)]
+        before, value = value, float(sum((v * h).sum() for v, h in zip(vector, image, strict=True)))
+        vector = image
+        if abs(value - before) <= ENOUGH * abs(value + shift):
+            break
+    return value + shift
+
+
+def _derivatives(
+    value: Tensor, parameters: Sequence[Tensor], *, keep: bool, graph: bool | None = None
+) -> list[Tensor]:
+    """Of each parameter; zeros where the value does not depend on it."""
+    return list(
+        torch.autograd.grad(
+            value,
+            list(parameters),
+            retain_graph=keep,
+            create_graph=keep if graph is None else graph,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+    )
+
+
+def _norm(parts: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(float(one.double().square().sum()) for one in parts))
+
+
+def _as(dtype: torch.dtype, batch: Any) -> Any:
+    """A batch whose images have the weights' number format."""
+    if isinstance(batch, Tensor):
+        return batch.to(dtype) if batch.is_floating_point() else batch
+    if isinstance(batch, dict):
+        return {key: _as(dtype, value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [_as(dtype, value) for value in batch]
+    return batch

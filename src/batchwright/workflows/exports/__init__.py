@@ -1,0 +1,91 @@
+"""EXPORT: a plan as a file of another program, which starts it there or trains the same elsewhere.
+
+Two kinds of program take a plan. An engine (`launchers`) starts Batchwright's own training on its
+machines, so that it can run any plan. A trainer (`trainers`) trains by itself: it gets batch,
+accumulation, rate and schedule in its own words, and a plan that it cannot follow is refused.
+"""
+
+from __future__ import annotations
+
+from batchwright.errors import ArgumentError, PlanError
+from batchwright.records import Plan
+from batchwright.records.registries.registry import Registry
+from batchwright.workflows.exports import launchers, trainers
+from batchwright.workflows.exports.target import Export, Target
+
+EXPORTS = Registry(
+    "export",
+    Export("torchrun", "a shell script, to be started on each host", launchers.torchrun),
+    Export(
+        "sbatch",
+        "a batch script of Slurm",
+        launchers.sbatch,
+        settings={"partition": "", "account": "", "time": "a limit, such as 04:00:00"},
+    ),
+    Export(
+        "kubernetes",
+        "a Job, with a Service where there are several hosts",
+        launchers.kubernetes,
+        settings={
+            "image": "the container, with Batchwright and PyTorch in it",
+            "claim": "PersistentVolumeClaim that holds data and run folder, mounted at /work",
+            "namespace": "",
+        },
+        required=("image", "claim"),
+    ),
+    Export(
+        "skypilot",
+        "a task of SkyPilot",
+        launchers.skypilot,
+        settings={"accelerator": "a GPU's name, such as H100", "bucket": "where the run is kept"},
+        required=("bucket",),
+    ),
+    Export(
+        "dstack",
+        "a task of dstack",
+        launchers.dstack,
+        settings={"accelerator": "a GPU's name, such as H100", "volume": "where the run is kept"},
+        required=("volume",),
+    ),
+    Export("lightning", "Python for a script with Lightning's Trainer", trainers.lightning),
+    Export("transformers", "Python for a script with Transformers' Trainer", trainers.transformers),
+    Export("accelerate", "Python for a loop with accelerate", trainers.accelerate),
+    Export("deepspeed", "DeepSpeed's configuration, JSON", trainers.deepspeed),
+    Export("timm", "arguments of timm's train.py, YAML", trainers.timm),
+    group="batchwright.exports",
+)
+"""What a plan can be written as; other packages add theirs as entry points."""
+
+
+def export(plan: Plan, name: str, target: Target) -> str:
+    """A plan in the words of another program.
+
+    Args:
+        plan: What is to be run or followed there.
+        name: Of a member of `EXPORTS`.
+        target: Where it is to run.
+
+    Returns:
+        The text of a file, which ends with a line break.
+
+    Raises:
+        ArgumentError: There is no such export, or a setting is unknown or missing.
+        PlanError: The program cannot follow the plan; the message says why, and what can.
+    """
+    if name not in EXPORTS:
+        raise ArgumentError(f"there is no export {name!r}: known are {', '.join(EXPORTS)}")
+    spec = EXPORTS[name]
+    for key in target.settings:
+        if key not in spec.settings:
+            known = f"it takes {', '.join(spec.settings)}" if spec.settings else "it takes none"
+            raise ArgumentError(f"{name} has no setting {key!r}: {known}")
+    for key in spec.required:
+        if not target.settings.get(key):
+            meant = spec.settings[key]
+            raise ArgumentError(f"{name} needs --set {key}=...: {meant}")
+    if plan.workers % target.hosts:
+        raise PlanError(
+            f"{plan.workers} workers cannot be shared evenly among {target.hosts} hosts: give "
+            f"--hosts that divides {plan.workers}, or plan again with other workers="
+        )
+    return spec.write(plan, target)

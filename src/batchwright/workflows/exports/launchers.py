@@ -1,0 +1,297 @@
+"""Engines that start Batchwright's own training on their machines.
+
+Whatever starts it, the command is the same: on one host `batchwright train`, on several torchrun
+with the training's loop on each. A run that an engine starts again, after a preemption or a lost
+machine, goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import yaml
+
+from batchwright.errors import ArgumentError, PlanError
+from batchwright.records import Plan
+from batchwright.workflows.exports.target import Target, headline
+
+PORT = 29400
+"""Where the hosts meet, if the job leaves its port open."""
+TIME_MARGIN = 1.5
+"""A time limit over the predicted time: start, checkpoints and a slower machine are in it."""
+LEAST_MINUTES = 10
+LARGEST_CONFIG_MAP = 900_000
+"""Bytes of a plan in a ConfigMap; Kubernetes takes 1 MiB with all that is around it."""
+
+
+def torchrun(plan: Plan, target: Target) -> str:
+    """A script for each host; the first argument is the first host's address."""
+    if target.hosts == 1:
+        lines = _on_one_host(target)
+    else:
+        lines = [
+            f"head=${{1:?name the first host: sh {shlex.quote('FILE')} HOST}}",
+            *_on_several_hosts(plan, target, f'"$head:{_port(plan)}"'),
+        ]
+    return _shell(plan, "/bin/sh", [], lines)
+
+
+def sbatch(plan: Plan, target: Target) -> str:
+    """A batch script of Slurm that is queued again after a preemption, and then goes on."""
+    options: dict[str, object] = {
+        "job-name": _name(plan),
+        "nodes": target.hosts,
+        "ntasks-per-node": 1,
+        **_devices(plan, target, "gpus-per-node", "cpus-per-task"),
+        **{key: value for key, value in target.settings.items() if value},
+    }
+    if "time" not in options and (limit := _time_limit(plan)):
+        options["time"] = limit
+    head = [f"#SBATCH --{key}={value}" for key, value in options.items()]
+    head += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
+    if target.hosts == 1:
+        lines = _on_one_host(target, "srun ")
+    else:
+        lines = [
+            'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            *_on_several_hosts(
+                plan, target, f'"$head:{_port(plan)}"', "srun ", '--rdzv-id "$SLURM_JOB_ID" '
+            ),
+        ]
+    return _shell(plan, "/bin/bash", head, lines)
+
+
+def kubernetes(plan: Plan, target: Target) -> str:
+    """A Job with a pod for each host; several find each other by a Service without an address."""
+    text = plan.model_dump_json(exclude_defaults=True)
+    if len(text) > LARGEST_CONFIG_MAP:
+        raise PlanError(
+            f"the plan has {len(text):,} bytes, and a ConfigMap takes {LARGEST_CONFIG_MAP:,}: "
+            "train it by another export, or plan with fewer stages"
+        )
+    name, settings = _name(plan), target.settings
+    namespace = {"namespace": settings["namespace"]} if settings.get("namespace") else {}
+    inside = Target(target.hosts, "/plan/plan.json", f"/work/{target.run}", settings)
+    lines = (
+        _on_one_host(inside)
+        if target.hosts == 1
+        else _on_several_hosts(plan, inside, f'"{name}-0.{name}:{_port(plan)}"')
+    )
+    resources = _devices(plan, target, "nvidia.com/gpu", "cpu")
+    container = {
+        "name": "train",
+        "image": settings["image"],
+        "command": ["sh", "-euc", "\n".join(lines) + "\n"],
+        "workingDir": "/work",
+        "resources": {"limits": resources, "requests": resources},
+        "volumeMounts": [
+            {"name": "work", "mountPath": "/work"},
+            {"name": "plan", "mountPath": "/plan", "readOnly": True},
+            {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - workers exchange there
+        ],
+    }
+    pod = {
+        "restartPolicy": "OnFailure",
+        # Long enough for a checkpoint before a node is given up.
+        "terminationGracePeriodSeconds": 120,
+        "containers": [container],
+        "volumes": [
+            {"name": "work", "persistentVolumeClaim": {"claimName": settings["claim"]}},
+            {"name": "plan", "configMap": {"name": name}},
+            {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    job = {
+        "backoffLimit": plan.job.restarts * target.hosts,
+        "template": {"metadata": {"labels": {"app": name}}, "spec": pod},
+    }
+    documents: list[dict[str, Any]] = [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": name, **namespace},
+            "data": {"plan.json": text},
+        }
+    ]
+    if target.hosts > 1:
+        count = target.hosts
+        job |= {"completionMode": "Indexed", "completions": count, "parallelism": count}
+        pod["subdomain"] = name
+        documents.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": name, **namespace},
+                # Pods meet before they are ready.
+                "spec": {
+                    "clusterIP": "None",
+                    "publishNotReadyAddresses": True,
+                    "selector": {"app": name},
+                },
+            }
+        )
+    documents.append(
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name, **namespace},
+            "spec": job,
+        }
+    )
+    return _comment(plan) + "---\n".join(map(_yaml, documents))
+
+
+def skypilot(plan: Plan, target: Target) -> str:
+    """A task that SkyPilot's managed jobs start again on another machine."""
+    count = _devices(plan, target, "accelerators", "cpus")
+    resources: dict[str, object] = {**count}
+    if "accelerators" in count:
+        resources["accelerators"] = f"{_accelerator(target, 'skypilot')}:{count['accelerators']}"
+    else:
+        resources["cpus"] = f"{count['cpus']}+"
+    resources["job_recovery"] = {"max_restarts_on_errors": plan.job.restarts}
+    inside = Target(target.hosts, target.plan, f"/runs/{target.run}", target.settings)
+    task = {
+        "name": _name(plan),
+        "num_nodes": target.hosts,
+        "resources": resources,
+        "workdir": ".",
+        "file_mounts": {"/runs": {"source": target.settings["bucket"], "mode": "MOUNT"}},
+        "setup": "pip install batchwright\n",
+        "run": _script(plan, inside, '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{port}"'),
+    }
+    return _comment(plan) + _yaml(task)
+
+
+def dstack(plan: Plan, target: Target) -> str:
+    """A task that dstack tries again after an interruption."""
+    count = _devices(plan, target, "gpu", "cpu")
+    resources: dict[str, object] = {"shm_size": "8GB"}
+    if "gpu" in count:
+        resources["gpu"] = f"{_accelerator(target, 'dstack')}:{count['gpu']}"
+    else:
+        resources["cpu"] = f"{count['cpu']}.."
+    inside = Target(target.hosts, target.plan, f"/runs/{target.run}", target.settings)
+    script = _script(plan, inside, '"$DSTACK_MASTER_NODE_IP:{port}"')
+    task: dict[str, object] = {
+        "type": "task",
+        "name": _name(plan),
+        "nodes": target.hosts,
+        "python": "3.11",
+        "files": [target.plan],
+        "commands": ["pip install batchwright", script],
+        "resources": resources,
+        "volumes": [f"{target.settings['volume']}:/runs"],
+        "retry": {"on_events": ["interruption", "no-capacity"], "duration": "1d"},
+    }
+    return _comment(plan) + _yaml(task)
+
+
+# ------------------------------------------------------------------------------------------- lines
+
+
+def _script(plan: Plan, target: Target, meeting: str) -> str:
+    """What a host does, for programs that start the same on each."""
+    if target.hosts == 1:
+        lines = _on_one_host(target)
+    else:
+        lines = _on_several_hosts(plan, target, meeting.format(port=_port(plan)))
+    return "\n".join(["set -eu", *lines]) + "\n"
+
+
+def _on_one_host(target: Target, before: str = "") -> list[str]:
+    run, file = shlex.quote(target.run), shlex.quote(target.plan)
+    return [
+        f"if [ -e {run}/plan.json ]; then",
+        f"  exec {before}batchwright train --out {run} --resume",
+        "fi",
+        f"exec {before}batchwright train {file} --out {run}",
+    ]
+
+
+def _on_several_hosts(
+    plan: Plan, target: Target, meeting: str, before: str = "", more: str = ""
+) -> list[str]:
+    """Each host starts its workers; the plan is put in the run folder by whoever comes first."""
+    run, file = shlex.quote(target.run), shlex.quote(target.plan)
+    return [
+        f"mkdir -p {run}",
+        # Renaming is whole or not at all, so that two hosts may do it at the same time.
+        f"if [ ! -e {run}/plan.json ]; then",
+        f"  cp {file} {run}/plan.$$",
+        f"  mv {run}/plan.$$ {run}/plan.json",
+        "fi",
+        "resume=",
+        f"[ ! -e {run}/checkpoints/last.pt ] || resume=--resume",
+        "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # without it, a host that comes back is lost",
+        f"exec {before}torchrun --nnodes {target.hosts} "
+        f"--nproc-per-node {plan.workers // target.hosts} --max-restarts {plan.job.restarts} \\",
+        f"  {more}--rdzv-backend c10d --rdzv-endpoint {meeting} \\",
+        f"  -m batchwright.training.loop {run} $resume",
+    ]
+
+
+def _shell(plan: Plan, shell: str, head: list[str], lines: list[str]) -> str:
+    return "\n".join([f"#!{shell}", *head, f"# {headline(plan)}.", "set -eu", *lines]) + "\n"
+
+
+def _comment(plan: Plan) -> str:
+    return f"# {headline(plan)}.\n"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes scripts as blocks of lines."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _yaml(document: object) -> str:
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=10_000)
+
+
+# ------------------------------------------------------------------------------------------- facts
+
+
+def _port(plan: Plan) -> int:
+    return plan.job.port or PORT
+
+
+def _name(plan: Plan) -> str:
+    """A name that every engine takes: lower-case letters, digits and dashes."""
+    words = f"batchwright-{plan.network.name}".lower()
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in words)[:50].strip("-")
+
+
+def _devices(plan: Plan, target: Target, gpus: str, cores: str) -> dict[str, int]:
+    """How many GPUs a host needs, or how many cores."""
+    count = plan.workers // target.hosts
+    if plan.method_spec.served and target.hosts == 1 and plan.job.device == "cpu":
+        return {cores: count + 1}  # the server's
+    return {gpus if plan.job.device == "cuda" else cores: count}
+
+
+def _accelerator(target: Target, name: str) -> str:
+    if not (found := target.settings.get("accelerator")):
+        raise ArgumentError(f"{name} needs --set accelerator=...: a GPU's name, such as H100")
+    return found
+
+
+def _time_limit(plan: Plan) -> str:
+    """As Slurm writes it: hours, minutes, seconds; empty where no time was predicted."""
+    epochs = [stage.predicted_epoch_seconds for stage in plan.stages]
+    if any(one is None for one in epochs):
+        return ""
+    seconds = sum(
+        stage.epochs * one.high for stage, one in zip(plan.stages, epochs, strict=True) if one
+    )
+    if plan.chosen and plan.chosen.train_seconds:
+        seconds = plan.chosen.train_seconds.high
+    minutes = max(LEAST_MINUTES, round(TIME_MARGIN * seconds / 60))
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"

@@ -1,0 +1,391 @@
+"""Trainers that train by themselves, and get a plan's batch, accumulation and rate in their words.
+
+What they cannot do is refused: two batch sizes at once, shares that follow speed, several
+resolutions, scaled gradients. Their epochs end otherwise than ours by a step: each worker's part is
+filled up to whole batches, so the rate is written as a function of the share of the training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from pprint import pformat
+
+import yaml
+
+from batchwright.algorithms.learning_rate import DECAY_FACTOR, ONE_CYCLE_END, ONE_CYCLE_START, drops
+from batchwright.errors import PlanError
+from batchwright.records import Job, LearningRateRule, Plan
+from batchwright.workflows.exports.target import Target, headline
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A plan as any trainer with one batch size has it.
+
+    Attributes:
+        plan: Where it comes from.
+        batch: Samples of one forward pass on one worker.
+        accumulation: Forward passes of a step.
+        steps: Steps of an epoch.
+    """
+
+    plan: Plan
+    batch: int
+    accumulation: int
+    steps: int
+
+    @property
+    def job(self) -> Job:
+        """The plan's job."""
+        return self.plan.job
+
+    @property
+    def rule(self) -> LearningRateRule:
+        """The plan's rate."""
+        return self.plan.learning_rate
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps until the rate is at its peak."""
+        return round(self.rule.warmup_epochs * self.steps)
+
+    @property
+    def start(self) -> float:
+        """Share of the peak rate at the first step."""
+        if self.rule.warmup_epochs == 0:
+            return 1.0
+        if self.rule.decay == "one-cycle":
+            return ONE_CYCLE_START
+        return min(1.0, self.rule.base / self.rule.peak)
+
+
+def recipe(plan: Plan, trainer: str) -> Recipe:
+    """The plan for a trainer that knows one batch size.
+
+    Raises:
+        PlanError: The trainer cannot follow it.
+    """
+    job = plan.job
+    (first, *others), sizes = plan.stages, set(plan.stages[0].local_batch_sizes)
+    for found, what in (
+        (plan.server is not None, f"method={plan.method} trains two batch sizes at once"),
+        (bool(plan.method_spec.balancer), f"with method={plan.method} shares follow speed"),
+        (bool(others), f"the plan has {len(plan.stages)} stages"),
+        (len(sizes) > 1, f"its local batches differ ({min(sizes)} to {max(sizes)} samples)"),
+        (plan.ags is not None, f"ags.mode={plan.ags and plan.ags.mode} scales gradients"),
+        (plan.learning_rate.scaling == "gain", "scaling=gain measures the rate while it trains"),
+        (job.sampling != "shuffle", f"sampling={job.sampling} draws images with replacement"),
+    ):
+        if found:
+            raise PlanError(
+                f"{trainer} cannot follow this plan: {what}. Train it with batchwright train, in "
+                "a loop of your own with bw.Session, or plan again with method=plain"
+            )
+    (local,) = sizes
+    passes = next(
+        count for count in range(first.accumulation_steps, local + 1) if local % count == 0
+    )
+    samples = ceil(plan.data.train_samples / plan.workers)
+    return Recipe(plan, local // passes, passes, ceil(samples / local))
+
+
+# ------------------------------------------------------------------------------------------ Python
+
+
+def lightning(plan: Plan, target: Target) -> str:
+    """A module with keyword arguments of the Trainer and the optimizer with its schedule."""
+    made = recipe(plan, "lightning")
+    options = {
+        "accelerator": "gpu" if plan.job.device == "cuda" else "cpu",
+        "devices": plan.workers // target.hosts,
+        "num_nodes": target.hosts,
+        "strategy": "ddp" if plan.workers > 1 else "auto",
+        "max_epochs": plan.epochs,
+        "precision": "bf16-mixed" if plan.precision == "bfloat16" else "32-true",
+        "accumulate_grad_batches": made.accumulation,
+        "gradient_clip_val": plan.job.clip_norm,
+        "sync_batchnorm": plan.job.batch_norm == "synchronized",
+        "check_val_every_n_epoch": plan.job.evaluate_epochs,
+    }
+    return _module(
+        made,
+        """
+    lightning.seed_everything(plan.SEED)
+    loader = DataLoader(data, batch_size=plan.BATCH, shuffle=True, drop_last=False)
+    trainer = lightning.Trainer(**plan.TRAINER)
+
+and in the LightningModule
+
+    def configure_optimizers(self):
+        optimizer = plan.optimizer(self)
+        return [optimizer], [{"scheduler": plan.schedule(optimizer), "interval": "step"}]
+""",
+        f"TRAINER = {_literal(options)}\n",
+    )
+
+
+def transformers(plan: Plan, target: Target) -> str:
+    """A module with keyword arguments of `TrainingArguments`, the optimizer and its schedule."""
+    made = recipe(plan, "transformers")
+    job = plan.job
+    _refuse_synchronized(job, "transformers")
+    options = {
+        "output_dir": target.run,
+        "per_device_train_batch_size": made.batch,
+        "gradient_accumulation_steps": made.accumulation,
+        "num_train_epochs": plan.epochs,
+        "learning_rate": plan.stages[0].learning_rate,
+        "max_grad_norm": job.clip_norm or 0.0,
+        "label_smoothing_factor": job.label_smoothing,
+        "bf16": plan.precision == "bfloat16",
+        "eval_strategy": "epoch",
+        "seed": job.seed,
+    }
+    if job.device == "cpu":
+        options["use_cpu"] = True
+    return _module(
+        made,
+        """
+    arguments = TrainingArguments(**plan.ARGUMENTS)
+    optimizer = plan.optimizer(model)
+    trainer = Trainer(model, arguments, optimizers=(optimizer, plan.schedule(optimizer)), ...)
+"""
+        + _started(plan, target),
+        f"ARGUMENTS = {_literal(options)}\n",
+    )
+
+
+def accelerate(plan: Plan, target: Target) -> str:
+    """A module with keyword arguments of `Accelerator`, the optimizer and its schedule."""
+    made = recipe(plan, "accelerate")
+    _refuse_synchronized(plan.job, "accelerate")
+    options = {
+        "gradient_accumulation_steps": made.accumulation,
+        "mixed_precision": "bf16" if plan.precision == "bfloat16" else "no",
+        "cpu": plan.job.device == "cpu",
+        # Else the schedule goes on by as many steps at once as there are workers.
+        "step_scheduler_with_optimizer": False,
+    }
+    clip = (
+        f"\n                accelerator.clip_grad_norm_(model.parameters(), {plan.job.clip_norm:g})"
+        if plan.job.clip_norm
+        else ""
+    )
+    return _module(
+        made,
+        f"""
+    accelerator = Accelerator(**plan.ACCELERATOR)
+    optimizer = plan.optimizer(model)
+    schedule = plan.schedule(optimizer)
+    loader = DataLoader(data, batch_size=plan.BATCH, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for images, labels in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(loss(model(images), labels))
+            if accelerator.sync_gradients:{clip}
+                ...
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            schedule.step()
+"""
+        + _started(plan, target),
+        f"ACCELERATOR = {_literal(options)}\n",
+    )
+
+
+def _started(plan: Plan, target: Target) -> str:
+    words = f"torchrun --nproc-per-node {plan.workers // target.hosts}"
+    if target.hosts > 1:
+        words += f" --nnodes {target.hosts} --rdzv-backend c10d --rdzv-endpoint HOST:29400"
+    return f"\nStart it by: {words} script.py\n"
+
+
+def _module(made: Recipe, usage: str, options: str) -> str:
+    plan, job = made.plan, made.job
+    samples = made.batch * made.accumulation * plan.workers
+    taken = "import batchwright as bw\nimport torch" if plan.update == "muon" else "import torch"
+    return f'''"""{headline(plan)}.
+
+Save it as plan.py beside the script:
+
+    import plan
+{usage[1:]}"""
+
+from math import cos, pi
+
+{taken}
+
+BATCH = {made.batch}  # samples on each of {plan.workers} workers in a forward pass
+RESOLUTION = {plan.top_resolution}  # side of a training image, in pixels
+EPOCHS = {plan.epochs}
+STEPS = {made.steps}  # updates in an epoch, of {samples} samples each
+SEED = {job.seed}
+LABEL_SMOOTHING = {job.label_smoothing:g}
+DROPOUT = {plan.stages[0].dropout:g}
+{options}
+
+def optimizer(model):
+    """The plan's optimizer; vectors and scalars (norms, biases) do not decay."""
+{_optimizer(made)}
+
+def schedule(optimizer):
+    """The plan's rate; take a step of it after each of the optimizer."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step / STEPS))
+
+
+def rate_factor(epoch):
+    """Share of the peak rate after so many epochs, in fractions too."""
+{_factor(made)}'''
+
+
+def _optimizer(made: Recipe) -> str:
+    rate, job = made.plan.stages[0].learning_rate, made.job
+    if made.plan.update == "muon":
+        return (
+            f"    return bw.muon(model, lr={rate!r}, momentum={job.momentum!r}, "
+            f"weight_decay={job.weight_decay!r})\n"
+        )
+    kinds = {
+        "sgd": f"SGD(groups, lr={rate!r}, momentum={job.momentum!r}, nesterov={job.momentum > 0})",
+        "adamw": f"AdamW(groups, lr={rate!r})",
+    }
+    if made.plan.update not in kinds:
+        raise PlanError(
+            f"optimizer={made.plan.update} is not one that other trainers have: plan again with "
+            f"optimizer={' or optimizer='.join((*kinds, 'muon'))}"
+        )
+    decay = f'"weight_decay": {job.weight_decay!r}'
+    return f"""    trained = [one for one in model.parameters() if one.requires_grad]
+    groups = [
+        {{"params": [one for one in trained if one.ndim > 1], {decay}}},
+        {{"params": [one for one in trained if one.ndim <= 1], "weight_decay": 0.0}},
+    ]
+    return torch.optim.{kinds[made.plan.update]}
+"""
+
+
+def _factor(made: Recipe) -> str:
+    rule, epochs = made.rule, made.plan.epochs
+    lines = [f"    epoch = min(epoch, {epochs})"]
+    if rule.warmup_epochs:
+        rise = (
+            f"1 - {1 - made.start!r} * (1 + cos(pi * epoch / {rule.warmup_epochs!r})) / 2"
+            if rule.decay == "one-cycle"
+            else f"{made.start!r} + {1 - made.start!r} * epoch / {rule.warmup_epochs!r}"
+        )
+        lines += [f"    if epoch < {rule.warmup_epochs!r}:", f"        return {rise}"]
+    left = epochs - rule.warmup_epochs
+    if rule.decay == "steps":
+        lines.append(
+            f"    return {DECAY_FACTOR!r} ** sum(epoch >= place for place in {drops(rule, epochs)})"
+        )
+    elif rule.decay == "none" or not left:
+        lines.append("    return 1.0")
+    else:
+        end = ONE_CYCLE_END if rule.decay == "one-cycle" else 0.0
+        fall = f"(1 + cos(pi * (epoch - {rule.warmup_epochs!r}) / {left!r})) / 2"
+        lines.append(f"    return {f'{end!r} + {1 - end!r} * ' if end else ''}{fall}")
+    return "\n".join(lines) + "\n"
+
+
+def _literal(options: Mapping[str, object]) -> str:
+    return pformat(options, sort_dicts=False, width=100)
+
+
+def _refuse_synchronized(job: Job, trainer: str) -> None:
+    if job.batch_norm == "synchronized":
+        raise PlanError(
+            f"{trainer} has no setting for batch_norm=synchronized: convert the model by "
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm, and plan again with batch_norm=worker"
+        )
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def deepspeed(plan: Plan, target: Target) -> str:
+    """The configuration that `deepspeed.initialize` takes."""
+    del target
+    made = recipe(plan, "deepspeed")
+    job, rule, rate = plan.job, plan.learning_rate, plan.stages[0].learning_rate
+    _refuse_synchronized(job, "deepspeed")
+    kinds = {
+        "sgd": ("SGD", {"momentum": job.momentum, "nesterov": job.momentum > 0}),
+        "adamw": ("AdamW", {}),
+    }
+    if plan.update not in kinds:
+        raise PlanError(
+            f"deepspeed has no optimizer={plan.update}: plan again with optimizer=sgd or adamw"
+        )
+    if rule.decay != "cosine":
+        raise PlanError(f"deepspeed has no decay={rule.decay} like ours: plan with decay=cosine")
+    name, more = kinds[plan.update]
+    total = made.steps * plan.epochs
+    config: dict[str, object] = {
+        "train_batch_size": made.batch * made.accumulation * plan.workers,
+        "train_micro_batch_size_per_gpu": made.batch,
+        "gradient_accumulation_steps": made.accumulation,
+        "optimizer": {
+            "type": name,
+            "params": {"lr": rate, "weight_decay": job.weight_decay, **more},
+        },
+        "scheduler": {
+            "type": "WarmupCosineLR",
+            "params": {
+                "total_num_steps": total,
+                "warmup_num_steps": made.warmup_steps,
+                "warmup_min_ratio": made.start,
+                "warmup_type": "linear",
+                "cos_min_ratio": 0.0,
+            },
+        },
+        "bf16": {"enabled": plan.precision == "bfloat16"},
+        "gradient_clipping": job.clip_norm or 0.0,
+    }
+    return json.dumps(config, indent=2) + "\n"
+
+
+def timm(plan: Plan, target: Target) -> str:
+    """Arguments for `train.py --config FILE`, started by torchrun with the plan's workers."""
+    made = recipe(plan, "timm")
+    job, rule = plan.job, plan.learning_rate
+    kinds = {"sgd": "sgd" if job.momentum else "momentum", "adamw": "adamw"}
+    if plan.update not in kinds:
+        raise PlanError(f"timm gets optimizer=sgd or adamw from us, not {plan.update}")
+    if rule.decay != "cosine":
+        raise PlanError(f"timm has no decay={rule.decay} like ours: plan again with decay=cosine")
+    warm = made.warmup_steps / made.steps
+    if warm != int(warm):
+        warm = ceil(warm)  # timm counts warm-up in whole epochs
+    rate = plan.stages[0].learning_rate
+    arguments = {
+        "batch_size": made.batch,
+        "grad_accum_steps": made.accumulation,
+        "input_size": [3, plan.top_resolution, plan.top_resolution],
+        "opt": kinds[plan.update],
+        "momentum": job.momentum,
+        "weight_decay": job.weight_decay,
+        "lr": rate,
+        "sched": "cosine",
+        "sched_on_updates": True,
+        "epochs": plan.epochs - int(warm),
+        "warmup_epochs": int(warm),
+        "warmup_prefix": True,  # the cosine is over the epochs after the warm-up
+        "warmup_lr": rate * made.start,
+        "min_lr": 0.0,
+        "cooldown_epochs": 0,
+        "smoothing": job.label_smoothing,
+        "drop": plan.stages[0].dropout,
+        "amp": plan.precision == "bfloat16",
+        "amp_dtype": "bfloat16" if plan.precision == "bfloat16" else "float16",
+        "sync_bn": job.batch_norm == "synchronized",
+        "clip_grad": job.clip_norm,
+        "seed": job.seed,
+    }
+    text = yaml.safe_dump(arguments, sort_keys=False)
+    started = _started(plan, target).strip().replace("script.py", "train.py --config FILE DATA")
+    return f"# {headline(plan)}.\n# {started}\n{text}"

@@ -1,0 +1,145 @@
+"""Batches that are made one ahead, and the clock of steps that a device works off."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from batchwright.training.step.clock import DeviceClock, StepClock, clock_for
+from batchwright.training.step.epoch_totals import EpochMeter
+from batchwright.workload.data.copying import made_ahead, sent
+from test_pipeline import CPU, MIXED, UNIFORM, build
+
+
+def test_what_is_made_ahead_comes_in_order_by_a_thread_of_its_own():
+    makers = set()
+
+    def make(number):
+        makers.add(threading.current_thread())
+        return (torch.tensor(number),)
+
+    made = [int(one) for (one,) in made_ahead(make, range(7), CPU)]
+    assert made == list(range(7))
+    assert len(makers) == 1
+    assert threading.current_thread() not in makers
+    assert list(made_ahead(make, (), CPU)) == []
+
+
+def test_one_more_is_asked_for_than_was_given_out():
+    asked = []
+
+    def requests():
+        for number in range(5):
+            asked.append(number)
+            yield number
+
+    made = made_ahead(lambda number: (torch.tensor(number),), requests(), CPU)
+    next(made)
+    assert asked == [0, 1]
+    next(made)
+    assert asked == [0, 1, 2]
+    made.close()
+    assert asked == [0, 1, 2]
+
+
+def test_an_error_comes_with_its_batch():
+    def make(number):
+        if number == 1:
+            raise ValueError("the second")
+        return (torch.tensor(number),)
+
+    made = made_ahead(make, range(3), CPU)
+    assert int(next(made)[0]) == 0
+    with pytest.raises(ValueError, match="the second"):
+        next(made)
+
+
+@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_batches_made_ahead_are_those_made_one_by_one(store):
+    batches = list(torch.randperm(300).split(40))
+    wanted = build(store).training_batches(batches, epoch=2, resolution=12)
+    ahead = build(store)
+    found = (
+        ahead._finished(gathered, 12)
+        for gathered in made_ahead(lambda some: ahead._gathered(some, 2, 12), batches, CPU)
+    )
+    for (images, labels), (ours, own) in zip(wanted, found, strict=True):
+        assert torch.equal(images, ours)
+        assert torch.equal(labels, own)
+
+
+def test_on_the_cpu_nothing_is_sent():
+    tensor = torch.ones(2)
+    assert sent(tensor, CPU) is tensor
+
+
+# --------------------------------------------------------------------------------------- the clock
+
+
+class Device:
+    """Works off what is queued, in made-up seconds; the host goes ahead."""
+
+    def __init__(self, monkeypatch):
+        self.host = self.done = 0.0
+        monkeypatch.setattr("time.perf_counter", lambda: self.host)
+
+    def queue(self, seconds, *, host=0.001):
+        """Something that takes the device so long, and the host as long to say."""
+        self.host += host
+        self.done = max(self.done, self.host) + seconds
+
+    def wait(self):
+        self.host = max(self.host, self.done)
+
+    def mark(self):
+        return Mark(self)
+
+
+class Mark:
+    def __init__(self, device):
+        self.device = device
+
+    def record(self):
+        self.at = max(self.device.done, self.device.host)
+
+    def elapsed_time(self, end):
+        return 1000 * (end.at - self.at)
+
+
+def test_the_time_of_a_backward_pass_is_no_exchange(monkeypatch):
+    device, meter = Device(monkeypatch), EpochMeter()
+    clock = DeviceClock(device.mark)
+    for _ in range(3):
+        clock.lap(meter, "input")
+        device.queue(0.100)  # forward and backward pass
+        clock.lap(meter, "compute")
+        device.queue(0.030)  # what is left of the exchange
+        device.wait()
+        exchange = clock.lap(meter, "communication")
+        assert exchange == pytest.approx(0.030)
+        device.queue(0.005)  # the update
+        clock.lap(meter, "compute")
+    assert meter.communication == pytest.approx(3 * 0.030)
+    assert meter.training == pytest.approx(device.host)
+    assert meter.input + meter.compute + meter.communication == pytest.approx(meter.training)
+    assert meter.compute > 0.3
+
+
+def test_what_is_left_out_is_no_computing(monkeypatch):
+    device, meter = Device(monkeypatch), EpochMeter()
+    clock = DeviceClock(device.mark)
+    device.queue(2.0)  # an evaluation
+    device.wait()
+    clock.leave_out(device.host)
+    device.queue(0.1)
+    clock.lap(meter, "compute")
+    device.wait()
+    clock.lap(meter, "communication")
+    assert meter.training == pytest.approx(0.101)
+    assert clock.computed() == pytest.approx(0.101)
+
+
+def test_the_cpu_keeps_its_own_clock():
+    assert type(clock_for(CPU)) is StepClock

@@ -1,0 +1,299 @@
+"""Plans in the words of other programs: each file is what its program reads, and says the plan."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import batchwright as bw
+from batchwright.algorithms.learning_rate import rate_factor
+from batchwright.cli.commands import app
+from batchwright.errors import ArgumentError, PlanError
+from batchwright.records import Plan
+from batchwright.records.documents import read_record
+from batchwright.workflows.exports import EXPORTS, export
+from batchwright.workflows.exports.target import Target
+from samples import make_cyclic_plan, make_dual_plan, make_job, make_plan
+
+SETTINGS = {
+    "kubernetes": {"image": "registry.local/train:1", "claim": "runs"},
+    "skypilot": {"bucket": "s3://runs", "accelerator": "H100"},
+    "dstack": {"volume": "runs", "accelerator": "H100"},
+}
+LAUNCHERS = ("torchrun", "sbatch", "kubernetes", "skypilot", "dstack")
+PYTHON = ("lightning", "transformers", "accelerate")
+TRAINERS = (*PYTHON, "deepspeed", "timm")
+
+
+def exported(plan: Plan, name: str, hosts: int = 1, **settings: str) -> str:
+    return export(plan, name, Target(hosts, settings=SETTINGS.get(name, {}) | settings))
+
+
+def module(text: str, folder: Path) -> dict[str, Any]:
+    """What a Python file defines."""
+    path = folder / "plan.py"
+    path.write_text(text)
+    return runpy.run_path(str(path))
+
+
+def with_rate(plan: Plan, **rule: Any) -> Plan:
+    changed = plan.learning_rate.model_copy(update=rule)
+    return plan.model_copy(update={"learning_rate": changed})
+
+
+def test_there_is_an_export_for_each_program_here() -> None:
+    assert tuple(EXPORTS) == (*LAUNCHERS, *TRAINERS)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("name", ["torchrun", "sbatch"])
+def test_scripts_are_scripts(name: str, hosts: int, tmp_path: Path) -> None:
+    path = tmp_path / "script"
+    path.write_text(exported(make_plan(), name, hosts))
+    shell = path.read_text().partition("\n")[0].removeprefix("#!")
+    subprocess.run([shell, "-n", str(path)], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_engines_run_any_plan(name: str) -> None:
+    for plan in (make_plan(), make_dual_plan(), make_cyclic_plan()):
+        assert "batchwright train" in exported(plan, name)
+
+
+def test_a_run_that_is_started_again_goes_on(tmp_path: Path) -> None:
+    """The same script trains first, and resumes where the run folder is there."""
+    (tmp_path / "batchwright").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "batchwright").chmod(0o755)
+    script = tmp_path / "script"
+    script.write_text(exported(make_plan(), "torchrun"))
+    found = {"env": {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, "cwd": tmp_path}
+
+    def said() -> str:
+        return subprocess.check_output(
+            ["/bin/sh", str(script)], text=True, timeout=60, **found
+        ).strip()
+
+    assert said() == "train plan.json --out run"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").touch()
+    assert said() == "train --out run --resume"
+
+
+def test_slurm_gets_hosts_cores_and_a_limit() -> None:
+    text = exported(make_plan(), "sbatch", 2, partition="long")
+    for line in ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--partition=long"):
+        assert f"#SBATCH {line}\n" in text
+    assert "#SBATCH --requeue" in text
+    assert "#SBATCH --time=00:10:00" in text  # never less than ten minutes
+    assert "--time=04:00:00" in exported(make_plan(), "sbatch", time="04:00:00")
+    on_gpus = make_plan(job=make_job(device="cuda"))
+    assert "#SBATCH --gpus-per-node=1" in exported(on_gpus, "sbatch", 2)
+
+
+def test_kubernetes_gets_a_job_that_holds_the_plan() -> None:
+    plan = make_plan()
+    config, service, job = yaml.safe_load_all(exported(plan, "kubernetes", 2, namespace="team"))
+    assert Plan.model_validate_json(config["data"]["plan.json"]) == plan
+    assert service["spec"]["clusterIP"] == "None"
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
+    pod = spec["template"]["spec"]
+    name = job["metadata"]["name"]
+    assert pod["subdomain"] == service["metadata"]["name"] == name
+    (container,) = pod["containers"]
+    assert container["image"] == "registry.local/train:1"
+    assert f"{name}-0.{name}:29400" in container["command"][-1]
+    mounts = {one["name"] for one in container["volumeMounts"]}
+    assert mounts == {one["name"] for one in pod["volumes"]}
+    assert {one["metadata"]["namespace"] for one in (config, service, job)} == {"team"}
+
+
+def test_clouds_get_a_task() -> None:
+    sky = yaml.safe_load(exported(make_plan(job=make_job(device="cuda")), "skypilot", 2))
+    assert sky["num_nodes"] == 2
+    assert sky["resources"]["accelerators"] == "H100:1"
+    assert "SKYPILOT_NODE_IPS" in sky["run"]
+    dstack = yaml.safe_load(exported(make_plan(), "dstack"))
+    assert dstack["type"] == "task"
+    assert dstack["resources"]["cpu"] == "2.."
+    assert "batchwright train" in dstack["commands"][-1]
+
+
+RULES = (
+    {"decay": "cosine", "warmup_epochs": 0.0},
+    {"decay": "cosine", "warmup_epochs": 2.5, "base": 0.02},
+    {"decay": "steps", "warmup_epochs": 1.0, "base": 0.02},
+    {"decay": "one-cycle", "warmup_epochs": 3.0},
+    {"decay": "none", "warmup_epochs": 1.0, "base": 0.02},
+)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", PYTHON)
+def test_the_rate_is_the_plans(name: str, rule: dict[str, Any], tmp_path: Path) -> None:
+    plan = with_rate(make_plan(), **rule)
+    factor = module(exported(plan, name), tmp_path)["rate_factor"]
+    samples = plan.data.train_samples
+    for tenth in range(10 * plan.epochs + 20):
+        epoch = tenth / 10
+        ours = rate_factor(
+            epoch * samples,
+            rule=plan.learning_rate,
+            samples_per_epoch=samples,
+            epochs=plan.epochs,
+        )
+        assert factor(epoch) == pytest.approx(ours, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_the_optimizer_is_the_plans(name: str, tmp_path: Path) -> None:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    plan = make_plan()
+    defined = module(exported(plan, name), tmp_path)
+    optimizer = defined["optimizer"](model)
+    decaying, other = optimizer.param_groups
+    assert type(optimizer) is torch.optim.SGD
+    assert decaying["nesterov"]
+    assert decaying["lr"] == plan.stages[0].learning_rate
+    assert [one.ndim for one in decaying["params"]] == [2]
+    assert (decaying["weight_decay"], other["weight_decay"]) == (plan.job.weight_decay, 0.0)
+    schedule = defined["schedule"](optimizer)
+    for _ in range(defined["STEPS"]):
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(
+        plan.stages[0].learning_rate * defined["rate_factor"](1)
+    )
+    with_muon = module(exported(plan.model_copy(update={"update": "muon"}), name), tmp_path)
+    assert type(with_muon["optimizer"](model)).__name__ == "Muon"
+    with_adamw = module(exported(plan.model_copy(update={"update": "adamw"}), name), tmp_path)
+    assert type(with_adamw["optimizer"](model)) is torch.optim.AdamW
+
+
+def test_batches_are_cut_into_equal_passes(tmp_path: Path) -> None:
+    """48 samples in passes of at most 20 are 3 of 16, so that each counts alike."""
+    (stage,) = make_plan().stages
+    plan = make_plan(stages=(stage.model_copy(update={"micro_batch_size": 20}),))
+    defined = module(exported(plan, "lightning"), tmp_path)
+    assert defined["BATCH"] == 16
+    assert defined["TRAINER"]["accumulate_grad_batches"] == 3
+    assert defined["TRAINER"]["precision"] == "bf16-mixed"
+    config = json.loads(exported(plan, "deepspeed"))
+    assert config["train_batch_size"] == 2 * 3 * 16
+    arguments = yaml.safe_load(exported(plan, "timm"))
+    assert (arguments["batch_size"], arguments["grad_accum_steps"]) == (16, 3)
+
+
+def test_nothing_is_clipped_unless_the_job_says_so(tmp_path: Path) -> None:
+    """Transformers clips at 1 by default."""
+    defined = module(exported(make_plan(), "transformers"), tmp_path)
+    assert defined["ARGUMENTS"]["max_grad_norm"] == 0.0
+    clipped = make_plan(job=make_job(clip_norm=2.0))
+    defined = module(exported(clipped, "transformers"), tmp_path)
+    assert defined["ARGUMENTS"]["max_grad_norm"] == 2.0
+    assert "clip_grad_norm_(model.parameters(), 2)" in exported(clipped, "accelerate")
+
+
+def test_timm_counts_warm_up_in_whole_epochs() -> None:
+    plan = with_rate(make_plan(), warmup_epochs=1.5, base=0.02)
+    arguments = yaml.safe_load(exported(plan, "timm"))
+    assert arguments["warmup_epochs"] == 2
+    assert arguments["epochs"] == plan.epochs - 2
+    assert arguments["warmup_lr"] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_what_a_trainer_cannot_follow_is_refused(name: str) -> None:
+    (stage,) = make_plan().stages
+    uneven = make_plan(stages=(stage.model_copy(update={"local_batch_sizes": (64, 32)}),))
+    for plan, why in (
+        (make_dual_plan(), "two batch sizes"),
+        (make_cyclic_plan(), "stages"),
+        (make_plan(method="dynamic-batch"), "shares follow speed"),
+        (uneven, "32 to 64 samples"),
+    ):
+        with pytest.raises(PlanError, match=why) as refused:
+            exported(plan, name)
+        assert "batchwright train" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "timm"])
+def test_what_its_words_cannot_say_is_refused(name: str) -> None:
+    with pytest.raises(PlanError, match="muon"):
+        exported(make_plan(update="muon"), name)
+    with pytest.raises(PlanError, match="decay=steps"):
+        exported(with_rate(make_plan(), decay="steps"), name)
+
+
+def test_bad_words_are_refused() -> None:
+    for name, settings, said in (
+        ("pbs", {}, "known are torchrun, sbatch"),
+        ("kubernetes", {"image": "x"}, "--set claim="),
+        ("sbatch", {"qos": "high"}, "it takes partition, account, time"),
+        ("torchrun", {"image": "x"}, "it takes none"),
+        ("skypilot", {"bucket": "s3://x"}, "accelerator"),
+    ):
+        device = "cuda" if name == "skypilot" else "cpu"
+        with pytest.raises(ArgumentError, match=said):
+            export(make_plan(job=make_job(device=device)), name, Target(settings=settings))
+    with pytest.raises(PlanError, match="--hosts that divides 2"):
+        exported(make_plan(), "torchrun", 3)
+
+
+def test_the_command_writes_the_file(tmp_path: Path) -> None:
+    plan, out = tmp_path / "plan.json", tmp_path / "job.sbatch"
+    plan.write_text(make_plan().model_dump_json())
+    run = CliRunner().invoke
+    made = run(
+        app, ["export", str(plan), "--as", "sbatch", "--set", "account=a", "--out", str(out)]
+    )
+    assert made.exit_code == 0
+    assert f"batchwright train {plan}" in out.read_text()
+    assert "#SBATCH --account=a" in out.read_text()
+    listed = run(app, ["export", str(plan), "--as", "list"])
+    assert all(name in listed.stdout for name in EXPORTS)
+    wrong = run(app, ["export", str(plan), "--as", "sbatch", "--set", "account"])
+    assert isinstance(wrong.exception, ArgumentError)
+
+
+@pytest.mark.slow
+def test_two_hosts_train_by_the_script_of_torchrun(tmp_path: Path) -> None:
+    """Two agents of torchrun on this machine, started by the same script, and started again."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = bw.Job(data="digits", network="resnet8", epochs=1, workers=2, global_batch=128, port=port)
+    profile = bw.probe(job.model_copy(update={"probe": job.probe.model_copy(update={"budget": 2})}))
+    plan, script = tmp_path / "plan.json", tmp_path / "train.sh"
+    plan.write_text(bw.plan(profile).model_dump_json())
+    script.write_text(
+        export(read_record(plan, Plan), "torchrun", Target(2, str(plan), str(tmp_path / "run")))
+    )
+    bin_folder = Path(sys.executable).parent
+    environment = os.environ | {
+        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+    }
+    for _ in range(2):  # the second time there is nothing left to do
+        agents = [
+            subprocess.Popen(["/bin/sh", str(script), "127.0.0.1"], env=environment, cwd=tmp_path)
+            for _ in range(2)
+        ]
+        assert [agent.wait(timeout=600) for agent in agents] == [0, 0]
+    summary = read_record(tmp_path / "run" / "summary.json", bw.RunSummary)
+    assert len(summary.epochs) == 1
+    assert {worker.samples for worker in summary.epochs[0].workers} != {0}
+    assert len(summary.epochs[0].workers) == 2

@@ -1,0 +1,409 @@
+"""What only a GPU shows: ``pytest -m gpu -n 0``; without one all of this is skipped.
+
+Each branch of the source on the kind of device has its test here, which names it; see
+`test_device_branches`. Where there is a GPU, a test fails that does not come by what it names. One
+GPU is enough for nearly all; NCCL refuses two processes on one, so there they exchange by gloo.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+import batchwright
+from batchwright import Session
+from batchwright.distributed import transports
+from batchwright.distributed.group import Group
+from batchwright.errors import LostWorkerError
+from batchwright.probing.measure.memory import weigh
+from batchwright.training.batches import randomness
+from batchwright.training.batches.feeding import DatasetFeed
+from batchwright.training.parameter_server.merging import pack, unpack
+from batchwright.training.simulated.simulated_workers import Randomness
+from batchwright.workflows import doctor, prepare_job
+from batchwright.workflows.sweep import slots
+from batchwright.workload import host
+from batchwright.workload.data import copying, image_files
+from batchwright.workload.data import pipeline as pipelines
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.pipeline import ImagePipeline
+from batchwright.workload.data.sources import open_data
+from batchwright.workload.muon import orthogonal
+from batchwright.workload.networks import resnet8
+from batchwright.workload.optimizers import sgd
+from gloo import SECONDS
+from samples import make_job, make_plan
+from test_session import Points, make_tiny_plan
+
+GPU = torch.device("cuda", 0)
+ROOT = Path(batchwright.__file__).parent
+REACHED: dict[str, tuple[str, ...]] = {}
+"""By test, the branches that it comes by, as ``module:function``."""
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+def reaches(*sites: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Notes what a test comes by."""
+
+    def noted(test):
+        REACHED[test.__name__] = sites
+        return test
+
+    return noted
+
+
+@pytest.fixture(autouse=True)
+def coming_by(request):
+    """Where there is a GPU: a test that names branches comes by the functions they are in."""
+    wanted = {one for one in REACHED.get(request.function.__name__, ()) if "(" not in one}
+    called = set()
+
+    def profile(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
+            path = Path(frame.f_code.co_filename).relative_to(ROOT).with_suffix("")
+            name = frame.f_code.co_qualname.replace(".<locals>", "")
+            called.add(f"{'.'.join(path.parts)}:{name}")
+
+    sys.setprofile(profile)
+    yield
+    sys.setprofile(None)
+    assert wanted <= called
+
+
+def store(samples=48, side=8):
+    random = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (samples, side, side, 3), generator=random, dtype=torch.uint8)
+    return ImageStore.from_images(images, torch.arange(samples) % 3)
+
+
+def pipeline(device=GPU, images=None, side=8):
+    middle = (0.5, 0.5, 0.5)
+    return ImagePipeline(
+        images or store(), device=device, side=side, mean=middle, std=middle,
+        augmentation="crop-flip", seed=1,
+    )  # fmt: skip
+
+
+def plan_for(batches=(12,), *, samples=48, side=8, **job):
+    return make_tiny_plan(batches, samples=samples, sides=(side,), device="cuda", **job)
+
+
+def train(device=GPU, *, plan=None, network=None, images=None, each_step=lambda: None, **options):
+    """Weights after a training, by our own loop."""
+    torch.manual_seed(0)
+    network = network or resnet8(3)
+    network = network.to(device, memory_format=torch.channels_last)
+    plan = plan or plan_for()
+    side = plan.stages[0].resolution
+    fed = pipeline(device, images, side=side)
+    with Session(network, sgd(network, make_job(), 0.1), fed, plan=plan, **options) as session:
+        for _ in session.epochs():
+            for batch, labels in session.batches():
+                session.step(lambda b=batch, a=labels: functional.cross_entropy(network(b), a))
+                each_step()
+            session.evaluate(pipeline(device, images, side=side), right)
+    return network
+
+
+def right(outputs, labels):
+    return outputs.argmax(dim=1) == labels
+
+
+# ------------------------------------------------------------------------------------ one worker
+
+
+@reaches(
+    "workload.host:enter",
+    "training.step.clock:clock_for",
+    "training.step.peak_memory:PeakMemory.of_epoch",
+    "training.step.peak_memory:PeakMemory.__init__",
+    "training.batches.randomness:random_states",
+    "workload.data.pipeline:_fits",
+    "workload.data.pipeline:ImagePipeline._level_of",
+    "workload.data.pipeline:ImagePipeline.training_batches",
+    "workload.data.pipeline:_Level.here",
+    "workload.data.pipeline:flip",
+    "workload.data.copying:sent",
+)
+def test_a_training_learns_what_the_cpu_learns_and_tells_time_and_memory(tmp_path):
+    here = train(GPU, run_folder=tmp_path / "gpu")
+    there = train(torch.device("cpu"), plan=plan_for())
+    for ours, theirs in zip(here.parameters(), there.parameters(), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, atol=2e-2, rtol=2e-2)
+    lines = (tmp_path / "gpu" / "summary.json").read_text()
+    assert '"peak_bytes"' in lines
+
+
+@reaches("training.batches.randomness:restore_random_states")
+def test_a_run_goes_on_with_the_random_numbers_of_the_gpu():
+    states = randomness.random_states(GPU)
+    drawn = torch.rand(3, device=GPU)
+    randomness.restore_random_states(states, GPU)
+    assert torch.equal(torch.rand(3, device=GPU), drawn)
+
+
+@reaches("training.simulated.simulated_workers:_take", "training.simulated.simulated_workers:_put")
+def test_simulated_workers_have_random_numbers_of_their_own():
+    numbers = Randomness(0, 2, GPU)
+    drawn = []
+    for rank in (0, 1, 0, 1):
+        with numbers.of(rank):
+            drawn.append(torch.rand(2, device=GPU).tolist())
+    assert len({tuple(one) for one in drawn}) == 4
+
+
+def test_a_step_makes_the_host_wait_at_most_once():
+    """PyTorch's own count: it warns where an operation waits. Ours waits by asking an event."""
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            each = [0]
+            train(each_step=lambda: each.append(len(seen)))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    steps = [after - before for before, after in pairwise(each)]
+    assert max(steps[1:4]) <= 1, [str(one.message)[:90] for one in seen]
+
+
+@reaches(
+    "workload.data.copying:made_ahead",
+    "workload.data.copying:made_ahead.work",
+    "workload.data.copying:made_ahead.taken",
+)
+def test_images_that_do_not_stay_on_the_gpu_come_ahead(monkeypatch):
+    stays = train()
+    monkeypatch.setattr(pipelines, "RESIDENT_BYTES", 0)
+    for ours, theirs in zip(train().parameters(), stays.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@reaches("workload.data.pipeline:resize")
+def test_photographs_are_cropped_where_they_are():
+    sizes = torch.tensor([(18, 24), (30, 18)] * 24)
+    pixels = torch.randint(0, 256, (int(sizes.prod(1).sum()) * 3,), dtype=torch.uint8)
+    photographs = ImageStore(pixels, torch.arange(48) % 3, sizes)
+    ours = pipeline(GPU, photographs, side=16)
+    theirs = pipeline(torch.device("cpu"), photographs, side=16)
+    for resolution in (16, 14):
+        batch, labels = ours.training_batch(torch.arange(20), epoch=1, resolution=resolution)
+        wanted, _ = theirs.training_batch(torch.arange(20), epoch=1, resolution=resolution)
+        assert batch.device == labels.device == GPU
+        torch.testing.assert_close(batch.cpu(), wanted, atol=1.5 / 255 / 0.5, rtol=0)
+
+
+@reaches("training.batches.feeding:DatasetFeed._make_loader")
+def test_batches_of_ones_own_data_come_from_pinned_memory():
+    feed = DatasetFeed(Points(), device=GPU, seed=0, loaders=1)
+    try:
+        batches = list(feed.training([torch.arange(4)], 0, 8))
+        assert batches[0][0].device == GPU
+    finally:
+        feed.close()
+
+
+@reaches("workload.data.image_files:_resized", "workload.data.image_files:FilePipeline.__init__")
+def test_images_in_files_are_resized_on_the_gpu(tmp_path, monkeypatch):
+    from test_image_files import photograph
+
+    for number in range(8):
+        folder = tmp_path / "train" / str(number % 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        photograph(40 + number, 48, number).save(folder / f"{number}.jpg")
+    monkeypatch.setattr(image_files, "free_bytes", lambda: 10_000)  # too little to decode once
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+    data = open_data(make_job(data=f"imagefolder:{tmp_path}", val=0.5, resolutions=(32,)))
+    fed = image_files.FilePipeline(
+        data.train, device=GPU, augmentation="crop-flip", seed=0, loaders=0
+    )
+    images, labels = fed.single(torch.arange(4), epoch=0, resolution=32)
+    assert images.device == labels.device == GPU
+
+
+@reaches("workload.muon:_format_for", "workload.host:computes_in_bfloat16")
+def test_a_matrix_is_made_orthogonal():
+    matrix = torch.randn(8, 20, device=GPU)
+    values = torch.linalg.svdvals(orthogonal(matrix).float())
+    assert values.min() > 0.5
+    assert values.max() < 1.5
+
+
+def test_a_parameter_server_takes_weights_and_gives_them_back():
+    network = resnet8(3).to(GPU)
+    weights = pack(network)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    unpack(weights, network)
+    again = pack(network)
+    assert torch.equal(again.floats, weights.floats)
+
+
+# ---------------------------------------------------------------------------------------- memory
+
+
+@reaches("workload.host:release_memory", "workload.host:free_memory")
+def test_a_step_that_does_not_fit_is_done_in_smaller_ones():
+    torch.cuda.empty_cache()
+    most = torch.cuda.mem_get_info(GPU)[1]
+    samples, side = 64, 96
+    plan = plan_for((64,), samples=samples, side=side)
+    images = store(samples, side)
+    train(plan=plan, images=images)
+    needed = torch.cuda.max_memory_reserved(GPU)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(GPU)
+    torch.cuda.set_per_process_memory_fraction(0.7 * needed / most)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            network = train(plan=plan, images=images)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert all(bool(p.isfinite().all()) for p in network.parameters())
+    assert host.free_memory(GPU, 1) > 0
+
+
+@reaches(
+    "probing.measure.memory:weigh",
+    "probing.measure.timing:now",
+    "probing.executor:_device_name",
+    "probing.visiting:Visitor.cluster",
+    "workload.host:resolve_device",
+    "workload.host:default_workers",
+    "workload.host:arithmetic",
+    "workflows.prepare_job:resolve",
+)
+def test_a_probe_measures_plans_and_trains(tmp_path):
+    profile = batchwright.probe(data="digits", device="cuda", workers=1, probe={"budget": 5})
+    assert profile.cluster.device == "cuda"
+    assert "TF32" in profile.cluster.arithmetic
+    assert any(point.resident_bytes for point in profile.memory)
+    plan = batchwright.plan(profile, epochs=1)
+    summary = batchwright.train(plan, run_folder=tmp_path / "run")
+    assert summary.epochs
+    assert weigh.__name__ == "weigh"
+
+
+@reaches("workflows.doctor:_device", "workflows.doctor:examine")
+def test_the_doctor_names_the_gpu():
+    assert "GPU" in "".join(str(one) for one in doctor.examine(batchwright.__version__))
+
+
+@reaches("workflows.sweep.slots:machine_for")
+def test_a_sweep_counts_the_gpus():
+    assert len(slots.machine_for([plan_for()]).gpus) == torch.cuda.device_count()
+
+
+@reaches("workflows.prepare_job:_refuse_other_machines")
+def test_a_plan_for_more_gpus_than_there_are_is_refused():
+    plan = make_plan(job=make_job(device="cuda", workers=1))
+    prepare_job._refuse_other_machines(plan)
+
+
+@reaches("training.session:Session._doubts")
+def test_a_model_on_the_gpu_is_what_the_plan_is_for():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train()
+
+
+# --------------------------------------------------------------------------------------- workers
+
+
+@reaches(
+    "distributed.transports:Nccl",
+    "distributed.transports:Nccl.mark",
+    "distributed.transports:Nccl.read",
+    "distributed.transports:Nccl.abort",
+    "distributed.transports:Nccl.prepare",
+)
+def test_nccl_reads_aborts_and_leaves(tmp_path):
+    transport = transports.transport_for(GPU, 60)
+    transport.prepare()
+    host.enter(GPU)
+    where = f"file://{tmp_path / 'meeting'}"
+    dist.init_process_group(transport.backend, init_method=where, rank=0, world_size=1)
+    values = torch.arange(3.0, device=GPU)
+    dist.all_reduce(values)
+    assert transport.read(values).tolist() == [0.0, 1.0, 2.0]
+    told = [None]
+    dist.all_gather_object(told, "by gloo")
+    assert told == ["by gloo"]
+    transport.give_up()
+    transport.leave()
+
+
+def sums_on_one_gpu(rank):
+    transports.TRANSPORTS["cuda"] = transports.Gloo
+    device = host.enter(GPU)
+    group = Group(device, timeout=SECONDS)
+    network = resnet8(3).to(device)
+    group.share(network.parameters())
+    total = group.sum(torch.full((3,), float(rank + 1), device=device))
+    group.close()
+    return total.tolist()
+
+
+def trains_on_one_gpu(rank):
+    transports.TRANSPORTS["cuda"] = transports.Gloo
+    torch.cuda.set_per_process_memory_fraction(0.4)
+    network = train(plan=plan_for((6, 6)))
+    return float(sum(p.detach().double().sum() for p in network.parameters()))
+
+
+@reaches("distributed.reducer:Reducer._lay_out(in processes)")
+def test_two_processes_share_a_gpu_by_gloo(crew):
+    assert crew.together(sums_on_one_gpu, workers=2) == [[3.0] * 3] * 2
+    first, second = crew.together(trains_on_one_gpu, workers=2)
+    assert first == second
+
+
+def sums_until_one_is_killed(rank):
+    group = Group(host.enter(torch.device("cuda", rank)), timeout=SECONDS)
+    try:
+        for step in range(5):
+            assert float(group.sum(torch.ones(1, device=group.device))) == 2
+            if rank == 1 and step == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+    except LostWorkerError:
+        group.give_up()
+        raise
+    finally:
+        group.close()
+
+
+@two_gpus
+def test_a_worker_killed_under_nccl_is_named_and_the_other_leaves():
+    from test_transports import together
+
+    (told,) = together(sums_until_one_is_killed, 2, killed=[1], stand_in=False)
+    assert told.startswith("LostWorkerError"), told
+    assert "worker 1 " in told
+
+
+def trains_on_its_own(rank):
+    network = train(torch.device("cuda", rank), plan=plan_for((6, 6)))
+    return float(sum(p.detach().double().sum() for p in network.parameters()))
+
+
+@two_gpus
+def test_two_gpus_train_to_the_same_weights(crew):
+    first, second = crew.together(trains_on_its_own, workers=2)
+    assert first == second
+    assert copying.sent(torch.ones(1), GPU).device == GPU

@@ -1,0 +1,151 @@
+"""How often a step makes the host wait for the device: at most once, on a device that is played."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy as criterion
+
+from batchwright import Session
+from batchwright.distributed.group import Group
+from batchwright.records import AgsRule, LearningRateRule
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.pipeline import ImagePipeline
+from batchwright.workload.muon import muon
+from batchwright.workload.networks import resnet8
+from batchwright.workload.optimizers import adamw, sgd
+from far import FAR, far_device
+from samples import make_job
+from test_session import make_tiny_plan
+
+SAMPLES, SIDE, CLASSES, BATCH = 48, 8, 3, 12
+MOST = 1
+"""The figure: `host_synchronizations_per_step`."""
+
+GAIN = LearningRateRule(
+    base=0.1, base_batch=4, scaling="gain", peak=0.1, warmup_epochs=0, decay="none"
+)
+
+
+def data():
+    random = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (SAMPLES, SIDE, SIDE, 3), generator=random, dtype=torch.uint8)
+    return ImageStore.from_images(images, torch.arange(SAMPLES) % CLASSES)
+
+
+def pipeline(device, **options):
+    options = {"side": SIDE, "augmentation": "crop-flip"} | options
+    middle = (0.5, 0.5, 0.5)
+    return ImagePipeline(data(), device=device, mean=middle, std=middle, seed=1, **options)
+
+
+def waits_of(plan, build, device=FAR, **options):
+    """Waits of each step of a training, and the weights at its end."""
+    with far_device() as seen:
+        torch.manual_seed(0)
+        network = resnet8(CLASSES).to(memory_format=torch.channels_last).to(device)
+        loader = pipeline(device)
+        steps: list[int] = []
+        with Session(network, build(network), loader, plan=plan, **options) as session:
+            for _ in session.epochs():
+                before = seen.count
+                for images, labels in session.batches():
+                    if session.step(lambda i=images, b=labels: criterion(network(i), b)):
+                        steps.append(seen.count - before)
+                        before = seen.count
+                told = session.evaluate(pipeline(device), right)
+        weights = torch.cat([p.detach().cpu().flatten() for p in network.parameters()])
+        return steps, weights, told, dict(seen.waits)
+
+
+def right(outputs, labels):
+    return outputs.argmax(dim=1) == labels
+
+
+def plan_for(batches=(BATCH,), **job):
+    return make_tiny_plan(batches, epochs=2, samples=SAMPLES, sides=(SIDE,), **job)
+
+
+def by_sgd(network):
+    return sgd(network, make_job(), 0.1)
+
+
+KINDS = {
+    "plain": (plan_for(), by_sgd, {}),
+    "accumulation": (plan_for(micro=4), by_sgd, {}),
+    "clip": (plan_for(), by_sgd, {"clip_norm": 0.1}),
+    "adamw": (plan_for(), lambda network: adamw(network, make_job(), 0.001), {}),
+    "muon": (plan_for(optimizer="muon"), lambda network: muon(network, 0.02), {}),
+    "gain": (plan_for(micro=4, rule=GAIN), by_sgd, {}),
+    "ags": (
+        plan_for(micro=4).model_copy(
+            update={"ags": AgsRule(mode="norm", base_batch=4, least=0.5, most=None, lookback=5)}
+        ),
+        by_sgd,
+        {},
+    ),
+    "frozen": (plan_for(), lambda network: by_sgd(frozen(network)), {}),
+}
+
+
+def frozen(network):
+    next(network.parameters()).requires_grad_(requires_grad=False)
+    return network
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_makes_the_host_wait_once_and_trains_as_on_the_cpu(kind):
+    plan, build, options = KINDS[kind]
+    steps, weights, told, waits = waits_of(plan, build, **options)
+    _, expected, there, _ = waits_of(plan, build, torch.device("cpu"), **options)
+    assert len(steps) == 2 * SAMPLES // BATCH
+    assert max(steps) <= MOST, waits
+    torch.testing.assert_close(weights, expected)
+    assert told == there
+
+
+def of_two(rank, kind):
+    torch.set_num_threads(1)
+    plan, build, options = {
+        "plain": (plan_for((6, 6)), by_sgd, {}),
+        "accumulation": (plan_for((6, 6), micro=3), by_sgd, {}),
+        "clip": (plan_for((6, 6)), by_sgd, {"clip_norm": 0.1}),
+        "dynamic-batch": (plan_for((4, 8), method="dynamic-batch", rebalance_steps=2), by_sgd, {}),
+        "muon": (plan_for((6, 6), optimizer="muon"), lambda network: muon(network, 0.02), {}),
+    }[kind]
+    steps, _, _, waits = waits_of(plan, build, **options)
+    return steps, waits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "accumulation", "clip", "dynamic-batch", "muon"])
+def test_so_does_a_step_of_several_workers(crew, kind):
+    for steps, waits in crew.together(of_two, kind, workers=2):
+        assert max(steps) <= MOST, waits
+
+
+def test_the_device_that_is_played_tells_what_waits():
+    with far_device() as seen:
+        there = torch.arange(3.0).to(FAR)
+        before = seen.count
+        assert before == 1  # from memory that is not pinned
+        there.mul_(2)
+        assert seen.count == before
+        assert there.cpu().tolist() == [0.0, 2.0, 4.0]
+        assert float(there.sum()) == 6.0
+        assert len(there[there > 1]) == 2
+        assert seen.count >= before + 3
+        with pytest.raises(RuntimeError, match="together"):
+            there + torch.ones(3)
+        now = seen.count
+        sent = torch.ones(3).pin_memory().to(FAR, non_blocking=True)
+        assert (sent + there).shape == (3,)
+        assert seen.count == now
+
+
+def test_reading_is_one_wait():
+    with far_device() as seen:
+        group = Group(FAR)
+        values = torch.zeros(3, device=FAR)
+        assert group.read(values).tolist() == [0.0] * 3
+        assert seen.count == 1

@@ -1,0 +1,159 @@
+"""Lines of runs: records, what earlier versions wrote, and flat names for trackers."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import batchwright as bw
+from batchwright.errors import FileError
+from batchwright.records import EpochRecord, RoundRecord
+from batchwright.records.documents import write_record
+from batchwright.records.lines.flat_lines import completed, flat_values, from_flat
+from batchwright.records.lines.line_files import line_text, lines_of, read_line, sound_line
+from batchwright.records.lines.run_lines import (
+    LONGEST_NOTE,
+    EpochLine,
+    EvaluationLine,
+    RoundLine,
+    note,
+)
+from dynamic_runs import shares_line, step_line
+from run_lines import typed
+from samples import make_data, make_dual_plan, make_epoch, make_plan, make_rounds
+from services import flat_epoch, flat_step
+from test_kept_folders import FOLDERS, unpack
+
+ROUND = make_rounds(make_dual_plan())[0]
+LINES = [
+    step_line(3, [20, 12]),
+    shares_line(0, [20, 12], [100.5, 60.25]),
+    EpochLine(kind="epoch", record=make_epoch(2), epochs=9, predicted_seconds=1.5),
+    RoundLine(kind="round", record=ROUND, learning_rate=0.1, committed=900),
+    EvaluationLine(kind="evaluation", epoch=2, top1=None),
+    note("it begins"),
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.kind)
+def test_a_line_is_read_as_it_was_written(line):
+    text = line_text(line)
+    assert "\n" not in text
+    assert json.loads(text)["kind"] == line.kind
+    assert read_line(text) == line
+    assert flat_values(read_line(text)) == flat_values(line)
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_values_that_are_the_default_come_back(data):
+    for model, record in ((EpochRecord, make_epoch(2)), (RoundRecord, ROUND)):
+        free = [n for n, field in model.model_fields.items() if not field.is_required()]
+        reset = data.draw(st.sets(st.sampled_from(sorted(free))))
+        one = record.model_copy(update={n: model.model_fields[n].default for n in reset})
+        assert model.model_validate_json(one.model_dump_json(exclude_defaults=True)) == one
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"{}", b"\xff", b'{"kind": "note"}', b"null"])
+def test_what_is_no_line_is_refused_or_left_out(text):
+    with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
+        read_line(text)
+    assert sound_line(text) is None
+
+
+def test_a_note_is_cut_to_its_length():
+    assert note("a" * 5000).text == "a" * LONGEST_NOTE
+
+
+# --------------------------------------------------------------------------- earlier versions
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_an_earlier_version_wrote_is_read_whole(name, tmp_path):
+    unpack(name, tmp_path)
+    texts = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+    found = list(lines_of(tmp_path / name))
+    assert [flat_values(line) for line in found] == list(map(json.loads, texts))
+    assert {line.kind for line in found} >= {"epoch"}
+
+
+def test_a_folder_may_hold_both_forms(tmp_path):
+    write_record(make_plan(), tmp_path / "plan.json")
+    texts = [json.dumps(flat_step(1)), json.dumps(flat_epoch(0)), "damaged", line_text(note("a"))]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*texts, '{"kind": "st']))
+    one, two, three = lines_of(tmp_path)
+    assert (one.step, two.record.epoch, three.text) == (1, 0, "a")
+    (tmp_path / "plan.json").unlink()
+    with pytest.raises(FileError, match=r"plan\.json"):
+        list(lines_of(tmp_path))
+    assert list(lines_of(tmp_path / "nowhere")) == []
+
+
+def test_what_an_epochs_flat_line_leaves_out_comes_from_other_lines():
+    shares = [
+        typed({"kind": "shares", "epoch": 0, "step": 0, "batch/local/0": 16, "batch/local/1": 16}),
+        typed({"kind": "shares", "epoch": 1, "step": 20, "batch/local/0": 20, "batch/local/1": 12}),
+    ]
+    steps = [typed({"kind": "step", "epoch": 1, "step": 3, "steps": 44})]
+    epochs = [from_flat(flat_epoch(epoch), make_data).record for epoch in (0, 1)]
+    first, second = completed(epochs, steps, shares)
+    assert (first.steps, second.steps) == (100, 44)
+    assert [one.sizes for one in second.shares] == [(16, 16), (20, 12)]
+    assert [one.place for one in second.workers] == ["node1/cpu:0", "node1/cpu:1"]
+    (alone,) = completed(epochs[:1], [], [])
+    assert [one.place for one in alone.workers] == ["rank 0", "rank 1"]
+    assert alone.steps == round(alone.samples / 32)
+    (whole,) = completed([first], [], [])
+    assert whole == first
+
+
+def test_an_epochs_flat_line_needs_the_data():
+    with pytest.raises(ValueError, match="needs the run's plan"):
+        from_flat(flat_epoch(0))
+    assert from_flat(flat_step(0)) == typed(flat_step(0))
+
+
+# ------------------------------------------------------------------------------------ export
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("".join(line_text(line) + "\n" for line in LINES))
+    return run
+
+
+def test_lines_go_out_under_flat_names(folder, tmp_path):
+    rows = bw.metrics(folder, out=tmp_path / "flat.jsonl")
+    assert rows == list(map(json.loads, (tmp_path / "flat.jsonl").read_text().splitlines()))
+    assert [row["kind"] for row in rows] == [line.kind for line in LINES]
+    assert rows[0]["time/rank1/compute_s"] == pytest.approx(0.012)
+    assert rows[2]["val/top1"] == make_epoch(2).top1
+    assert rows[3]["time/exchange_s"] == ROUND.exchange_seconds
+    bw.metrics(folder, out=tmp_path / "flat.csv")
+    with (tmp_path / "flat.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["kind"] for row in table] == [row["kind"] for row in rows]
+    assert float(table[2]["val/top1"]) == rows[2]["val/top1"]
+    assert table[5]["text"] == "it begins"
+    assert table[5]["val/top1"] == ""
+
+
+def test_the_command_writes_the_lines_of_a_run_that_goes_on(folder, tmp_path, command):
+    code, out, err = command("report", folder, "--metrics", tmp_path / "flat.jsonl")
+    assert (code, out, err) == (0, "", "")
+    assert len((tmp_path / "flat.jsonl").read_text().splitlines()) == len(LINES)
+    for words, told in (
+        ((folder, folder, "--metrics", tmp_path / "a"), "the lines of one run"),
+        ((tmp_path, "--metrics", tmp_path / "a"), "holds no metrics.jsonl"),
+        ((folder, "--metrics", tmp_path / "none" / "a"), "cannot write"),
+    ):
+        code, out, err = command("report", *words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert told in err
+    assert not (tmp_path / "a").exists()

@@ -1,0 +1,454 @@
+"""Bodies that are made to cost much: they are refused early, read elsewhere, and stop nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+import batchwright.records.service as messages
+from batchwright.records import Job, Plan, Profile, RunSummary
+from batchwright.records.base import Record
+from batchwright.service import processes
+from batchwright.service.middleware import bodies
+from batchwright.service.middleware.bodies import _Held, _Share
+from batchwright.service.operating.serving import FREE_PIECES, listen
+from batchwright.service.problems import Refused, TooMany
+from batchwright.service.processes import KEPT_BYTES, Workers
+from batchwright.service.reading import MOST_ESCAPES, SMALL_BYTES, check_json, read, read_json
+from batchwright.service.settings import Limits
+from samples import make_plan, make_profile
+from services import ADDRESS, HandClock, serving_from
+from test_service_serving import answering
+
+SECONDS = 300
+MANY = Limits().values
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One service for tests that change nothing in it that others see."""
+    for one in serving_from(tmp_path_factory.mktemp("shared"), HandClock()):
+        with one.client:
+            yield one
+
+
+@pytest.fixture
+def workers():
+    made = Workers(most=1, waiting=1)
+    yield made
+    made.close()
+
+
+# ------------------------------------------------------------------------------------- first error
+
+
+def lists_in(part, path=""):
+    """All lists of a schema, with where they are."""
+    if isinstance(part, list | tuple):
+        for number, inner in enumerate(part):
+            yield from lists_in(inner, f"{path}/{number}")
+    elif isinstance(part, dict):
+        if part.get("type") in ("list", "tuple", "set", "frozenset"):
+            yield path, part
+        for key, inner in part.items():
+            yield from lists_in(inner, f"{path}/{key}")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Job, Plan, Profile, RunSummary]
+    + [one for one in vars(messages).values() if isinstance(one, type) and issubclass(one, Record)],
+    ids=lambda model: model.__name__,
+)
+def test_every_list_that_is_read_ends_at_its_first_wrong_item(model):
+    slow = [path for path, one in lists_in(model.__pydantic_core_schema__) if not one["fail_fast"]]
+    assert not slow
+
+
+def test_of_many_wrong_items_one_is_told():
+    told = {"profiles": [{}] * 20_000}
+    with pytest.raises(ValueError, match="validation error") as error:
+        messages.PlanRequest.model_validate(told)
+    assert error.value.error_count() < 50
+
+
+# ---------------------------------------------------------------------------------- what is read
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" + b"{}," * MANY + b"{}]",
+        b"[" + b"1," * MANY + b"1]",
+        b"[" + b'"",' * MANY + b'""]',
+        b"[" + b"[[[[]]]]," * (MANY // 4) + b"1]",
+        b'{"a":' + b'{"b":1,"c":2},' * (MANY // 2) + b"}",
+        b'"' * (5 * MANY),
+    ],
+    ids=("objects", "numbers", "texts", "lists", "keys", "quotes"),
+)
+def test_more_values_than_any_document_has_are_refused_before_they_are_parsed(body):
+    with pytest.raises(Refused, match="400,000 values"):
+        check_json(body, 32)
+
+
+def test_commas_and_brackets_in_texts_are_no_values():
+    check_json(json.dumps({"a": "[,{" * MANY}).encode(), 2, 3)
+    with pytest.raises(Refused, match="more than 3 values"):
+        check_json(b'{"a": [1, 2, 3]}', 2, 3)
+
+
+def test_a_body_of_escapes_is_refused():
+    with pytest.raises(Refused, match="escapes"):
+        check_json(b'"' + b"\\\\" * MOST_ESCAPES + b'"', 2)
+
+
+HOSTILE = {
+    "objects": b"[" + b"{}," * (MANY - 2) + b"{}]",
+    "numbers": b"[" + b"1," * (MANY - 2) + b"1]",
+    "nested": b"[" + (b"[" * 30 + b"]" * 30 + b",") * (MANY // 32) + b"1]",
+    "digits": b"[" + (b"9" * 4000 + b",") * 500 + b"1]",
+    "too many digits": b"[" + b"9" * 2**20 + b"]",
+    "exponents": b"[" + b"1e999," * 1000 + b"1" + b" " * SMALL_BYTES + b"]",
+    "a long text": json.dumps("a" * 2**20).encode(),
+    "a wide text": json.dumps("\U0001f600" * 2**18, ensure_ascii=False).encode(),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize(
+    ("scope", "method", "path", "frame"),
+    [
+        ("read", "POST", "/v1/plans", b'{"profiles": %s}'),
+        ("read", "POST", "/v1/plans", b'{"profiles": [%s]}'),
+        ("read", "POST", "/v1/plans", b'{"profiles": [], "keys": {"resolutions": %s}}'),
+        ("submit", "POST", "/v1/profiles", b'{"name": "x", "profile": {"steps": %s}}'),
+        ("submit", "POST", "/v1/jobs", b'{"name": "x", "job": {"resolutions": %s}}'),
+        ("report", "PUT", "/v1/runs/{run}", b'{"name": "x", "plan": {"considered": %s}}'),
+        ("report", "PUT", "/v1/runs/{run}/end", b'{"outcome": "finished", "summary": %s}'),
+        ("report", "PUT", "/v1/agents/box", b'{"name": "box", "allow": %s}'),
+    ],
+    ids=lambda value: value.decode() if isinstance(value, bytes) else None,
+)
+def test_what_is_made_to_cost_much_is_refused_in_a_short_line(
+    shared, kind, scope, method, path, frame
+):
+    run = "5f0c2d1e-8a44-4a0b-9d0e-2f6f7c1f0a11"
+    headers = {"content-type": "application/json"}
+    body = frame.replace(b"%s", HOSTILE[kind])
+    answer = shared.request(method, scope, path.format(run=run), content=body, headers=headers)
+    assert answer.status_code == 422, answer.text[:300]
+    assert list(answer.json()) == ["detail"]
+    assert "\n" not in answer.json()["detail"]
+    assert len(answer.text) < 1500
+
+
+def test_an_object_of_very_many_keys_is_refused():
+    wide = {f"k{number}": 1 for number in range(100_000)}
+    for told in (wide, [wide], {"outcome": "stopped", "summary": {"plan": [[wide]]}}):
+        with pytest.raises(Refused, match=r"an object of 100,000 keys"):
+            read(messages.RunEnd, json.dumps(told).encode())
+    with pytest.raises(Refused, match=r"^k: Extra inputs"):
+        read(messages.RunEnd, b'{"outcome": "stopped", "k": 1}')
+    with pytest.raises(Refused, match=r"^k{117}\.\.\.: Extra"):
+        read(messages.RunEnd, json.dumps({"outcome": "stopped", "k" * 5000: 1}).encode())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("x" * 2**20, 1),
+        ("goal.kinds", "[" + "{kind: a, count: 1}, " * 2**15 + "]"),
+        ("goal.kinds", "a, " * 2**18),
+        ("resolutions", "8," * 2**18),
+        ("resolutions", ["8"] * 2**17),
+    ],
+    ids=("key", "table", "text", "list", "items"),
+)
+def test_keys_of_a_job_that_are_longer_than_any_are_refused(shared, key, value):
+    told = {"name": "x", "job": {key: value}}
+    answer = shared.post("submit", "/v1/jobs", json=told)
+    assert answer.status_code == 422
+    assert len(answer.text) < 1500
+
+
+def test_a_key_that_comes_twice_counts_once():
+    body = b'{"outcome": "failed", "outcome": "stopped"}'
+    assert read(messages.RunEnd, body).outcome == "stopped"
+
+
+def test_a_large_record_is_the_same_read_elsewhere():
+    plan = make_plan(reasons=make_plan().reasons * 300)
+    told = messages.RunIntroduction(name="large", plan=plan, profile=make_profile())
+    body = told.model_dump_json().encode()
+    assert len(body) > SMALL_BYTES
+    assert read_json(messages.RunIntroduction, body) == told
+    assert read(messages.RunIntroduction, body) == told
+
+
+# ----------------------------------------------------------------------------------- where
+
+
+def large() -> bytes:
+    return b'{"profiles": [%s' % (b" " * 2 * SMALL_BYTES) + b"{}]}"
+
+
+def asynchronous(shared, scope):
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(shared.app), base_url=ADDRESS, headers=shared.headers(scope)
+    )
+
+
+def test_while_a_large_body_is_read_others_are_answered(shared, monkeypatch):
+    """All of this is on one event loop: were it read there, nobody would set `answered`."""
+    answered, begun = threading.Event(), threading.Event()
+
+    def slow(model, body):
+        begun.set()
+        assert answered.wait(SECONDS)
+        raise Refused("too late")
+
+    monkeypatch.setattr("batchwright.service.api.body_route.read", slow)
+
+    async def ask():
+        headers = {"content-type": "application/json"}
+        async with asynchronous(shared, "read") as client:
+            posting = asyncio.create_task(
+                client.post("/v1/plans", content=large(), headers=headers)
+            )
+            assert await asyncio.to_thread(begun.wait, SECONDS)
+            assert (await client.get("/healthz")).status_code == 200
+            assert (await client.get("/v1/runs")).status_code == 200
+            answered.set()
+            return await posting
+
+    assert asyncio.run(ask()).json() == {"detail": "too late"}
+
+
+@pytest.mark.parametrize("scope", [None, "report"])
+def test_who_may_not_ask_is_told_so_before_anything_is_read(shared, monkeypatch, scope):
+    def read_it(*_):
+        pytest.fail("read")
+
+    for name in ("read", "read_json"):
+        monkeypatch.setattr(f"batchwright.service.api.body_route.{name}", read_it)
+    body = large() if scope else b'{"profiles": [{}]}'
+    headers = {"content-type": "application/json"}
+    answer = shared.post(scope, "/v1/plans", content=body, headers=headers)
+    assert answer.status_code == (403 if scope else 401)
+
+
+def test_large_bodies_that_are_held_at_once_are_few(shared, monkeypatch):
+    """A body that never ends is held until its time is over; of one token so much is taken."""
+    monkeypatch.setattr(bodies, "BODY_SECONDS", float(SECONDS))
+
+    async def ask():
+        end = asyncio.Event()
+
+        async def endless():
+            yield b" " * (8 * 2**20 - 10)
+            await end.wait()
+            yield b"[]"
+
+        headers = {"content-type": "application/json"}
+        async with asynchronous(shared, "read") as client:
+
+            def post(content):
+                return client.post("/v1/plans", content=content, headers=headers)
+
+            held = [asyncio.create_task(post(endless())) for _ in range(2)]
+            share = held_of(shared.app)
+            while share.total() < 15 * 2**20:
+                await asyncio.sleep(0.01)
+            refused = await post(large())
+            small = await post(b"[]")
+            end.set()
+            return [await one for one in held], refused, small
+
+    held, refused, small = asyncio.run(ask())
+    assert (refused.status_code, small.status_code) == (429, 422)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert [one.status_code for one in held] == [422, 422]
+    assert held_of(shared.app).total() == 0
+    assert shared.post("read", "/v1/plans", content=large()).status_code == 422
+
+
+def held_of(app):
+    """What the middleware of an app holds."""
+    one = app.middleware_stack
+    while not isinstance(one, bodies.Bodies):
+        one = getattr(one, "app", None) or one._app
+    return one._held
+
+
+def test_all_together_hold_so_much_and_one_token_half_of_it():
+    held = _Held(100)
+    one, same, other = _Share(held, "a"), _Share(held, "a"), _Share(held, "b")
+    one.grow(30)
+    one.grow(40)
+    with pytest.raises(TooMany):
+        same.grow(11)
+    other.grow(50)
+    with pytest.raises(TooMany):
+        _Share(held, "c").grow(11)
+    one.give_back()
+    one.give_back()
+    same.grow(50)
+    for share in (same, other):
+        share.give_back()
+    assert held.total() == 0
+    assert not held.of
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "multipart/form-data"])
+def test_of_a_strangers_form_a_few_kilobytes_are_read(shared, kind):
+    body = b"&" * (bodies.STRANGERS_FORM_BYTES + 1)
+    answer = shared.post(None, "/sign-in", content=body, headers={"content-type": kind})
+    assert answer.status_code == 413
+    assert "sign in before" in answer.text
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "x"])
+def test_what_is_neither_json_nor_a_file_is_short(shared, kind):
+    body = b"x" * (bodies.FORM_BYTES + 1)
+    answer = shared.post("submit", "/v1/jobs", content=body, headers={"content-type": kind})
+    assert answer.status_code == 413
+
+
+# --------------------------------------------------------------------------------- processes
+
+
+def test_work_is_done_in_a_process_that_stays(workers):
+    first = workers.call(SECONDS, os.getpid)
+    assert first != os.getpid()
+    assert workers.call(SECONDS, os.getpid) == first
+    assert workers.call(SECONDS, sorted, [3, 1], reverse=True) == [3, 1]
+
+
+def test_what_takes_too_long_is_ended_and_others_go_on(workers):
+    with pytest.raises(Refused, match="takes longer than 0 s"):
+        workers.call(0.2, time.sleep, SECONDS)
+    assert workers.call(SECONDS, abs, -1) == 1
+
+
+def test_what_takes_too_much_memory_is_refused(workers):
+    with pytest.raises(Refused, match="more memory than a request may"):
+        workers.call(SECONDS, bytearray, 2**30)
+    assert workers.call(SECONDS, abs, -1) == 1
+
+
+def test_a_process_that_has_become_large_is_replaced(workers):
+    first = workers.call(SECONDS, os.getpid)
+    workers.call(SECONDS, eval, f"setattr(__import__('sys'), 'kept', b'x' * {KEPT_BYTES})")
+    assert workers.call(SECONDS, os.getpid) != first
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_a_process_that_is_killed_costs_one_request(workers, number):
+    pid = workers.call(SECONDS, os.getpid)
+    with pytest.raises(Refused):
+        workers.call(SECONDS, os.kill, pid, number)
+    assert workers.call(SECONDS, abs, -1) == 1
+    os.kill(workers.call(SECONDS, os.getpid), signal.SIGKILL)  # while it has nothing to do
+    deadline = time.monotonic() + SECONDS
+    while workers._idle[0].is_there():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert workers.call(SECONDS, abs, -1) == 1
+
+
+def test_errors_come_back_as_what_they_are(workers):
+    with pytest.raises(Refused, match=r"^the body is no JSON"):
+        workers.call(SECONDS, read_json, messages.RunEnd, b"{")
+    with pytest.raises(RuntimeError, match="invalid literal for int"):
+        workers.call(SECONDS, int, "x")
+
+
+def test_further_callers_are_sent_away(workers):
+    asked = [threading.Thread(target=workers.call, args=(SECONDS, time.sleep, 1)) for _ in range(2)]
+    for one in asked:
+        one.start()
+    deadline = time.monotonic() + SECONDS
+    while workers._places._value:
+        assert time.monotonic() < deadline
+    with pytest.raises(TooMany):
+        workers.call(SECONDS, abs, -1)
+    for one in asked:
+        one.join()
+    assert workers.call(SECONDS, abs, -1) == 1
+
+
+def test_a_caller_whose_turn_does_not_come_is_sent_away(workers, monkeypatch):
+    monkeypatch.setattr(processes, "PATIENCE_SECONDS", 0.01)
+    waits = threading.Thread(target=workers.call, args=(SECONDS, time.sleep, 1))
+    waits.start()
+    deadline = time.monotonic() + SECONDS
+    while workers._turns._value:
+        assert time.monotonic() < deadline
+    with pytest.raises(TooMany):
+        workers.call(SECONDS, abs, -1)
+    waits.join()
+
+
+def test_a_process_ends_with_its_service(tmp_path):
+    code = (
+        "import os, sys, time\n"
+        "from batchwright.service.processes import Workers\n"
+        "print(Workers(1).call(300, os.getpid), flush=True)\n"
+        "time.sleep(300)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as one:
+        pid = int(one.stdout.readline())
+        one.kill()
+    deadline = time.monotonic() + SECONDS
+    while runs(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def runs(pid):
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return told.rpartition(")")[2].split()[0] not in "ZX"
+
+
+# --------------------------------------------------------------------------------- on the wire
+
+
+def test_small_answers_wait_for_no_acknowledgement():
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize("pieces", [FREE_PIECES, 3 * FREE_PIECES])
+def test_a_body_in_very_small_pieces_is_refused(pieces):
+    async def app(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    with (
+        listen("127.0.0.1", 0) as listener,
+        answering(app, listener),
+        socket.create_connection(listener.getsockname(), timeout=SECONDS) as connection,
+    ):
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head + b"1\r\nx\r\n" * pieces + b"0\r\n\r\n")
+        told = connection.recv(1000)
+    assert told.startswith(b"HTTP/1.1 200" if pieces == FREE_PIECES else b"HTTP/1.1 400")

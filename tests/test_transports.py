@@ -1,0 +1,233 @@
+"""A lost worker where exchanges are queued and tell nothing, as NCCL's are."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+import silent
+from batchwright.distributed import transports
+from batchwright.distributed.group import Group, naming_the_lost
+from batchwright.distributed.heartbeat import RollCall
+from batchwright.errors import LostWorkerError
+from batchwright.training import loop, session
+from batchwright.workload import host
+from gloo import SECONDS, _describe_group, free_port
+from test_session import functional, make_session, make_tiny_plan
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Nobody is waited for for long."""
+    monkeypatch.setattr(transports, "BEAT_SECONDS", 0.01)
+
+
+def test_waiting_ends_when_the_device_is_done(soon):
+    looks = iter([False, False, True])
+    transports._await(lambda: next(looks), timeout=60)
+    assert next(looks, None) is None
+
+
+def test_waiting_ends_after_its_time(soon):
+    with pytest.raises(TimeoutError, match=r"0\.05 s"):
+        transports._await(lambda: False, timeout=0.05)
+
+
+def test_waiting_ends_where_a_worker_is_missed(soon, monkeypatch):
+    class Missing:
+        def misses_one(self):
+            return True
+
+    monkeypatch.setattr(RollCall, "current", Missing())
+    with pytest.raises(TimeoutError, match="will not end"):
+        transports._await(lambda: False, timeout=600)
+
+
+def test_what_takes_too_long_is_left_to_itself():
+    began = time.monotonic()
+    transports._within(0.05, lambda: time.sleep(3))
+    assert time.monotonic() - began < 3
+
+
+def test_an_error_of_the_workers_own_device_is_not_laid_on_others():
+    with (
+        pytest.raises(RuntimeError, match="device-side assert"),
+        naming_the_lost(),
+    ):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    with pytest.raises(torch.OutOfMemoryError), naming_the_lost():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(LostWorkerError), naming_the_lost():
+        raise RuntimeError("[../gloo.cc:1] Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in ...",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "Unable to find a valid cuDNN algorithm to run convolution",
+        "Caught OutOfMemoryError in pin memory thread for device 0. CUDA out of memory. Tried ...",
+    ],
+)
+def test_what_libraries_say_of_memory_counts_as_such(message):
+    assert host.is_out_of_memory(RuntimeError(message))
+    assert not host.is_out_of_memory(ValueError(message))
+
+
+def test_other_errors_of_a_gpu_do_not():
+    for message in ("CUDA error: an illegal memory access was encountered", "CUBLAS_STATUS_X"):
+        assert not host.is_out_of_memory(RuntimeError(message))
+
+
+def test_a_worker_makes_its_gpu_the_current_one(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert host.enter(torch.device("cuda", 3)) == torch.device("cuda", 3)
+    assert host.enter(CPU) == CPU
+    assert chosen == [torch.device("cuda", 3)]
+
+
+class Seen(Exception):  # noqa: N818 - ends what is looked at
+    """That came first."""
+
+
+def refuse(*_, **__):
+    raise Seen
+
+
+@pytest.mark.parametrize("method", ["plain", "dual-batch"])
+def test_a_worker_does_so_before_it_builds_or_joins_anything(method, monkeypatch, tmp_path):
+    for module in (loop, session):
+        monkeypatch.setattr(module, "enter", refuse)
+    monkeypatch.setattr(loop, "open_task", lambda *_: pytest.fail("built before"))
+    monkeypatch.setattr(session, "Group", lambda *_: pytest.fail("joined before"))
+    with pytest.raises(Seen):
+        loop.train(make_tiny_plan(method=method), run_folder=tmp_path, resume=False)
+    with pytest.raises(Seen):
+        make_session()
+
+
+# ---------------------------------------------------------------------------------- real processes
+
+
+def together(work, workers, *, killed=(), stand_in=True):
+    """What ``work(rank)`` returns, or the error it ends with, of workers that are not killed."""
+    context = multiprocessing.get_context("forkserver")
+    port, pipes, processes = free_port(), [], []
+    for rank in range(workers):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(work, rank, workers, port, theirs, stand_in))
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        told = []
+        for rank, pipe in enumerate(pipes):
+            if rank in killed:
+                continue
+            assert pipe.poll(SECONDS), f"worker {rank} hangs"
+            told.append(pipe.recv())
+        for rank, process in enumerate(processes):
+            process.join(SECONDS)
+            assert process.exitcode == (-signal.SIGKILL if rank in killed else 0)
+        return told
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _work(work, rank, workers, port, pipe, stand_in):
+    torch.set_num_threads(1)
+    _describe_group(rank, workers, port)
+    if stand_in:
+        silent.use()
+    try:
+        told = work(rank)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        told = f"{type(error).__name__}: {error}"
+    pipe.send(told)
+    pipe.close()
+
+
+def sums_until_one_is_killed(rank):
+    group = Group(CPU, timeout=SECONDS)
+    try:
+        for step in range(5):
+            total = group.sum(torch.ones(1))
+            assert float(total) == 3, "a sum over fewer was taken for that of all"
+            if rank == 1 and step == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+    except LostWorkerError:
+        group.give_up()
+        raise
+    finally:
+        group.close()
+
+
+@pytest.mark.slow
+def test_the_others_name_a_worker_that_is_killed_and_leave():
+    told = together(sums_until_one_is_killed, 3, killed=[1])
+    for one in told:
+        assert one.startswith("LostWorkerError: lost contact"), one
+        assert "worker 1 " in one
+        assert "ended without a word" in one
+
+
+def trains_until_one_is_killed(rank):
+    model = torch.nn.Linear(4, 3)
+    plan = make_tiny_plan((6, 6), epochs=50)
+    with make_session(model, plan=plan) as session:
+        for _ in session.epochs():
+            for step, (features, labels) in enumerate(session.batches()):
+                session.step(functional.cross_entropy(model(features), labels))
+                if rank == 1 and step == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_session_ends_with_the_name_of_the_worker_that_is_lost():
+    (told,) = together(trains_until_one_is_killed, 2, killed=[1])
+    assert told.startswith("LostWorkerError"), told
+    assert "worker 1 " in told
+
+
+def fails_alone(rank):
+    model = torch.nn.Linear(4, 3)
+    plan = make_tiny_plan((6, 6), epochs=50)
+    with make_session(model, plan=plan) as session:
+        for _ in session.epochs():
+            for step, (features, labels) in enumerate(session.batches()):
+                session.step(functional.cross_entropy(model(features), labels))
+                if rank == 1 and step == 1:
+                    silent._hanging.set()  # what it has queued will never be done
+                    raise ValueError("of my own")
+
+
+@pytest.mark.slow
+def test_a_worker_that_fails_leaves_without_waiting_for_what_is_queued():
+    told = together(fails_alone, 2)
+    assert told[1] == "ValueError: of my own"
+    assert told[0].startswith("LostWorkerError"), told[0]
+
+
+def leaves_as_all_do(rank):
+    group = Group(CPU, timeout=SECONDS)
+    total = float(group.sum(torch.tensor([float(rank)])))
+    group.close()
+    return total
+
+
+@pytest.mark.slow
+def test_nothing_is_aborted_where_all_goes_well():
+    assert together(leaves_as_all_do, 2) == [1.0, 1.0]
