@@ -61,12 +61,19 @@ def steps(out: Path, done: int) -> None:
     for number in range(done, STEPS):
         write(out, json.loads((MADE / "step.json").read_text()) | {"step": number})
         if number == STEPS // 2:
-            (out / "checkpoints").mkdir(exist_ok=True)
-            (out / "checkpoints" / "last.pt").write_text(str(number))
+            keep(out, number)
             hold("train")
     write(out, json.loads((MADE / "epoch.json").read_text()))
+    keep(out, STEPS)
     shutil.copy(MADE / "summary.json", out / "summary.json")
     hold("report")
+
+
+def keep(out: Path, number: int) -> None:
+    """A checkpoint, whole or not there."""
+    (out / "checkpoints").mkdir(exist_ok=True)
+    (out / "coming.pt").write_text(f"after step {number}")
+    (out / "coming.pt").replace(out / "checkpoints" / "last.pt")
 
 
 def write(out: Path, line: dict[str, object]) -> None:
@@ -78,6 +85,7 @@ def main() -> None:
     if sys.platform == "linux":  # as `verb_child` does, which loads more
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     words = sys.argv[1:]
+    print(f"{words[0]} begins", file=sys.stderr, flush=True)  # noqa: T201
     assert REPORT_TO not in os.environ
     assert int(os.environ["BATCHWRIGHT_VERB_PARENT"]) == os.getppid()
     if words[0] == "train":

@@ -169,6 +169,12 @@ def _across(func, args, kwargs, *, goes):
             _seen.waits["from memory that is not pinned"] += 1
 
 
+def in_this_thread(device: torch.device) -> torch.device:
+    """For `host.enter`: each thread has to learn of the device by itself."""
+    _Factories().__enter__()
+    return device
+
+
 @contextmanager
 def far_device() -> Iterator[Seen]:
     """Inside, there is a device called "meta"; yields what was seen of it."""

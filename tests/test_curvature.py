@@ -116,7 +116,7 @@ def test_a_run_keeps_both_at_each_evaluation_and_learns_the_same(tmp_path, consi
             assert one.val_count
     assert all(torch.equal(one, weights["tracked"][key]) for key, one in weights["bare"].items())
     assert '"hessian_eigenvalue":' in (tmp_path / "tracked" / "metrics.jsonl").read_text()
-    assert "track/" not in (tmp_path / "bare" / "metrics.jsonl").read_text()
+    assert "hessian" not in (tmp_path / "bare" / "metrics.jsonl").read_text()
 
 
 def test_the_report_draws_what_was_tracked_and_nothing_else():

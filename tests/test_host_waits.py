@@ -9,18 +9,20 @@ from torch.nn.functional import cross_entropy as criterion
 from batchwright import Session
 from batchwright.distributed.group import Group
 from batchwright.records import AgsRule, LearningRateRule
+from batchwright.workload.data import copying
+from batchwright.workload.data import pipeline as pipelines
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.muon import muon
 from batchwright.workload.networks import resnet8
 from batchwright.workload.optimizers import adamw, sgd
-from far import FAR, far_device
+from far import FAR, far_device, in_this_thread
 from samples import make_job
 from test_session import make_tiny_plan
 
 SAMPLES, SIDE, CLASSES, BATCH = 48, 8, 3, 12
-MOST = 1
-"""The figure: `host_synchronizations_per_step`."""
+HOST_SYNCHRONIZATIONS_PER_STEP = 1
+"""At most."""
 
 GAIN = LearningRateRule(
     base=0.1, base_batch=4, scaling="gain", peak=0.1, warmup_epochs=0, decay="none"
@@ -99,9 +101,44 @@ def test_a_step_makes_the_host_wait_once_and_trains_as_on_the_cpu(kind):
     steps, weights, told, waits = waits_of(plan, build, **options)
     _, expected, there, _ = waits_of(plan, build, torch.device("cpu"), **options)
     assert len(steps) == 2 * SAMPLES // BATCH
-    assert max(steps) <= MOST, waits
+    assert max(steps) <= HOST_SYNCHRONIZATIONS_PER_STEP, waits
     torch.testing.assert_close(weights, expected)
     assert told == there
+
+
+@pytest.mark.parametrize("store", ["whole", "photographs"])
+def test_so_does_one_whose_images_come_from_the_cpu_a_batch_ahead(monkeypatch, store):
+    monkeypatch.setattr(copying, "enter", in_this_thread)
+    monkeypatch.setattr(pipelines, "RESIDENT_BYTES", 0)
+    _as_photographs(monkeypatch, store)
+    plan, build, options = KINDS["plain"]
+    steps, weights, _, waits = waits_of(plan, build, **options)
+    assert max(steps) <= HOST_SYNCHRONIZATIONS_PER_STEP, waits
+    _, expected, _, _ = waits_of(plan, build, torch.device("cpu"), **options)
+    torch.testing.assert_close(weights, expected)
+
+
+def test_so_does_one_whose_photographs_stay_on_the_device(monkeypatch):
+    _as_photographs(monkeypatch, "photographs")
+    plan, build, options = KINDS["plain"]
+    steps, weights, _, waits = waits_of(plan, build, **options)
+    assert max(steps) <= HOST_SYNCHRONIZATIONS_PER_STEP, waits
+    _, expected, _, _ = waits_of(plan, build, torch.device("cpu"), **options)
+    torch.testing.assert_close(weights, expected)
+
+
+def _as_photographs(monkeypatch, store):
+    if store == "photographs":
+        monkeypatch.setattr("test_host_waits.data", photographs)
+
+
+def photographs():
+    """Images of several sizes, none smaller than what is cut out of them."""
+    sizes = torch.tensor([(SIDE + 2, SIDE + 5), (SIDE + 4, SIDE)] * (SAMPLES // 2))
+    random = torch.Generator().manual_seed(2)
+    count = 3 * int(sizes.prod(1).sum())
+    pixels = torch.randint(0, 256, (count,), generator=random, dtype=torch.uint8)
+    return ImageStore(pixels, torch.arange(SAMPLES) % CLASSES, sizes)
 
 
 def of_two(rank, kind):
@@ -121,7 +158,7 @@ def of_two(rank, kind):
 @pytest.mark.parametrize("kind", ["plain", "accumulation", "clip", "dynamic-batch", "muon"])
 def test_so_does_a_step_of_several_workers(crew, kind):
     for steps, waits in crew.together(of_two, kind, workers=2):
-        assert max(steps) <= MOST, waits
+        assert max(steps) <= HOST_SYNCHRONIZATIONS_PER_STEP, waits
 
 
 def test_the_device_that_is_played_tells_what_waits():

@@ -56,7 +56,7 @@ def train(rank, batches, folder, *, paced=False, loaders=0, epochs=6, memory=10*
 
     with pytest.MonkeyPatch.context() as patch:
         if paced:
-            patch.setattr(all_reduce_run, "StepClock", PacedClock)
+            patch.setattr(all_reduce_run, "clock_for", lambda _: PacedClock())
         session = Session(
             network, optimizer, Numbered(SAMPLES), plan=plan, run_folder=folder, loaders=loaders
         )

@@ -12,10 +12,11 @@ from rich.console import Console
 from torch import nn
 
 from batchwright.distributed.group import Group
-from batchwright.errors import JobError
+from batchwright.errors import JobError, TrainingError
 from batchwright.planning.planner import make_plan
 from batchwright.probing.bench import Bench
 from batchwright.probing.measure import gradient_noise
+from batchwright.probing.measure.evaluation import evaluation_seconds
 from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.probe import _Reporter, measure_points, probe
@@ -338,3 +339,21 @@ def test_each_trial_has_its_lines_where_no_display_can_move():
         assert lines[2 * number - 2] == f"trial {number}: sgd, 66:40 left, percent done: 0 of 100"
         assert lines[2 * number - 1] == f"trial {number}: sgd, 9.0% right, percent done: 100 of 100"
     assert len(lines) == 6
+
+
+def test_an_evaluation_that_does_not_fit_is_timed_with_half_as_many_images():
+    bench, tried, fitting = tiny_bench(), [], 2
+    loss_of = bench.loss
+
+    def loss(batch):
+        tried.append(len(batch[1]))
+        if len(batch[1]) > fitting:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+        return loss_of(batch)
+
+    bench.loss = loss
+    assert evaluation_seconds(bench, 8, 2) > 0
+    assert tried == [8, 4, 2, 2, 2]
+    fitting = 0
+    with pytest.raises(TrainingError, match="not even one image"):
+        evaluation_seconds(bench, 8, 2)

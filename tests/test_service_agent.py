@@ -483,6 +483,14 @@ def test_a_job_that_takes_more_than_its_agent_allows_is_given_back(
     assert state(service, queued).state == "done"
 
 
+def test_a_job_that_leaves_its_workers_open_sees_as_many_gpus_as_it_may_use():
+    seen = "CUDA_VISIBLE_DEVICES"
+    assert Limits().environment({seen: "3"}) == {}
+    assert Limits(workers=2).environment({}) == {seen: "0,1"}
+    assert Limits(workers=2).environment({seen: "3,5,7"}) == {seen: "3,5"}
+    assert Limits(workers=2).environment({seen: "3"}) == {seen: "3"}
+
+
 def test_a_machine_tells_what_it_offers():
     found = offer(["room-2"], Limits(workers=3))
     assert (found.labels, found.max_workers) == (("room-2",), 3)

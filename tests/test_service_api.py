@@ -111,7 +111,7 @@ MESSAGES = {
     *("Health", "Problem", "Plan", "Profile", "RunSummary", "RunIntroduction", "RunInfo", "RunEnd"),
     *("RecordBatch", "RecordsTaken", "RecordPage", "Advice", "AdviceTaken", "PlanRequest"),
     *("NewProfile", "StoredProfile", "JobSubmission", "JobInfo", "AgentIntroduction", "AgentInfo"),
-    *("Lease", "LeaseRequest", "JobProgress", "JobOrders"),
+    *("Lease", "LeaseRequest", "JobProgress", "JobOrders", "JobArtifacts", "ArtifactInfo"),
 }
 """All that travels, each with an example."""
 

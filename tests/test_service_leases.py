@@ -489,6 +489,7 @@ def test_the_queue_says_what_agents_offer_instead(sqlite, clocks):
     job = Job(device="cuda", workers=2)
     told = sqlite.jobs.submit("a", job, auto=True, owner="me")
     assert told.waiting == "no agent offers 2 GPUs; agents a, b offer 1"
+    assert [one.waiting for one in sqlite.jobs.live()] == [told.waiting]
     offers(sqlite, "c")
     told = sqlite.jobs.get(told.id)
     assert told.waiting == "no agent offers 2 GPUs; agents a, b offer 1, agent c offers none"

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -368,6 +369,31 @@ def test_processes_that_start_at_once_make_one_schema(empty):
         server.stdin.write("go\n")
         server.stdin.flush()
     assert [server.communicate(timeout=500) and server.returncode for server in servers] == [0] * 3
+
+
+def test_a_second_store_of_a_file_ends_no_locks_of_the_first(tmp_path):
+    """They are the process's: whoever closes the file ends them, and another process that is the
+    last one then removes the log in use.
+    """
+    settings = Settings(database=f"sqlite:///{tmp_path}/s.sqlite")
+    first = Store.open(settings)
+    first.audit.note("first", "before", "")
+    second = Store.open(settings)
+    code = (
+        "import sqlite3, sys\n"
+        "other = sqlite3.connect(sys.argv[1])\n"
+        "other.execute('SELECT count(*) FROM audit').fetchall()\n"
+        "other.close()\n"
+    )
+    file = str(tmp_path / "s.sqlite")
+    subprocess.run([sys.executable, "-c", code, file], check=True, timeout=500)
+    first.audit.note("first", "after", "")
+    second.audit.note("second", "after", "")
+    assert [one.who for one in first.audit.list()] == ["second", "first", "first"]
+    with closing(sqlite3.connect(file)) as other:
+        assert other.execute("SELECT count(*) FROM audit").fetchone() == (3,)
+    first.close()
+    second.close()
 
 
 def test_a_newer_database_is_refused(tmp_path):

@@ -40,7 +40,7 @@ from batchwright.client.submitting import submit
 from batchwright.records import Job, Profile
 from batchwright.records.documents import write_record
 from batchwright.records.service import AgentIntroduction, JobProgress
-from batchwright.service.access import COOKIE
+from batchwright.service.access import cookie_name
 from batchwright.service.database.tables import audit
 from batchwright.service.database.tables import jobs as stored
 from batchwright.service.job_states import Standing
@@ -58,7 +58,7 @@ from benchmarks.service.stand_in_verbs import EPOCHS
 AGENTS, LOOKS = 4, 20
 LEASE_SECONDS, KEEP_SECONDS = 5.0, 120.0
 OVER_A_LEASE = (6.0, 9.0)
-PAUSE_SECONDS = (0.5, 2.0)
+PAUSE_SECONDS = (0.0, 0.5)
 PATIENCE_SECONDS = 60.0  # for the jobs that are left when nothing is disturbed any more, each
 
 FIGURES = (
@@ -190,6 +190,7 @@ class Scene:
     ) -> None:
         self.service, self.agents = service, agents
         self._database, self._step, self._draws = database, step, draws
+        self._killed: Agent | None = None
 
     def cut_off(self) -> None:
         """An agent for longer than a lease."""
@@ -200,7 +201,9 @@ class Scene:
 
     def kill_agent(self) -> None:
         """And start it again."""
-        agent = self._draws.choice(self.agents)
+        # Never the same one twice in a row: it would be the job that kills its agents.
+        agent = self._draws.choice([one for one in self.agents if one is not self._killed])
+        self._killed = agent
         agent.kill()
         time.sleep(self._draws.uniform(0, 2))
         agent.start()
@@ -315,7 +318,8 @@ def full_history(extent: Extent, folder: Path) -> dict[str, list[float]]:
         session = store.sign_in.enter(store.sign_in.link(["read"]))
     finally:
         store.close()
-    api, browser = {"authorization": f"Bearer {token}"}, {"cookie": f"{COOKIE}={session}"}
+    cookie = cookie_name(Settings(database=database))
+    api, browser = {"authorization": f"Bearer {token}"}, {"cookie": f"{cookie}={session}"}
     asked = {
         "page": ("GET", "/jobs", browser),
         "jobs": ("GET", "/v1/jobs", api),

@@ -1,4 +1,4 @@
-"""Commands that speak to a service: `submit`, `send`, `agent`."""
+"""Commands that speak to a service: `submit`, `fetch`, `send`, `agent`."""
 
 from __future__ import annotations
 
@@ -80,6 +80,41 @@ def submit(
             _tell(state_words(info, url))
     if as_json:
         print(info.model_dump_json(indent=2))
+
+
+def fetch(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its identifier.")],
+    server: Server,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Files to fetch; a log is printed. None: list them."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where files go that are no logs.")
+    ] = Path(),
+    token_file: TokenFile = None,
+) -> None:
+    """List what a service keeps of a job, print its logs, fetch its checkpoints and reports."""
+    from batchwright.client.artifacts import JobFiles
+    from batchwright.client.http import Service
+    from batchwright.records.text.formatting import size
+
+    url, token = _reached(server, token_file)
+    with Service(url, token) as service:
+        files = JobFiles(service, job)
+        found = {str(one.name): one for one in files.listed().artifacts}
+        unknown = [name for name in names or () if name not in found]
+        if unknown:
+            there = f"there is {', '.join(found)}" if found else "there is nothing"
+            raise BatchwrightError(f"{url} keeps no {unknown[0]} of this job: {there}")
+        for name in names or ():
+            if name.endswith(".log"):
+                files.print_log(found[name], sys.stdout)
+            else:
+                files.save(found[name], out / name)
+                _tell(f"{out / name}: {size(found[name].size)}")
+        for one in found.values() if not names else ():
+            print(f"{one.name}\t{size(one.size)}")
 
 
 def send(

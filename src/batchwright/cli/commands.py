@@ -497,6 +497,7 @@ def doctor(as_json: JsonFlag = False) -> None:
 
 
 app.command()(client_commands.submit)
+app.command()(client_commands.fetch)
 app.command()(client_commands.send)
 app.command()(client_commands.agent)
 app.command()(service_commands.serve)

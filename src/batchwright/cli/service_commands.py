@@ -5,6 +5,7 @@ What they need beyond the rest of Batchwright comes with ``pip install ".[serve]
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from batchwright.service.store import Store
 
 PACKAGES = {"alembic", "fastapi", "multipart", "prometheus_client", "psycopg", "python_multipart"}
-PACKAGES |= {"jinja2", "sqlalchemy", "starlette", "uvicorn"}
+PACKAGES |= {"fsspec", "jinja2", "sqlalchemy", "starlette", "uvicorn"}
 
 Database = Annotated[
     str | None,
@@ -69,6 +70,26 @@ def serve(
     rate: Annotated[
         float | None, typer.Option(help="Requests per second of one token or address.")
     ] = None,
+    artifacts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Takes jobs' checkpoints and logs: a folder, s3://BUCKET/FOLDER, or `none`. "
+            "Without it, a folder beside the SQLite file.",
+        ),
+    ] = None,
+    artifacts_gib: Annotated[
+        float | None, typer.Option(help="Room for them in all; for one job a quarter of it.")
+    ] = None,
+    webhook: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="BATCHWRIGHT_WEBHOOK",
+            help="Is told of failed jobs, silent runs and missed predictions.",
+            show_envvar=False,
+        ),
+    ] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         typer.Option(help="Least level of what is logged."),
@@ -78,21 +99,30 @@ def serve(
     with _with_serve():
         from batchwright.service.access import sign_in_address
         from batchwright.service.database.engine import shown
-        from batchwright.service.operating.local import default_database
+        from batchwright.service.operating.local import default_artifacts, default_database
         from batchwright.service.operating.serving import log_to, public_parts
         from batchwright.service.operating.serving import serve as serve_until_told
-        from batchwright.service.settings import Limits, Settings
+        from batchwright.service.settings import GIB, Limits, Settings
         from batchwright.service.store.tokens import new_name
+        from batchwright.service.webhook import SECRET, checked_webhook
 
-    for name, value in (("--retention-days", retention_days), ("--rate", rate)):
+    numbers = {"--retention-days": retention_days, "--rate": rate, "--artifacts-gib": artifacts_gib}
+    for name, value in numbers.items():
         if value is not None and not 0 < value < float("inf"):
             raise BatchwrightError(f"{name} {value:g}: give a number above 0")
     scheme, name = public_parts(public_url) if public_url else ("", "")
     usual = Limits()
     given = rate or usual.requests_per_second
-    limits = Limits(requests_per_second=given, burst=max(usual.burst, round(4 * given)))
+    room = round(artifacts_gib * GIB) if artifacts_gib else usual.artifact_bytes
+    limits = Limits(
+        requests_per_second=given,
+        burst=max(usual.burst, round(4 * given)),
+        artifact_bytes=max(1, room),
+        artifact_bytes_per_job=max(1, room // 4),
+    )
+    database = database or default_database()
     settings = Settings(
-        database=database or default_database(),
+        database=database,
         host=host,
         port=port,
         allowed_hosts=tuple(filter(None, (*(allowed_host or ()), name))),
@@ -101,6 +131,9 @@ def serve(
         retention_days=retention_days,
         lease_seconds=lease_seconds,
         keep_seconds=keep_seconds,
+        artifacts=None if artifacts == "none" else artifacts or default_artifacts(database),
+        webhook=checked_webhook(webhook),
+        webhook_secret=os.environ.get(SECRET) or None,
         limits=limits,
     )
 

@@ -11,6 +11,8 @@ import json
 import os
 import random
 import ssl
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -21,6 +23,8 @@ TOKEN = "BATCHWRIGHT_TOKEN"  # noqa: S105 - the name of a variable
 LOCAL_TOKEN = "local-token"  # noqa: S105 - the name of a file
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
+FILE_SECONDS = 60.0  # without a byte of a file, or of the answer to one
+_PIECE = 2**18  # bytes of a file that are in memory
 _MOST_TEXT = 300  # characters of what a server says that are passed on
 
 
@@ -115,9 +119,9 @@ class Service:
         """Close the connections."""
         self._client.close()
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str, headers: dict[str, str] | None = None) -> Any:
         """What is at ``path``, from JSON."""
-        return self._ask("GET", path, None)
+        return self._ask("GET", path, headers=headers)
 
     def put(self, path: str, body: bytes | dict[str, Any] | None = None) -> Any:
         """Put JSON at ``path``; may be repeated. Returns the answer, from JSON."""
@@ -127,13 +131,50 @@ class Service:
         """Post JSON to ``path``; returns the answer, from JSON."""
         return self._ask("POST", path, body)
 
-    def _ask(self, method: str, path: str, body: bytes | dict[str, Any] | None) -> Any:
-        content, headers = None, {}
+    def put_file(self, path: str, pieces: Iterable[bytes], headers: dict[str, str]) -> Any:
+        """Put a file at ``path``, piece by piece; ``headers`` have its length. Returns the answer,
+        from JSON.
+        """
+        headers = {"Content-Type": "application/octet-stream", **headers}
+        with self._telling():
+            answer = self._client.request(
+                "PUT", path, content=pieces, headers=headers, timeout=FILE_SECONDS
+            )
+        return self._value_of(answer)
+
+    def get_file(self, path: str, headers: dict[str, str] | None = None) -> Iterator[bytes]:
+        """The file at ``path``, piece by piece."""
+        asked = {"Accept": "application/octet-stream", "Accept-Encoding": "identity"}
+        asked |= headers or {}
+        with (
+            self._telling(),
+            self._client.stream("GET", path, headers=asked, timeout=FILE_SECONDS) as answer,
+        ):
+            if not answer.is_success:
+                answer.read()
+                self._value_of(answer)
+            yield from answer.iter_bytes(_PIECE)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Any:
+        content, headers = None, dict(headers or {})
         if body is not None:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
-        try:
+        with self._telling():
             answer = self._client.request(method, path, content=content, headers=headers)
+        return self._value_of(answer)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What goes wrong on the way is told as a `ServiceError`."""
+        try:
+            yield
         except (self._errors.ConnectError, self._errors.ConnectTimeout) as error:
             raise ServiceError(
                 f"cannot reach {self.url} ({_cause(error)}): is `batchwright serve` running there?",
@@ -143,6 +184,9 @@ class Service:
             raise ServiceError(f"{self.url} did not answer in time: try again later") from None
         except (self._errors.HTTPError, self._errors.InvalidURL, OSError) as error:
             raise ServiceError(f"lost {self.url} ({_cause(error)}): try again later") from None
+
+    def _value_of(self, answer: Any) -> Any:
+        """What an answer says, from JSON; a refusal is raised."""
         if answer.status_code == 204:
             return None
         values, sound = None, True

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from batchwright.client.artifacts import RunFiles
 from batchwright.client.checkpoint_progress import CheckpointProgress
 from batchwright.client.http import TOKEN, Backoff, Service, ServiceError
 from batchwright.client.lease_heartbeat import LeaseEnded, LeaseHeartbeat
@@ -88,6 +89,7 @@ class JobWork:
         self._service, self._token, self._pulse = service, token, pulse
         self._follow_advice, self._tell = follow_advice, tell
         self._run = folder / "run"
+        self._files = RunFiles(folder, lease, service, pulse, tell)
         self._progress = CheckpointProgress(self._run)
         self._passed = ""  # which limit
 
@@ -102,7 +104,8 @@ class JobWork:
             ServiceError: The service refuses what it is told.
         """
         try:
-            return self._do()
+            with self._files:
+                return self._do()
         except LeaseEnded:
             if self._pulse.cancelled and not self._pulse.lost:
                 self._pulse.say("cancelled")
@@ -136,6 +139,7 @@ class JobWork:
         self._pulse.say("training")
         self._train(plan)
         self._send_rest()
+        self._files.settle()
         self._pulse.say("done")
         return "done"
 
@@ -222,6 +226,7 @@ class JobWork:
 
     def _train(self, plan: Plan) -> None:
         """Train, or go on with it; nothing if it was done before."""
+        self._files.restore(plan)
         if (self._run / "summary.json").exists():
             self._note_run()
             return
@@ -329,7 +334,8 @@ class JobWork:
             RUN_NAME: job.name,
             RUN_JOB: job.id,
         }
-        return {key: value for key, value in os.environ.items() if key != REPORT_TO} | own
+        given = {key: value for key, value in os.environ.items() if key != REPORT_TO}
+        return given | self._limits.environment(given) | own
 
     def _stop_if_ended(self) -> None:
         if self._pulse.ended:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,9 @@ found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_co
 print(json.dumps([[one.name, one.total_memory] for one in found]))
 """
 _LOOK_SECONDS = 120.0
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Names the GPUs that a process sees; one that is not there ends the list."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,14 @@ class Limits:
                 f"{self.workers} (--max-workers)"
             )
         return ""
+
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Variables by which training, where a job leaves the workers open, sees so many GPUs."""
+        if self.workers is None:
+            return {}
+        named = given.get(VISIBLE, "")
+        ids = named.split(",") if named else [str(number) for number in range(self.workers)]
+        return {VISIBLE: ",".join(ids[: self.workers])}
 
     def passed(self, folder: Path, began: float) -> str:
         """Which limit a job has passed, in a line; empty: none.

@@ -24,6 +24,7 @@ from torch.distributed import distributed_c10d
 from batchwright.distributed.heartbeat import BEAT_SECONDS, RollCall
 
 _POLL_SECONDS = 50e-6  # between two looks at the device: what a message may be noticed late
+_SHORT_SECONDS = 1e-3  # within which others only get their turn between two looks
 _GIVE_UP_SECONDS = 10.0  # for what should take none, and may wait for a worker that is gone
 
 
@@ -152,8 +153,9 @@ def _await(done: Callable[[], bool], timeout: float) -> None:
     """
     began = time.monotonic()
     look = began + BEAT_SECONDS
+    now = began
     while not done():
-        time.sleep(_POLL_SECONDS)
+        time.sleep(0 if now - began < _SHORT_SECONDS else _POLL_SECONDS)
         now = time.monotonic()
         if now < look:
             continue

@@ -3,6 +3,8 @@
     reporter --RunIntroduction, RecordBatch, RunEnd--> service --RecordsTaken, Advice--> reporter
     submit   --JobSubmission--> service --Lease--> agent
     agent    --JobProgress--> service --JobOrders--> agent
+    agent    --artifacts, a stream of bytes each--> service --JobArtifacts--> anybody, later agents
+    service  --Notice--> webhook
 
 Identifiers that a client chooses are UUIDs in lower-case hex with dashes; times are seconds of Unix
 time by the server's clock.
@@ -38,6 +40,12 @@ Scope = Literal["read", "report", "submit", "admin"]
 RunState = Literal["running", "finished", "stopped", "failed", "silent"]
 RunOutcome = Literal["finished", "stopped", "failed"]
 JobState = Literal["queued", "probing", "planned", "training", "done", "failed", "cancelled"]
+LogName = Literal["probe.log", "plan.log", "check.log", "train.log", "workers.log"]
+ArtifactName = (
+    Literal["last.pt", "best.pt", "plan.json", "metrics.jsonl", "summary.json", "report.html"]
+    | LogName
+)
+Event = Literal["job.failed", "run.silent", "prediction.missed"]
 
 
 # ------------------------------------------------------------------------------------------- runs
@@ -182,8 +190,8 @@ class JobInfo(Record):
     has_plan: bool
     waiting: str | None = Field(
         None,
-        description="Of a job that waits for an agent: why none that is there has it, asked for "
-        "alone. Null in lists, and where one that carries it out is free.",
+        description="Of a job that waits for an agent, or whose agent is silent: why, where it is "
+        "asked for alone. Null in lists, and where an agent that carries it out is free.",
     )
     needs: Needs = Field(Needs(), description="Of the agent's machine.")
     keep_seconds: NonNegative = Field(
@@ -289,6 +297,41 @@ class JobOrders(Record):
         "`training`, or `planned` and the job need not wait for approval."
     )
     stop: bool = Field(description="The job was cancelled: stop, and say so.")
+
+
+class ArtifactInfo(Record):
+    """A file of a job that the service keeps: the newest of its name."""
+
+    name: ArtifactName
+    size: Index = Field(description="Bytes.")
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    created: NonNegative = Field(description="When it had arrived, Unix time in seconds.")
+
+
+class JobArtifacts(Record):
+    """What the service keeps of a job, and how much more it would."""
+
+    kept: bool = Field(description="Whether this service keeps artifacts at all.")
+    room: Index = Field(
+        description="Bytes that a file of this job may have now, beyond the one of its name that "
+        "it takes the place of."
+    )
+    artifacts: tuple[ArtifactInfo, ...]
+
+
+# ---------------------------------------------------------------------------------------- webhooks
+
+
+class Notice(Record):
+    """What a webhook is told. The same `id` may come twice; what it says is the same then."""
+
+    id: Identifier
+    event: Event
+    created: NonNegative = Field(description="When it was noticed, Unix time in seconds.")
+    subject: Identifier = Field(description="The job, of `job.failed`; else the run.")
+    name: str = Field(description="Of the job or run, for people.")
+    detail: OneLine = Field(description="What happened, for people.")
+    path: str = Field(description="Page of the job or run, below the service's own address.")
 
 
 # ------------------------------------------------------------------------------------------ plans

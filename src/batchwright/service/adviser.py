@@ -54,6 +54,8 @@ class Adviser(Errands):
             or not self._is_news(run, str(drift.stage), drift.measured)
         ):
             return None
+        row = plan.stage_of(drift.done - 1)
+        self._store.notices.note("prediction.missed", run, row, info.name, str(drift))
         profile, offered = self._profile_of(info), self._store.advice.list(run)
         if profile is None:
             return None

@@ -19,17 +19,19 @@ from starlette.middleware import Middleware
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import Problem
 from batchwright.service.adviser import Adviser
-from batchwright.service.api import jobs, operation, plans, records, runs
+from batchwright.service.api import artifacts, jobs, operation, plans, records, runs
 from batchwright.service.api.error_responses import answer, problem_of
 from batchwright.service.background_queue import Remover
 from batchwright.service.middleware.bodies import Bodies
 from batchwright.service.middleware.hosts import Hosts, SecurityHeaders
 from batchwright.service.middleware.identify import Identify
 from batchwright.service.middleware.observe import Meters, Observe
+from batchwright.service.operating.figures import StoreFigures
 from batchwright.service.pages import (
     assets,
     compare,
     demo,
+    job_files,
     planner,
     run_page,
     sign_in,
@@ -41,6 +43,7 @@ from batchwright.service.problems import DESCRIPTIONS
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import USED_SECONDS
+from batchwright.service.webhook import Webhook
 
 log = logging.getLogger("batchwright.service")
 
@@ -53,6 +56,7 @@ API: Sequence[APIRouter] = (
     runs.advice_router,
     jobs.router,
     jobs.agents_router,
+    artifacts.router,
 )
 
 PAGES: Sequence[APIRouter] = (  # in the order in which addresses are looked up
@@ -63,6 +67,7 @@ PAGES: Sequence[APIRouter] = (  # in the order in which addresses are looked up
     compare.router,
     planner.router,
     jobs_page.router,
+    job_files.router,
     demo.router,
 )
 
@@ -76,6 +81,8 @@ TICK_SECONDS = 1.0
 def create_app(store: Store, settings: Settings) -> FastAPI:
     """The service over ``store``, which the caller closes."""
     meters = Meters()
+    meters.registry.register(StoreFigures(store))
+    store.database.meter = meters.note_write
     app = FastAPI(
         title="Batchwright",
         version=version("batchwright"),
@@ -102,6 +109,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.meters = meters
     app.state.adviser = Adviser(store)
     app.state.remover = Remover(store)
+    app.state.webhook = Webhook(store)
+    app.state.transfers = artifacts.Transfers(settings.limits.transfers)
     for router in API:
         app.include_router(router)
     for router in PAGES:
@@ -129,7 +138,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.create_task(_note_now_and_then(store)),
         asyncio.create_task(_watch_leases(store)),
     )
+    app.state.webhook.start()
     yield
+    await run_in_threadpool(app.state.webhook.close)
     for task in tasks:
         task.cancel()
     with suppress(SQLAlchemyError):

@@ -75,8 +75,9 @@ class Errands:
 
 
 class Remover(Errands):
-    """Removes what deleted runs held: millions of records take a minute, and nobody finds the run
-    meanwhile. What is left when the service ends, or is killed, is removed after its next start.
+    """Removes what deleted runs held, and artifacts that were replaced: millions of records take a
+    minute, and nobody finds the run meanwhile. What is left when the service ends, or is killed, is
+    removed after its next start.
     """
 
     def __init__(self, store: Store) -> None:
@@ -84,11 +85,14 @@ class Remover(Errands):
         self._store = store
 
     def soon(self) -> None:
-        """A run was deleted: remove what it held; what fails is tried again in an hour."""
-        self.add("deleted runs")
+        """A run was deleted, or an artifact replaced: remove what is left of it; what fails is
+        tried again in an hour.
+        """
+        self.add("what is gone")
 
     def _remove(self, _: str) -> None:
         for run in self._store.runs.to_remove():
             while self._store.runs.remove_some(run):
                 if self.closed.wait(PAUSE_SECONDS):
                     return
+        self._store.artifacts.remove_gone(self.closed.is_set)

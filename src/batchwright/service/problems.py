@@ -72,9 +72,15 @@ class TooMany(ServiceProblem):
 
 
 class Unavailable(ServiceProblem):
-    """The database does not answer just now."""
+    """The database, or the place of artifacts, does not answer just now."""
 
     status = 503
+
+
+class NoRoom(ServiceProblem):
+    """There is no room for it, on the disk or within the limits."""
+
+    status = 507
 
 
 DESCRIPTIONS = {400: "It cannot be read."} | {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from batchwright.records.base import Count, NonNegative, Positive, Record
 
 DAY = 24 * 3600.0
 MIB = 2**20
+GIB = 2**30
 
 
 class Limits(Record):
@@ -22,6 +23,9 @@ class Limits(Record):
     records_per_run: Count = Field(20_000_000, description="Stored of one run.")
     profiles: Count = Field(1000, description="Uploaded ones, stored in all.")
     open_jobs: Count = Field(1000, description="Neither done, failed nor cancelled.")
+    artifact_bytes: Count = Field(64 * GIB, description="Of artifacts, stored in all.")
+    artifact_bytes_per_job: Count = Field(16 * GIB, description="Of artifacts of one job.")
+    transfers: Count = Field(32, description="Artifacts that come or go at the same time.")
 
 
 class Settings(Record):
@@ -55,4 +59,9 @@ class Settings(Record):
     silent_seconds: Positive = Field(60.0, description="A run silent for so long is shown as such.")
     session_seconds: Positive = Field(7 * DAY, description="How long a browser stays signed in.")
     link_seconds: Positive = Field(600.0, description="How long a sign-in link works.")
+    artifacts: str | None = Field(
+        None, description="Folder or fsspec's URL that takes the artifacts of jobs; null: none."
+    )
+    webhook: str | None = Field(None, description="Address that is told what goes wrong.")
+    webhook_secret: SecretStr | None = Field(None, description="Signs what it is told.")
     limits: Limits = Limits()

@@ -277,7 +277,7 @@ class AllReduceRun:
         return Wishes(
             stop=self._setup.stop.number > 0 or time_is_up,
             checkpoint=self._keeper.due(self.state.steps + 1),
-            digest=digest_of(self._setup.parameters) if compared else 0.0,
+            digest=weights_digest(self._setup.parameters) if compared else 0.0,
         )
 
     # ------------------------------------------------------------------- epochs and checkpoints
@@ -414,12 +414,7 @@ def _mixed(bits: Tensor) -> Tensor:
     return (mixed ^ (mixed >> 15)).sum(dtype=torch.int64)
 
 
-def weights_digest(parameters: Sequence[Tensor]) -> float:
-    """`digest_of`, read from the device."""
-    return float(digest_of(parameters))
-
-
-def digest_of(parameters: Sequence[Tensor]) -> Tensor:
+def weights_digest(parameters: Sequence[Tensor]) -> Tensor:
     """A number that almost surely differs where any bit of any weight does.
 
     Args:

@@ -119,10 +119,11 @@ def report_progress(
     if agent is not None and not caller.owns(store.agents.owner(agent)):
         # Most likely it was the caller's until its agent fell silent: 403 would not tell it so.
         raise Conflict("the lease of this job was lost: stop working on it, and lease again")
-    if progress.profile is not None or progress.plan is not None:
+    documents = progress.profile is not None or progress.plan is not None
+    if documents and (asked := store.jobs.asked(job, progress.key)) is not None:
         from batchwright.service.job_documents import checked  # the planner
 
-        progress = checked(*store.jobs.asked(job), progress)
+        progress = checked(*asked, progress)
     orders = store.jobs.progress(job, progress)
     if progress.state is not None:
         said = f"{agent or ''}{f': {progress.reason}' if progress.reason else ''}"

@@ -11,13 +11,18 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
 
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.storage.files import make_folder
@@ -37,11 +42,22 @@ CONNECTIONS = 48
 """At once; more than the threads that answer requests."""
 
 
+WriteMeter = Callable[[float, float | None], None]
+"""Takes the seconds that a transaction waited for its turn, and those that it took then; `None` if
+the database refused it, being locked for too long for example."""
+
+
+def _unmetered(_waited: float, _took: float | None) -> None: ...
+
+
 class Database:
     """An engine, and whose turn it is to write.
 
     SQLite takes one writer at a time. Threads of one process that queue for a lock are served at
     once when it is free; in SQLite's own queue they would sleep in steps and look again.
+
+    Attributes:
+        meter: Told of each transaction that writes.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -50,6 +66,7 @@ class Database:
         self._turn = threading.Lock()
         self._writer: int | None = None
         self._writing = engine.execution_options(writes=True)
+        self.meter: WriteMeter = _unmetered
         self._looked = -LOOK_SECONDS
         self._trouble: Exception | None = None
         self._looking = threading.Lock()
@@ -69,16 +86,19 @@ class Database:
         """
         if self._writer == threading.get_ident():
             raise RuntimeError("a transaction that writes was begun inside another")
-        if not self.is_sqlite:
-            with self.engine.begin() as connection:
-                yield connection
-            return
-        with self._turn, self._writing.begin() as connection:
-            self._writer = threading.get_ident()
-            try:
-                yield connection
-            finally:
-                self._writer = None
+        asked, turn = time.perf_counter(), self._turn if self.is_sqlite else nullcontext()
+        try:
+            with turn, self._writing.begin() as connection:
+                begun = time.perf_counter()
+                self._writer = threading.get_ident() if self.is_sqlite else None
+                try:
+                    yield connection
+                finally:
+                    self._writer = None
+        except OperationalError:
+            self.meter(time.perf_counter() - asked, None)
+            raise
+        self.meter(begun - asked, time.perf_counter() - begun)
 
     def check_writes(self) -> None:
         """Nothing, if the database takes writes; looked at every `LOOK_SECONDS` at most.

@@ -13,7 +13,7 @@ from batchwright.errors import BatchwrightError
 from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import metadata
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest revision in `migrations.versions`; known here so that a start without anything to do
 does without Alembic, which takes a quarter of a second to load."""
 

@@ -174,6 +174,28 @@ refusals = Table(  # agents that gave a job back because they cannot carry it ou
     Index("ix_refusals_agent", "agent"),
 )
 
+artifacts = Table(  # files of jobs; each lies in an object of its own, named by `id`
+    "artifacts",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("job_id", String(36), nullable=False, index=True),  # may be gone: then this is, soon
+    Column("name", String(40), nullable=False),
+    Column("state", String(10), nullable=False, index=True),  # as `store.artifacts` says
+    Column("size", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("created", Float, nullable=False),
+)
+
+notices = Table(  # what a webhook is to be told, and was
+    "notices",
+    metadata,
+    Column("key", String(120), primary_key=True),  # of what happened: nothing is told twice
+    Column("body", Text, nullable=False),  # JSON of a `Notice`
+    Column("created", Float, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("due", Float, index=True),  # when to try next; null: told, or given up
+)
+
 agents = Table(
     "agents",
     metadata,

@@ -57,6 +57,26 @@ class Meters:
             "Records of runs in batches that were accepted.",
             registry=self.registry,
         )
+        self.writes = Histogram(
+            "batchwright_database_write_seconds",
+            "Transactions that write: waiting for their turn, and then.",
+            ("part",),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.refused = Counter(
+            "batchwright_database_refused_total",
+            "Transactions that write and that the database refused, being locked for example.",
+            registry=self.registry,
+        )
+
+    def note_write(self, waited: float, took: float | None) -> None:
+        """A transaction that writes has ended; arguments as of `database.engine.WriteMeter`."""
+        self.writes.labels("wait").observe(waited)
+        if took is None:
+            self.refused.inc()
+        else:
+            self.writes.labels("write").observe(took)
 
 
 class Observe:

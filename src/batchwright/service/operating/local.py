@@ -33,6 +33,16 @@ def default_database() -> str:
     return URL.create("sqlite", database=str(data_folder() / "service.sqlite")).render_as_string()
 
 
+def default_artifacts(database: str) -> str | None:
+    """Where the artifacts of a service lie unless it is said: beside a SQLite file; else nowhere,
+    as services that share a database may not share a disk.
+    """
+    place = make_url(database)
+    if place.get_backend_name() != "sqlite" or not place.database:
+        return None
+    return str(Path(place.database).absolute().parent / "artifacts")
+
+
 def local_token_file(database: str) -> Path:
     """Where the local token of a database is: beside a SQLite file, else in the user's folder."""
     place = make_url(database)

@@ -62,14 +62,16 @@ def serve(
         proxy: Address of a proxy whose word on who its clients are is taken.
 
     Raises:
-        BatchwrightError: The database cannot be opened, the address is taken, or it is a public
-            one and nobody has a token.
+        BatchwrightError: The database cannot be opened, artifacts cannot be kept where they are to
+            be, the address is taken, or it is a public one and nobody has a token.
     """
     free_at_once()
     store = Store.open(settings)
     try:
         keep_local_token(store)
         refuse_public_without_tokens(settings, store)
+        if store.artifacts.kept:
+            _ = store.artifacts.place  # better refused now than when a checkpoint comes
         listener = listen(settings.host, settings.port)
         with listener:
             config = uvicorn.Config(

@@ -28,6 +28,7 @@ from batchwright.service.access import (
 )
 from batchwright.service.api import jobs as api
 from batchwright.service.job_states import ENDED
+from batchwright.service.pages.job_files import files_part
 from batchwright.service.pages.rendering import (
     Have,
     Live,
@@ -203,7 +204,8 @@ def job_live(
 ) -> Response:
     """What has changed on it."""
     info = store.jobs.get(job)
-    etag = digest_of(info.model_dump_json(), _run_of(store, info), csrf_of(request))
+    files = store.artifacts.of(job)
+    etag = digest_of(info.model_dump_json(), files, _run_of(store, info), csrf_of(request))
     return answer_live(request, caller, have, etag, lambda: _live(request, store, caller, info))
 
 
@@ -249,6 +251,7 @@ def _live(request: Request, store: Store, caller: Caller, info: JobInfo) -> Live
     if info.error:
         why = fill(request, "job_failure.html", caller, job=info, when=_when_failed(info))
         parts.append(Part("failure", "Why it failed", why))
+    parts += files_part(request, store, caller, info.id)
     plan = store.jobs.plan(info.id) if info.has_plan else None
     if plan is not None:
         parts += plan_parts(plan, store.jobs.profile(info.id))

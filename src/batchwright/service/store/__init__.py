@@ -17,8 +17,10 @@ from batchwright.service.database.migrate import HEAD, migrate, revision
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.advice import AdviceStore
 from batchwright.service.store.agents import Agents
+from batchwright.service.store.artifacts import Artifacts
 from batchwright.service.store.audit import Audit
 from batchwright.service.store.jobs import Jobs
+from batchwright.service.store.notices import Notices
 from batchwright.service.store.part import Clock
 from batchwright.service.store.profiles import Profiles
 from batchwright.service.store.records import Records
@@ -59,6 +61,8 @@ class Store:
         steady = steady or (time.monotonic if clock is time.time else clock)
         self.jobs = Jobs(*common, steady)
         self.agents = Agents(*common)
+        self.artifacts = Artifacts(*common)
+        self.notices = Notices(*common)
         self.profiles = Profiles(*common)
         self.audit = Audit(*common)
 
@@ -108,16 +112,17 @@ class Store:
         """
         self.sign_in.forget_expired()
         self.runs.forget_deleted()
-        if self.settings.retention_days is None:
-            return []
-        now, last = self.clock(), self._looked
-        self._looked = now
-        if last is None:
-            return []
-        before = min(now, last) - self.settings.retention_days * DAY
-        for part in (self.jobs, self.profiles, self.audit):
-            part.delete_old(before)
-        return self.runs.delete_old(before)
+        gone: list[str] = []
+        if self.settings.retention_days is not None:
+            now, last = self.clock(), self._looked
+            self._looked = now
+            before = min(now, 0.0 if last is None else last) - self.settings.retention_days * DAY
+            for part in (self.jobs, self.profiles, self.audit):
+                part.delete_old(before)
+            gone = self.runs.delete_old(before)
+        self.artifacts.forget_lost()
+        self.notices.forget_old()
+        return gone
 
     def close(self) -> None:
         """Close all connections."""

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from batchwright.records.agent_rules import Offer
 from batchwright.records.service import AgentInfo, AgentIntroduction
 from batchwright.records.text.problems import printable
 from batchwright.service.database.tables import agents, jobs, refusals
 from batchwright.service.problems import Conflict, NotFound, TooMany
 from batchwright.service.settings import DAY
-from batchwright.service.store.job_rows import HELD, LIVE
+from batchwright.service.store.job_rows import HELD, LIVE, offer_in
 from batchwright.service.store.part import Part, count
 
 FORGOTTEN_SECONDS = 30 * DAY
@@ -77,10 +76,11 @@ class Agents(Part):
             former = connection.execute(select(agents.c.name).where(same)).scalar()
         if former is not None and not introduction.chosen:
             return str(former)
+        there = heard_lately(self._clock(), self._settings.lease_seconds).label("there")
+        wanted = select(agents.c.name, agents.c.owner, agents.c.folder, there)
+        holders = {row.name: row for row in connection.execute(wanted)}
         for name in (asked, *(f"{asked[:110]}-{number}" for number in range(2, MOST_AGENTS + 2))):
-            there = heard_lately(self._clock(), self._settings.lease_seconds).label("there")
-            wanted = select(agents.c.owner, agents.c.folder, there)
-            holder = connection.execute(wanted.where(agents.c.name == name)).one_or_none()
+            holder = holders.get(name)
             if holder is None or (holder.owner == owner and holder.folder == folder):
                 break
             if holder.owner == owner and not (holder.there or _is_waited_for(connection, name)):
@@ -124,7 +124,7 @@ class Agents(Part):
                 seen=row.seen,
                 job=row.job,
                 job_name=row.job_name,
-                offer=Offer() if row.offer is None else Offer.model_validate_json(row.offer),
+                offer=offer_in(row.offer),
             )
             for row in {row.name: row for row in rows}.values()
         ]

@@ -161,7 +161,7 @@ class Agent(NamedTuple):
 
 def agent_of(name: str, allow: str, offer: str | None, *, busy: bool = False) -> Agent:
     """An agent, from what is stored."""
-    return Agent(name, _rules(allow), _offer(offer), busy)
+    return Agent(name, _rules(allow), offer_in(offer), busy)
 
 
 Free = Callable[[RowMapping, str], bool]
@@ -206,51 +206,76 @@ def fitting(connection: Connection, agent: Agent, there: Condition, free: Free) 
         yield row["id"]
 
 
-def waits_for(
-    connection: Connection,
-    row: RowMapping,
-    there: Condition,
-    *,
-    silent: float,
-    seconds: float,
-    keep: float,
-) -> str | None:
-    """Why no agent has a job, or goes on with one whose agent is silent; `None`: one will soon.
+class Waiting:
+    """Why jobs wait, by who is there now.
 
     Args:
         connection: In a transaction.
-        row: Of the job.
+        rows: Of the jobs.
         there: Which agents are there.
-        silent: Seconds since the last word of who has it, or gave it back.
         seconds: Of a lease.
-        keep: Seconds that a training is kept for its agent.
     """
-    job = standing_of(row)
-    if job.held:
-        if silent < seconds:
+
+    def __init__(
+        self,
+        connection: Connection,
+        rows: Sequence[RowMapping],
+        there: Condition,
+        seconds: float,
+    ) -> None:
+        self._connection, self._seconds = connection, seconds
+        waiting = [row["id"] for row in rows if standing_of(row).leasable]
+        self._present = _present(connection, there) if waiting else []
+        self._given_back: dict[str, dict[str, str]] = {}
+        for one in connection.execute(select(refusals).where(refusals.c.job_id.in_(waiting))):
+            self._given_back.setdefault(one.job_id, {})[one.agent] = one.reason
+
+    def words(self, row: RowMapping, *, silent: float, keep: float) -> str | None:
+        """Why no agent has a job, or goes on with one whose agent is silent; `None`: one will soon.
+
+        Args:
+            row: Of the job.
+            silent: Seconds since the last word of who has it, or gave it back.
+            keep: Seconds that a training is kept for its agent.
+        """
+        job = standing_of(row)
+        if job.held:
+            return self._of_silent(job, silent, keep)
+        if not job.leasable:
             return None
-        kept = seconds + (keep if job.state == "training" else 0.0) - silent
+        names = {one.name for one in self._present}
+        if job.kept and silent < keep and job.agent not in names:
+            return (
+                f"agent {job.agent} has the training so far and is not there; the job is kept for "
+                f"it for {duration(keep - silent)} more"
+            )
+        if not names:
+            return "no agent is there; start `batchwright agent` on the machine that is to train"
+        lacks = self._lacks(row["id"])
+        if all(lacks.values()):
+            return _nobody(lacks)
+        if all(one.busy for one in self._present if not lacks[one.name]):
+            return "the agents that carry it out have another job"
+        return None
+
+    def _of_silent(self, job: Standing, silent: float, keep: float) -> str | None:
+        if silent < self._seconds:
+            return None
+        kept = self._seconds + (keep if job.state == "training" else 0.0) - silent
         left = f"for {duration(kept)} more" if kept > 0 else "until another one asks for it"
         return f"agent {job.agent} is silent for {duration(silent)}; the job is kept for it {left}"
-    if not job.leasable:
-        return None
-    present = _present(connection, there)
-    if job.kept and silent < keep and job.agent not in {one.name for one in present}:
-        return (
-            f"agent {job.agent} has the training so far and is not there; the job is kept for it "
-            f"for {duration(keep - silent)} more"
-        )
-    if not present:
-        return "no agent is there; start `batchwright agent` on the machine that is to train"
-    of_job = select(refusals.c.agent, refusals.c.reason).where(refusals.c.job_id == row["id"])
-    given_back = {one.agent: one.reason for one in connection.execute(of_job)}
-    asked = _asked(connection, row["id"])
-    lacks = {one.name: given_back.get(one.name) or one.lacks(asked) for one in present}
-    if all(lacks.values()):
-        return _nobody(lacks)
-    if all(one.busy for one in present if not lacks[one.name]):
-        return "the agents that carry it out have another job"
-    return None
+
+    def _lacks(self, job: str) -> dict[str, tuple[str, str] | str]:
+        """Why each agent that is there does not carry a job out; empty for those that do."""
+        asked, reasons = _asked(self._connection, job), self._given_back.get(job, {})
+        known: dict[tuple[int, int], tuple[str, str] | str] = {}  # most agents are alike
+        lacks: dict[str, tuple[str, str] | str] = {}
+        for one in self._present:
+            alike = id(one.rules), id(one.offer)
+            if alike not in known:
+                known[alike] = one.lacks(asked)
+            lacks[one.name] = reasons.get(one.name) or known[alike]
+        return lacks
 
 
 def _nobody(lacks: dict[str, tuple[str, str] | str]) -> str:
@@ -302,7 +327,8 @@ def _rules(texts: str) -> Rules:
 
 
 @lru_cache(maxsize=500)
-def _offer(text: str | None) -> Offer:
+def offer_in(text: str | None) -> Offer:
+    """What an agent offers, from what is stored."""
     return Offer() if text is None else Offer.model_validate_json(text)
 
 

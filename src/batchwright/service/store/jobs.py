@@ -49,6 +49,7 @@ from batchwright.service.store.job_rows import (
     LIVE,
     SHOWN,
     STANDS,
+    Waiting,
     agent_of,
     columns_of,
     fitting,
@@ -56,7 +57,6 @@ from batchwright.service.store.job_rows import (
     info_of,
     job_row,
     standing_of,
-    waits_for,
     word_of,
 )
 from batchwright.service.store.part import Clock, Part, count, opened
@@ -77,10 +77,14 @@ class Jobs(Part):
         settings: Limits and delays.
         clock: Unix time in seconds.
         steady: Seconds, by a clock that never jumps.
+
+    Attributes:
+        leases_lost: Those that this process has taken from silent agents.
     """
 
     def __init__(self, database: Database, settings: Settings, clock: Clock, steady: Clock) -> None:
         super().__init__(database, settings, clock)
+        self.leases_lost = 0
         self._ages = LeaseAges(steady, settings.lease_seconds)
 
     @property
@@ -142,10 +146,17 @@ class Jobs(Part):
             return self._told(connection, identifier)
 
     def _told(self, connection: Connection, identifier: str) -> JobInfo:
-        row = job_row(connection, identifier)
-        times = {"silent": self._silent(row), "seconds": self._settings.lease_seconds}
-        waiting = waits_for(connection, row, self._there, **times, keep=self._keep(row))
-        return self._info(row, waiting)
+        return self._with_reasons(connection, [job_row(connection, identifier)])[0]
+
+    def _with_reasons(
+        self, connection: Connection, rows: Sequence[RowMapping]
+    ) -> Sequence[JobInfo]:
+        """Jobs, each with the reason why it waits, if it does."""
+        waiting = Waiting(connection, rows, self._there, self._settings.lease_seconds)
+        return [
+            self._info(row, waiting.words(row, silent=self._silent(row), keep=self._keep(row)))
+            for row in rows
+        ]
 
     def list(
         self, limit: int = 50, before: str | None = None, state: JobState | None = None
@@ -165,9 +176,12 @@ class Jobs(Part):
             wanted = wanted.where(jobs.c.state == state)
         return self._page(wanted, jobs.c.created, before)
 
-    def live(self) -> Sequence[JobInfo]:
-        """All jobs that have not ended, those submitted last first; `Limits.open_jobs` at most."""
-        return self._page(select(*SHOWN).where(LIVE).order_by(*_NEWEST))
+    def live(self, limit: int = 500) -> Sequence[JobInfo]:
+        """Jobs that have not ended, those submitted last first, each with why it waits."""
+        wanted = select(*SHOWN).where(LIVE).order_by(*_NEWEST).limit(limit)
+        with self._database.reading() as connection:
+            rows = connection.execute(wanted).mappings().all()
+            return self._with_reasons(connection, rows)
 
     def ended(self, limit: int = 50, before: str | None = None) -> Sequence[JobInfo]:
         """Jobs that have ended, the last one first; arguments and errors are those of `list`."""
@@ -239,10 +253,17 @@ class Jobs(Part):
         found: str | None = self._value(jobs.c.agent, identifier)
         return found
 
-    def asked(self, identifier: str) -> tuple[Job, Profile | None]:
-        """A job as it was submitted, and what was measured for it, if anything."""
-        job = Job.model_validate_json(self._value(jobs.c.job, identifier))
-        return job, self.profile(identifier)
+    def asked(self, identifier: str, key: str) -> tuple[Job, Profile | None] | None:
+        """A job as it was submitted, and what was measured for it, if anything.
+
+        `None`: the lease with this key is not the newest, or has ended, so that nothing of it is
+        taken any more.
+        """
+        wanted = select(jobs.c.job, jobs.c.profile).where(jobs.c.id == identifier, HELD)
+        found = self._read(wanted.where(jobs.c.lease_key == key))
+        if not found:
+            return None
+        return Job.model_validate_json(found[0].job), opened(Profile, found[0].profile)
 
     def lease(self, agent: str, session: str | None = None) -> Lease | None:
         """Hand an agent the oldest job that it carries out, its own ones first.
@@ -380,6 +401,7 @@ class Jobs(Part):
     ) -> None:
         """Store where a job stands; a mere heartbeat leaves the time of its last change alone."""
         before = standing_of(row)
+        self.leases_lost += job.lost > before.lost
         values = documents | {
             name: value
             for name, value in columns_of(job).items()

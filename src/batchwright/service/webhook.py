@@ -1,0 +1,133 @@
+"""Tells an address of the operator's what goes wrong: one request a notice, signed, tried again.
+
+    POST URL      Batchwright-Event: job.failed
+                  Batchwright-Timestamp: 1790000000
+                  Batchwright-Signature: sha256=HEX     of "TIMESTAMP." and the body
+    {"id": "...", "event": "job.failed", ...}           a `records.service.Notice`
+
+Any answer from 200 to 299 takes it. The address is the operator's alone: nothing that others send
+changes it, and a redirect counts as a refusal, so nobody leads these requests into a private
+network. It may itself be a private one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import threading
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from batchwright.errors import BatchwrightError, one_line
+from batchwright.records.service import Notice
+from batchwright.service.store import Store
+
+log = logging.getLogger("batchwright.service")
+
+SECRET = "BATCHWRIGHT_WEBHOOK_SECRET"  # noqa: S105 - the name of a variable
+LOOK_SECONDS = 5.0
+ANSWER_SECONDS = 10.0
+
+Post = Callable[[str, bytes, dict[str, str]], int]
+"""Posts a body with headers to an address, and returns the status of the answer."""
+
+
+def checked_webhook(url: str | None) -> str | None:
+    """The address, if it is one; nothing for none.
+
+    Raises:
+        BatchwrightError: It is none.
+    """
+    if not url:
+        return None
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        whole = False
+    if not whole or not url.isprintable() or " " in url:
+        raise BatchwrightError(
+            "--webhook is no address: write it as https://hooks.example.org/batchwright"
+        )  # not in its own words: it may hold a secret
+    return url
+
+
+def signed(body: bytes, timestamp: int, secret: str) -> str:
+    """The signature of a request; its receiver makes the same and compares."""
+    text = str(timestamp).encode() + b"." + body
+    return f"sha256={hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()}"
+
+
+class Webhook:
+    """Looks for what is to be told and tells it, in a thread of its own; nobody waits for that.
+
+    Args:
+        store: Its settings say where to.
+        post: Sends a request; tests have their own.
+    """
+
+    def __init__(self, store: Store, post: Post | None = None) -> None:
+        self._store, self._post = store, post or _post
+        self._url = store.settings.webhook
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
+
+    def start(self) -> None:
+        """Begin, if there is anybody to tell."""
+        if self._url is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """End; what is not told is told after the next start."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(ANSWER_SECONDS)
+
+    def turn(self) -> None:
+        """Look once, and tell what is due."""
+        self._store.notices.look()
+        for due in self._store.notices.due():
+            why = self._tell(due.notice)
+            if not why:
+                self._store.notices.told(due.key)
+                continue
+            again = self._store.notices.not_told(due)
+            fields = {"event_told": due.notice.event, "why": why, "given_up": not again}
+            log.warning("the webhook took no notice", extra={"fields": fields})
+            if self._closed.is_set():
+                return
+
+    def _work(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            try:
+                self.turn()
+            except Exception as error:
+                log.error("the webhook failed", exc_info=error)
+
+    def _tell(self, notice: Notice) -> str:
+        """Send a notice; returns why it was not taken, empty if it was."""
+        body, timestamp = notice.model_dump_json().encode(), int(self._store.clock())
+        headers = {
+            "Content-Type": "application/json",
+            "Batchwright-Event": notice.event,
+            "Batchwright-Timestamp": str(timestamp),
+        }
+        secret = self._store.settings.webhook_secret
+        if secret is not None:
+            headers["Batchwright-Signature"] = signed(body, timestamp, secret.get_secret_value())
+        try:
+            status = self._post(str(self._url), body, headers)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the notice is tried again
+            return type(error).__name__ if not isinstance(error, OSError) else one_line(error)
+        return "" if 200 <= status < 300 else f"it answered {status}"
+
+
+def _post(url: str, body: bytes, headers: dict[str, str]) -> int:
+    import httpx
+
+    with (
+        httpx.Client(follow_redirects=False, timeout=ANSWER_SECONDS) as client,
+        client.stream("POST", url, content=body, headers=headers) as answer,
+    ):
+        return answer.status_code  # what else it says is not read

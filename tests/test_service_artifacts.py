@@ -1,0 +1,399 @@
+"""Files of jobs at the service: whole or not at all, from who has the job, within their room."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import resource
+import signal
+import socket
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from artifacts import bring, headers_of, lease_of, leased, names_in, restarted
+from batchwright.client.artifacts import JobFiles
+from batchwright.client.http import Service as Remote
+from batchwright.client.submitting import submit
+from batchwright.errors import BatchwrightError
+from batchwright.records.service import AgentIntroduction, JobArtifacts, JobProgress, Lease
+from batchwright.service.store.artifact_place import ArtifactPlace
+from clients import a_server, wait_until
+from samples import make_job
+
+MIB = 2**20
+OTHER_KEY = "00000000-0000-4000-8000-000000000001"
+
+
+@pytest.fixture(params=["folder", "memory"])
+def keeping(service, tmp_path, request):
+    """The service, which keeps artifacts."""
+    folder = tmp_path / "artifacts"
+    url = str(folder) if request.param == "folder" else f"memory://{tmp_path.name}"
+    return restarted(service, artifacts=url)
+
+
+@pytest.fixture
+def kept(service, tmp_path):
+    """The service, which keeps artifacts in a folder."""
+    return restarted(service, artifacts=str(tmp_path / "artifacts"))
+
+
+def objects_in(service):
+    """Names of all objects that there are, once what is gone is removed."""
+    assert service.app.state.remover.wait(60)
+    files, root = fsspec.core.url_to_fs(service.settings.artifacts)
+    return [Path(path).name for path in files.find(root)]
+
+
+def fetched(service, lease, name, scope="read", **headers):
+    path = f"/v1/jobs/{lease.job.id}/artifacts/{name}"
+    return service.get(scope, path, headers=headers)
+
+
+# ------------------------------------------------------------------------------- brought and kept
+
+
+def test_the_newest_of_each_name_is_kept_and_handed_out(keeping):
+    lease = leased(keeping)
+    first, second = os.urandom(MIB + 7), b"second"
+    assert bring(keeping, lease, "last.pt", first).status_code == 200
+    assert bring(keeping, lease, "train.log", b"a line\n").json()["size"] == 7
+    assert fetched(keeping, lease, "last.pt").content == first
+    assert bring(keeping, lease, "last.pt", second).status_code == 200
+    answer = fetched(keeping, lease, "last.pt")
+    assert answer.content == second
+    assert answer.headers["repr-digest"] == headers_of(None, second)["repr-digest"]
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["content-disposition"].startswith("attachment")
+    listed = JobArtifacts.model_validate(
+        keeping.get("read", f"/v1/jobs/{lease.job.id}/artifacts").json()
+    )
+    assert [(one.name, one.size) for one in listed.artifacts] == [("last.pt", 6), ("train.log", 7)]
+    assert listed.kept
+    assert len(objects_in(keeping)) == 2
+
+
+def test_a_file_that_is_empty_is_one_too(keeping):
+    lease = leased(keeping)
+    assert bring(keeping, lease, "metrics.jsonl", b"").status_code == 200
+    assert fetched(keeping, lease, "metrics.jsonl").content == b""
+
+
+@pytest.mark.parametrize("sent", [b"", b"shor", b"longer than announced", b"othe7"])
+def test_what_is_not_as_announced_is_not_kept_and_harms_nothing(keeping, sent):
+    lease = leased(keeping)
+    assert bring(keeping, lease, "last.pt", b"first").status_code == 200
+    answer = bring(keeping, lease, "last.pt", b"other", sent=sent)
+    assert answer.status_code == 422
+    assert fetched(keeping, lease, "last.pt").content == b"first"
+    assert len(objects_in(keeping)) == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("repr-digest", "sha-256=:short=:"),
+        ("repr-digest", "md5=:" + "A" * 43 + "=:"),
+        ("content-length", "-1"),
+        ("batchwright-lease", "../../etc"),
+    ],
+)
+def test_an_upload_says_what_it_is(kept, header, value):
+    assert bring(kept, leased(kept), "last.pt", b"x", **{header: value}).status_code == 422
+    assert objects_in(kept) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["../service.sqlite", "%2e%2e%2fservice.sqlite", "last.pt%00", "x.log", "LAST.PT"]
+)
+def test_only_names_that_are_known_are_taken(kept, name):
+    lease = leased(kept)
+    for answer in (bring(kept, lease, name, b"x"), fetched(kept, lease, name)):
+        assert answer.status_code in (404, 405, 422)
+    assert objects_in(kept) == []
+
+
+def test_a_service_without_a_place_keeps_none_and_says_so(service):
+    lease = leased(service)
+    listed = service.get("read", f"/v1/jobs/{lease.job.id}/artifacts").json()
+    assert listed == {"kept": False, "room": 0, "artifacts": []}
+    assert bring(service, lease, "train.log", b"x").status_code == 507
+    assert fetched(service, lease, "train.log").status_code == 404
+
+
+# ------------------------------------------------------------------------------------ who may what
+
+
+def test_only_the_newest_lease_brings_files(kept):
+    old = leased(kept)
+    assert bring(kept, old, "last.pt", b"of one").status_code == 200
+    kept.clock.go(1000)
+    new = lease_of(kept, "two")
+    answer = bring(kept, old, "last.pt", b"of one again")
+    assert answer.status_code == 409
+    assert "lease of this job was lost" in answer.json()["detail"]
+    made_up = bring(kept, old, "last.pt", b"x", **{"batchwright-lease": OTHER_KEY})
+    assert made_up.status_code == 409
+    assert bring(kept, new, "last.pt", b"of two").status_code == 200
+    assert fetched(kept, new, "last.pt").content == b"of two"
+
+
+def test_a_lease_that_is_lost_while_a_file_comes_brings_nothing(kept):
+    lease = leased(kept)
+    assert bring(kept, lease, "last.pt", b"whole").status_code == 200
+
+    def slowly():
+        yield b"half"
+        kept.clock.go(1000)
+        lease_of(kept, "two")
+        yield b"half"
+
+    assert bring(kept, lease, "last.pt", b"halfhalf", sent=slowly()).status_code == 409
+    assert fetched(kept, lease, "last.pt").content == b"whole"
+    assert len(objects_in(kept)) == 1
+
+
+def test_logs_of_a_lease_that_ended_well_still_come(kept):
+    lease = leased(kept)
+    kept.store.jobs.progress(lease.job.id, JobProgress(key=lease.key, state="failed", error="no"))
+    assert bring(kept, lease, "probe.log", b"why").status_code == 200
+
+
+def test_who_may_not_read_sees_files_of_its_own_jobs_only(kept):
+    lease = leased(kept)
+    bring(kept, lease, "last.pt", b"weights")
+    place, key = f"/v1/jobs/{lease.job.id}/artifacts", {"batchwright-lease": lease.key}
+    kept.tokens["other"] = kept.store.tokens.create("other", ["report"])
+    for path in (place, f"{place}/last.pt"):
+        assert kept.get("read", path).status_code == 200
+        assert kept.get("report", path, headers=key).status_code == 200
+        assert kept.get("report", path).status_code == 409
+        assert kept.get("report", path, headers={"batchwright-lease": OTHER_KEY}).status_code == 409
+        assert kept.get("other", path, headers=key).status_code == 409
+        assert kept.get("submit", path).status_code == 403
+        assert kept.get(None, path).status_code == 401
+    assert bring(kept, lease, "last.pt", b"x", scope="other").status_code == 409
+    assert bring(kept, lease, "last.pt", b"x", scope="read").status_code == 403
+    stranger = kept.client.put(f"{place}/last.pt", content=b"x", headers=headers_of(lease, b"x"))
+    assert stranger.status_code == 401
+
+
+def test_a_file_is_deleted_by_who_submitted_the_job(kept):
+    lease = leased(kept)
+    bring(kept, lease, "best.pt", b"weights")
+    path = f"/v1/jobs/{lease.job.id}/artifacts/best.pt"
+    kept.tokens["other"] = kept.store.tokens.create("other", ["submit"])
+    assert kept.delete("other", path).status_code == 403
+    assert kept.delete("submit", path).status_code == 204
+    assert kept.delete("submit", path).status_code == 404
+    assert objects_in(kept) == []
+
+
+def test_a_browser_saves_files_and_never_shows_them(kept):
+    lease = leased(kept)
+    bring(kept, lease, "report.html", b"<script>alert(1)</script>")
+    page = f"/jobs/{lease.job.id}/artifacts/report.html"
+    answer = kept.sign_in("read").get(page)
+    assert answer.headers["content-disposition"].startswith("attachment")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert kept.client.get(page).status_code == 401
+
+
+# ------------------------------------------------------------------------------------------- room
+
+
+def test_a_job_and_all_of_them_have_so_much_room(service, tmp_path):
+    limits = {"artifact_bytes": 100, "artifact_bytes_per_job": 60}
+    kept = restarted(service, artifacts=str(tmp_path / "artifacts"), limits=limits)
+    one, two = leased(kept), leased(kept, "two")
+    assert bring(kept, one, "last.pt", b"x" * 61).status_code == 507
+    assert bring(kept, one, "last.pt", b"x" * 60).status_code == 200
+    assert bring(kept, one, "last.pt", b"y" * 60).status_code == 200  # in its own place
+    refused = bring(kept, one, "best.pt", b"x")
+    assert refused.status_code == 507
+    assert "for this job" in refused.json()["detail"]
+    assert "\n" not in refused.json()["detail"]
+    refused = bring(kept, two, "last.pt", b"x" * 41)
+    assert refused.status_code == 507
+    assert "at this service" in refused.json()["detail"]
+    assert bring(kept, two, "last.pt", b"x" * 40).status_code == 200
+    assert fetched(kept, one, "last.pt").content == b"y" * 60
+    assert kept.get("read", f"/v1/jobs/{two.job.id}/artifacts").json()["room"] == 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EIO, 503)])
+def test_a_disk_that_takes_no_more_is_told_in_a_line_and_loses_nothing(
+    kept, monkeypatch, number, status
+):
+    lease = leased(kept)
+    bring(kept, lease, "last.pt", b"whole")
+    opened = kept.store.artifacts.place._files.open
+
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, content):
+            self.file.write(content[:1])
+            raise OSError(number, os.strerror(number))
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    def full(path, mode="rb", **more):
+        file = opened(path, mode, **more)
+        return Full(file) if mode == "wb" else file
+
+    monkeypatch.setattr(kept.store.artifacts.place._files, "open", full)
+    answer = bring(kept, lease, "last.pt", b"newer")
+    assert answer.status_code == status
+    assert os.strerror(number) in answer.json()["detail"]
+    assert str(kept.settings.artifacts) not in answer.text
+    assert fetched(kept, lease, "last.pt").content == b"whole"
+    monkeypatch.undo()
+    assert bring(kept, lease, "last.pt", b"newer").status_code == 200
+    assert len(objects_in(kept)) == 1
+
+
+def test_a_file_that_has_gone_from_the_disk_is_told_in_a_line(keeping):
+    lease = leased(keeping)
+    bring(keeping, lease, "last.pt", b"weights")
+    files, root = fsspec.core.url_to_fs(keeping.settings.artifacts)
+    files.rm_file(files.find(root)[0])
+    answer = fetched(keeping, lease, "last.pt")
+    assert answer.status_code == 404
+    assert "has gone" in answer.json()["detail"]
+    assert keeping.get("read", "/v1/jobs").status_code == 200
+    assert bring(keeping, lease, "last.pt", b"again").status_code == 200
+
+
+def test_so_many_come_and_go_at_once(service, tmp_path):
+    kept = restarted(service, artifacts=str(tmp_path / "a"), limits={"transfers": 1})
+    lease = leased(kept)
+    with kept.app.state.transfers.one():
+        answer = bring(kept, lease, "last.pt", b"x")
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+    assert bring(kept, lease, "last.pt", b"x").status_code == 200
+    with kept.app.state.transfers.one():
+        assert fetched(kept, lease, "last.pt").status_code == 429
+    assert [fetched(kept, lease, "last.pt").status_code for _ in range(3)] == [200] * 3
+
+
+# ----------------------------------------------------------------------------------------- removed
+
+
+def test_files_go_with_their_job(service, tmp_path):
+    kept = restarted(service, artifacts=str(tmp_path / "a"), retention_days=10.0)
+    lease = leased(kept)
+    bring(kept, lease, "last.pt", b"weights")
+    kept.store.jobs.progress(lease.job.id, JobProgress(key=lease.key, state="failed"))
+    kept.clock.go(11 * 24 * 3600)
+    for _ in range(2):  # it must have been so at the last look, too
+        kept.store.tidy()
+    kept.app.state.remover.soon()
+    assert objects_in(kept) == []
+    assert fetched(kept, lease, "last.pt").status_code == 404
+
+
+def test_what_a_killed_service_left_on_its_way_is_removed(kept):
+    lease = leased(kept)
+    artifacts = kept.store.artifacts
+    coming = artifacts.begin(lease.job.id, "last.pt", lease.key, size=9, sha256="0" * 64)
+    with artifacts.place.writing(coming.id) as file:
+        file.write(b"half")
+    assert names_in(kept, lease.job.id) == []
+    kept.store.tidy()
+    kept.app.state.remover.soon()
+    assert len(objects_in(kept)) == 1  # it may be coming still
+    kept.clock.go(24 * 3600)
+    kept.store.tidy()
+    kept.app.state.remover.soon()
+    assert objects_in(kept) == []
+
+
+def test_of_two_that_come_at_once_the_later_one_counts(kept):
+    lease = leased(kept)
+    bring(kept, lease, "last.pt", b"old")
+
+    def slowly():
+        yield b"fir"
+        assert bring(kept, lease, "last.pt", b"second").status_code == 200
+        yield b"st"
+
+    assert bring(kept, lease, "last.pt", b"first", sent=slowly()).status_code == 409
+    assert fetched(kept, lease, "last.pt").content == b"second"
+    assert len(objects_in(kept)) == 1
+
+
+# ------------------------------------------------------------------------------------------ places
+
+
+def test_a_place_that_cannot_be_used_is_refused_in_a_line(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    for url in (str(file / "folder"), "nosuch://bucket/folder"):
+        with pytest.raises(BatchwrightError) as caught:
+            ArtifactPlace(url)
+        assert "\n" not in str(caught.value)
+    place = tmp_path / "deep" / "folder"
+    ArtifactPlace(str(place))
+    assert list(place.iterdir()) == []
+    assert place.stat().st_mode & 0o077 == 0
+
+
+def a_lease(remote: Remote) -> Lease:
+    """A job of a server that is a process, which an agent has."""
+    submit(remote, make_job(), name="a job", auto=True)
+    introduction = AgentIntroduction(name="one", allow=())
+    remote.put("/v1/agents/one", introduction.model_dump_json().encode())
+    return Lease.model_validate(remote.post("/v1/agents/one/lease"))
+
+
+def peak(process):
+    """Most bytes that a process has had in memory."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+@pytest.mark.slow
+def test_a_large_file_is_never_whole_in_memory_at_either_end(tmp_path):
+    size, piece = 256 * MIB, os.urandom(MIB)
+    found = hashlib.sha256()
+    for _ in range(size // MIB):
+        found.update(piece)
+    with a_server(tmp_path) as server, Remote(server.url, server.token) as remote:
+        lease = a_lease(remote)
+        files = JobFiles(remote, lease.job.id, lease.key)
+        files.put("best.pt", [piece], MIB, hashlib.sha256(piece).hexdigest())
+        before, ours = peak(server.process), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        files.put("last.pt", (piece for _ in range(size // MIB)), size, found.hexdigest())
+        info = next(one for one in files.listed().artifacts if one.name == "last.pt")
+        files.fetch(info, tmp_path / "last.pt")
+        assert peak(server.process) - before < 64 * MIB
+        more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - ours
+        assert more * 1024 < 64 * MIB
+    assert (tmp_path / "last.pt").stat().st_size == size
+
+
+@pytest.mark.slow
+def test_an_upload_that_breaks_off_or_stalls_leaves_nothing_and_does_not_hold_up_the_end(tmp_path):
+    with a_server(tmp_path) as server, Remote(server.url, server.token) as remote:
+        lease = a_lease(remote)
+        told = headers_of(lease, b"x" * 1000) | {"authorization": f"Bearer {server.token}"}
+        head = [f"PUT /v1/jobs/{lease.job.id}/artifacts/last.pt HTTP/1.1", "host: 127.0.0.1"]
+        head += [f"{name}: {value}" for name, value in told.items()]
+        folder = tmp_path / "artifacts"
+        for left in ("broken off", "stalled"):
+            with socket.create_connection(("127.0.0.1", server.port)) as wire:
+                wire.sendall("\r\n".join([*head, "", ""]).encode() + b"x" * 500)
+                wait_until(lambda: list(folder.iterdir()), "it did not begin to come")
+                if left == "stalled":
+                    server.process.send_signal(signal.SIGTERM)
+                    server.process.wait(60)
+            if left == "broken off":
+                wait_until(lambda: not list(folder.iterdir()), "something is left")
+        assert server.process.returncode == 0

@@ -1,0 +1,398 @@
+"""A job's files on their way: sent while an agent works, fetched by the one that goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from artifacts import bring, lease_of, names_in, restarted
+from batchwright.cli import client_commands
+from batchwright.client import artifacts
+from batchwright.client.artifacts import JobFiles
+from batchwright.client.http import Service, ServiceError
+from batchwright.client.submitting import submit
+from batchwright.errors import BatchwrightError, FileError
+from batchwright.records.documents import change_job
+from batchwright.records.service import ArtifactInfo
+from clients import SECONDS, lines_of, remote, wait_until
+from samples import make_job, make_plan
+from test_service_agent import JOB, Here, hold, made, reached, reached_in_process, state
+
+__all__ = ["hold", "made", "reached_in_process"]  # fixtures
+
+ENDED = ("done", "failed", "cancelled")
+
+
+@pytest.fixture
+def kept(service, tmp_path, monkeypatch):
+    """A service that keeps files, and agents that send them at once."""
+    monkeypatch.setattr(artifacts, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(artifacts, "LOG_SECONDS", 0.05)
+    monkeypatch.setattr(artifacts, "CHECKPOINT_SECONDS", 0.05)
+    monkeypatch.setattr(artifacts, "RETRY_SECONDS", 0.05)
+    return restarted(service, artifacts=str(tmp_path / "kept"))
+
+
+@pytest.fixture
+def waiting(kept):
+    """A job that trains without being asked again."""
+    return submit(remote(kept, "submit"), JOB, name="a job", auto=True)
+
+
+def checkpoint_at(service, job):
+    if "last.pt" not in names_in(service, job.id):
+        return ""
+    return service.get("read", f"/v1/jobs/{job.id}/artifacts/last.pt").text
+
+
+def taken_over(service, clock, here):
+    """The lease that another agent gets once the first one is silent for long enough."""
+    found = []
+
+    def asked():
+        clock.go(10 * 24 * 3600)  # a heartbeat may come in between
+        lease = here.agent._lease()
+        found.extend([lease] if lease is not None else [])
+        return bool(found)
+
+    wait_until(asked)
+    return found[0]
+
+
+def held_in_training(service, job, hold, folder):
+    """An agent half-way through a training, whose checkpoint the service has."""
+    hold.write_text("train")
+    one = Here(service, folder)
+    thread = one.begin()
+    reached(hold, "train")
+    wait_until(lambda: checkpoint_at(service, job) == "after step 10", "no checkpoint came")
+    return one, thread
+
+
+# ------------------------------------------------------------------------------------------- sent
+
+
+def test_a_jobs_files_are_at_the_service_when_it_is_done(kept, waiting, hold, tmp_path):
+    assert Here(kept, tmp_path / "one").work()
+    assert state(kept, waiting).state == "done"
+    names = names_in(kept, waiting.id)
+    assert names == [
+        *("last.pt", "metrics.jsonl", "plan.json", "plan.log", "probe.log"),
+        *("summary.json", "train.log"),
+    ]
+    run = tmp_path / "one" / "jobs" / waiting.id / "run"
+    for name in ("metrics.jsonl", "plan.json", "summary.json"):
+        found = kept.get("read", f"/v1/jobs/{waiting.id}/artifacts/{name}").content
+        assert found == (run / name).read_bytes()
+    assert checkpoint_at(kept, waiting) == "after step 20"
+
+
+def test_a_log_is_there_while_it_is_written_and_after_a_failure(kept, waiting, hold, tmp_path):
+    hold.write_text("probe")
+    thread = Here(kept, tmp_path / "one").begin()
+    reached(hold, "probe")
+    wait_until(lambda: "probe.log" in names_in(kept, waiting.id), "no log came")
+    page = kept.sign_in("read").get(f"/jobs/{waiting.id}").text
+    assert "probe begins" in page
+    hold.write_text("fail plan")
+    hold.unlink()
+    thread.join(SECONDS)
+    job = submit(remote(kept, "submit"), JOB, name="another", auto=True)
+    hold.write_text("fail plan")
+    assert Here(kept, tmp_path / "two", name="two").work()
+    assert state(kept, job).state == "failed"
+    log = kept.get("read", f"/v1/jobs/{job.id}/artifacts/plan.log").text
+    assert log == "plan begins\nerror: plan cannot be done here\n"
+
+
+def test_of_a_long_log_the_end_is_sent_from_a_whole_line_on(tmp_path):
+    log = tmp_path / "a.log"
+    log.write_bytes(b"".join(b"line %d\n" % number for number in range(100)))
+    assert artifacts._end_of(log, 10_000) == log.read_bytes()
+    told = artifacts._end_of(log, 20).decode().splitlines()
+    assert told[1:] == ["line 98", "line 99"]
+    assert told[0] == f"[the first {log.stat().st_size - 16} bytes are left out]"
+
+
+def test_a_service_with_too_little_room_is_told_of_once_and_holds_nothing_up(
+    service, kept, hold, tmp_path
+):
+    restarted(kept, limits={"artifact_bytes_per_job": 5})
+    job = submit(remote(kept, "submit"), JOB, name="a job", auto=True)
+    one, thread = Here(kept, tmp_path / "one"), None
+    hold.write_text("train")
+    thread = one.begin()
+    reached(hold, "train")
+    hold.unlink()
+    thread.join(SECONDS)
+    assert state(kept, job).state == "done"
+    told = [line.split()[3] for line in one.told if "are free for this job" in line]
+    assert "last.pt" in told
+    assert len(told) == len(set(told))
+
+
+def test_a_service_that_is_away_gets_the_newest_later(kept, waiting, hold, tmp_path):
+    hold.write_text("train")
+    one = Here(kept, tmp_path / "one")
+    thread = one.begin()
+    reached(hold, "train")
+    one.agent._service._client.faults = iter(["refused", "lost", "answered", "503"] * 5)
+    wait_until(lambda: checkpoint_at(kept, waiting) == "after step 10")
+    hold.unlink()
+    thread.join(SECONDS)
+    assert state(kept, waiting).state == "done"
+    wait_until(lambda: checkpoint_at(kept, waiting) == "after step 20")
+
+
+# ---------------------------------------------------------------------------------------- gone on
+
+
+def test_another_agent_goes_on_from_the_checkpoint(kept, waiting, hold, tmp_path, clock):
+    _, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
+    two = Here(kept, tmp_path / "two", name="two")
+    lease = taken_over(kept, clock, two)
+    thread.join(SECONDS)
+    hold.unlink()
+    two.agent._carry_out(lease)
+    assert "a job: goes on from the checkpoint that the service has" in two.told
+    found = state(kept, waiting)
+    assert (found.state, found.agent) == ("done", "two")
+    run = tmp_path / "two" / "jobs" / waiting.id / "run"
+    lines = lines_of(run)
+    assert [line.get("step") for line in lines] == [*range(20), None]
+    assert (run / "checkpoints" / "last.pt").read_text() == "after step 20"
+    assert kept.store.runs.get(found.run).records == 21  # the whole run, from its start
+    assert not list((tmp_path / "two" / "jobs" / waiting.id).glob("fetched"))
+
+
+def test_an_agent_that_comes_back_goes_on_from_its_own_folder(kept, waiting, hold, tmp_path):
+    one, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
+    one.agent._stopping.set()
+    thread.join(SECONDS)
+    hold.unlink()
+    run = tmp_path / "one" / "jobs" / waiting.id / "run"
+    (run / "checkpoints" / "last.pt").write_text("later than what was sent")
+    again = Here(kept, tmp_path / "one")
+    assert again.work()
+    assert not any("goes on from" in line for line in again.told)
+    assert [line.get("step") for line in lines_of(run)] == [*range(20), None]
+
+
+def test_an_agent_whose_folder_was_overtaken_takes_what_is_newer(
+    kept, waiting, hold, tmp_path, clock
+):
+    _, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
+    two = Here(kept, tmp_path / "two", name="two")
+    lease = taken_over(kept, clock, two)
+    thread.join(SECONDS)
+    assert bring(kept, lease, "last.pt", b"of two").status_code == 200
+    hold.unlink()
+    one = Here(kept, tmp_path / "one")
+    lease = taken_over(kept, clock, one)
+    one.agent._carry_out(lease)
+    assert "a job: goes on from the checkpoint that the service has" in one.told
+    assert state(kept, waiting).state == "done"
+
+
+LONGER = tuple(one.model_copy(update={"epochs": 10**6}) for one in make_plan().stages)
+
+
+@pytest.mark.parametrize(
+    "change", [{"job": make_job(seed=9)}, {"stages": LONGER}, {"method": "cyclic"}]
+)
+def test_a_checkpoint_of_another_plan_is_not_gone_on_from(
+    kept, waiting, hold, tmp_path, clock, change
+):
+    _, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
+    two = Here(kept, tmp_path / "two", name="two")
+    lease = taken_over(kept, clock, two)
+    thread.join(SECONDS)
+    plan = make_plan().model_copy(update=change).model_dump_json().encode()
+    bring(kept, lease, "plan.json", plan)
+    hold.unlink()
+    two.agent._carry_out(lease)
+    told = "the checkpoint at the service is not gone on from: "
+    assert any(line.startswith(told) for line in two.told)
+    assert state(kept, waiting).state == "done"
+    run = tmp_path / "two" / "jobs" / waiting.id / "run"
+    assert [line.get("step") for line in lines_of(run)] == [*range(20), None]
+
+
+def test_a_checkpoint_that_has_gone_is_told_of_and_training_begins_anew(
+    kept, waiting, hold, tmp_path, clock
+):
+    _, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
+    two = Here(kept, tmp_path / "two", name="two")
+    lease = taken_over(kept, clock, two)
+    thread.join(SECONDS)
+    for path in (tmp_path / "kept").iterdir():
+        path.unlink()
+    hold.unlink()
+    two.agent._carry_out(lease)
+    assert any("last.pt is not fetched" in line and "has gone" in line for line in two.told)
+    assert state(kept, waiting).state == "done"
+
+
+def test_what_comes_damaged_is_not_taken(kept, tmp_path):
+    kept.store.jobs.submit("a job", make_job(), auto=True, owner="submit")
+    lease = lease_of(kept, "one")
+    bring(kept, lease, "last.pt", b"weights")
+    files = JobFiles(remote(kept, "read"), lease.job.id)
+    (info,) = files.listed().artifacts
+    for change in ({"sha256": "0" * 64}, {"size": 3}, {"size": 9}):
+        wrong = ArtifactInfo.model_validate(info.model_dump() | change)
+        with pytest.raises(ServiceError, match="has it damaged"):
+            files.fetch(wrong, tmp_path / "last.pt")
+    assert not [path for path in tmp_path.iterdir() if "last.pt" in path.name]
+    with pytest.raises(FileError, match="cannot write"):
+        files.fetch(info, tmp_path / "no folder" / "last.pt")
+    files.save(info, tmp_path / "new" / "last.pt")
+    assert (tmp_path / "new" / "last.pt").read_bytes() == b"weights"
+    with pytest.raises(FileError, match="exists"):
+        files.save(info, tmp_path / "new" / "last.pt")
+
+
+def test_files_are_listed_and_fetched_by_a_command(kept, reached_in_process, tmp_path, capsys):
+    kept.store.jobs.submit("a job", make_job(), auto=True, owner="submit")
+    lease = lease_of(kept, "one")
+    bring(kept, lease, "last.pt", b"w" * 2048)
+    bring(kept, lease, "train.log", b"one\n\x1b[31mtwo\n")
+    client_commands.fetch(lease.job.id, "http://127.0.0.1:8400")
+    assert capsys.readouterr().out == "last.pt\t2.00 KiB\ntrain.log\t0.0127 KiB\n"
+    client_commands.fetch(lease.job.id, "http://127.0.0.1:8400", ["train.log"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("one\n")
+    assert "\x1b" not in shown
+    client_commands.fetch(lease.job.id, "http://127.0.0.1:8400", ["last.pt"], out=tmp_path)
+    assert (tmp_path / "last.pt").read_bytes() == b"w" * 2048
+    with pytest.raises(BatchwrightError, match=r"keeps no best\.pt of this job: there is last\.pt"):
+        client_commands.fetch(lease.job.id, "http://127.0.0.1:8400", ["best.pt"])
+
+
+# ------------------------------------------------------------------------------ processes, killed
+
+SERVE = """
+import sys
+from batchwright.service.operating.serving import serve
+from batchwright.service.settings import Limits, Settings
+folder = sys.argv[1]
+serve(
+    Settings(
+        database=f"sqlite:///{folder}/service.sqlite",
+        port=0,
+        lease_seconds=3.0,
+        keep_seconds=0.0,
+        artifacts=f"{folder}/kept",
+        limits=Limits(requests_per_second=10000.0, burst=10000),
+    ),
+    on_start=lambda address, store: print(address, flush=True),
+)
+"""
+
+AGENT = """
+import sys
+from batchwright.client import artifacts
+artifacts.LOOK_SECONDS = artifacts.CHECKPOINT_SECONDS = 0.1
+from batchwright.cli.commands import main
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, monkeypatch):
+    """As one that nobody interrupted; the first agent and all that it started are killed."""
+    keys = {"data": "digits", "network": "resnet8", "epochs": 6, "workers": 1, "seed": 5}
+    how = {"global_batch": 32, "method": "plain", "checkpoint_steps": 10, "probe.budget": 2.0}
+    job = change_job(JOB, keys | how)
+    processes = []
+
+    def started(name, *words, **more):
+        log = (tmp_path / f"{name}.log").open("ab")
+        process = subprocess.Popen(
+            [sys.executable, *words], stdin=subprocess.DEVNULL, stderr=log, stdout=log, **more
+        )
+        processes.append(process)
+        return process
+
+    def log_of(name):
+        return (tmp_path / f"{name}.log").read_text()
+
+    try:
+        started("server", "-c", SERVE, str(tmp_path))
+        wait_until(lambda: "http://" in log_of("server"), "no server")
+        url = next(line for line in log_of("server").splitlines() if line.startswith("http://"))
+        token = (tmp_path / "local-token").read_text().strip()
+        monkeypatch.setenv("BATCHWRIGHT_TOKEN", token)
+
+        def agent(name):
+            words = ("-c", AGENT, "agent", "--server", url, "--folder", str(tmp_path / name))
+            return started(name, *words, "--name", name, start_new_session=True)
+
+        with Service(url, token) as service:
+            info = submit(service, job, name="a job", auto=True)
+            place = f"/v1/jobs/{info.id}"
+
+            def files():
+                found = service.get(f"{place}/artifacts")["artifacts"]
+                return {one["name"]: one["sha256"] for one in found}
+
+            one = agent("one")
+            first = []
+
+            def second_checkpoint():
+                digest = files().get("last.pt")
+                first.extend([digest] if digest and digest not in first else [])
+                assert service.get(place)["state"] not in ENDED, log_of("one")
+                return len(first) >= 2
+
+            wait_longer(second_checkpoint, lambda: log_of("one"))
+            os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
+            agent("two")
+            wait_longer(lambda: service.get(place)["state"] in ENDED, lambda: log_of("two"))
+            assert service.get(place)["state"] == "done", log_of("two")
+            assert "goes on from the checkpoint" in log_of("two")
+            (tmp_path / "plan.json").write_text(json.dumps(service.get(f"{place}/plan")))
+            found = service.get(place)
+            epochs = service.get(f"/v1/runs/{found['run']}")["epochs_done"]
+        assert epochs == 6
+        words = ["train", str(tmp_path / "plan.json"), "--out", str(tmp_path / "whole")]
+        done = subprocess.run(
+            [sys.executable, "-m", "batchwright.cli.commands", *words, "--report-to", ""],
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        whole = weights(tmp_path / "whole")
+        again = weights(tmp_path / "two" / "jobs" / info.id / "run")
+        assert whole.keys() == again.keys()
+        assert all(torch.equal(whole[name], again[name]) for name in whole)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def wait_longer(true, told):
+    for _ in range(8):  # a busy machine may take long
+        try:
+            return wait_until(true)
+        except AssertionError as error:
+            if error.args and error.args[0]:
+                raise
+    raise AssertionError(told())
+
+
+def weights(run: Path):
+    content = io.BytesIO((run / "checkpoints" / "last.pt").read_bytes())
+    return torch.load(content, weights_only=True)["model"]
