@@ -40,7 +40,7 @@ from batchwright.client.submitting import submit
 from batchwright.records import Job, Profile
 from batchwright.records.documents import write_record
 from batchwright.records.service import AgentIntroduction, JobProgress
-from batchwright.service.access import COOKIE
+from batchwright.service.access import cookie_name
 from batchwright.service.database.tables import audit
 from batchwright.service.database.tables import jobs as stored
 from batchwright.service.job_states import Standing
@@ -318,7 +318,8 @@ def full_history(extent: Extent, folder: Path) -> dict[str, list[float]]:
         session = store.sign_in.enter(store.sign_in.link(["read"]))
     finally:
         store.close()
-    api, browser = {"authorization": f"Bearer {token}"}, {"cookie": f"{COOKIE}={session}"}
+    cookie = cookie_name(Settings(database=database))
+    api, browser = {"authorization": f"Bearer {token}"}, {"cookie": f"{cookie}={session}"}
     asked = {
         "page": ("GET", "/jobs", browser),
         "jobs": ("GET", "/v1/jobs", api),

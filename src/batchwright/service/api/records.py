@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
 
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
 from batchwright.service.access import Reader, Reporter, Stored
@@ -72,7 +73,11 @@ def append_records(
     return taken
 
 
-@router.get("/{run}/records", response_model_exclude_defaults=True)
+@router.get(
+    "/{run}/records",
+    response_model=None,
+    responses={200: {"model": RecordPage, "description": "The records."}},
+)
 def get_records(
     store: Stored,
     _caller: Reader,
@@ -88,8 +93,10 @@ def get_records(
     limit: Annotated[
         int, Query(ge=1, le=5000, description="At most so many of them, fewer where they are long.")
     ] = 1000,
-) -> RecordPage:
+) -> StreamingResponse:
     """Records: with `most` and `kind` evenly spaced ones of the whole run, else page by page."""
     if most is not None and kind is not None:
-        return store.records.page(run, kind, most)
-    return store.records.after(run, kind, after, limit)
+        found = store.records.spaced(run, kind, most)
+    else:
+        found = store.records.following(run, kind, after, limit)
+    return StreamingResponse(found.pieces(), media_type="application/json")

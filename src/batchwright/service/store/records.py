@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ from batchwright.records.lines.run_lines import EpochLine, RunLine, note
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
 from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import THERE, records, runs
-from batchwright.service.problems import Conflict, Forbidden, Refused, ServiceProblem
+from batchwright.service.problems import Conflict, Forbidden, NotFound, Refused, ServiceProblem
 from batchwright.service.settings import Settings
 from batchwright.service.store.lines import LONGEST_LINE
 from batchwright.service.store.part import Clock, Part, missing
@@ -32,11 +32,67 @@ from batchwright.service.store.tokens import Caller
 MOST_DROPPED = 200_000
 """Records of a run that are dropped to be sent anew: one transaction removes them."""
 
-MOST_CHARACTERS = 32 * 2**20
+MOST_CHARACTERS = 16 * 2**20
 """Of records handed out at once, however many were asked for."""
+
+PIECE_CHARACTERS = 64 * 1024
+"""Of an answer, sent at once."""
 
 MOST_EPOCHS = 10_000
 """Epoch lines handed out at once; of more, evenly spaced ones."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Records as they are stored, each read when it is wanted: as text they take a tenth of the
+    memory.
+
+    Attributes:
+        kind: Of all of them; empty where they are of several.
+        total: As of `RecordPage`, and so is `stride`.
+        stride: Every so many of them is here.
+        rows: Sequence numbers and texts.
+        data: What the run trains on.
+    """
+
+    kind: str
+    total: int
+    stride: int
+    rows: Sequence[tuple[int, str]]
+    data: Callable[[], DataFacts]
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """Their numbers."""
+        return tuple(sequence for sequence, _ in self.rows)
+
+    def page(self) -> RecordPage:
+        """All of them, read."""
+        return RecordPage(
+            kind=self.kind,
+            total=self.total,
+            stride=self.stride,
+            sequences=self.sequences,
+            records=tuple(self._line(*row) for row in self.rows),
+        )
+
+    def pieces(self) -> Iterator[bytes]:
+        """The page as JSON, piece by piece."""
+        told = {"kind": self.kind, "total": self.total, "stride": self.stride}
+        text, between = json.dumps(told | {"sequences": self.sequences})[:-1] + ', "records":[', ""
+        for row in self.rows:
+            text += between + line_text(self._line(*row))
+            between = ","
+            if len(text) >= PIECE_CHARACTERS:
+                yield text.encode()
+                text = ""
+        yield f"{text}]}}".encode()
+
+    def _line(self, sequence: int, body: str) -> RunLine:
+        try:
+            return read_line(body, self.data)
+        except (ValueError, NotFound):  # earlier versions took lines of any kind
+            return note(f"record {sequence} is none that this version knows")
 
 
 class Records(Part):
@@ -81,6 +137,10 @@ class Records(Part):
         return delivery.taken
 
     def page(self, identifier: str, kind: str, most: int = 1000) -> RecordPage:
+        """All that `spaced` finds."""
+        return self.spaced(identifier, kind, most).page()
+
+    def spaced(self, identifier: str, kind: str, most: int = 1000) -> Stored:
         """Records of a kind, evenly spaced, at most ``most`` and the newest; fewer of long ones."""
         with self._database.reading() as connection:
             total, newest = _counts(connection, identifier).get(kind, (0, -1))
@@ -95,11 +155,17 @@ class Records(Part):
             if total and (not rows or rows[-1][0] < newest):
                 last = _lines_of(identifier).where(records.c.sequence == newest)
                 rows += [(row.sequence, row.body) for row in connection.execute(last)]
-        return self._page(identifier, kind, total, 2**level, rows)
+        return Stored(kind, total, 2**level, rows, cache(lambda: self.data(identifier)))
 
     def after(
         self, identifier: str, kind: str | None = None, sequence: int = -1, limit: int = 1000
     ) -> RecordPage:
+        """All that `following` finds."""
+        return self.following(identifier, kind, sequence, limit).page()
+
+    def following(
+        self, identifier: str, kind: str | None = None, sequence: int = -1, limit: int = 1000
+    ) -> Stored:
         """All records after ``sequence``, of one kind or of all (``kind`` of the page is empty).
 
         Args:
@@ -118,7 +184,7 @@ class Records(Part):
                 total = counts.get(kind, (0, -1))[0]
                 wanted = _after_of_kind(identifier, kind, sequence, limit, total.bit_length())
             rows, _ = _read(connection, wanted.order_by(records.c.sequence).limit(limit))
-        return self._page(identifier, kind or "", total, 1, rows)
+        return Stored(kind or "", total, 1, rows, cache(lambda: self.data(identifier)))
 
     def epochs(self, identifier: str) -> list[EpochRecord]:
         """The finished epochs in their order; one that was done again as it was the last time."""
@@ -130,25 +196,6 @@ class Records(Part):
         """What a run trains on."""
         plan = json.loads(self._value(runs.c.plan, identifier, THERE))
         return DataFacts.model_validate_json(json.dumps(plan["data"]))
-
-    def _page(
-        self, identifier: str, kind: str, total: int, stride: int, rows: Sequence[tuple[int, str]]
-    ) -> RecordPage:
-        data = cache(lambda: self.data(identifier))
-
-        def line(sequence: int, body: str) -> RunLine:
-            try:
-                return read_line(body, data)
-            except ValueError:  # earlier versions took lines of any kind
-                return note(f"record {sequence} is none that this version knows")
-
-        return RecordPage(
-            kind=kind,
-            total=total,
-            stride=stride,
-            sequences=tuple(sequence for sequence, _ in rows),
-            records=tuple(line(*row) for row in rows),
-        )
 
     # ------------------------------------------------------------------------------------ storing
 

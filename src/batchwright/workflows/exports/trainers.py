@@ -72,7 +72,7 @@ def recipe(plan: Plan, trainer: str) -> Recipe:
     (first, *others), sizes = plan.stages, set(plan.stages[0].local_batch_sizes)
     for found, what in (
         (plan.server is not None, f"method={plan.method} trains two batch sizes at once"),
-        (plan.method_spec.follows_speed, f"with method={plan.method} shares follow speed"),
+        (bool(plan.method_spec.balancer), f"with method={plan.method} shares follow speed"),
         (bool(others), f"the plan has {len(plan.stages)} stages"),
         (len(sizes) > 1, f"its local batches differ ({min(sizes)} to {max(sizes)} samples)"),
         (plan.ags is not None, f"ags.mode={plan.ags and plan.ags.mode} scales gradients"),
@@ -207,7 +207,8 @@ def _started(plan: Plan, target: Target) -> str:
 def _module(made: Recipe, usage: str, options: str) -> str:
     plan, job = made.plan, made.job
     samples = made.batch * made.accumulation * plan.workers
-    taken = "import batchwright as bw\nimport torch" if plan.update == "muon" else "import torch"
+    built = _optimizer(made)
+    taken = "import batchwright as bw\nimport torch" if "bw." in built else "import torch"
     return f'''"""{headline(plan)}.
 
 Save it as plan.py beside the script:
@@ -243,28 +244,28 @@ def rate_factor(epoch):
 
 
 def _optimizer(made: Recipe) -> str:
+    """The body of a function of a model."""
     rate, job = made.plan.stages[0].learning_rate, made.job
-    if made.plan.update == "muon":
-        return (
-            f"    return bw.muon(model, lr={rate!r}, momentum={job.momentum!r}, "
-            f"weight_decay={job.weight_decay!r})\n"
-        )
+    momentum, decay = f"momentum={job.momentum!r}", f"{job.weight_decay!r}"
     kinds = {
-        "sgd": f"SGD(groups, lr={rate!r}, momentum={job.momentum!r}, nesterov={job.momentum > 0})",
-        "adamw": f"AdamW(groups, lr={rate!r})",
+        "sgd": f"torch.optim.SGD(groups, lr={rate!r}, {momentum}, nesterov={job.momentum > 0})",
+        "adamw": f"torch.optim.AdamW(groups, lr={rate!r})",
+        "muon": f"bw.muon(model, lr={rate!r}, {momentum}, weight_decay={decay})",
     }
     if made.plan.update not in kinds:
         raise PlanError(
             f"optimizer={made.plan.update} is not one that other trainers have: plan again with "
-            f"optimizer={' or optimizer='.join((*kinds, 'muon'))}"
+            f"optimizer={' or optimizer='.join(kinds)}"
         )
-    decay = f'"weight_decay": {job.weight_decay!r}'
+    built = kinds[made.plan.update]
+    if "groups" not in built:
+        return f"    return {built}\n"
     return f"""    trained = [one for one in model.parameters() if one.requires_grad]
     groups = [
-        {{"params": [one for one in trained if one.ndim > 1], {decay}}},
+        {{"params": [one for one in trained if one.ndim > 1], "weight_decay": {decay}}},
         {{"params": [one for one in trained if one.ndim <= 1], "weight_decay": 0.0}},
     ]
-    return torch.optim.{kinds[made.plan.update]}
+    return {built}
 """
 
 
