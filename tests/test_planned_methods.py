@@ -645,7 +645,7 @@ def test_one_value_several_or_a_word(word, value):
 
 def test_as_many_stated_times_as_resolutions_are_wanted():
     stated = Virtual(sample_seconds=(0.001, 0.002, 0.003), step_seconds=0.01)
-    with pytest.raises(PlanError, match=r"virtual.sample_seconds=0.001,0.002,0.003: 3 values for"):
+    with pytest.raises(BatchwrightError, match=r"virtual.sample_seconds=0.001,0.002,0.003: 3 values for"):
         virtual("hybrid", virtual=stated)
 
 

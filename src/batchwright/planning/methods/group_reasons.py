@@ -90,7 +90,8 @@ def _updates(found: Served, pace: Pace) -> str:
     cheaper = [n for n in range(border) if overheads[n] < max(overheads[border:])]
     if cheaper:
         listed = ", ".join(map(str, cheaper))
-        why += f"; a step costs worker(s) {listed} less than others with the small batch: number "
+        who = "worker" if len(cheaper) == 1 else "workers"
+        why += f"; a step costs {who} {listed} less than others with the small batch: number "
         why += "workers so that the last ones have the least fixed time"
     return f"{why}."
 
