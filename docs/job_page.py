@@ -233,7 +233,7 @@ EXAMPLES = {
 HEAD = """\
 # Job keys
 
-<!-- Written by docs/job_page.py from records/job.py; change it there. -->
+<!-- Written by docs/job_page.py from records/job.py and job_sections.py; change it there. -->
 
 A job says what to train and on what: everything that changes the result is a key. Give keys on the
 command line, in a YAML file, or both; what comes later wins:

@@ -26,6 +26,15 @@ def restarted(service: Service, **changes: Any) -> Service:
     return service
 
 
+def over_postgresql(service: Service, request: Any) -> Service:
+    """A service like another one, over a PostgreSQL database of its own."""
+    url = request.getfixturevalue("postgres")()
+    settings = service.settings.model_copy(update={"database": url})
+    store = Store.open(settings, service.clock)
+    request.addfinalizer(store.close)
+    return Service(store, settings, service.clock)
+
+
 def leased(service: Service, agent: str = "one", owner: str = "report") -> Lease:
     """A new job that an agent has."""
     service.store.jobs.submit("a job", make_job(), auto=True, owner="submit")

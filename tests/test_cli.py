@@ -329,7 +329,7 @@ def test_a_plan_for_other_data_is_refused(refused):
         (["epochs=3"], "epochs=3 differs from the plan's epochs=30: plan again"),
         (["goal.accuracy=0.9"], "goal.accuracy=0.9 differs from the plan's goal.accuracy=None: "),
         (["network=vgg8"], "network=vgg8 differs from the plan's network=resnet8"),
-        (["launch=in-process"], "the plan is for 2 workers: launch=in-process is one"),
+        (["launch=in-process"], "workers=2 with launch=in-process: that is one worker"),
         (["epocs=3"], "did you mean 'epochs'?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.algorithms.solving import solve_rising
-from batchwright.errors import PlanError
+from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.candidates import local_batches as shares_module
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.local_batches import largest_shares, local_batches, split
@@ -262,7 +262,7 @@ def test_asked_workers_that_no_cluster_has_are_refused():
     ],
 )
 def test_kinds_that_make_no_sense_are_refused(kinds, keys, named):
-    with pytest.raises(PlanError, match=named) as caught:
+    with pytest.raises(BatchwrightError, match=named) as caught:
         planned(kinds, **keys)
     assert "\n" not in str(caught.value)
 

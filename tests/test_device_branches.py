@@ -12,6 +12,16 @@ import test_gpu
 ROOT = Path(batchwright.__file__).parent
 
 ELSEWHERE = {
+    **dict.fromkeys(
+        (
+            "records.agent_rules:needs_of",
+            "workflows.exports.launchers:_devices",
+            "workflows.exports.trainers:accelerate",
+            "workflows.exports.trainers:lightning",
+            "workflows.exports.trainers:transformers",
+        ),
+        "reads what a plan or job says of the device, and touches none",
+    ),
     "distributed.reducer:Reducer._lay_out": "in processes, by the tests of several workers",
     "training.session:_refuse_synchronized_on_cpu": "says what the CPU cannot do",
 }

@@ -1,7 +1,7 @@
 """Accuracy after each epoch: predicted, told beside what was measured, and when it strays."""
 
 import pytest
-from benchmarks.planning.epoch_curves import Shortfall, fitted, law_of
+from benchmarks.tools.epoch_curves import Shortfall, fitted, law_of
 
 from batchwright.algorithms.splicing import spliced
 from batchwright.cli.output import result

@@ -110,6 +110,7 @@ WITHOUT_TORCH = {
     "distributed.launch_with_server",
     "distributed.processes",
     "distributed.server_child",
+    "distributed.supervisor",
     "distributed.worker_processes",
 }
 

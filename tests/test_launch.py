@@ -240,7 +240,10 @@ def test_a_stop_leaves_a_minute_for_step_and_checkpoint_unless_a_second_comes(
     monkeypatch.setattr(worker_processes, "time", process)
     workers = worker_processes.Children(["unused"], threads=1, folder=tmp_path, environment={})
     workers._processes[0] = process
-    told = launch._stop(workers, lambda: None, noted)
+    run = launch.AllTogether(workers, tmp_path, workers=1)
+    run.noted = noted
+    run._stop()
+    told = run.killed
     assert told.startswith(said)
     assert bool(told) == bool(said)
     assert process.now == pytest.approx(ended, abs=1)
@@ -263,8 +266,10 @@ def test_a_stop_says_who_had_to_be_killed_under_a_server(
     workers = worker_processes.Children(["unused"], threads=1, folder=tmp_path, environment={})
     workers._processes[0] = process
     server = EndingServer(process, server_seconds)
-    run = launch_with_server._Run(workers, server, 1, tmp_path, 0, print)
-    told = run.watch(lambda: None, process.noted)
+    run = launch_with_server.WithServer(workers, tmp_path, server, workers=1)
+    run.noted = process.noted
+    run._stop()
+    told = run.killed
     assert told.startswith(said)
     assert bool(told) == bool(said)
     assert ("lost" in told) == (server_seconds > 60)

@@ -18,7 +18,7 @@ from batchwright.prediction.accuracy import learning
 from batchwright.prediction.accuracy.learning import PRIOR, Prior, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
 from batchwright.records import Estimate, Goal, RunSummary, Trial
-from batchwright.records.registries.optimizers import OPTIMIZERS
+from batchwright.records.registries.optimizers import OPTIMIZERS, Normal
 from batchwright.reporting.data.reading import compared_rows
 from samples import make_job, make_profile, make_summary
 from test_choice import chosen, reason
@@ -224,7 +224,11 @@ def test_no_rate_is_taken_beyond_those_that_were_tried():
 
 
 def test_trainings_at_the_usual_rate_tell_as_much_whatever_is_known_of_others():
-    other = replace(PRIOR, best_rate=dict.fromkeys(PRIOR.best_rate, learning.Normal(2.0, 0.1)))
+    names = ("sgd", "muon")
+    other = replace(
+        PRIOR,
+        optimizers={n: PRIOR.of(n)._replace(best_rate=Normal(2.0, 0.1)) for n in names},
+    )
     usual, changed = (fit_learning(measured(), classes=CLASSES, prior=p) for p in (PRIOR, other))
     for one in measured():
         assert usual.accuracy(one.training) == changed.accuracy(one.training)

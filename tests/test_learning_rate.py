@@ -133,7 +133,7 @@ def test_a_warmup_left_open_is_as_long_as_the_poster_found_best(scaling):
 def test_a_rate_that_is_not_scaled_up_has_no_warmup(batch):
     assert planned_rule(Job(), batch, 30).warmup_epochs == 0
     assert planned_rule(Job(scaling="none"), 64 * batch, 30).warmup_epochs == 0
-    assert fitted_warmup(batch / 128, 30) == (0, 0, 0)
+    assert fitted_warmup(batch / 128, 30)[:3] == (0, 0, 0)
 
 
 @given(first=st.floats(1.001, 1e6), second=st.floats(1.001, 1e6), epochs=st.integers(1, 1000))
@@ -141,15 +141,15 @@ def test_a_larger_batch_never_warms_up_shorter_and_nothing_over_half_the_epochs(
     first, second, epochs
 ):
     small, large = (fitted_warmup(ratio, epochs) for ratio in sorted((first, second)))
-    for shorter, longer in zip(small, large, strict=True):
+    for shorter, longer in zip(small[:3], large[:3], strict=True):
         assert 0 < shorter <= longer <= epochs / 2
     for one in (small, large):
         assert one.least <= one.epochs <= one.most
 
 
 def test_the_warmup_is_as_uncertain_as_the_posters_grid_is_coarse():
-    assert fitted_warmup(60, 90) == (5, 2.5, 7.5)
-    assert fitted_warmup(240, 90) == (10, 7.5, 15)
+    assert fitted_warmup(60, 90) == (5, 2.5, 7.5, "law")
+    assert fitted_warmup(240, 90) == (10, 7.5, 15, "law")
     below, above = fitted_warmup(6, 90), fitted_warmup(2400, 90)
     assert below.most / below.least > 7.5 / 2.5
     assert above.most / above.least > 15 / 7.5
@@ -242,11 +242,6 @@ def test_default_rate_depends_on_the_optimizer_and_an_asked_one_is_kept():
     assert planned_rule(Job(optimizer="adamw"), 128, 30).peak == 0.001
     rule = planned_rule(Job(learning_rate=0.3, base_batch=64, scaling="linear"), 128, 30)
     assert (rule.base, rule.base_batch, rule.peak) == (0.3, 64, 0.6)
-
-
-def test_a_warmup_longer_than_the_training_is_refused():
-    with pytest.raises(JobError, match="warmup_epochs=31"):
-        planned_rule(Job(warmup_epochs=31), 128, 30)
 
 
 @pytest.mark.parametrize("rate", ["0", "-0.1", "nan", "inf"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from batchwright.errors import PlanError
-from batchwright.planning import method_choice
+from batchwright.errors import JobError
 from batchwright.planning.candidates.learnt import teaches
 from batchwright.planning.candidates.optimizer import optimizers_of
+from batchwright.planning.methods import dynamic_batch
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.resolution import settled
-from batchwright.planning.validation import check_open_method
 from batchwright.records import Job, Plan, RunSummary, Virtual
 from batchwright.records.documents import change_job
 from batchwright.records.run import WorkerTime
@@ -95,7 +94,7 @@ def test_time_by_shares_is_that_of_steps_that_all_end_together():
     first = (level - b) / a  # samples of the first worker, and of the second
     assert first + (0.5 * level - 2 * b) / a == pytest.approx(96)
     steps = 50_000 // 96 + 1
-    assert method_choice.saved_by_shares(plan, ()) == pytest.approx(
+    assert dynamic_batch.saved_by_shares(plan, ()) == pytest.approx(
         plan.epochs * steps * (even - level), rel=0.01
     )
 
@@ -155,12 +154,8 @@ def _is_of(plan: Plan, one) -> bool:
     ],
 )
 def test_a_key_of_one_method_is_refused_where_the_plan_is_to_choose(key, method):
-    job = change_job(Job(), {"method": "auto"}, [key])
-    with pytest.raises(PlanError, match=f"{key} is for method=.*{method}") as refused:
-        check_open_method(job)
-    assert "\n" not in str(refused.value)
-    with pytest.raises(PlanError, match="leaves the method to the plan"):
-        plan_without_profile(job, make_data(), make_network())
+    with pytest.raises(JobError, match=f"{key} is for method=.*{method}.* leaves the method to"):
+        change_job(Job(), {"method": "auto"}, [key])
 
 
 def test_what_is_left_to_the_plan_is_probed_at_lower_resolutions_and_tried_as_plain_is():

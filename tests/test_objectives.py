@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.errors import PlanError
+from batchwright.errors import JobError, PlanError
 from batchwright.planning.candidates.choice import LEAST_CHANCE
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.planner import make_plan, plan_to_measure
@@ -334,8 +334,8 @@ def test_what_is_measured_for_a_goal_of_accuracy_does_not_wait_for_trials(goal):
 
 def test_keys_of_a_target_are_idle_without_one_and_cost_needs_a_price():
     assert idle_keys(Job(goal=Goal(confidence=0.9, least="cost")))
-    assert not idle_keys(Job(goal=Goal(confidence=0.9, least="cost", accuracy=0.5)))
-    with pytest.raises(PlanError, match=r"goal\.least=cost needs the price"):
+    assert not idle_keys(Job(goal=Goal(confidence=0.9, least="cost", accuracy=0.5, price=1)))
+    with pytest.raises(JobError, match=r"goal\.least=cost needs the price"):
         planned(accuracy=0.5, least="cost")
 
 

@@ -19,7 +19,7 @@ from batchwright.probing.pairs import BUDGET, ENOUGH_VISITS, LEAST_VISITS, PairV
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Killed
 from batchwright.records import Job, MemoryParts, ProbeSettings, Profile
-from batchwright.records.job import LEAST_BUDGET
+from batchwright.records.job_sections import LEAST_BUDGET
 from samples import make_data, make_job, make_network, make_profile
 from test_match_rounds import make_pair
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from batchwright.errors import JobError, PlanError
+from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.records import (
     Cluster,
@@ -276,7 +276,7 @@ def test_the_plan_explains_itself():
 )
 def test_what_does_not_fit_is_refused_in_one_line(profile, changes, named):
     made = profile_of(**profile)
-    with pytest.raises(PlanError, match=named) as caught:
+    with pytest.raises(BatchwrightError, match=named) as caught:
         make_plan(made, made.job.model_copy(update=changes) if changes else None)
     assert "\n" not in str(caught.value)
 

@@ -465,7 +465,7 @@ def test_no_trials_without_time_or_for_another_method(changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"epochs": 2, "warmup_epochs": 5},
+        {"goal": {"max_cost": 1e-9, "price": 1}},
         {"ags": {"mode": "norm"}, "micro_batch": 16},
         {"scaling": "gain", "micro_batch": 16},
     ],

@@ -64,6 +64,9 @@ def test_what_members_name_is_there_to_call():
         assert callable(import_object(source.open, source.name))
     for launcher in LAUNCHERS.values():
         assert callable(import_object(launcher.train, launcher.name))
+    for method in METHODS.values():
+        for named in (method.plan, method.balancer, method.reason, method.saves):
+            assert not named or callable(import_object(named, method.name))
     assert {*AUTO} <= {*OPTIMIZERS}
 
 
@@ -132,6 +135,62 @@ def test_data_of_another_package_are_opened_at_their_place_and_name_no_code_to_c
         "data=plates needs the folder: data=plates:PATH",
         "data=plate:12 is unknown; did you mean plates:PATH?",
     ]
+
+
+def test_a_method_of_another_package_is_planned_measured_or_not_and_explained():
+    found = told_by(
+        f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
+        "from batchwright.records import Job, Plan\n"
+        "from batchwright.planning.planner import make_plan, plan_without_profile\n"
+        "from samples import make_data, make_network, make_profile\n"
+        "job = Job(method='growing', workers=2, resolutions=[8], global_batch=64, epochs=5)\n"
+        "bare = plan_without_profile(job, make_data(), make_network())\n"
+        "profile = make_profile()\n"
+        "keys = {'method': 'growing', 'global_batch': 128, 'epochs': 5, 'workers': 2}\n"
+        "plan = make_plan(profile, profile.job.model_copy(update=keys))\n"
+        "plan = Plan.model_validate_json(plan.model_dump_json())\n"
+        "assert 'torch' not in sys.modules\n"
+        "rows = [[(s.epochs, s.global_batch_size) for s in p.stages] for p in (bare, plan)]\n"
+        "why = next(one for one in plan.reasons if one.choice == 'method')\n"
+        "assert 'growing' in plan.explain()\n"
+        "import json\n"
+        "print(json.dumps([rows, why.why, why.reference]))"
+    )
+    rows, why, reference = json.loads(found)
+    assert rows == [[[2, 64], [3, 128]], [[2, 128], [3, 256]]]
+    assert why == "Asked for. A larger batch later does what a lower rate does."
+    assert reference == "Smith et al. 2018, arXiv 1711.00489"
+
+
+def test_methods_and_launchers_of_other_packages_are_known_by_name():
+    found = told_by(
+        "from batchwright.errors import JobError\n"
+        "from batchwright.records import Job\n"
+        "for keys in ({'method': 'growin'}, {'launch': 'noted', 'workers': 2}):\n"
+        "    try: Job(**keys)\n"
+        "    except JobError as error: print(error)\n"
+    )
+    method, launch = found.splitlines()
+    assert method.endswith("'hybrid' or 'growing'")
+    assert launch == "workers=2 with launch=noted: that is one worker"
+
+
+@pytest.mark.slow
+def test_a_method_and_a_launcher_of_another_package_train_and_report(tmp_path):
+    told_by(
+        "from batchwright.cli.commands import main; main()",
+        OTHER_PACKAGE,
+        words=[
+            *("run", "data=digits", "resolutions=8", "method=growing", "launch=noted", "epochs=2"),
+            *("global_batch=64", "probe.budget=1", "probe.learning=0"),
+            *("--out", str(tmp_path / "run")),
+        ],
+    )
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["plan"]["method"], summary["plan"]["job"]["launch"]) == ("growing", "noted")
+    assert [one["steps"] for one in summary["epochs"]] == [23, 12]  # 1,437 images
+    assert (tmp_path / "run" / "noted.txt").read_text() == "growing on 1"
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 @pytest.mark.slow

@@ -39,9 +39,9 @@ def a_run(name, corrects, *, method="plain", seed=0, seconds=1.0, simulated=Fals
     (stage,) = make_plan().stages
     plan = make_plan(considered=(), stages=(stage.model_copy(update={"epochs": len(corrects)}),))
     plan = make_hybrid_plan() if method == "hybrid" else plan
-    plan = plan.model_copy(
-        update={"job": make_job(method=method, seed=seed, workers=plan.workers), **changes}
-    )
+    keys = {"resolutions": (24, 32)} if method == "hybrid" else {}
+    job = make_job(method=method, seed=seed, workers=plan.workers, **keys)
+    plan = plan.model_copy(update={"job": job, **changes})
     return make_summary(run_folder=f"runs/{name}", plan=plan, epochs=epochs, simulated=simulated)
 
 

@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.algorithms.presets import PRESETS
-from batchwright.errors import PlanError
+from batchwright.errors import JobError
 from batchwright.planning.resolution import (
+    preset_doubts,
     rising_sides,
     schedule_of,
     settled,
     sub_stages,
 )
 from batchwright.records import Job
+from batchwright.records.job import check_job
+from batchwright.records.registries.presets import PRESETS
 from samples import make_data
 
 CIFAR100 = make_data(name="cifar100", classes=tuple(f"c{n}" for n in range(100)), side=32)
@@ -65,7 +67,7 @@ def test_the_imagenet_preset_has_the_published_stage_table():
 
 
 def test_the_presets_have_the_published_rates_and_batches():
-    found = {name: (one.rates, one.batches, one.epochs) for name, one in PRESETS.items()}
+    found = {name: (one.rates, one.batches, sum(one.stage_epochs)) for name, one in PRESETS.items()}
     assert found == {
         "cifar100": ((0.2, 0.02, 0.002), (600, 560), 140),
         "imagenet": ((0.2, 0.02, 0.002), (2330, 1110, 740), 105),
@@ -115,15 +117,15 @@ def test_a_preset_means_nothing_to_methods_without_a_cycle():
     ],
 )
 def test_a_preset_says_why_it_does_not_suit_the_data(data, words):
-    doubts = PRESETS["cifar100"].doubts(data)
+    doubts = preset_doubts(PRESETS["cifar100"], data)
     assert len(doubts) == len(words)
     for doubt, word in zip(doubts, words, strict=True):
         assert word in doubt
 
 
 def test_the_imagenet_preset_suits_any_folder_of_a_thousand_classes_that_is_large_enough():
-    assert PRESETS["imagenet"].doubts(IMAGENET) == ()
-    assert "160 px or more" in PRESETS["imagenet"].doubts(CIFAR100)[1]
+    assert preset_doubts(PRESETS["imagenet"], IMAGENET) == ()
+    assert "160 px or more" in preset_doubts(PRESETS["imagenet"], CIFAR100)[1]
 
 
 # ------------------------------------------------------------------------------- stages and parts
@@ -230,5 +232,5 @@ def test_resolutions_below_the_networks_least_are_left_out():
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes, named):
-    with pytest.raises(PlanError, match=named):
-        schedule_of(settled(job_of(**changes), CIFAR100))
+    with pytest.raises(JobError, match=named):
+        check_job(settled(job_of(**changes), CIFAR100))

@@ -165,10 +165,10 @@ def test_a_server_that_is_started_again_is_told_who_is_gone(tmp_path, monkeypatc
         start=lambda resume: told.append("started"), give_up=lambda rank: told.append(rank)
     )
     workers = SimpleNamespace(kill=lambda: None, forget=lambda rank: None)
-    watch = launch_with_server._Run(workers, server, 3, tmp_path, 0, lambda line: None)
+    watch = launch_with_server.WithServer(workers, tmp_path, server, workers=3)
     watch._after_worker(1, -signal.SIGKILL)
     watch._most = 1
-    monkeypatch.setattr(watch, "_start", lambda rank: None)
+    monkeypatch.setattr(watch, "_start_worker", lambda rank: None)
     watch._after_server(-signal.SIGKILL)
     assert told == [1, "started", 1]
 

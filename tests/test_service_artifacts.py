@@ -13,7 +13,15 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from artifacts import bring, headers_of, lease_of, leased, names_in, restarted
+from artifacts import (
+    bring,
+    headers_of,
+    lease_of,
+    leased,
+    names_in,
+    over_postgresql,
+    restarted,
+)
 from batchwright.client.artifacts import JobFiles
 from batchwright.client.http import Service as Remote
 from batchwright.client.submitting import submit
@@ -27,11 +35,16 @@ MIB = 2**20
 OTHER_KEY = "00000000-0000-4000-8000-000000000001"
 
 
-@pytest.fixture(params=["folder", "memory"])
+PLACES = ["folder", "memory", pytest.param("postgresql", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(params=PLACES)
 def keeping(service, tmp_path, request):
-    """The service, which keeps artifacts."""
+    """The service, which keeps artifacts; the last one over another database."""
     folder = tmp_path / "artifacts"
-    url = str(folder) if request.param == "folder" else f"memory://{tmp_path.name}"
+    url = f"memory://{tmp_path.name}" if request.param == "memory" else str(folder)
+    if request.param == "postgresql":
+        service = over_postgresql(service, request)
     return restarted(service, artifacts=url)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -279,24 +280,6 @@ def test_files_are_listed_and_fetched_by_a_command(kept, reached_in_process, tmp
 
 # ------------------------------------------------------------------------------ processes, killed
 
-SERVE = """
-import sys
-from batchwright.service.operating.serving import serve
-from batchwright.service.settings import Limits, Settings
-folder = sys.argv[1]
-serve(
-    Settings(
-        database=f"sqlite:///{folder}/service.sqlite",
-        port=0,
-        lease_seconds=3.0,
-        keep_seconds=0.0,
-        artifacts=f"{folder}/kept",
-        limits=Limits(requests_per_second=10000.0, burst=10000),
-    ),
-    on_start=lambda address, store: print(address, flush=True),
-)
-"""
-
 AGENT = """
 import sys
 from batchwright.client import artifacts
@@ -326,9 +309,11 @@ def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, m
         return (tmp_path / f"{name}.log").read_text()
 
     try:
-        started("server", "-c", SERVE, str(tmp_path))
-        wait_until(lambda: "http://" in log_of("server"), "no server")
-        url = next(line for line in log_of("server").splitlines() if line.startswith("http://"))
+        serve = ("-m", "batchwright.cli.commands", "serve", "--port", "0", "--rate", "10000")
+        leases = ("--lease-seconds", "5", "--keep-seconds", "0")
+        started("server", *serve, *leases, "--database", f"sqlite:///{tmp_path}/service.sqlite")
+        wait_until(lambda: "serves at http://" in log_of("server"), "no server")
+        url = re.findall(r"serves at (http://[\d.:]+)", log_of("server"))[0]
         token = (tmp_path / "local-token").read_text().strip()
         monkeypatch.setenv("BATCHWRIGHT_TOKEN", token)
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
 
-from artifacts import bring, lease_of, leased, restarted
+from artifacts import bring, lease_of, leased, over_postgresql, restarted
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import JobProgress, Notice, RunEnd
 from batchwright.service.store.notices import WAITS
@@ -152,6 +152,19 @@ def test_of_two_services_one_tells(service):
     assert hook.asked == []
 
 
+@pytest.mark.slow
+def test_notices_are_kept_in_postgresql_too(service, request):
+    hook = Hook(over_postgresql(service, request))
+    job = failed(hook.service)
+    hook.answers = [500]
+    assert [one.subject for one in hook.turn()] == [job]
+    assert hook.turn() == []
+    service.clock.go(WAITS[0])
+    assert [one.subject for one in hook.turn()] == [job]
+    service.clock.go(1e4)
+    assert hook.turn() == []
+
+
 def test_a_redirect_is_a_refusal_and_is_not_followed():
     seen = []
 
@@ -200,7 +213,10 @@ def figures(service):
     }
 
 
-def test_metrics_tell_of_queue_agents_and_artifacts(service, tmp_path):
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def test_metrics_tell_of_queue_agents_and_artifacts(service, tmp_path, request, database):
+    if database == "postgresql":
+        service = over_postgresql(service, request)
     restarted(service, artifacts=str(tmp_path / "artifacts"))
     lease = leased(service)
     bring(service, lease, "train.log", b"x" * 100)

@@ -597,7 +597,9 @@ def test_normalization_over_processes_is_refused():
 
 
 def test_speeds_of_other_workers_are_refused(tmp_path):
-    plan = make_virtual_plan((8, 8), virtual={"speeds": (1.0,)})
+    plan = make_virtual_plan((8, 8))
+    one = plan.job.virtual.model_copy(update={"speeds": (1.0,)})
+    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"virtual": one})})
     with pytest.raises(JobError, match=r"virtual\.speeds=1: 1 values for workers=2"):
         train(plan, tmp_path / "run")
 

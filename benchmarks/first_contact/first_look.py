@@ -20,7 +20,7 @@ from batchwright.probing.bench import Bench
 from batchwright.probing.measure.precision import choose_precision, planned_batch
 from batchwright.records import Job, MachineLoad, Precision, Profile, RunSummary
 from batchwright.records.documents import read_record
-from batchwright.records.job import MOST_BUDGET
+from batchwright.records.job_sections import MOST_BUDGET
 from batchwright.records.text.load_text import busy_warning
 from batchwright.reporting.data.reading import whole_accounting
 from batchwright.workload.data.sources import open_data

@@ -5,6 +5,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from batchwright.records import Job
+from batchwright.workflows.run_training import Begun, train_here
 from batchwright.workload.data.sources import ImageData, from_datasets
 
 
@@ -44,3 +45,9 @@ def open_plates(job: Job, place: str, progress: object, verify: bool) -> ImageDa
     images, labels = torch.rand(int(place), 3, 8, 8), torch.arange(int(place)) % 2
     plates = TensorDataset(images, labels)
     return from_datasets(job.data, (plates, plates, ("no", "yes")))
+
+
+def train_noted(run: Begun) -> None:
+    """As `Launcher.train` wants it."""
+    (run.folder / "noted.txt").write_text(f"{run.plan.method} on {run.plan.workers}")
+    train_here(run)

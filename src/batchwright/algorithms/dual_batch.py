@@ -35,7 +35,6 @@ from batchwright.errors import PlanError
 
 Rounding = Literal["truncate", "round"]
 
-PAPER = "Lu et al. 2025, arXiv 2509.26092"
 
 _NARROW = 1e-6  # as a share: how well the small batch is known before it is made whole
 

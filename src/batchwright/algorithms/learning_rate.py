@@ -89,23 +89,24 @@ def room_to_linear(rule: LearningRateRule, base_batch: int, batch: int, gain: fl
     return max(1.0, batch / base_batch / max(gain, raised, rule.peak / rule.base))
 
 
-class FittedWarmup(NamedTuple):
-    """A warm-up by the fitted law, and what other laws through the same points would say.
+class Warmup(NamedTuple):
+    """A rise at the start.
 
     Attributes:
         epochs: Length.
         least: Shortest that the poster's two optima allow, in epochs.
         most: Longest that they allow, in epochs.
+        by: What decided it: the job, the one cycle, the rate, which is not scaled up and so has
+            nothing to rise from, or the poster's law.
     """
 
     epochs: float
     least: float
     most: float
+    by: Literal["job", "one-cycle", "rate", "law"] = "law"
 
 
-def fitted_warmup(
-    ratio: float, epochs: int, law: Literal["root", "linear"] = "root"
-) -> FittedWarmup:
+def fitted_warmup(ratio: float, epochs: int, law: Literal["root", "linear"] = "root") -> Warmup:
     r"""Warm-up as a function of the global batch, fitted to two published optima.
 
     .. math::
@@ -137,14 +138,14 @@ def fitted_warmup(
         McCord and Dash, warm-up and linear scaling of ResNet-50, poster, SC21.
     """
     if ratio <= 1:
-        return FittedWarmup(0.0, 0.0, 0.0)
+        return Warmup(0.0, 0.0, 0.0, "rate")
     (first, _), (second, _) = POSTER_OPTIMA
     laws = [POSTER_OPTIMA]
     laws += [((first, one), (second, two)) for one in POSTER_RANGES[0] for two in POSTER_RANGES[1]]
     shares = [max(0.0, _LAWS[law](points, ratio)) / POSTER_EPOCHS for points in laws]
     # Three figures: more would look as if the law knew them.
     lengths = [min(float(f"{epochs * share:.3g}"), epochs * MOST_WARMUP) for share in shares]
-    return FittedWarmup(lengths[0], min(lengths), max(lengths))
+    return Warmup(lengths[0], min(lengths), max(lengths))
 
 
 def _power_law(points: tuple[tuple[float, float], tuple[float, float]], x: float) -> float:
@@ -162,8 +163,8 @@ def _line(points: tuple[tuple[float, float], tuple[float, float]], x: float) -> 
 _LAWS = {"root": _power_law, "linear": _line}
 
 
-def warmup_epochs(job: Job, base: float, peak: float, global_batch: int, epochs: int) -> float:
-    """Length of the rise at the start: as asked, or by the rule that the job's decay has.
+def warmup_of(job: Job, base: float, peak: float, global_batch: int, epochs: int) -> Warmup:
+    """The rise at the start: as asked, or by the rule that the job's decay has.
 
     Args:
         job: Its warm-up and decay.
@@ -173,24 +174,17 @@ def warmup_epochs(job: Job, base: float, peak: float, global_batch: int, epochs:
         epochs: Length of the training, in epochs.
 
     Returns:
-        In epochs. For ``auto``: 30 % of them for ``one-cycle``; else none if the rate is neither
-        scaled up nor begins lower, as it has nothing to rise from, or `fitted_warmup`.
-
-    Raises:
-        JobError: The warm-up asked for is longer than the training.
+        For ``auto`` 30 % of the epochs for ``one-cycle``; else none if the rate is neither scaled
+        up nor begins lower, as it has nothing to rise from, or `fitted_warmup`.
     """
-    asked = job.warmup_epochs
+    asked, rise = job.warmup_epochs, ONE_CYCLE_RISE * epochs
     if asked != "auto":
-        if asked > epochs:
-            raise JobError(
-                f"warmup_epochs={asked:g} is longer than epochs={epochs}: give at most {epochs}"
-            )
-        return asked
+        return Warmup(asked, asked, asked, "job")
     if job.decay == "one-cycle":
-        return ONE_CYCLE_RISE * epochs
+        return Warmup(rise, rise, rise, "one-cycle")
     if peak <= base and job.warmup_start == "auto":
-        return 0.0
-    return fitted_warmup(global_batch / job.base_batch, epochs, job.warmup_law).epochs
+        return Warmup(0.0, 0.0, 0.0, "rate")
+    return fitted_warmup(global_batch / job.base_batch, epochs, job.warmup_law)
 
 
 def make_rule(
@@ -219,8 +213,7 @@ def make_rule(
         tried: The best rate over the usual one, by trials; a rate that the job gives stays.
 
     Raises:
-        JobError: The warm-up asked for is longer than the training, or the scaled rate is no
-            finite number above 0.
+        JobError: The scaled rate is no finite number above 0.
     """
     asked, spec = job.learning_rate, OPTIMIZERS[update]
     cautious = spec.unnormalized_rate if not batch_norm else None
@@ -237,7 +230,7 @@ def make_rule(
         base_batch=job.base_batch,
         scaling=scaling,
         peak=peak,
-        warmup_epochs=warmup_epochs(job, base, peak, global_batch, epochs),
+        warmup_epochs=warmup_of(job, base, peak, global_batch, epochs).epochs,
         decay=job.decay,
         warmup_start=None if job.warmup_start == "auto" else job.warmup_start,
     )

@@ -42,7 +42,13 @@ def apportion(
     whole = _whole_weights(weights)
     low = _bounds(least, len(whole), 0)
     high = _bounds(most, len(whole), max(total, 0))
-    _refuse_infeasible(total, low, high)
+    for index, (smallest, largest) in enumerate(zip(low, high, strict=True)):
+        if smallest < 0 or smallest > largest:
+            raise ValueError(f"entry {index} cannot be at least {smallest} and at most {largest}")
+    if not sum(low) <= total <= sum(high):
+        raise ValueError(
+            f"total {total} lies outside what the bounds allow: {sum(low)} to {sum(high)}"
+        )
     shares, free, remainders = _floors(whole, total, low, high)
     by_remainder = sorted(range(len(free)), key=remainders.__getitem__, reverse=True)
     for place in by_remainder[: total - sum(shares)]:
@@ -70,16 +76,6 @@ def _bounds(given: int | Sequence[int] | None, count: int, default: int) -> list
     if len(given) != count:
         raise ValueError(f"{len(given)} bounds {list(given)} for {count} weights")
     return list(given)
-
-
-def _refuse_infeasible(total: int, low: list[int], high: list[int]) -> None:
-    for index, (smallest, largest) in enumerate(zip(low, high, strict=True)):
-        if smallest < 0 or smallest > largest:
-            raise ValueError(f"entry {index} cannot be at least {smallest} and at most {largest}")
-    if not sum(low) <= total <= sum(high):
-        raise ValueError(
-            f"total {total} lies outside what the bounds allow: {sum(low)} to {sum(high)}"
-        )
 
 
 def _floors(

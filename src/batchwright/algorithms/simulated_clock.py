@@ -159,9 +159,8 @@ class Cluster:
     """
 
     def __init__(self, job: Job, workers: int) -> None:
-        misfit = job.virtual.misfit(workers)
-        if misfit:
-            raise JobError(misfit)
+        if conflict := next(job.virtual.conflicts(workers), ""):
+            raise JobError(conflict)
         virtual, link = job.virtual, job.link
         self._latency = VIRTUAL_LATENCY if link.latency is None else link.latency
         self._bandwidth = VIRTUAL_BANDWIDTH if link.bandwidth is None else link.bandwidth

@@ -447,14 +447,17 @@ def sweep(
     as_json: JsonFlag = False,
 ) -> None:
     """Run a job over a grid of its keys and several seeds, and compare."""
+    from batchwright.records.job import other_keys_come
     from batchwright.reporting.data.sweep_curves import best_setting, progress_words
     from batchwright.reporting.render.tables import sweep_table
     from batchwright.workflows.sweep.grid import read_seeds, words_of_grid
     from batchwright.workflows.sweep.verb import sweep as run_sweep
 
     varied = words_of_grid(grid or ())
+    with other_keys_come():  # those of the grid
+        job = None if resume else job_of(words)
     found = run_sweep(
-        None if resume else job_of(words),
+        job,
         varied,
         seeds=read_seeds(seeds),
         out=out,

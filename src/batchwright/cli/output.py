@@ -90,7 +90,7 @@ def print_plan(plan: Plan, *, explain: bool) -> None:
         expected += f", {counted(plan.epochs, 'epoch')}"
     if plan.chosen is not None and plan.chosen.accuracy is not None:
         expected += f", accuracy {percent(plan.chosen.accuracy.value)}"
-    first = " at first" if plan.method_spec.follows_speed else ""
+    first = " at first" if plan.method_spec.balancer else ""
     batches = f"global batch {top.global_batch_size}"
     if plan.server is not None:
         batches = f"local batches {local_batches(top.local_batch_sizes)}"

@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from batchwright.errors import BatchwrightError, DeadlineReached, WorkerError
 
 ERRORS_FOLDER = "BATCHWRIGHT_ERRORS"  # names the folder to the workers
 SERVER_RANK = -1  # in place of a worker's rank, for the parameter server
@@ -92,6 +94,35 @@ def error_of(log: Path, code: int, who: str) -> str:
     written = [line.strip() for line in lines if line.strip()]
     told = [line.removeprefix("error: ") for line in written if line.startswith("error: ")]
     return (told or written or ["it ended without a word"])[-1]
+
+
+def raise_failure(folder: Path, codes: Mapping[int, int]) -> NoReturn:
+    """Raise what really went wrong: a killed worker first, then the first own error of a worker.
+
+    The folder has reports and logs; ``codes`` are exit codes by rank, negative: by that signal.
+    """
+    for rank, name in killed(codes):
+        raise WorkerError(f"{killed_words(name_of(rank), name)}; logs are in {folder}")
+    reports = reports_in(folder)
+    if reports:
+        first = reports[0]
+        if first["exit_code"] == DeadlineReached.exit_code:
+            raise DeadlineReached(first["message"])
+        kind = BatchwrightError if first["exit_code"] == 2 else WorkerError
+        prefix = "" if first["exit_code"] == 2 else f"{name_of(first['rank'])}: "
+        raise kind(prefix + first["message"])
+    last = last_line(folder)
+    raise WorkerError(f"the workers ended: {last}; logs are in {folder}")
+
+
+def last_line(folder: Path) -> str:
+    """What the processes whose logs are in a folder printed last."""
+    for path in [*sorted(folder.glob("**/stderr.log")), *folder.glob("*.log")]:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        written = [line.strip() for line in lines if line.strip()]
+        if written:
+            return written[-1]
+    return "no output"
 
 
 def _report_path(folder: str, rank: int) -> Path:

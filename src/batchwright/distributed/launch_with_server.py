@@ -1,17 +1,14 @@
-"""Starts a parameter server and its workers, and stays with them until they end.
+"""Worker processes that meet at a parameter server, each started again alone where it was killed.
 
-    this process --> server (python -m batchwright.training.parameter_server.server_process)
-                 --> workers (one per rank), each started again alone where it was killed
-
-Workers that meet at a server need no rendezvous with each other.
+this process --> server (python -m batchwright.training.parameter_server.server_process)
+--> workers, which need no rendezvous with each other
 """
 
 from __future__ import annotations
 
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +16,17 @@ from batchwright.distributed.exit_reports import (
     ERRORS_FOLDER,
     SERVER_RANK,
     forget_report,
-    forget_reports,
     killed,
-    name_of,
-    reports_in,
-)
-from batchwright.distributed.launch import (
-    GRACE_SECONDS,
     last_line,
-    noting_signals,
+    name_of,
     raise_failure,
-    told_killed,
+    reports_in,
 )
 from batchwright.distributed.processes import STARTED
 from batchwright.distributed.server_child import SERVER, SERVER_KEY, ServerChild
+from batchwright.distributed.supervisor import GRACE_SECONDS, Supervisor
 from batchwright.distributed.worker_processes import POLL_SECONDS, Children
-from batchwright.errors import Interrupted, WorkerError
+from batchwright.errors import WorkerError
 from batchwright.storage.locks import Lock
 
 _LAST_SECONDS = 30.0  # for workers to end, once the server has
@@ -51,10 +43,8 @@ def run_with_server(
     run_folder: Path,
     folder: Path,
     resume: bool = False,
-    restarts: int = 0,
     lock: Lock | None = None,
-    poll: Callable[[], None] = lambda: None,
-    tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
+    **options: Any,
 ) -> None:
     """Run ``python -m module arguments`` in every worker, with a server, until all have ended well.
 
@@ -67,13 +57,10 @@ def run_with_server(
     `launch.run_workers` takes it; ``restarts`` are of all processes together.
 
     Raises:
-        WorkerError: No worker is left, the server was killed once more than ``restarts``, or one
-            of them ended by its own error, which is the message.
-        BatchwrightError: One of them refused its input.
-        Interrupted: A stop signal came, or the time was up; a checkpoint was written.
+        BatchwrightError: As `Supervisor.run` raises; where a worker is gone for good, the last one.
+        Interrupted: The time was up, too; a checkpoint was written.
     """
-    forget_reports(folder)
-    with (folder / "server.log").open("wb") as log, noting_signals() as noted:
+    with (folder / "server.log").open("wb") as log:
         errors = {ERRORS_FOLDER: str(folder)}
         server = ServerChild(plan, run_folder, log=log, environment=errors, lock=lock)
         environment = {
@@ -85,111 +72,107 @@ def run_with_server(
         children = Children(
             [module, *arguments], threads=threads, folder=folder, environment=environment
         )
-        run = _Run(children, server, workers, folder, restarts, tell)
-        try:
-            server.start(resume=resume)
-            run.start()
-            killed_them = run.watch(poll, noted)
-            poll()
-        finally:
-            run.close()
-    if noted:
-        raise Interrupted(noted[0], f"stopped by signal {noted[0]}{killed_them}")
+        WithServer(children, folder, server, workers=workers, resume=resume, **options).run()
 
 
-class _Run:
-    """The processes of one run."""
+class WithServer(Supervisor):
+    """Workers that meet at a server, each of which can go on without the others.
+
+    Args:
+        children: As `Supervisor` has it.
+        folder: As `Supervisor` has it.
+        server: Not started.
+        workers: How many there are.
+        resume: Whether the server goes on from a checkpoint.
+        options: Of `Supervisor`.
+    """
 
     def __init__(
         self,
         children: Children,
-        server: ServerChild,
-        workers: int,
         folder: Path,
-        restarts: int,
-        tell: Callable[[str], None],
+        server: ServerChild,
+        *,
+        workers: int,
+        resume: bool = False,
+        **options: Any,
     ) -> None:
-        self._workers, self._server, self._tell = children, server, tell
-        self._folder, self._most = folder, restarts
-        self._restarts = 0
+        super().__init__(children, folder, **options)
+        self._server, self._resume = server, resume
         self._left = list(range(workers))  # those that are not gone for good
         self._gone: list[int] = []
         self._silent: set[int] = set()
 
-    def start(self) -> None:
-        """Start all workers that are left."""
+    def _start(self) -> None:
+        self._server.start(resume=self._resume)
+        for rank in self._gone:  # it would wait for them
+            self._server.give_up(rank)
         for rank in self._left:
-            self._start(rank)
+            self._start_worker(rank)
 
-    def watch(self, poll: Callable[[], None], noted: list[int]) -> str:
-        """Until the server has ended well, or the run is stopped or lost.
+    def _start_worker(self, rank: int) -> None:
+        self._children.start(rank, {STARTED: str(time.time())})
 
-        Returns:
-            What to add to the message of a stop.
-        """
-        told: float | None = None
+    def _look(self) -> bool:
+        self._poll()
+        code = self._server.returncode
+        if code == 0:
+            self._children.wait(_LAST_SECONDS, self._poll)
+            if any(not report["secondary"] for report in reports_in(self._folder)):
+                raise_failure(self._folder, self._children.failures())
+            return False
+        if code is not None:
+            self._after_server(code)
+            return True
+        for event in self._server.events():
+            rank = event.get("silent")
+            if rank is not None and self._children.runs(rank):
+                self._silent.add(rank)
+                self._children.send_to(rank, signal.SIGKILL)
+        for rank, ended in self._children.failures().items():
+            self._after_worker(rank, ended)
+        return True
+
+    def _stop(self) -> None:
+        self._server.terminate()
+        self._children.send(signal.SIGTERM)
+        end = time.monotonic() + GRACE_SECONDS
         while True:
-            poll()
-            code = self._server.returncode
-            if noted and told is None:
-                told = time.monotonic()
-                self._server.terminate()
-                self._workers.send(signal.SIGTERM)
-            if told is not None:
-                if code is not None:
-                    self._server.stop_listening()
-                if code is not None and not self._workers.running():
-                    return ""
-                if len(noted) > 1 or time.monotonic() - told > GRACE_SECONDS:
-                    return told_killed(noted, GRACE_SECONDS, lost=code is None)
-            elif code == 0:
-                self._workers.wait(_LAST_SECONDS, poll)
-                if any(not report["secondary"] for report in reports_in(self._folder)):
-                    raise_failure(self._folder, self._workers.failures())
-                return ""
-            elif code is not None:
-                self._after_server(code)
-            else:
-                for event in self._server.events():
-                    rank = event.get("silent")
-                    if rank is not None and self._workers.runs(rank):
-                        self._silent.add(rank)
-                        self._workers.send_to(rank, signal.SIGKILL)
-                for rank, ended in self._workers.failures().items():
-                    self._after_worker(rank, ended)
+            self._poll()
+            ended = self._server.returncode is not None
+            if ended:
+                self._server.stop_listening()
+            if ended and not self._children.running():
+                return None
+            if len(self.noted) > 1 or time.monotonic() > end:
+                return self._note_killed(GRACE_SECONDS, lost=not ended)
             time.sleep(POLL_SECONDS)
 
-    def close(self) -> None:
-        """End whatever still runs."""
-        self._workers.close()
+    def _close(self) -> None:
+        super()._close()
         self._server.close()
-
-    def _start(self, rank: int) -> None:
-        self._workers.start(rank, {STARTED: str(time.time())})
 
     # --------------------------------------------------------------------------------- what happens
 
     def _after_server(self, code: int) -> None:
         """Start all again if the server was killed; whatever else ended it comes again."""
-        if code > 0 or self._restarts == self._most:
+        what = ""
+        if code < 0:
+            what = (
+                f"the parameter server was killed by {signal.Signals(-code).name}; all were "
+                "started again from its last checkpoint"
+            )
+        if not what or not self._again(what):
             self._server.stop_listening()
-            self._workers.send(signal.SIGTERM)
-            self._workers.wait(_LAST_SECONDS)
-            codes = self._workers.failures()
+            self._children.send(signal.SIGTERM)
+            self._children.wait(_LAST_SECONDS)
+            codes = self._children.failures()
             raise_failure(self._folder, {SERVER_RANK: code, **codes} if code < 0 else codes)
-        self._restarts += 1
-        name = signal.Signals(-code).name
-        self._tell(
-            f"the parameter server was killed by {name}; all were started again from its last "
-            f"checkpoint ({self._restarts} of {self._most})"
-        )
-        self._workers.kill()
+        self._children.kill()
         for rank in [SERVER_RANK, *self._left]:
             forget_report(self._folder, rank)
-        self._server.start(resume=True)
-        for rank in self._gone:  # it would wait for them
-            self._server.give_up(rank)
-        self.start()
+        self._resume = True
+        self._start()
 
     def _after_worker(self, rank: int, code: int) -> None:
         if code > 0:
@@ -202,15 +185,13 @@ class _Run:
             if self._server.wait(_SECOND_LOOK) is not None:
                 return  # that is why
         what = self._what_happened(rank, code)
-        if self._restarts < self._most:
-            self._restarts += 1
-            self._tell(f"{what}; it was started again ({self._restarts} of {self._most})")
+        if self._again(f"{what}; it was started again"):
             forget_report(self._folder, rank)
-            self._start(rank)
+            self._start_worker(rank)
             return
         self._left.remove(rank)
         self._gone.append(rank)
-        self._workers.forget(rank)
+        self._children.forget(rank)
         if not self._left:
             self._end(rank, code)
         self._tell(f"{what}, once more than restarts={self._most}: the others go on without it")
@@ -227,8 +208,8 @@ class _Run:
 
     def _end(self, rank: int, code: int) -> None:
         """The run is lost: end it, and raise why."""
-        self._workers.send(signal.SIGTERM)
+        self._children.send(signal.SIGTERM)
         self._server.terminate()
-        self._workers.wait(_LAST_SECONDS)
+        self._children.wait(_LAST_SECONDS)
         self._server.wait(GRACE_SECONDS)
         raise_failure(self._folder, {rank: code})

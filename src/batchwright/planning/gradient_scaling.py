@@ -88,18 +88,10 @@ def small_parts(local: int, passes: int, least: int) -> list[int]:
 
 
 def ags_rule(job: Job) -> AgsRule | None:
-    """The plan's rule for adaptive gradient scaling; `None` if the job does not want it.
-
-    Raises:
-        JobError: The smallest factor is larger than the largest that is given.
-    """
+    """The plan's rule for adaptive gradient scaling; `None` if the job does not want it."""
     asked, mode = job.ags, job.ags.factors
     if mode == "off":
         return None
-    if asked.most != "auto" and asked.least > asked.most:
-        raise JobError(
-            f"ags.least={asked.least:g} is more than ags.most={asked.most:g}: give a smaller one"
-        )
     return AgsRule(
         mode=mode,
         base_batch=job.base_batch,

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from math import exp, inf
 
-from batchwright.algorithms.dual_batch import PAPER
 from batchwright.algorithms.learning_rate import (
     ONE_CYCLE_END,
     ONE_CYCLE_RISE,
-    fitted_warmup,
     make_rule,
     raises_nothing,
     remark_on_rate,
     rule_for,
     start_of,
+    warmup_of,
 )
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.candidates.optimizer import chosen_optimizer
 from batchwright.planning.chosen import Chosen
-from batchwright.planning.resolution import preset_of
 from batchwright.records import (
     DataFacts,
     Job,
@@ -28,6 +26,7 @@ from batchwright.records import (
     Reason,
     Source,
 )
+from batchwright.records.registries.methods import PAPER
 
 GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
 KRIZHEVSKY = "Krizhevsky 2014, arXiv 1404.5997"
@@ -55,9 +54,6 @@ def rate_of(
     """The rate of a plan of one row, and why it, its warm-up and its decay are so.
 
     ``learnt`` is what trials tell of rates.
-
-    Raises:
-        JobError: The warm-up asked for is longer than the training.
     """
     scale = learnt.rate_scale(update) if learnt else 1.0
     rule = rule_for(job, batch, data, network, update, scale)
@@ -73,11 +69,8 @@ def rate_at_top(
     """The rate at the highest resolution, and why; ``batch`` is a worker's own under a server.
 
     A cycle's stages stand in the table, so nothing decays the rate but they.
-
-    Raises:
-        JobError: The warm-up asked for is longer than the training.
     """
-    preset, asked, by_stages = preset_of(job), job, job.method_spec.cycles
+    preset, asked, by_stages = job.preset, job, job.method_spec.cycles
     published = preset is not None and job.learning_rate == "auto"
     if preset is not None and published:
         asked = asked.model_copy(update={"learning_rate": preset.rates[0], "scaling": "none"})
@@ -98,7 +91,7 @@ def rate_at_top(
     if by_stages:
         why = "Each stage has its own rate, in the table; nothing else decays it."
         decay = Chosen("by stages", why, "published", PAPER)
-    return rule, _reasons(job, rule, batch, rate, decay)
+    return rule, _reasons(asked, rule, batch, rate, decay)
 
 
 def _reasons(
@@ -137,34 +130,37 @@ def _rate(rule: LearningRateRule, batch: int, remark: str = "") -> Chosen[float]
 
 def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
     """How the rate begins, for a step of ``batch`` samples."""
-    epochs, first = rule.warmup_epochs, start_of(rule) * rule.peak
-    low = "" if rule.warmup_start is None else f", {rule.warmup_start:g} of the peak as asked"
-    if job.warmup_epochs != "auto":
-        why = f"Asked for. It begins at {first:.4g}{low}." if low else "Asked for."
-        if raises_nothing(rule):
-            why += f" It raises nothing: it begins at {rule.base:g}, the peak is not above that."
-        return Chosen(epochs, why, "asked")
-    if rule.decay == "one-cycle":
-        why = (
-            f"The cycle's own rise: half a cosine from {low[2:] or 'a 25th of the peak'}, over "
-            f"{ONE_CYCLE_RISE:.0%} of the epochs."
-        )
-        return Chosen(epochs, why, "published", SMITH)
-    if epochs == 0:
-        why = f"The rate is not scaled up over {rule.base:g}."
-        if rule.scaling == "gain":
-            why = "None: the gain is 1 until it is measured, and small while gradients agree."
-        return Chosen(epochs, why, "assumed")
-    ratio = batch / rule.base_batch
-    fitted = fitted_warmup(ratio, job.epochs, job.warmup_law)
-    law = "power of" if job.warmup_law == "root" else "line in"
-    why = (
-        f"Linear from {first:.4g}{low}, to {rule.peak:.4g}. By the {law} the batch that goes "
-        "through the best of 0, 5, 10 and 20 epochs out of 90 with ResNet-50, 5 at 60 times the "
-        f"base batch and 10 at 240 times, here {ratio:.4g} times. Two points leave "
-        f"{fitted.least:g} to {fitted.most:g} epochs open; warmup_epochs= decides otherwise."
+    found, first = (
+        warmup_of(job, rule.base, rule.peak, batch, job.epochs),
+        start_of(rule) * rule.peak,
     )
-    return Chosen(epochs, why, "published", POSTER)
+    low = "" if rule.warmup_start is None else f", {rule.warmup_start:g} of the peak as asked"
+    law = "power of" if job.warmup_law == "root" else "line in"
+    told: dict[str, tuple[str, Source, str]] = {
+        "job": (f"Asked for. It begins at {first:.4g}{low}." if low else "Asked for.", "asked", ""),
+        "one-cycle": (
+            f"The cycle's own rise: half a cosine from {low[2:] or 'a 25th of the peak'}, over "
+            f"{ONE_CYCLE_RISE:.0%} of the epochs.",
+            "published",
+            SMITH,
+        ),
+        "rate": (f"The rate is not scaled up over {rule.base:g}.", "assumed", ""),
+        "law": (
+            f"Linear from {first:.4g}{low}, to {rule.peak:.4g}. By the {law} the batch that goes "
+            "through the best of 0, 5, 10 and 20 epochs out of 90 with ResNet-50, 5 at 60 times "
+            f"the base batch and 10 at 240 times, here {batch / rule.base_batch:.4g} times. Two "
+            f"points leave {found.least:g} to {found.most:g} epochs open; warmup_epochs= decides "
+            "otherwise.",
+            "published",
+            POSTER,
+        ),
+    }
+    why, source, reference = told[found.by]
+    if found.by == "job" and raises_nothing(rule):
+        why += f" It raises nothing: it begins at {rule.base:g}, the peak is not above that."
+    if found.by == "rate" and rule.scaling == "gain":
+        why = "None: the gain is 1 until it is measured, and small while gradients agree."
+    return Chosen(rule.warmup_epochs, why, source, reference)
 
 
 def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt | None) -> str:

@@ -1,38 +1,31 @@
-r"""What `method=auto` comes to: the least predicted time to the accuracy of `plain`.
+"""What `method=auto` comes to: the least predicted time to the accuracy of `plain`.
 
 Each method is planned as if it were asked for. Those count that are known to learn as much: by
 runs given, because they take the same steps, or by what other tasks showed.
-
-`dynamic-batch` begins with even shares, of which its plan tells the time; then worker i, whose step
-takes :math:`(b_i + o_i) / v_i`, gets a share by its speed, and a step takes
-
-.. math:: \frac{B + \sum_i o_i}{\sum_i v_i} \le \max_i \frac{B / n + o_i}{v_i}
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 
-from batchwright.errors import PlanError
+from batchwright.errors import JobError, PlanError
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.run_history import experience_of
-from batchwright.planning.validation import check_open_method
 from batchwright.records import (
     Alternative,
     Estimate,
     Goal,
     Job,
     Plan,
-    Prediction,
     Profile,
     RunSummary,
-    Stage,
 )
 from batchwright.records.base import Method
 from batchwright.records.registries.methods import METHODS, PLAIN
 from batchwright.records.text.formatting import counted_points, duration, shares_between
-from batchwright.records.text.plan_text import is_chosen
+from batchwright.records.text.plan_text import chosen_candidate
 
 LEAST_SAVING = 0.02
 """Share of the time that a method must save: less is within what predictions are off."""
@@ -87,19 +80,17 @@ def plan_of_best(
     ``make`` gives the plan of the job with another method.
 
     Raises:
-        PlanError: `plain` cannot be planned, nor any method known to learn as much; or a key
-            belongs to one method.
+        PlanError: `plain` cannot be planned, nor any method known to learn as much.
     """
-    check_open_method(job)
-    problems: dict[Method, PlanError] = {}
+    problems: dict[Method, JobError | PlanError] = {}
     plans: dict[Method, Plan] = {}
-    for method, spec in METHODS.items():
+    for method, spec in METHODS.own.items():
         try:
             made = make(method)
             if spec.served and made.workers == 1:
                 raise PlanError("two batches at once take 2 workers or more")
             plans[method] = made
-        except PlanError as error:
+        except (JobError, PlanError) as error:
             problems[method] = error
     plain = plans.get(PLAIN.name)
     weighed = {method: _weighed(one, plain, profile, runs) for method, one in plans.items()}
@@ -118,7 +109,7 @@ def plan_of_best(
         Alternative(value=method, loss=weighed[method].against(weighed[best], job.goal))
         if method in weighed
         else Alternative(value=method, loss=f"not possible: {problems[method]}")
-        for method in sorted(METHODS, key=lambda name: METHODS[name].served)
+        for method in sorted(METHODS.own, key=lambda name: METHODS[name].served)
         if method != best
     )
     plan, tolerance = weighed[best].plan, counted_points(job.goal.accuracy_tolerance)
@@ -163,9 +154,9 @@ def _weighed(
 ) -> Weighed:
     """A method's plan, beside that of `plain`; `None`: there is none."""
     rule, seconds = plan.method_spec, _seconds(plan)
-    usual = _candidate(plain).accuracy if plain else None
-    if rule.follows_speed:
-        saved = saved_by_shares(plan, runs)
+    usual = chosen_candidate(plain).accuracy if plain else None
+    if rule.saves:
+        saved = resolve_name(rule.saves)(plan, runs)
         told = f"{rule.told}; no worker is known to be slower than others"
         if saved:
             told = f"{rule.told}; even shares would take {duration(seconds)}"
@@ -198,15 +189,9 @@ def _by_runs(plan: Plan, profile: Profile, runs: Sequence[RunSummary]) -> Estima
     return told.accuracy(plan.stages[-1].global_batch_size, plan.epochs)
 
 
-def _candidate(plan: Plan) -> Prediction:
-    """The candidate that a plan's cluster and batch were chosen by, or one of its cluster."""
-    own = [one for one in plan.considered if (one.workers, one.kinds) == (plan.workers, plan.kinds)]
-    return next((one for one in own if is_chosen(plan, one)), own[0])
-
-
 def _seconds(plan: Plan) -> float:
     """Predicted, of the whole training with its evaluations."""
-    one = _candidate(plan)
+    one = chosen_candidate(plan)
     assert one.train_seconds is not None  # noqa: S101 - predicted with what follows
     evaluating = one.train_seconds.value - plan.epochs * one.epoch_seconds.value
     return evaluating + sum(
@@ -214,37 +199,3 @@ def _seconds(plan: Plan) -> float:
         for stage in plan.stages
         if stage.predicted_epoch_seconds is not None
     )
-
-
-def saved_by_shares(plan: Plan, runs: Sequence[RunSummary]) -> float:
-    """Seconds of a training that shares by speed save; 0 where speeds are not known."""
-    (stage,) = plan.stages
-    workers = _speeds(plan, stage, runs)
-    if len({*stage.local_batch_sizes}) > 2 or len(plan.kinds) > 1 or not workers:
-        return 0.0
-    batch = stage.global_batch_size
-    even = max((batch / len(workers) + fixed) / speed for speed, fixed in workers)
-    level = (batch + sum(fixed for _, fixed in workers)) / sum(speed for speed, _ in workers)
-    return plan.epochs * _candidate(plan).steps_per_epoch * (even - level)
-
-
-def _speeds(plan: Plan, stage: Stage, runs: Sequence[RunSummary]) -> list[tuple[float, float]]:
-    """Samples a second and fixed samples' worth of each worker: stated, or from the last run."""
-    if plan.job.launcher.simulated:
-        a, b = stage.sample_seconds, stage.step_seconds
-        if not a or b is None:
-            return []
-        each = plan.job.virtual.relative_times(plan.workers)
-        return [(speed / a, overhead * b / a) for speed, overhead in each]
-    for run in reversed(runs):
-        if not run.plan.method_spec.same_steps or not run.epochs:
-            continue
-        last = run.epochs[-1]
-        fixed = run.plan.stages[-1].fixed_samples
-        times = [one.input_seconds + one.compute_seconds for one in last.workers]
-        if len(times) == plan.workers and last.steps and min(times) > 0:
-            return [
-                ((one.samples + last.steps * fixed) / seconds, fixed)
-                for one, seconds in zip(last.workers, times, strict=True)
-            ]
-    return []

@@ -8,8 +8,8 @@ The way through the folder: `validation` and `merging` check what is given, `wor
 models, `cluster_options` lists the clusters, `local_batches` divides a batch between unequal
 workers, `table` predicts every candidate, `knees` finds where batch stops paying, `choice` applies
 limits and objective, `prediction_records` makes the records. Methods with several rows or two
-groups of workers go on from there: `multi_stage`, over `resolution`, `two_groups`, `groups` and
-`dual_batch`; `method_choice` compares them all. A job without profiles takes the same way with
+groups of workers go on from there, each with a file of its own in `methods`, put into the plan by
+`layout`; `method_choice` compares them all. A job without profiles takes the same way with
 times that it states (`time_models`).
 """
 
@@ -57,7 +57,7 @@ from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.learning_rates import rate_of
 from batchwright.planning.measurements import loading, machine, measured_precision
 from batchwright.planning.merging import merge_profiles
-from batchwright.planning.methods.multi_stage import (
+from batchwright.planning.methods.layout import (
     Layout,
     laid_out,
     lay_out,
@@ -71,9 +71,6 @@ from batchwright.planning.methods.update_rule import settle
 from batchwright.planning.resolution import resolution_reason, sides
 from batchwright.planning.run_history import Experience, experience_of
 from batchwright.planning.validation import (
-    check_counts,
-    check_goal,
-    check_open_method,
     check_profiles,
     least_local,
     measured_job,
@@ -92,6 +89,7 @@ from batchwright.records import (
     RunSummary,
 )
 from batchwright.records.base import Method
+from batchwright.records.job import check_job
 
 
 def make_plan(
@@ -115,7 +113,6 @@ def make_plan(
     Raises:
         PlanError: The job is not the one measured, profiles contradict themselves or hold too
             little, or no candidate is within the limits.
-        JobError: The warm-up asked for is longer than the training.
     """
     given = [profiles] if isinstance(profiles, Profile) else list(profiles)
     merged = merge_profiles(given)
@@ -131,7 +128,6 @@ def make_plan(
         given = [simulated(profile, job, slowest=slowest) for profile in given]
         merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
     check_profiles(given, merged, job)
-    check_goal(job)
     data, network = merged[0].data, merged[0].network
     job = searched(job, data)
     told = experience_of(merged[0], job, runs)
@@ -159,7 +155,7 @@ def make_plan(
     job = job.model_copy(update={"epochs": choice.row.epochs})
     by_runs = {"scaling": job.scaling, "ags": job.ags, "epochs": job.epochs}
     settled = asked.model_copy(update={"workers": chosen.workers, **by_runs})
-    check_counts(settled)
+    check_job(settled)
     times = Measured(settled, table, choice, chosen, progress)
     by_epoch: tuple[Estimate | None, ...] = ()
     apart = len(kinds) > 1 and not link_given(job.link)
@@ -242,9 +238,7 @@ def plan_without_profile(
 
     Raises:
         PlanError: Batches, workers and data do not fit together, or a limit is missed.
-        JobError: The warm-up asked for is longer than the training.
     """
-    check_open_method(job)
     if job.method == "auto":  # nothing tells of another
         job = job.model_copy(update={"method": "plain"})
     times = stated_times(job, data, network, local_batch_sizes)

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from batchwright.algorithms.dual_batch import PAPER
 from batchwright.algorithms.partition import apportion
-from batchwright.algorithms.presets import PRESETS, Preset
-from batchwright.errors import PlanError
 from batchwright.planning.chosen import Chosen
 from batchwright.records import Alternative, DataFacts, Job, Reason, Source
+from batchwright.records.registries.methods import PAPER
+from batchwright.records.registries.presets import Preset
 
 Number = TypeVar("Number", int, float)
 
@@ -79,7 +78,7 @@ class Schedule:
         """Why the preset, resolutions, stages and regularization are so."""
         found = [self._resolutions(job, data), self._stages(job)]
         if self.preset is not None:
-            doubts = self.preset.doubts(data)
+            doubts = preset_doubts(self.preset, data)
             why = "Asked for. What the job says otherwise than by default goes before it."
             why += f" It {' and '.join(doubts)}: it may not suit." if doubts else ""
             preset = Chosen(job.cycle.preset, why, "published", PAPER)
@@ -188,9 +187,17 @@ def _divided(epochs: int, weights: Sequence[float]) -> list[int]:
     return apportion(list(reversed(weights)), epochs)[::-1]
 
 
-def preset_of(job: Job) -> Preset | None:
-    """The published schedule that the job follows; `None`: none, or the method has no cycle."""
-    return PRESETS.get(job.cycle.preset) if job.method_spec.cycles else None
+def preset_doubts(preset: Preset, data: DataFacts) -> tuple[str, ...]:
+    """Why the data are not those it was made for, in words; empty if they are alike."""
+    found = []
+    if len(data.classes) != preset.classes:
+        found.append(
+            f"was made for {preset.classes:,} classes, {data.name} has {len(data.classes)}"
+        )
+    if not preset.least_side <= data.side <= (preset.most_side or data.side):
+        sides = f"{preset.least_side} px" + ("" if preset.most_side else " or more")
+        found.append(f"was made for images of {sides}, {data.name} has {data.side} px")
+    return tuple(found)
 
 
 def settled(job: Job, data: DataFacts, *, least_side: int = 1) -> Job:
@@ -204,19 +211,10 @@ def settled(job: Job, data: DataFacts, *, least_side: int = 1) -> Job:
         data: Tells the top resolution.
         least_side: Smallest that the network takes, if that is known already, in pixels.
     """
-    preset = preset_of(job)
-    changes: dict[str, object] = {}
-    if preset is not None and job.epochs == Job.model_fields["epochs"].default:
-        stages = job.cycle.stage_epochs
-        changes["epochs"] = preset.epochs if stages == "auto" else sum(stages)
-    if job.resolutions == "auto":
-        sides: tuple[int, ...] = (data.side,)
-        if preset is not None:
-            sides = preset.resolutions
-        elif job.method_spec.cycles or job.method == "auto":
-            sides = tuple(s for s in rising_sides(data.side) if s >= least_side) or sides
-        changes["resolutions"] = sides
-    return job.model_copy(update=changes)
+    sides = job.asked_resolutions or (data.side,)
+    if not job.asked_resolutions and (job.method_spec.cycles or job.method == "auto"):
+        sides = tuple(s for s in rising_sides(data.side) if s >= least_side) or sides
+    return job.model_copy(update={"epochs": job.asked_epochs, "resolutions": sides})
 
 
 def rising_sides(top: int) -> tuple[int, ...]:
@@ -242,22 +240,12 @@ def sides(job: Job) -> tuple[int, ...]:
 
 
 def cycle_batches(job: Job, data: DataFacts) -> Chosen[tuple[int, ...]] | None:
-    """The global batch at each resolution of `cyclic`; `None` where the chosen one holds at all.
-
-    Raises:
-        PlanError: They contradict the global batch or the number of resolutions.
-    """
+    """The global batch at each resolution of `cyclic`; `None` where the chosen one holds at all."""
     if not job.method_spec.takes("cycle.batches"):
         return None
-    given, preset = job.cycle.batches, preset_of(job)
+    given, preset = job.cycle.batches, job.preset
     if given != "auto":
-        batches = per_resolution("cycle.batches", given, sides(job))
-        if job.global_batch not in ("auto", batches[-1]):
-            raise PlanError(
-                f"cycle.batches={','.join(map(str, given))} says {batches[-1]} at {sides(job)[-1]} "
-                f"px, global_batch={job.global_batch} another: give one of them"
-            )
-        return Chosen(batches, "Asked for.", "asked")
+        return Chosen(per_resolution(given, sides(job)), "Asked for.", "asked")
     if preset is None or job.global_batch != "auto" or sides(job) != preset.resolutions:
         return None
     if max(preset.batches) > data.train_samples // job.goal.least_steps:
@@ -267,88 +255,46 @@ def cycle_batches(job: Job, data: DataFacts) -> Chosen[tuple[int, ...]] | None:
 
 
 def schedule_of(job: Job) -> Schedule:
-    """The stages of a job whose resolutions and epochs are settled.
-
-    Raises:
-        PlanError: Stages do not add up, or something is given for another number of resolutions or
-            stages than there are.
-    """
-    cycle, preset, levels = job.cycle, preset_of(job), sides(job)
-    if len(levels) == 1 and cycle.order != "fixed":
-        raise PlanError(
-            f"method={job.method} has one resolution, {levels[0]} px, so nothing to go through: "
-            "probe with two or more, such as resolutions=24,32, or give cycle.order=fixed"
-        )
-    chosen = _stage_epochs(job, preset)
-    stages = chosen.value
-    rates = _stage_rates(job, preset, len(stages))
-    shares = () if cycle.shares == "auto" else per_resolution("cycle.shares", cycle.shares, levels)
+    """The stages of a job whose resolutions and epochs are settled."""
+    cycle, preset, levels = job.cycle, job.preset, sides(job)
+    chosen = _stage_epochs(job)
+    stages, dropouts = chosen.value, cycle.dropouts
+    if dropouts == "auto":
+        dropouts = (job.dropout,)
+        if preset is not None and len(preset.dropouts) == len(levels) and not job.dropout:
+            dropouts = preset.dropouts
+    rates = cycle.stage_rates
+    if rates == "auto":
+        rates = tuple(_DEFAULT_DECAY**stage for stage in range(len(stages)))
+        if preset is not None and len(preset.rates) == len(stages):
+            rates = preset.rates
+    shares = () if cycle.shares == "auto" else per_resolution(cycle.shares, levels)
     kept = [index for index, epochs in enumerate(stages) if epochs]
     return Schedule(
         resolutions=levels,
         parts=sub_stages([stages[index] for index in kept], len(levels), cycle.order, shares),
         stage_epochs=chosen._replace(value=tuple(stages[index] for index in kept)),
         rates=tuple(rates[index] / rates[0] for index in kept),
-        dropouts=_dropouts(job, preset, levels),
-        strengths=(1.0,) * len(levels)
-        if cycle.strengths == "auto"
-        else per_resolution("cycle.strengths", cycle.strengths, levels),
+        dropouts=per_resolution(dropouts, levels),
+        strengths=per_resolution((1.0,) if cycle.strengths == "auto" else cycle.strengths, levels),
         preset=preset,
     )
 
 
-def per_resolution(key: str, values: Sequence[Number], sides: Sequence[int]) -> tuple[Number, ...]:
-    """One value for each resolution; a single one holds for all.
-
-    Raises:
-        PlanError: There are as many as neither.
-    """
-    if len(values) not in (1, len(sides)):
-        listed = ",".join(map(str, values))
-        raise PlanError(
-            f"{key}={listed}: {len(values)} values for {len(sides)} resolution(s), "
-            f"{','.join(map(str, sides))} px: give one for each, or one for all"
-        )
+def per_resolution(values: Sequence[Number], sides: Sequence[int]) -> tuple[Number, ...]:
+    """One value for each resolution; a single one holds for all."""
     return tuple(values) * (len(sides) if len(values) == 1 else 1)
 
 
-def _stage_epochs(job: Job, preset: Preset | None) -> Chosen[tuple[int, ...]]:
-    given = job.cycle.stage_epochs
-    if given != "auto":
-        if sum(given) != job.epochs:
-            raise PlanError(
-                f"cycle.stage_epochs={','.join(map(str, given))} add up to {sum(given)}, not to "
-                f"epochs={job.epochs}: give epochs={sum(given)}, or other stages"
-            )
-        return Chosen(given, "Asked for.", "asked")
-    if preset is not None:
-        parts, why = preset.stage_epochs, f"In the proportion of cycle.preset={job.cycle.preset}."
+def _stage_epochs(job: Job) -> Chosen[tuple[int, ...]]:
+    if job.cycle.stage_epochs != "auto":
+        return Chosen(job.cycle.stage_epochs, "Asked for.", "asked")
+    if job.preset is not None:
+        why = f"In the proportion of cycle.preset={job.cycle.preset}."
+        parts = job.preset.stage_epochs
     else:
         rates = job.cycle.stage_rates
         count = _DEFAULT_PARTS if rates == "auto" else len(rates)
         parts = tuple(2 ** (count - 1 - stage) for stage in range(count))
         why = "Each half as long as the one before, as published."
     return Chosen(tuple(apportion(list(parts), job.epochs)), why, *_PUBLISHED)
-
-
-def _stage_rates(job: Job, preset: Preset | None, stages: int) -> tuple[float, ...]:
-    given = job.cycle.stage_rates
-    if given == "auto":
-        if preset is not None and len(preset.rates) == stages:
-            return preset.rates
-        return tuple(_DEFAULT_DECAY**stage for stage in range(stages))
-    if len(given) != stages:
-        raise PlanError(
-            f"cycle.stage_rates={','.join(map(str, given))}: {len(given)} rates for {stages} stages"
-            ": give one for each of cycle.stage_epochs"
-        )
-    return given
-
-
-def _dropouts(job: Job, preset: Preset | None, sides: Sequence[int]) -> tuple[float, ...]:
-    given = job.cycle.dropouts
-    if given != "auto":
-        return per_resolution("cycle.dropouts", given, sides)
-    if preset is not None and len(preset.dropouts) == len(sides) and not job.dropout:
-        return preset.dropouts
-    return (job.dropout,) * len(sides)

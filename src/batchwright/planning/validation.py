@@ -9,10 +9,9 @@ from operator import attrgetter
 
 from batchwright.errors import PlanError
 from batchwright.planning.methods.simulated import with_link
-from batchwright.planning.resolution import per_resolution, settled, sides
+from batchwright.planning.resolution import settled, sides
 from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
-from batchwright.records.job_keys import job_keys
-from batchwright.records.registries.methods import METHODS
+from batchwright.records.job import as_written, check_job, method_keys
 from batchwright.records.registries.optimizers import AUTO
 from batchwright.records.text.formatting import counted
 
@@ -59,8 +58,8 @@ def measured_job(profiles: Sequence[Profile], job: Job | None) -> Job:
             continue  # what each update takes was measured
         if now != "auto":
             raise PlanError(
-                f"the profile was measured with {key}={shown(before)}, the job says "
-                f"{key}={shown(now)}: probe again"
+                f"the profile was measured with {key}={as_written(before)}, the job says "
+                f"{key}={as_written(now)}: probe again"
             )
         taken[key] = before
     job = job.model_copy(update=taken) if job else measured
@@ -90,74 +89,24 @@ def resolved(
         least_side: Smallest that the network takes, in pixels.
 
     Raises:
-        PlanError: Something is given for another number of workers.
+        JobError: Something is given for another number of workers or resolutions.
     """
     known: dict[str, object] = {"precision": precision, "augment": job.augmentation}
     if workers is not None:
         known["workers"] = workers
     job = with_link(settled(job, data, least_side=least_side).model_copy(update=known))
-    check_counts(job)
+    check_job(job)
     return job
-
-
-def check_counts(job: Job) -> None:
-    """Refuse what is said of other workers or resolutions than the job has, where it says which."""
-    at_each = sides(job) if job.method_spec.cycles else sides(job)[-1:]
-    for key in ("sample_seconds", "step_seconds") if job.launcher.simulated else ():
-        stated = getattr(job.virtual, key)
-        if isinstance(stated, tuple):
-            per_resolution(f"virtual.{key}", stated, sides(job))
-    if job.method_spec.served and isinstance(job.dual.large_batches, tuple):
-        per_resolution("dual.large_batches", job.dual.large_batches, at_each)
-    if job.method_spec.takes("cycle.batches") and job.cycle.batches != "auto":
-        per_resolution("cycle.batches", job.cycle.batches, at_each)
-    if job.workers == "auto":
-        return
-    small = job.dual.small_workers
-    if job.method_spec.served and small != "auto" and small > job.workers:
-        raise PlanError(
-            f"dual.small_workers={small} of workers={job.workers}: give at most {job.workers}"
-        )
-    if not job.launcher.simulated:
-        return
-    misfit = job.virtual.misfit(job.workers)
-    if misfit:
-        raise PlanError(misfit)
-
-
-def method_keys() -> dict[str, tuple[str, ...]]:
-    """Job keys that do something with some methods alone, and these."""
-    takers = {
-        key: tuple(name for name, one in METHODS.items() if one.takes(key))
-        for key in sorted(job_keys(Job), key=lambda key: "." not in key)  # those of parts first
-    }
-    return {key: methods for key, methods in takers.items() if methods}
-
-
-def check_open_method(job: Job) -> None:
-    """Refuse keys that belong to one method where the plan is to choose the method.
-
-    Raises:
-        PlanError: The first such key.
-    """
-    usual = Job()
-    for key, methods in method_keys().items() if job.method == "auto" else ():
-        value = attrgetter(key)(job)
-        if value != attrgetter(key)(usual):
-            raise PlanError(
-                f"{key}={shown(value)} is for method={' or '.join(methods)} and method=auto leaves "
-                f"the method to the plan: give method={methods[0]}, or leave {key} out"
-            )
 
 
 def idle_keys(job: Job) -> tuple[str, ...]:
     """What the job says that its method or goal does nothing with, a line each."""
     usual, found = Job(), []
-    for key, methods in method_keys().items():
+    for key, methods in method_keys(job.method).items():
         value = attrgetter(key)(job)
         if job.method not in methods and value != attrgetter(key)(usual):
             found.append(
-                f"{key}={shown(value)} does nothing with method={job.method}: it is for "
+                f"{key}={as_written(value)} does nothing with method={job.method}: it is for "
                 f"{' and '.join(methods)}"
             )
     steps = job.rebalance_steps
@@ -181,31 +130,6 @@ def idle_keys(job: Job) -> tuple[str, ...]:
     return tuple(found)
 
 
-def check_goal(job: Job) -> None:
-    """Refuse an objective or limit for which the job lacks a price or a target.
-
-    Raises:
-        PlanError: What is missing.
-    """
-    goal = job.goal
-    prices = [kind.price for kind in goal.kinds] or [None]
-    for key, wanted in (
-        ("goal.objective=cost", goal.objective == "cost"),
-        ("goal.least=cost", goal.least == "cost" and goal.target is not None),
-        (f"goal.max_cost={goal.max_cost}", goal.max_cost is not None),
-    ):
-        if wanted and goal.price is None and None in prices:
-            raise PlanError(
-                f"{key} needs the price of a worker for an hour: give goal.price, or a price for "
-                "each of goal.kinds"
-            )
-    if goal.objective == "target-accuracy" and goal.accuracy is None:
-        raise PlanError(
-            "goal.objective=target-accuracy needs the accuracy to reach: give goal.accuracy, such "
-            "as goal.accuracy=0.9"
-        )
-
-
 def precision_of(job: Job) -> Precision:
     """The precision of a job that was resolved."""
     return "bfloat16" if job.precision == "bfloat16" else "float32"
@@ -214,11 +138,6 @@ def precision_of(job: Job) -> Precision:
 def least_local(network: NetworkFacts) -> int:
     """Fewest samples that a worker can train on; batch statistics need two."""
     return 2 if network.batch_norm else 1
-
-
-def shown(value: object) -> str:
-    """A key's value as it is written on the command line."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def check_profiles(profiles: Sequence[Profile], merged: Sequence[Profile], job: Job) -> None:
@@ -255,7 +174,7 @@ def _check_points(profile: Profile) -> None:
     if workers != "auto" and workers not in measured:
         raise PlanError(
             f"the profile contradicts itself: workers={workers} in its job, "
-            f"{shown(tuple(measured))} in its measurements: probe again"
+            f"{as_written(tuple(measured))} in its measurements: probe again"
         )
     for what, points in (("step times", profile.steps), ("memory peaks", profile.memory)):
         keys = [(point.workers, point.resolution, point.local_batch_size) for point in points]
@@ -292,20 +211,10 @@ def check_batch(batch: int, workers: int, least: int, data: DataFacts) -> None:
         )
 
 
-def check_order(job: Job) -> None:
-    """Refuse bounds for `dynamic-batch` of which the lower one is the larger."""
-    least, most = job.least_local_batch or 1, job.most_local_batch
-    if job.method_spec.follows_speed and most is not None and least > most:
-        raise PlanError(
-            f"least_local_batch={least} is more than most_local_batch={most}: give a smaller one"
-        )
-
-
 def check_bounds(job: Job, local: Sequence[int]) -> None:
     """Refuse bounds for `dynamic-batch` that leave no way to the global batch."""
-    check_order(job)
     least, most = job.least_local_batch or 1, job.most_local_batch or sum(local)
-    if not job.method_spec.follows_speed:
+    if not job.method_spec.takes("least_local_batch"):
         return
     for name, bound, missed in (
         ("least_local_batch", least, least * len(local) > sum(local)),

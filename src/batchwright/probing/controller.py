@@ -329,7 +329,13 @@ class Controller:
                 with suppress(PlanError):  # not enough yet
                     model = fit_step_time(times)
             choice = self._choice(model)
-            far = self._far(choice)
+            # Far above all that were measured on its curve: first what the plan would use at the
+            # highest resolution, where it is chosen; then what it was chosen over there; then what
+            # it would use at lower ones.
+            top = self._curves[-1][1]
+            here = sorted(point for point in choice.used if point.resolution == top)
+            below = sorted(point for point in choice.used if point.resolution != top)
+            far = next(filter(self._is_far, (*here, *sorted(choice.best), *below)), None)
             if far is not None:
                 self._visit(far)
                 continue
@@ -430,17 +436,6 @@ class Controller:
             ):
                 return point
         return None
-
-    def _far(self, choice: OpenChoice) -> Point | None:
-        """A point that the choice hangs on, far above all that were measured on its curve.
-
-        First what the plan would use at the highest resolution, where it is chosen; then what it
-        was chosen over there; then what it would use at lower ones.
-        """
-        top = self._curves[-1][1]
-        here = sorted(point for point in choice.used if point.resolution == top)
-        below = sorted(point for point in choice.used if point.resolution != top)
-        return next(filter(self._is_far, (*here, *sorted(choice.best), *below)), None)
 
     def _reconcile(self) -> None:
         """Visit points again that a fit would doubt, as slow stretches can make a few visits.

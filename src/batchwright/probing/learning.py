@@ -21,7 +21,7 @@ from batchwright.prediction.accuracy.trainings import of_trials
 from batchwright.prediction.step_time import fit_step_time
 from batchwright.probing.commands import RunTrial, TrialRun
 from batchwright.probing.visiting import Visitor
-from batchwright.records import Job, Plan, Prediction, Profile
+from batchwright.records import Plan, Prediction, Profile
 
 MOST_TIMES = 2
 """Trials that take longer than they should, as beside others' work, end after so many times the
@@ -169,7 +169,13 @@ def _seconds(profile: Profile, plan: Plan, slowness: Slowness) -> float:
 def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
     job, data = profile.job, profile.data
     quickest: dict[int, Prediction] = {}
-    for one in _candidates(plan, job):
+    # Within the limits, and such as can be made here; those of a virtual cluster are trained by one
+    # worker, however many it has.
+    virtual = job.launcher.simulated
+    here = [one for one in plan.considered if (virtual or not one.assumed) and not one.refused]
+    for one in here:
+        if job.workers not in ("auto", one.workers) or one.resolution != plan.top_resolution:
+            continue
         batch = one.global_batch_size
         if batch not in quickest or (one.epoch_seconds.value < quickest[batch].epoch_seconds.value):
             quickest[batch] = one
@@ -198,17 +204,6 @@ def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
         confidence=job.goal.confidence,
     )
     return replace(question, judging_seconds=judging * question.held_out)
-
-
-def _candidates(plan: Plan, job: Job) -> list[Prediction]:
-    """Those asked for, at the highest resolution, that are within the limits and can be made here.
-
-    A virtual cluster's are trained by one worker, however many it has.
-    """
-    virtual = job.launcher.simulated
-    here = [one for one in plan.considered if (virtual or not one.assumed) and not one.refused]
-    asked = [one for one in here if job.workers in ("auto", one.workers)]
-    return [one for one in asked if one.resolution == plan.top_resolution]
 
 
 def _slowness(profile: Profile) -> Slowness:

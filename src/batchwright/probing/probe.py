@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from batchwright.distributed.launch import noting_signals
+from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts

@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
-from batchwright.distributed.exit_reports import forget_reports
+from batchwright.distributed.exit_reports import forget_reports, raise_failure
 from batchwright.distributed.group import Group
-from batchwright.distributed.launch import raise_failure
 from batchwright.distributed.worker_processes import POLL_SECONDS, Children
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.probing.commands import Command, TrialRun, ignored
@@ -98,7 +97,7 @@ class Workers:
         job: What is measured.
         folder: Takes the job, logs and reports; private to this probe.
         counts: Numbers of workers that commands may ask for.
-        noted: Stop signals received so far; see `launch.noting_signals`.
+        noted: Stop signals received so far; see `supervisor.noting_signals`.
     """
 
     def __init__(self, job: Job, folder: Path, counts: Sequence[int], noted: list[int]) -> None:

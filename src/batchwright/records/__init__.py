@@ -41,7 +41,8 @@ from batchwright.records.check import (
     CheckPoint as CheckPoint,
     RoundCheck as RoundCheck,
 )
-from batchwright.records.job import (
+from batchwright.records.job import Job as Job
+from batchwright.records.job_sections import (
     VIRTUAL_BANDWIDTH as VIRTUAL_BANDWIDTH,
     VIRTUAL_LATENCY as VIRTUAL_LATENCY,
     Ags as Ags,
@@ -49,7 +50,6 @@ from batchwright.records.job import (
     Disturbance as Disturbance,
     DualBatch as DualBatch,
     Goal as Goal,
-    Job as Job,
     Link as Link,
     ProbeSettings as ProbeSettings,
     Server as Server,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -19,385 +22,25 @@ from batchwright.records.base import (
     html_table,
 )
 from batchwright.records.job_keys import job_keys, job_problem
+from batchwright.records.job_sections import (
+    Ags,
+    Cycle,
+    DualBatch,
+    Goal,
+    Link,
+    ProbeSettings,
+    Server,
+    Virtual,
+)
 from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
 from batchwright.records.registries.launchers import LAUNCHERS, Launcher
 from batchwright.records.registries.methods import METHODS, MethodSpec
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import OPTIMIZERS
+from batchwright.records.registries.presets import PRESETS, Preset
 from batchwright.records.registries.registry import Named, explained, listed
 
 Scaling = Literal["linear", "sqrt", "gain", "none"]
-AgsMode = Literal["off", "norm", "gain"]
-
-LEAST_BUDGET, MOST_BUDGET = 5.0, 20.0
-"""Limits of `probe.budget`, where it is `auto`, in seconds."""
-BUDGET_SHARE = 0.1
-"""Of the training's time, between these limits."""
-
-
-class ProbeSettings(Keys):
-    """How much to measure before planning (job keys ``probe.*``)."""
-
-    budget: Literal["auto"] | Positive = Field(
-        "auto",
-        description="Most time to spend on measuring, in seconds. `auto`: a tenth of what the "
-        f"training is going to take, as far as the first steps tell, but {LEAST_BUDGET:g} s at "
-        f"least and {MOST_BUDGET:g} s at most.",
-    )
-    error: float = Field(
-        0.05,
-        gt=0,
-        lt=1,
-        description="Stop earlier once every step time in question is known this well: half width "
-        "of its 95 % interval, as a share of it.",
-    )
-    steps: Count = Field(
-        10,
-        description="Most timed steps at one visit to a measured point; more where each loader "
-        "process would not load a batch meanwhile.",
-    )
-    learning: NonNegative = Field(
-        0.1,
-        description="Time to spend on trials, short trainings that show how the network learns, "
-        "with which optimizer and, where `learning_rate` is open, at which rate: "
-        "below 1 a share of the planned training's time, from 1 on seconds; 0: none.",
-    )
-    kind: str = Field(
-        "",
-        description="Name of this kind of worker, by which `goal.kinds` refers to it; unset: the "
-        "device's own name.",
-    )
-
-    @property
-    def first_budget(self) -> float:
-        """Seconds that may be spent on measuring before anything is known."""
-        return LEAST_BUDGET if self.budget == "auto" else self.budget
-
-    def budget_for(self, training_seconds: float) -> float:
-        """Seconds to spend on measuring for a training that takes as long as that."""
-        return max(self.first_budget, min(BUDGET_SHARE * training_seconds, self.most_budget))
-
-    @property
-    def most_budget(self) -> float:
-        """Seconds that may be spent on measuring, whatever becomes known."""
-        return MOST_BUDGET if self.budget == "auto" else self.budget
-
-
-class WorkerKind(Keys):
-    """Some workers of one kind that a plan may use (an item of job key ``goal.kinds``)."""
-
-    kind: str = Field(min_length=1, description="Name; that of a profile, or one of your own.")
-    count: Count = Field(description="How many there are.")
-    price: Positive | None = Field(
-        None, description="Price of one of them for an hour, in any currency."
-    )
-    memory: Count | None = Field(None, description="Bytes one may use; unset: as measured.")
-    like: str = Field("", description="Profile it behaves like, where it was not measured itself.")
-    speed: Positive = Field(1.0, description="How many times as fast as `like`; assumed.")
-
-
-class Link(Keys):
-    """The network between workers that were not measured together (job keys ``link.*``)."""
-
-    latency: NonNegative | None = Field(None, description="Time of an empty message, in seconds.")
-    bandwidth: Positive | None = Field(None, description="Bytes per second, in one direction.")
-
-
-VIRTUAL_LATENCY, VIRTUAL_BANDWIDTH = 5e-4, 125e6
-"""Of virtual workers' links, where a job says nothing: half a millisecond a message, and the
-Ethernet of 1 Gb/s of the dual-batch paper's experiments."""
-
-
-class DualBatch(Keys):
-    """Two batch sizes at once, for `dual-batch` and `hybrid` (job keys ``dual.*``)."""
-
-    small_workers: Literal["auto"] | Index = Field(
-        "auto",
-        description="Workers that train with the smaller batch. `auto`: three quarters of them, or "
-        "fewer where `goal.deadline` leaves little time.",
-    )
-    extra_time: Literal["auto"] | Annotated[float, Field(ge=1)] = Field(
-        "auto",
-        description="How many times as long a round may take as with large batches alone. `auto`: "
-        "1.05, or as much up to 1.2 as `goal.deadline` leaves.",
-    )
-    large_batches: Literal["auto", "knee", "memory"] | tuple[Count, ...] = Field(
-        "auto",
-        description="Local batch of the other workers: one for all resolutions, or one for each. "
-        "`knee`: what `plain` would choose at the highest, larger below as the memory leaves; "
-        "`memory`: the largest that fits the memory, as published; `auto`: those of "
-        "`cycle.preset` where they fit, else `knee`.",
-    )
-    rounding: Literal["round", "truncate"] = Field(
-        "round",
-        description="How batches and samples of a round become whole numbers: to the nearest, as "
-        "in the paper's table 6, or without their fractions, as in its tables 2 and 3.",
-    )
-    shares: Literal["measured", "planned"] = Field(
-        "measured",
-        description="Samples per round: made again each epoch so that all workers end a round "
-        "together, by their measured speeds; or as planned throughout.",
-    )
-
-
-class Server(Keys):
-    """The parameter server of `dual-batch` and `hybrid` (job keys ``server.*``)."""
-
-    consistency: Literal["asp", "bsp", "ssp"] = Field(
-        "asp",
-        description="`asp`: each worker's weights are merged as they arrive; `bsp`: all wait for "
-        "each other; `ssp`: none is more than `server.staleness` rounds ahead of the slowest.",
-    )
-    staleness: Index = Field(3, description="For `ssp`: rounds; 0 is `bsp`.")
-    merge: Literal["journal", "compsac"] = Field(
-        "journal",
-        description="With update factor f: `journal`: w = (w + f w_i) / (1 + f); `compsac`: "
-        "w = ((2 - f) w + f w_i) / 2. `bsp` takes the mean weighted by f.",
-    )
-    update_factor: Literal["ratio", "sqrt", "none"] = Field(
-        "ratio",
-        description="Weight f of a small-batch worker's model: its planned samples between two "
-        "exchanges over a large-batch worker's, the root of that, or 1.",
-    )
-    exchange_steps: Count | None = Field(
-        None, description="Steps of a worker between two exchanges; unset: one exchange a round."
-    )
-    momentum: Literal["keep", "reset"] = Field(
-        "keep", description="A worker's momentum after an exchange."
-    )
-
-
-class Ags(Keys):
-    """Adaptive gradient scaling (job keys ``ags.*``)."""
-
-    mode: Literal["auto", "off", "norm", "gain"] = Field(
-        "auto",
-        description="Each tensor's gradient times a factor from gradient norms at the base batch "
-        "over those at the global batch: their ratio (`norm`), its square (`gain`), or none. "
-        "They come on top of `scaling`. `auto`: what did best in the runs given to `plan --run`, "
-        "else none.",
-    )
-    least: Positive = Field(1.0, description="Smallest factor.")
-    most: Literal["auto"] | Positive = Field(
-        "auto",
-        description="Largest factor. `auto`: what noise alone would give, which is the global "
-        "batch over `base_batch`, for `norm` the root of that; less where `scaling` has raised the "
-        "rate, so that both together stay within linear scaling.",
-    )
-    lookback: Count = Field(50, description="Steps over which norms are averaged.")
-    parts: int = Field(
-        4,
-        ge=2,
-        description="Fewest parts of a global batch, workers times micro-batches, that norms are "
-        "taken from; micro-batches are made smaller until there are as many. Fewer "
-        "than 4 tell little.",
-    )
-
-    @property
-    def factors(self) -> AgsMode:
-        """`mode`, with `auto` at its usual: what runs say `plan` puts in its place."""
-        return "off" if self.mode == "auto" else self.mode
-
-
-class Cycle(Keys):
-    """Resolutions and rates over the training, for `cyclic` and `hybrid` (job keys ``cycle.*``)."""
-
-    preset: Literal["none", "cifar100", "imagenet"] = Field(
-        "none",
-        description="A published schedule, 140 epochs at 24 and 32 px or 105 at 160, 224 and "
-        "288 px; it stands for what the job leaves as it is by default: epochs, resolutions, "
-        "stages and their rates, dropout, and batches where they fit.",
-    )
-    order: Literal["cycle", "one-pass", "fixed"] = Field(
-        "cycle",
-        description="`cycle`: the resolutions low to high in each stage of the learning rate; "
-        "`one-pass`: once over the whole training; `fixed`: the highest throughout.",
-    )
-    stage_epochs: Literal["auto"] | tuple[Count, ...] = Field(
-        "auto",
-        description="Length of each stage; together all epochs. `auto`: 4, 2 and 1 parts of them.",
-    )
-    stage_rates: Literal["auto"] | tuple[Positive, ...] = Field(
-        "auto", description="Rate of each stage, relative to the first. `auto`: 1, 0.1 and 0.01."
-    )
-    shares: Literal["auto"] | tuple[Positive, ...] = Field(
-        "auto",
-        description="Parts of a stage for each resolution, low to high. `auto`: equal ones.",
-    )
-    batches: Literal["auto"] | tuple[Count, ...] = Field(
-        "auto",
-        description="For `cyclic`: global batch at each resolution. `auto`: the same at all.",
-    )
-    dropouts: Literal["auto"] | tuple[Annotated[float, Field(ge=0, lt=1)], ...] = Field(
-        "auto", description="Dropout at each resolution. `auto`: `dropout` at all."
-    )
-    strengths: Literal["auto"] | tuple[NonNegative, ...] = Field(
-        "auto",
-        description="Strength of the augmentation at each resolution: its largest shift, relative "
-        "to the usual. `auto`: 1 at all.",
-    )
-    recalibrate: Index = Field(
-        0,
-        description="Training batches from which the statistics of batch normalization are taken "
-        "anew, at the highest resolution, before each evaluation. 0: as trained.",
-    )
-
-
-class Disturbance(Keys):
-    """A virtual worker slower for a while (an item of job key ``virtual.disturbances``)."""
-
-    worker: Index = Field(description="Its rank.")
-    start: NonNegative = Field(0.0, description="From when, in simulated seconds of training.")
-    end: Positive | None = Field(None, description="Until when; unset: to the end.")
-    slowdown: Positive = Field(description="How many times as long it computes.")
-
-
-class Virtual(Keys):
-    """The simulated cluster of ``launch=virtual`` (job keys ``virtual.*``)."""
-
-    sample_seconds: Positive | tuple[Positive, ...] | None = Field(
-        None,
-        description="Time per sample of a step, in seconds: at the highest resolution, others in "
-        "proportion as measured, else by their area; or one for each. Unset: as measured.",
-    )
-    step_seconds: NonNegative | tuple[NonNegative, ...] | None = Field(
-        None,
-        description="Fixed time of a step, in seconds: at all resolutions, or one for each. Unset: "
-        "as measured.",
-    )
-    speeds: tuple[Positive, ...] = Field(
-        (), description="Speed of each worker relative to that; unset: all 1."
-    )
-    overheads: tuple[Positive, ...] = Field(
-        (),
-        description="Fixed time of each worker's step relative to that of others as fast; unset: "
-        "all 1.",
-    )
-    links: tuple[Positive, ...] = Field(
-        (),
-        description="Bandwidth of each worker's link relative to `link.bandwidth`; unset: all 1.",
-    )
-    disturbances: tuple[Disturbance, ...] = Field((), description="Who is slower, and when.")
-
-    def stated(
-        self, key: Literal["sample_seconds", "step_seconds"], side: int, sides: Sequence[int]
-    ) -> tuple[float | None, bool]:
-        """A stated time, and whether it is stated for this one of some resolutions, low to high.
-
-        Otherwise it is that of the highest.
-        """
-        value = getattr(self, key)
-        if not isinstance(value, tuple):
-            return value, False
-        if side in sides and len(sides) == len(value):
-            return value[sides.index(side)], True
-        return value[-1], False
-
-    def misfit(self, workers: int) -> str:
-        """What does not go with so many workers, in a line; empty if all does."""
-        for key in ("speeds", "overheads", "links"):
-            values = getattr(self, key)
-            if values and len(values) != workers:
-                listed = ",".join(f"{value:g}" for value in values)
-                return (
-                    f"virtual.{key}={listed}: {len(values)} values for workers={workers}: give "
-                    "one for each"
-                )
-        for one in self.disturbances:
-            if one.worker >= workers:
-                return (
-                    f"virtual.disturbances: worker {one.worker} of workers={workers}: give 0 to "
-                    f"{workers - 1}"
-                )
-            if one.end is not None and one.end <= one.start:
-                return (
-                    f"virtual.disturbances: worker {one.worker} from {one.start:g} s until "
-                    f"{one.end:g} s: the end must be later than the start"
-                )
-        return ""
-
-    def relative_times(self, workers: int) -> tuple[tuple[float, float], ...]:
-        """Speed and overhead of each of so many workers."""
-        speeds, overheads = self.speeds or (1.0,) * workers, self.overheads or (1.0,) * workers
-        return tuple(zip(speeds, overheads, strict=True))
-
-
-class Goal(Keys):
-    """What the plan should aim for (job keys ``goal.*``)."""
-
-    objective: Literal["auto", "knee", "time", "cost", "accuracy", "target-accuracy"] = Field(
-        "auto",
-        description="`auto`: the least time of the candidates that are as accurate as the best, "
-        "within `goal.accuracy_tolerance`, and `knee` where nothing tells accuracy; with "
-        "`goal.accuracy`, `target-accuracy`; `knee`: the "
-        "smallest global batch, and the fewest workers, after which more pay little; `time`: the "
-        "least time; `cost`: the least cost; `accuracy`: the most accurate within the limits; "
-        "`target-accuracy`: the least time, or `goal.least`, to `goal.accuracy`, where the plan "
-        "chooses the epochs, too.",
-    )
-    doubling_gain: float = Field(
-        0.05,
-        gt=0,
-        lt=1,
-        description="The knee: doubling the batch must save more than this share of the time.",
-    )
-    least_steps: Count = Field(10, description="Fewest steps per epoch a batch may leave.")
-    memory: Count | None = Field(
-        None, description="Most bytes one worker may use; unset: what the device has free."
-    )
-    deadline: Positive | None = Field(
-        None,
-        description="Most time for the whole training, evaluation included, in seconds. The plan "
-        "keeps to it, and training ends there, with a checkpoint and exit code 124.",
-    )
-    max_cost: Positive | None = Field(
-        None, description="Most the whole training may cost, in the currency of the price."
-    )
-    max_workers: Count | None = Field(
-        None,
-        description="Most workers to plan for; beyond what was measured, `link.*` must be given.",
-    )
-    price: Positive | None = Field(
-        None, description="Price of one worker for an hour, in any currency."
-    )
-    accuracy: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="Held-out accuracy that `auto` and `target-accuracy` aim for: share. Training "
-        "ends with the first evaluation that reaches it.",
-    )
-    confidence: float = Field(
-        0.8,
-        ge=0.5,
-        lt=1,
-        description="Probability with which the epochs that `target-accuracy` chooses reach "
-        "`goal.accuracy`. Where none do, it trains the most, `epochs`, as long as these have a "
-        "chance of a tenth.",
-    )
-    least: Literal["time", "cost"] = Field(
-        "time", description="Of what `target-accuracy` takes the least."
-    )
-    accuracy_tolerance: float = Field(
-        0.01,
-        ge=0,
-        lt=1,
-        description="Held-out accuracy that `auto` gives up for time: share.",
-    )
-    kinds: tuple[WorkerKind, ...] = Field(
-        (), description="Kinds of workers to choose from; unset: those that were measured."
-    )
-    tolerance: float = Field(
-        0.10,
-        gt=0,
-        lt=1,
-        description="Plan again where measured times differ by more than this share.",
-    )
-
-    @property
-    def target(self) -> float | None:
-        """Accuracy that ends the training, a share; `None` where the objective is another."""
-        return self.accuracy if self.objective in ("auto", "target-accuracy") else None
 
 
 class Job(Keys):
@@ -522,7 +165,7 @@ class Job(Keys):
     )
     method: AskedMethod = Field(
         "plain",
-        description=explained(*METHODS.values(), METHODS["auto"]),
+        description=explained(*METHODS.own.values(), METHODS["auto"]),
     )
     rebalance: Literal["smoothed", "published"] = Field(
         "smoothed",
@@ -554,7 +197,7 @@ class Job(Keys):
     )
     launch: Annotated[str, Named(LAUNCHERS)] = Field(
         "local",
-        description=explained(*LAUNCHERS.values()),
+        description=explained(*LAUNCHERS.own.values()),
     )
     loaders: Literal["auto"] | Index = Field(
         "auto",
@@ -652,6 +295,26 @@ class Job(Keys):
         return LAUNCHERS[self.launch]
 
     @property
+    def preset(self) -> Preset | None:
+        """The published schedule to follow; `None`: none, or the method has no cycle."""
+        return PRESETS.get(self.cycle.preset) if self.method_spec.takes("cycle.preset") else None
+
+    @property
+    def asked_epochs(self) -> int:
+        """`epochs`, or those of a preset where they are left as they are by default."""
+        if self.preset is None or self.epochs != Job.model_fields["epochs"].default:
+            return self.epochs
+        stages = self.cycle.stage_epochs
+        return sum(self.preset.stage_epochs if stages == "auto" else stages)
+
+    @property
+    def asked_resolutions(self) -> tuple[int, ...]:
+        """`resolutions`, or those of a preset where they are open; empty: the data tell."""
+        if self.resolutions != "auto":
+            return self.resolutions
+        return () if self.preset is None else self.preset.resolutions
+
+    @property
     def code_keys(self) -> tuple[str, ...]:
         """The keys that name a function to import."""
         own_data = self.data if source_of(self.data) is FUNCTION else ""
@@ -664,11 +327,193 @@ class Job(Keys):
         return source_of(self.data).augment if self.augment == "auto" else self.augment
 
     @model_validator(mode="after")
-    def _resolutions_rise(self) -> Job:
-        sides = self.resolutions
-        if sides != "auto" and (not sides or list(sides) != sorted(set(sides))):
-            raise ValueError(
-                f"resolutions={','.join(map(str, sides))}: give one or more rising sides in "
-                "pixels, such as resolutions=24,32"
-            )
+    def _keys_go_together(self) -> Job:
+        if not _OTHERS_COME.get() and (conflict := conflict_in(self)):
+            raise ValueError(conflict)
         return self
+
+
+# ----------------------------------------------------------- what keys may not say of each other
+
+_OTHERS_COME = ContextVar("others_come", default=False)
+
+
+@contextmanager
+def other_keys_come() -> Iterator[None]:
+    """Inside, keys of a job need not go together: others are yet to be given, or vary."""
+    before = _OTHERS_COME.set(True)
+    try:
+        yield
+    finally:
+        _OTHERS_COME.reset(before)
+
+
+def check_job(job: Job) -> None:
+    """Refuse a job in which something was settled that does not go with what it asks for.
+
+    Raises:
+        JobError: The first conflict.
+    """
+    if conflict := conflict_in(job):
+        raise JobError(conflict)
+
+
+def conflict_in(job: Job) -> str:
+    """Which keys of a job contradict each other, in a line; empty if none do.
+
+    What depends on the machine, the data or the network is for others to say.
+    """
+    return next((line for rule in _RULES for line in rule(job)), "")
+
+
+def method_keys(method: str = "auto") -> dict[str, tuple[str, ...]]:
+    """Job keys that do something with few methods, and these: ours, and one that is named."""
+    specs = METHODS.own | ({} if method == "auto" else {method: METHODS[method]})
+    takers = {
+        key: tuple(name for name, one in specs.items() if one.takes(key))
+        for key in sorted(job_keys(Job), key=lambda key: "." not in key)  # those of parts first
+    }
+    return {key: methods for key, methods in takers.items() if methods}
+
+
+def _workers(job: Job) -> Iterator[str]:
+    workers, launcher, small = job.workers, job.launcher, job.dual.small_workers
+    if launcher.one_worker and workers not in ("auto", 1):
+        yield f"workers={workers} with launch={job.launch}: that is one worker"
+    if launcher.simulated and workers == "auto" and job.goal.max_workers is None:
+        yield (
+            f"launch={job.launch} needs to know how many workers to simulate: give workers=4, say, "
+            "or goal.max_workers for the plan to choose"
+        )
+    if workers == "auto":
+        return
+    if job.method_spec.takes("dual.small_workers") and small != "auto" and small > workers:
+        yield f"dual.small_workers={small} of workers={workers}: give at most {workers}"
+    if launcher.simulated:
+        yield from job.virtual.conflicts(workers)
+
+
+def groups_known(job: Job) -> bool:
+    """Whether the job says how many workers of one kind are in which group, and their time."""
+    unlike = job.virtual.speeds or job.virtual.overheads  # they count for more, or for less
+    known = "auto" not in (job.dual.small_workers, job.dual.extra_time, job.workers)
+    return job.method_spec.takes("dual.extra_time") and known and not unlike
+
+
+def _extra_time(job: Job) -> Iterator[str]:
+    """One that leaves small-batch workers no samples, whatever a step takes."""
+    times = (job.virtual.sample_seconds, job.virtual.step_seconds)
+    stated = job.launcher.simulated and None not in times  # which tells more
+    if stated or not groups_known(job):
+        return
+    small, extra, count = int(job.dual.small_workers), float(job.dual.extra_time), int(job.workers)
+    large = count - small
+    if small and large and extra >= count / large:
+        yield (
+            f"dual.extra_time={extra:g} leaves no samples for the {small} of {count} workers that "
+            f"have the small batch: give less than {count / large:.4g}, the workers over "
+            "those with large batches"
+        )
+
+
+def _resolutions(job: Job) -> Iterator[str]:
+    given, method = job.resolutions, job.method_spec
+    if given != "auto" and (not given or list(given) != sorted(set(given))):
+        yield (
+            f"resolutions={','.join(map(str, given))}: give one or more rising sides in "
+            "pixels, such as resolutions=24,32"
+        )
+    every = job.asked_resolutions
+    if not every:
+        return
+    sides = every if method.cycles else every[-1:]
+    of_method = [(key, sides) for key in _AT_EACH_RESOLUTION if method.takes(key)]
+    of_cluster = [(key, every) for key in _STATED_TIMES if job.launcher.simulated]
+    for key, sides in (*of_cluster, *of_method):
+        values = attrgetter(key)(job)
+        if isinstance(values, tuple) and len(values) not in (1, len(sides)):
+            yield (
+                f"{key}={','.join(map(str, values))}: {len(values)} values for {len(sides)} "
+                f"resolution(s), {','.join(map(str, sides))} px: give one for each, or one for all"
+            )
+    batches = job.cycle.batches
+    asked = method.takes("cycle.batches") and batches != "auto"
+    if asked and job.global_batch not in ("auto", batches[-1]):
+        yield (
+            f"cycle.batches={','.join(map(str, batches))} says {batches[-1]} at {sides[-1]} "
+            f"px, global_batch={job.global_batch} another: give one of them"
+        )
+
+
+_AT_EACH_RESOLUTION = (
+    *("dual.large_batches", "cycle.batches", "cycle.shares", "cycle.dropouts", "cycle.strengths"),
+)
+_STATED_TIMES = ("virtual.sample_seconds", "virtual.step_seconds")
+
+
+def _cycle(job: Job) -> Iterator[str]:
+    cycle, sides, preset = job.cycle, job.asked_resolutions, job.preset
+    if not job.method_spec.takes("cycle.order"):
+        return
+    if len(sides) == 1 and cycle.order != "fixed":
+        yield (
+            f"method={job.method} has one resolution, {sides[0]} px, so nothing to go through: "
+            "probe with two or more, such as resolutions=24,32, or give cycle.order=fixed"
+        )
+    lengths, rates = cycle.stage_epochs, cycle.stage_rates
+    if lengths != "auto" and sum(lengths) != job.asked_epochs:
+        yield (
+            f"cycle.stage_epochs={','.join(map(str, lengths))} add up to {sum(lengths)}, not to "
+            f"epochs={job.epochs}: give epochs={sum(lengths)}, or other stages"
+        )
+    lengths = preset.stage_epochs if preset and lengths == "auto" else lengths
+    if rates != "auto" and lengths != "auto" and len(rates) != len(lengths):
+        yield (
+            f"cycle.stage_rates={','.join(map(str, rates))}: {len(rates)} rates for {len(lengths)} "
+            "stages: give one for each of cycle.stage_epochs"
+        )
+    strengths = cycle.strengths
+    if strengths != "auto" and {*strengths} != {1.0} and source_of(job.data).as_they_come:
+        yield (
+            f"cycle.strengths={','.join(f'{one:g}' for one in strengths)}: data={job.data} "
+            "augments its images itself: leave cycle.strengths at auto"
+        )
+
+
+def _warmup(job: Job) -> Iterator[str]:
+    asked, epochs = job.warmup_epochs, job.asked_epochs
+    if asked != "auto" and asked > epochs:
+        yield f"warmup_epochs={asked:g} is longer than epochs={epochs}: give at most {epochs}"
+
+
+def _bounds(job: Job) -> Iterator[str]:
+    ags, least, most = job.ags, job.least_local_batch or 1, job.most_local_batch
+    if ags.factors != "off" and ags.most != "auto" and ags.least > ags.most:
+        yield f"ags.least={ags.least:g} is more than ags.most={ags.most:g}: give a smaller one"
+    if job.method_spec.takes("least_local_batch") and most is not None and least > most:
+        yield f"least_local_batch={least} is more than most_local_batch={most}: give a smaller one"
+
+
+def _open_method(job: Job) -> Iterator[str]:
+    """Keys that belong to one method where the plan is to choose the method."""
+    if job.method != "auto":
+        return
+    usual = Job()
+    for key, methods in method_keys().items():
+        value = attrgetter(key)(job)
+        if value != attrgetter(key)(usual):
+            yield (
+                f"{key}={as_written(value)} is for method={' or '.join(methods)} and method=auto "
+                f"leaves the method to the plan: give method={methods[0]}, or leave {key} out"
+            )
+
+
+def as_written(value: object) -> str:
+    """A key's value as it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+_RULES: tuple[Callable[[Job], Iterator[str]], ...] = (
+    *(_resolutions, _workers, _extra_time, _warmup),
+    *(_bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
+)

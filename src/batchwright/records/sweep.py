@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidatorFunctionWrapHandler, WrapValidator
 
 from batchwright.records.base import Count, Document, Index, NonNegative, Positive, Record
-from batchwright.records.job import Job
+from batchwright.records.job import Job, other_keys_come
 from batchwright.records.profile import DataFacts
 from batchwright.records.text.formatting import job_value, percent
 
@@ -74,12 +74,20 @@ class SweepSetting(Record):
     training_seconds: Mean | None = Field(description="Of training, evaluation aside.")
 
 
+def _of_all_cells(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """What cells share need not go together without the keys that vary."""
+    with other_keys_come():
+        return read(value)
+
+
 class Sweep(Document):
     """A grid of runs, as far as it has come."""
 
     format: Literal["batchwright-sweep/1"] = "batchwright-sweep/1"
     folder: str = Field(description="Where the runs and their figures are.")
-    job: Job = Field(description="What all cells share, as given; the keys below replace its own.")
+    job: Annotated[Job, WrapValidator(_of_all_cells)] = Field(
+        description="What all cells share, as given; the keys below replace its own."
+    )
     data: DataFacts | None = Field(description="The data; null before they were opened.")
     keys: tuple[SweptKey, ...] = Field(min_length=1, description="What varies.")
     seeds: tuple[Index, ...] = Field(min_length=1, description="The same for every setting.")

@@ -20,7 +20,10 @@ def write_whole(path: Path, content: bytes) -> None:
         FileError: The folder is missing, unwritable or full.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        _write_through(path, content)
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise refusal(path, error) from error
         return
     # Not `tempfile`, whose files are private: this one is to have the usual permissions.
     aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
@@ -39,13 +42,6 @@ def write_whole(path: Path, content: bytes) -> None:
         if isinstance(error, OSError):
             raise refusal(path, error) from error
         raise
-
-
-def _write_through(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise refusal(path, error) from error
 
 
 def refusal(path: Path, error: OSError) -> FileError:

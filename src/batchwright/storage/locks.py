@@ -147,9 +147,12 @@ def take(
                 f"{folder} is being written by this process already: close what does, a session by "
                 f"leaving its with block, or name {instead}"
             ) from None
+        who, if_down = str(holder), ""
+        if " on " in who and f" on {socket.gethostname()}," not in who:
+            if_down = "; if that machine is down, the shared disk frees the folder after a while"
         raise FileError(
-            f"{folder} is being written by {holder}: wait until that has ended, stop it, or name "
-            f"{instead}{_if_it_is_down(str(holder))}"
+            f"{folder} is being written by {who}: wait until that has ended, stop it, or name "
+            f"{instead}{if_down}"
         ) from None
     except OSError as error:
         if error.errno not in _CANNOT:
@@ -232,12 +235,6 @@ def _holder(path: Path) -> str:
     except OSError:
         words = ""
     return words if words.isprintable() and words else "another process"
-
-
-def _if_it_is_down(holder: str) -> str:
-    if f" on {socket.gethostname()}," in holder or " on " not in holder:
-        return ""
-    return "; if that machine is down, the shared disk frees the folder after a while"
 
 
 def _joined(path: Path) -> Lock | None:

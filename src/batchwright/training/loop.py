@@ -125,7 +125,12 @@ def open_task(plan: Plan, device: torch.device) -> Task:
     """
     job = plan.job
     data = open_data(job, verify=False)  # the launcher has just verified it
-    _refuse_other_data(plan, data)
+    if data.facts.digest != plan.data.digest:
+        raise PlanError(
+            f"the plan was made for other data than {plan.job.data}: {plan.data.train_samples} "
+            f"images with digest {plan.data.digest[:12]}, here {data.facts.train_samples} with "
+            f"{data.facts.digest[:12]}; probe and plan again"
+        )
     training, held_out = (_fed(part, plan, data, device) for part in (data.train, data.val))
     if not isinstance(held_out, ImagePipeline | FilePipeline):
         held_out = AtResolution(held_out, plan.top_resolution)  # as our own images are evaluated
@@ -201,15 +206,6 @@ def _sample_weights(job: Job, part: ImageStore | Dataset[Any]) -> Tensor | None:
             "its image: try sampling=shuffle, or sample_weights= in a loop of your own"
         )
     return balancing_weights(part.labels)
-
-
-def _refuse_other_data(plan: Plan, data: ImageData) -> None:
-    if data.facts.digest != plan.data.digest:
-        raise PlanError(
-            f"the plan was made for other data than {plan.job.data}: {plan.data.train_samples} "
-            f"images with digest {plan.data.digest[:12]}, here {data.facts.train_samples} with "
-            f"{data.facts.digest[:12]}; probe and plan again"
-        )
 
 
 def _main() -> None:

@@ -21,18 +21,16 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from batchwright.client.reporter_process import ReporterProcess, destination, outcome_of
+from batchwright.client.reporter_process import ReporterProcess, outcome_of
 from batchwright.distributed.group import Group, loss_behind
 from batchwright.distributed.processes import die_with_agent, refuse_unguarded_script
 from batchwright.distributed.server_child import SERVER
-from batchwright.errors import ArgumentError, FileError, Interrupted, NewPlan, PlanError
+from batchwright.errors import FileError, Interrupted, NewPlan, PlanError
 from batchwright.records import Plan, Stage
 from batchwright.records.documents import record_of, refuse_no_path, write_record
-from batchwright.records.registries.optimizers import OPTIMIZERS
-from batchwright.records.text.problems import described, printable
+from batchwright.records.text.problems import printable
 from batchwright.storage.locks import WAIT_SECONDS, Lock, take
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.batches.feeding import Batch, Feed, ImagePart, feed_of
@@ -46,10 +44,17 @@ from batchwright.training.evaluate.evaluation import (
 )
 from batchwright.training.parameter_server.server_run import ServerRun
 from batchwright.training.running import Setup
+from batchwright.training.session_checks import (
+    checked_service,
+    checked_weights,
+    doubts,
+    planned_loaders,
+    refuse_other_things,
+    refuse_synchronized_on_cpu,
+)
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.stepper import Loss
 from batchwright.workload.data.image_files import FilePipeline
-from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.host import enter, is_out_of_memory, prepare_process, worker_threads
 
@@ -129,27 +134,22 @@ class Session:
     ) -> None:
         refuse_unguarded_script()
         refuse_no_path(run_folder, "run_folder")
-        _refuse_other_things(model, optimizer, dataset)
+        refuse_other_things(model, optimizer, dataset)
         die_with_agent()
-        _refuse_wrapped(model)
         self.plan = record_of(plan, Plan, "Session", "plan")
         self.model, self.optimizer = model, optimizer
         self.device = enter(next(model.parameters()).device)
         self._clip_norm = clip_norm or self.plan.job.clip_norm
         self._own_rates = learning_rate == "mine"
         self._exit_on_stop = exit_on_stop
-        self._loading = {
-            "images": images,
-            "resize": resize,
-            "collate": collate,
-            "loaders": self._planned_loaders if loaders is None else loaders,
-        }
+        self._loaders = planned_loaders(self.plan) if loaders is None else loaders
+        self._loading = {"images": images, "resize": resize, "collate": collate}
         self._sides = [stage.resolution for stage in self.plan.stages]
         self._held_out: tuple[Images, Feed] | None = None
         self._companion: ReporterProcess | None = None
         self._lock: Lock | None = None
         self._follow_advice, self._profile_memory = follow_advice, profile_memory
-        service = _checked_service(report_to, run_folder)
+        service = checked_service(report_to, run_folder)
         prepare_process(worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self._group = Group(self.device, self.plan.job.timeout)
         self._stop = StopRequest()
@@ -182,7 +182,7 @@ class Session:
                 f"the plan is for {planned} training samples and the data set has {found}: "
                 "probe and plan again for this data"
             )
-        _refuse_synchronized_on_cpu(self.model, self.device)
+        refuse_synchronized_on_cpu(self.model, self.device)
         setup = Setup(
             plan=self.plan,
             model=self.model,
@@ -196,7 +196,7 @@ class Session:
             again=again,
             clip_norm=self._clip_norm,
             own_rates=self._own_rates,
-            sample_weights=_checked_weights(sample_weights, len(self._feed)),
+            sample_weights=checked_weights(sample_weights, len(self._feed)),
             follow_advice=self._follow_advice,
             lock=self._lock,
             profile_memory=self._profile_memory,
@@ -204,12 +204,16 @@ class Session:
         if self._follow_advice and self.plan.server is not None:
             raise PlanError("follow_advice=True with a parameter server: rounds keep their batches")
         self._run = AllReduceRun(setup) if self.plan.server is None else ServerRun(setup)
-        for doubt in self._doubts():
+        for doubt in doubts(
+            self.plan,
+            self.optimizer,
+            self.device,
+            first=self.rank == 0,
+            own_rates=self._own_rates,
+            loaders=self._loaders,
+            stage=lambda: self.stage,
+        ):
             warnings.warn(doubt, stacklevel=3)
-
-    @property
-    def _planned_loaders(self) -> int:
-        return loader_processes(self.plan.job, 1, files=False)
 
     # ------------------------------------------------------------------------------ the contract
 
@@ -467,56 +471,8 @@ class Session:
 
     def _feed_of(self, dataset: Images) -> Feed:
         seed = self.plan.job.seed
-        return feed_of(dataset, self.device, seed=seed, sides=self._sides, **self._loading)
-
-    def _doubts(self) -> Iterator[str]:
-        """Where the loop does otherwise than the plan has it; most of it worker 0 alone tells."""
-        plan, rule, first = self.plan, self.plan.learning_rate, self.rank == 0
-        if self._own_rates and rule.scaling == "gain":
-            yield (
-                "learning_rate='mine': the plan wanted your rate times a measured gain "
-                "(scaling=gain), which is left out"
-            )
-        device = plan.job.device
-        if first and device not in ("auto", self.device.type):  # `auto`: nothing was measured
-            move = "model.to(f'cuda:{local_rank}')" if device == "cuda" else "model.to('cpu')"
-            yield (
-                f"the plan is for device={device} and the model is on {self.device}: {move} before "
-                f"the optimizer is built, or probe with device={self.device.type}"
-            )
-        # SGD for AdamW goes without a word: rates are factors on the user's own, times are close.
-        name = type(self.optimizer).__name__
-        spec, like = OPTIMIZERS[plan.update], name.lower()  # ours, torch's, or somebody's own
-        # Not all members: other packages' are loaded where a job names them, and nowhere else.
-        special = [one for one in (*OPTIMIZERS.own.values(), spec) if one.own_loop]
-        found = next((one for one in special if one.name in like), None)
-        if first and found != (spec if spec in special else None):
-            if found:
-                how = f"take an optimizer like {plan.update}, or plan with optimizer={found.name}"
-            else:
-                how = f"take {spec.own_loop}, or plan with optimizer=sgd"
-            yield (
-                f"the plan's batch and times are for optimizer={plan.update} and the session got "
-                f"{name}: {how}"
-            )
-        planned, loaders = self._planned_loaders, self._loading["loaders"]
-        timed = any(reason.choice == "loading" for reason in plan.reasons)  # with its loading
-        if first and timed and loaders != planned:
-            yield (
-                f"the plan's times were measured with loaders={planned} and the session got "
-                f"loaders={loaders}: leave it out, or probe with loaders={loaders}"
-            )
-        adam = any("betas" in group for group in self.optimizer.param_groups)
-        if first and plan.ags is not None and adam:
-            yield (
-                f"ags: {name} divides each gradient by its own recent size, so factors on "
-                "gradients nearly cancel: use SGD, or plan with ags.mode=off"
-            )
-        if self._own_rates and rule.peak != rule.base:
-            yield (
-                f"learning_rate='mine': the plan wanted {rule.peak / rule.base:.3g} times your "
-                f"rate at global batch {self.stage.global_batch_size}"
-            )
+        how: dict[str, Any] = {"sides": self._sides, "loaders": self._loaders, **self._loading}
+        return feed_of(dataset, self.device, seed=seed, **how)
 
     def _close(self, *, failed: bool) -> None:
         if failed:  # first, or whatever waits for the device may wait for a worker that is gone
@@ -537,68 +493,3 @@ class Session:
 
 def _say(line: str) -> None:
     print(f"batchwright: {line}", file=sys.stderr)  # noqa: T201 - the user's script has no other channel
-
-
-def _checked_service(report_to: str | None, run_folder: str | Path | None) -> str | None:
-    """Where to report to; what cannot be is refused before anything is opened."""
-    if not report_to:
-        return None
-    if not run_folder:
-        raise PlanError("report_to= needs run_folder=: what is reported is what stands there")
-    return destination(None, report_to)
-
-
-def _checked_weights(weights: Tensor | None, samples: int) -> Tensor | None:
-    if weights is None:
-        return None
-    weights = weights.detach().to("cpu", torch.float64)
-    bad = weights.shape != (samples,) or not bool(torch.isfinite(weights).all())
-    if bad or bool((weights < 0).any()) or not bool(weights.sum() > 0):
-        raise ValueError(
-            f"sample_weights of shape {tuple(weights.shape)} for {samples} samples: give one "
-            "finite number for each, none negative and not all 0"
-        )
-    return weights
-
-
-def _refuse_other_things(model: object, optimizer: object, dataset: object) -> None:
-    """What stands in another's place is said at once, and by its name."""
-    for name, given, fits in (
-        ("model", model, isinstance(model, nn.Module)),
-        ("optimizer", optimizer, hasattr(optimizer, "param_groups")),
-    ):
-        if not fits:
-            raise ArgumentError(
-                f"{name} of Session is {described(given)}: write bw.Session(model, optimizer, "
-                "dataset, plan=...)"
-            )
-    if dataset is None or isinstance(dataset, str | Path | nn.Module | DataLoader):
-        raise ArgumentError(
-            f"dataset of Session is {described(dataset)}: give the data set itself, with a length "
-            "and items by index; the session loads its batches"
-        )
-
-
-def _refuse_wrapped(model: nn.Module) -> None:
-    """Wrappers exchange gradients by themselves, or hold only a part of the weights."""
-    for name, module in model.named_modules():
-        kinds = {kind.__name__ for kind in type(module).__mro__}
-        what = f"the model's {name}" if name else "the model"
-        if isinstance(module, (DataParallel, DistributedDataParallel)):
-            raise PlanError(
-                f"{what} is wrapped in {type(module).__name__}: leave that out and give Session "
-                "the model itself, which is the wrapper's .module; step() sums the gradients"
-            )
-        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
-            raise PlanError(
-                f"{what} is sharded ({type(module).__name__}): give Session the model as it was "
-                "before; each worker holds all of its weights, and step() sums the gradients"
-            )
-
-
-def _refuse_synchronized_on_cpu(model: nn.Module, device: torch.device) -> None:
-    if device.type == "cpu" and any(isinstance(m, nn.SyncBatchNorm) for m in model.modules()):
-        raise PlanError(
-            "SyncBatchNorm computes on GPUs only: on the CPU use plain BatchNorm, whose statistics "
-            "are merged over the workers for evaluation and checkpoints"
-        )

@@ -14,28 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.algorithms.dual_batch import largest_extra_time
-from batchwright.algorithms.learning_rate import make_rule
 from batchwright.algorithms.partition import apportion
 from batchwright.algorithms.simulated_clock import Cluster, step_times
 from batchwright.distributed.launch import refuse_busy_port
 from batchwright.errors import ArgumentError, DataError, JobError, PlanError
-from batchwright.planning.candidates.optimizer import chosen_optimizer
-from batchwright.planning.gradient_scaling import ags_rule, check_least, check_step
+from batchwright.planning.gradient_scaling import check_least, check_step
 from batchwright.planning.methods.simulated import stated_line
-from batchwright.planning.resolution import preset_of, schedule_of, settled
+from batchwright.planning.resolution import preset_doubts, settled
 from batchwright.planning.validation import (
     check_batch,
-    check_counts,
-    check_goal,
     check_micro_batches,
-    check_open_method,
-    check_order,
     idle_keys,
     least_local,
 )
 from batchwright.records import DataFacts, Job, Plan
 from batchwright.records.base import Keys
 from batchwright.records.documents import change_job, load_job
+from batchwright.records.job import check_job, groups_known, other_keys_come
 from batchwright.records.registries.data_sources import source_of
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.text.plan_text import is_chosen
@@ -69,7 +64,8 @@ def job_of(
             f"a job is expected, or the path of its YAML file, not {described(job)}: keys go by "
             "name, such as epochs=3, or as bw.Job(epochs=3)"
         )
-    job = job if isinstance(job, Job) else load_job(job)
+    with other_keys_come():
+        job = job if isinstance(job, Job) else load_job(job)
     return change_job(job, keys, overrides)
 
 
@@ -117,28 +113,11 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
     from batchwright.workload.task import network_facts
 
     job = resolve(job, facts)
-    make_rule(job, job.base_batch, job.epochs, chosen_optimizer(job, job.base_batch))
-    ags_rule(job)
-    check_goal(job)
-    check_order(job)
-    check_open_method(job)
-    if job.method_spec.cycles:
-        _check_strengths(job, schedule_of(job).strengths)
     network = network_facts(job.network, _check_network(job, facts), max(_sides(job, facts)))
     _check_batch(job, facts, least_local(network))
     _check_stated_extra_time(job, facts, least_local(network))
     tell_doubts(job, facts)
     return job
-
-
-def _check_strengths(job: Job, strengths: Iterable[float]) -> None:
-    """Refuse strengths of an augmentation that is not ours to set."""
-    if set(strengths) != {1.0} and source_of(job.data).as_they_come:
-        listed = ",".join(f"{strength:g}" for strength in strengths)
-        raise JobError(
-            f"cycle.strengths={listed}: data={job.data} augments its images itself: leave "
-            "cycle.strengths at auto"
-        )
 
 
 def _check_batch(job: Job, data: DataFacts, least: int) -> None:
@@ -176,8 +155,7 @@ def tell_doubts(job: Job, data: DataFacts) -> None:
             f"({data.split})",
             file=sys.stderr,
         )
-    preset = preset_of(job)
-    for doubt in preset.doubts(data) if preset else ():
+    for doubt in preset_doubts(job.preset, data) if job.preset else ():
         print(f"warning: cycle.preset={job.cycle.preset} {doubt}", file=sys.stderr)  # noqa: T201
 
 
@@ -197,41 +175,19 @@ def resolve(job: Job, data: DataFacts) -> Job:
             "batch_norm=synchronized computes on GPUs only: on the CPU leave it at worker; the "
             "statistics are merged over the workers for evaluation in any case"
         )
-    workers = job.workers
-    if job.launcher.one_worker:
-        if workers not in ("auto", 1):
-            raise JobError(f"workers={workers} with launch=in-process: that is one worker")
-        workers = 1
-    if job.launcher.simulated and workers == "auto" and job.goal.max_workers is None:
-        raise JobError(
-            "launch=virtual needs to know how many workers to simulate: give workers=4, say, or "
-            "goal.max_workers for the plan to choose"
-        )
+    workers = 1 if job.launcher.one_worker else job.workers
     known = {"device": device.type, "workers": workers, "augment": job.augmentation}
-    job = settled(job, data, least_side=_least_side(job.network)).model_copy(update=known)
-    check_counts(job)
-    _check_extra_time(job)
+    # Networks of other places are tried once they are built.
+    least_side = NETWORKS[job.network].least_side if job.network in NETWORKS else 1
+    job = settled(job, data, least_side=least_side).model_copy(update=known)
+    check_job(job)
     return job
-
-
-def _check_extra_time(job: Job) -> None:
-    """Refuse an extra time that leaves small-batch workers no samples, whatever a step takes."""
-    small, extra, count = job.dual.small_workers, job.dual.extra_time, job.workers
-    if not _groups_known(job) or stated_line(job, 1) is not None:
-        return
-    large = int(count) - int(small)
-    if small and large and float(extra) >= int(count) / large:
-        raise JobError(
-            f"dual.extra_time={extra:g} leaves no samples for the {small} of {count} workers that "
-            f"have the small batch: give less than {int(count) / large:.4g}, the workers over "
-            "those with large batches"
-        )
 
 
 def _check_stated_extra_time(job: Job, data: DataFacts, least: int) -> None:
     """Refuse an extra time for which the stated time of a step leaves no small batch."""
     line = stated_line(job, max(_sides(job, data)))
-    if line is None or not line[1] or not _groups_known(job):
+    if line is None or not line[1] or not groups_known(job):
         return
     small, extra = int(job.dual.small_workers), float(job.dual.extra_time)
     given = job.dual.large_batches
@@ -248,18 +204,6 @@ def _check_stated_extra_time(job: Job, data: DataFacts, least: int) -> None:
             f"wants a local batch below {least} by the stated time of a step: give at most "
             f"{floor(1e4 * most) / 1e4:g}, or more small-batch workers"
         )
-
-
-def _groups_known(job: Job) -> bool:
-    """Whether the job says how many workers of one kind are in which group, and their time."""
-    unlike = job.virtual.speeds or job.virtual.overheads  # they count for more, or for less
-    known = "auto" not in (job.dual.small_workers, job.dual.extra_time, job.workers)
-    return job.method_spec.served and known and not unlike
-
-
-def _least_side(network: str) -> int:
-    """Of a network of ours, in pixels; others are tried once they are built."""
-    return NETWORKS[network].least_side if network in NETWORKS else 1
 
 
 def check_training(plan: Plan) -> None:

@@ -171,7 +171,12 @@ def _train_once(
     lines: Tail[RunLine] = Tail(folder / METRICS, sound_line, from_end=resume)
     command = resuming_command(folder, plan.job)
     with telling_how_to_resume(command), progress(epochs=plan.epochs, plan=plan) as shown:
-        look = _looker(lines, companion, shown)
+
+        def look() -> None:
+            lines(shown.update)
+            for line in companion.lines() if companion is not None else ():
+                shown.update(note(line))
+
         begun = Begun(folder, plan, lock, look, shown, resume, follow_advice)
         resolve_name(plan.job.launcher.train)(begun)
 
@@ -223,19 +228,6 @@ def launch_workers(run: Begun) -> None:
         values = plan.model_dump(mode="json")
         served: dict[str, Any] = {"plan": values, "run_folder": run.folder, "resume": run.resume}
         run_with_server(loop, arguments, **served, **options)
-
-
-def _looker(
-    lines: Tail[RunLine], companion: ReporterProcess | None, shown: RunProgress
-) -> Callable[[], None]:
-    """A function that shows what training has written, and what the reporter has said."""
-
-    def look() -> None:
-        lines(shown.update)
-        for line in companion.lines() if companion is not None else ():
-            shown.update(note(line))
-
-    return look
 
 
 def _summarized(folder: Path, watch: Stopwatch) -> RunSummary:

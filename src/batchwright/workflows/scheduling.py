@@ -15,6 +15,7 @@ from batchwright.planning.resolution import cycle_batches
 from batchwright.planning.validation import planning_job
 from batchwright.records import DataFacts, Job, Plan, Profile, RunSummary
 from batchwright.records.documents import change_job, read_one_of, texts_of
+from batchwright.records.job import other_keys_come
 from batchwright.records.text.problems import described
 from batchwright.workflows.prepare_job import job_of, resolve, with_job
 
@@ -60,7 +61,8 @@ def _read(place: str | Path) -> Plan | Profile | RunSummary | Job:
         if not path.exists():
             raise FileError(f"{place} holds no plan.json: give the folder of a run, or a file")
     elif path.suffix.lower() in (".yaml", ".yml"):
-        return job_of(place, {})
+        with other_keys_come():  # those of the command line
+            return job_of(place, {})
     found = read_one_of(path, (Plan, Profile, RunSummary))
     assert isinstance(found, Plan | Profile | RunSummary)  # noqa: S101 - as asked for
     return found

@@ -235,7 +235,10 @@ def load_weights(network: nn.Module, path: str | Path) -> list[str]:
             f"weights={path}: {len(strange)} of {len(stored)} tensors fit nowhere in the network: "
             f"{_some(strange)}; is it a checkpoint of another network?"
         )
-    classifier = _classifier_tensors(network)
+    with_weights = [
+        name for name, module in network.named_modules() if list(module.parameters(recurse=False))
+    ]
+    classifier = {name for name in own if name.rpartition(".")[0] == with_weights[-1]}
     other = [name for name in stored if stored[name].shape != own[name].shape]
     wrong = [name for name in other if name not in classifier]
     if wrong:
@@ -316,14 +319,6 @@ def _read_weights(path: str | Path) -> dict[str, Tensor]:
             f"weights={path}: holds neither a state_dict nor a checkpoint with one under 'model'"
         )
     return dict(content)
-
-
-def _classifier_tensors(network: nn.Module) -> set[str]:
-    """Names of the tensors of the last module that has weights of its own."""
-    last = [
-        name for name, module in network.named_modules() if list(module.parameters(recurse=False))
-    ][-1]
-    return {name for name in network.state_dict() if name.rpartition(".")[0] == last}
 
 
 # ---------------------------------------------------------------------------- loss and optimizer

@@ -243,7 +243,10 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained
     else:
         beyond = [f" and raise {miss.limit}" for miss in trained(row, enough).misses]
         advice += f", or epochs={enough}{''.join(beyond)}"
-    within = [f"epochs={progress.planned}", *(f"{one}={_limit(goal, one):g}" for one in limited)]
+    within = [
+        f"epochs={progress.planned}",
+        *(f"{one}={attrgetter(one.removeprefix('goal.'))(goal):g}" for one in limited),
+    ]
     return (
         f"no candidate has a chance of {LEAST_CHANCE:.0%} to reach "
         f"goal.accuracy={progress.target:g} within {' and '.join(within)}; the best to be had is "
@@ -252,10 +255,6 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained
         f"{counted(row.mix.workers, 'worker')} in {counted(row.epochs, 'epoch')}, "
         f"{duration(row.train_seconds)}: give {advice}"
     )
-
-
-def _limit(goal: Goal, name: str) -> float:
-    return float(attrgetter(name.removeprefix("goal."))(goal))
 
 
 def _why_none(rows: Sequence[Row]) -> str:

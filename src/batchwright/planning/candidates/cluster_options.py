@@ -8,8 +8,8 @@ from functools import cached_property
 
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.worker_types import WorkerType, link_given
-from batchwright.planning.validation import shown
 from batchwright.records import Job, KindCount
+from batchwright.records.job import as_written
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _check_count(kinds: Sequence[WorkerType], job: Job, asked: int) -> None:
     beyond = asked > counts[-1] and not link_given(job.link)
     if beyond or asked < counts[0]:
         raise PlanError(
-            f"the profile was measured with workers={shown(tuple(counts))}, the job says "
+            f"the profile was measured with workers={as_written(tuple(counts))}, the job says "
             f"workers={asked}: probe again with that"
             + (", or state the network with link.latency and link.bandwidth" if beyond else "")
         )

@@ -215,17 +215,13 @@ def worker_types_of(profiles: Sequence[Profile], job: Job) -> tuple[WorkerType, 
         job: Resolved.
 
     Raises:
-        PlanError: ``goal.kinds`` names a kind that was not measured, or one twice.
+        PlanError: ``goal.kinds`` names a kind that was not measured.
     """
     measured = {kind_of(profile): profile for profile in profiles}
     wanted = job.goal.kinds or tuple(
         WorkerKind(kind=name, count=_measured_count(profile, job, alone=len(measured) == 1))
         for name, profile in measured.items()
     )
-    names = [one.kind for one in wanted]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise PlanError(f"goal.kinds names {twice!r} twice: give one count for it")
     return tuple(_kind(one, measured, job) for one in wanted)
 
 

@@ -1,6 +1,6 @@
 """What a step takes and what fits the workers: by fitted measurements, or as the job states.
 
-Both answer the same questions, so that `multi_stage` lays out a plan in one way.
+Both answer the same questions, so that a method lays out a plan in one way.
 """
 
 from __future__ import annotations

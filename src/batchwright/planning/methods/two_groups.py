@@ -1,4 +1,4 @@
-"""Two groups of workers at each resolution: batches, numbers, time and shares, with reasons."""
+"""Two groups of workers at each resolution: batches, numbers, time and shares."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from math import floor
 from typing import Any
 
-from batchwright.algorithms.dual_batch import PAPER, Rounding, update_factor
+from batchwright.algorithms.dual_batch import update_factor
 from batchwright.errors import PlanError
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.methods.groups import (
-    LEAST_FIXED,
     Groups,
     Pace,
     grouped,
     most_extra_time,
     shown_relative,
 )
-from batchwright.planning.resolution import per_resolution, preset_of
-from batchwright.records import Alternative, Estimate, Job, Reason, ServerRule, Source
+from batchwright.planning.resolution import per_resolution
+from batchwright.records import Estimate, Job, ServerRule
+from batchwright.records.registries.methods import PAPER
 
 USUAL_EXTRA_TIME, MOST_EXTRA_TIME = 1.05, 1.2
 """Of a round, where the job leaves it open: the paper's smaller value, and as far as a deadline may
@@ -32,13 +32,8 @@ SMALL_PART = 0.75
 SMALL_ENOUGH = 0.5
 """Of the large batch, where a deadline decides how many workers have the small one."""
 
-FEW_STEPS = 40
-"""Of a round, below which its last step matters for its time."""
-
-HO = "Ho et al. 2013"
 
 _SHORTENINGS = 30  # of the extra time, until the deadline is kept
-_MOST_ALTERNATIVES = 8  # numbers of small-batch workers shown beside the chosen one
 
 Level = Mapping[str, Any]
 """Fields of a `Stage` that hold at one resolution."""
@@ -78,15 +73,11 @@ def large_batches_of(
         top: What `plain` would choose at the highest.
         share: Samples of one worker in a round with large batches alone.
         fitting: Most samples that fit the memory, by resolution; `None`: not known.
-
-    Raises:
-        PlanError: There are as many as neither resolutions nor one.
     """
     asked, usual = job.dual.large_batches, top.value
     if isinstance(asked, tuple):
-        given = per_resolution("dual.large_batches", asked, sides)
-        return Chosen(given, "Asked for.", "asked")
-    rooms, preset = [fitting(side) for side in sides], preset_of(job)
+        return Chosen(per_resolution(asked, sides), "Asked for.", "asked")
+    rooms, preset = [fitting(side) for side in sides], job.preset
     if asked == "memory":
         return _largest_that_fit(job, sides, share, rooms)
     most = max(usual, floor(share / job.goal.least_steps))
@@ -124,7 +115,7 @@ def _largest_that_fit(
             "first, or give batches, such as dual.large_batches=512"
         )
     most = floor(share / job.goal.least_steps)
-    why = f"The largest that fits the memory, as published: {_at_each(known, sides)}."
+    why = f"The largest that fits the memory, as published: {at_each(known, sides)}."
     if max(known) > most:
         why += (
             f" A round has {share:.0f} samples for a worker, so goal.least_steps="
@@ -335,219 +326,8 @@ def served_level(
     }
 
 
-# -------------------------------------------------------------------------------------- in words
-
-
-def group_reasons(
-    found: Served,
-    pace: Pace,
-    sides: Sequence[int],
-    *,
-    samples: int,
-    measured: bool,
-    rounding: Rounding,
-) -> tuple[Reason, ...]:
-    """Both batches, both shares, and what the server does.
-
-    ``samples`` are those of an epoch; ``measured``: whether step times were, rather than stated;
-    ``rounding`` is how batches and shares became whole numbers.
-    """
-    small, workers = found.small_workers, len(pace.workers)
-    more = f"{small.why}{_updates(found, pace)}{_control(pace)}"
-    others = _other_counts(found, pace, sides[-1], samples, rounding)
-    counts = small._replace(why=more, alternatives=others)
-    large = found.large_batches
-    return (
-        large.reason("large batch", _at_each(large.value, sides)),
-        counts.reason("small-batch workers", f"{small.value} of {workers}"),
-        *(_of_small(found, sides, measured=measured) if small.value else ()),
-        _shares(found, pace, rounding),
-        *(_factor(found) if 0 < small.value < workers else ()),
-        _server(found),
-    )
-
-
-def _control(pace: Pace) -> str:
-    """What one smaller batch for all would do in the same time."""
-    why = " All workers small is the control: one uniform smaller batch in the same time."
-    if not pace.unlike:
-        why += (
-            " Where a step's fixed time is the same on all workers, as here, it is as good: 70.1 % "
-            "in the paper's table 5, and in five paired runs of ours (docs/measured.md) 23.7 % "
-            "against 23.3 % with two sizes and 13.4 % with large batches alone. Most of the gain "
-            "is the smaller batch itself."
-        )
-    else:
-        why += (
-            " Where fixed times differ, two sizes can be well ahead of it: in five paired runs of "
-            "ours, with a tenth of the fixed time on two of four workers (docs/measured.md), "
-            "25.7 % against 18.2 % in 1.02 times the time. In 1.05 times the small batch came down "
-            "to 23, and both reached 24 %: a smaller dual.extra_time can be better."
-        )
-    return why + " On ImageNet the paper found no gain in accuracy."
-
-
-def _updates(found: Served, pace: Pace) -> str:
-    """How many there are, and who could make more."""
-    small = found.small_workers.value
-    if not small:
-        return ""
-    why = f" All workers together make {found.groups[-1].updates:.0f} updates a round"
-    if not pace.unlike:
-        return (
-            f"{why}. That many take up the extra time whoever makes them, so other numbers of "
-            "small-batch workers come to as many."
-        )
-    overheads = pace.overheads
-    border = len(overheads) - small
-    cheaper = [n for n in range(border) if overheads[n] < max(overheads[border:])]
-    if cheaper:
-        listed = ", ".join(map(str, cheaper))
-        who = "worker" if len(cheaper) == 1 else "workers"
-        why += f"; a step costs {who} {listed} less than others with the small batch: number "
-        why += "workers so that the last ones have the least fixed time"
-    return f"{why}."
-
-
-def _other_counts(
-    found: Served, pace: Pace, side: int, samples: int, rounding: Rounding
-) -> tuple[Alternative, ...]:
-    """What other numbers of small-batch workers would mean at the highest resolution."""
-    small, workers = found.small_workers.value, len(pace.workers)
-    counts = sorted(
-        (n for n in range(workers + 1) if n != small),
-        key=lambda n: (n not in (0, workers), abs(n - small)),
-    )[:_MOST_ALTERNATIVES]
-    extra = found.extra_time.value if small else USUAL_EXTRA_TIME
-    chosen = found.groups[-1].round_seconds
-    shown = []
-    for count in sorted(counts):
-        name = f"{count} of {workers}"
-        try:
-            other = grouped(
-                pace,
-                side,
-                found.large_batches.value[-1],
-                small_workers=count,
-                extra_time=extra if count else 1.0,
-                samples=samples,
-                exchange_steps=found.rule.exchange_steps,
-                rounding=rounding,
-            )
-        except PlanError:
-            shown.append(Alternative(value=name, loss="no small batch gives that time"))
-            continue
-        time = other.round_seconds / chosen - 1
-        if not count:
-            loss = f"large batches alone, {abs(time):.1%} {'more' if time > 0 else 'less'} time"
-        else:
-            share = sum(other.samples[workers - count :]) / samples
-            loss = f"small batch {other.pair.small_batch} with {share:.0%} of the data"
-            loss += ", the uniform control" if count == workers else ""
-        loss += f", {other.updates:.0f} updates a round"
-        shown.append(Alternative(value=name, loss=loss))
-    return tuple(shown)
-
-
-def _of_small(found: Served, sides: Sequence[int], *, measured: bool) -> tuple[Reason, Reason]:
-    """The time that small batches take up, and how small they are."""
-    extra, top = found.extra_time, found.groups[-1]
-    steps = top.samples[0] / top.local_batch_sizes[0]
-    if steps < FEW_STEPS:
-        extra = extra._replace(
-            why=f"{extra.why} A round is only {steps:.3g} steps of a large batch, the last of "
-            f"which need not be a whole one, so the time can be off by as much as {1 / steps:.0%}."
-        )
-    texts = []
-    for groups, side in zip(found.groups, sides, strict=True):
-        where = f" at {side} px" if len(sides) > 1 else ""
-        how = "the fitted step times at both batches" if measured else "stated times"
-        if groups.measured is not None:
-            one = groups.measured
-            how = f"batches {one.large_batch} and {one.small_batch}, measured side by side"
-        texts.append(
-            f"By {how}, a step takes {1e3 * groups.step_seconds:.3g} ms and "
-            f"{1e3 * groups.sample_seconds:.3g} ms a sample{where}."
-        )
-    if measured and any(
-        groups.measured is None and groups.fixed_share <= LEAST_FIXED * (1 + 1e-9)
-        for groups in found.groups
-    ):
-        texts.append(
-            f"No fixed part could be told from none: {LEAST_FIXED:.0%} of a step is taken for it."
-        )
-    texts.append(
-        "So both groups end a round together. A small error of the fixed part moves it a lot."
-    )
-    batches = [groups.pair.small_batch or 0 for groups in found.groups]
-    sure = all(groups.measured is not None for groups in found.groups)
-    source: Source = "measured" if sure else "predicted" if measured else "assumed"
-    value = f"{extra.value:g} times a round of large batches alone"
-    return (
-        extra.reason("extra time", value),
-        Chosen(batches, " ".join(texts), source).reason("small batch", _at_each(batches, sides)),
-    )
-
-
-def _shares(found: Served, pace: Pace, rounding: Rounding) -> Reason:
-    top, small = found.groups[-1], found.small_workers.value
-    parts = [
-        f"{count} x {share}"
-        for count, share in (
-            (len(top.samples) - small, top.pair.large_samples),
-            (small, top.pair.small_samples),
-        )
-        if count
-    ]
-    why = "Together all the data once a round, so that all workers end it at the same time; "
-    why += "what rounding leaves goes one each to the last group."
-    if rounding == "truncate":
-        why += " Batches and shares are cut to whole numbers, as in the paper's tables 2 and 3."
-    for what, values in (
-        ("speed", [worker.speed for worker in pace.workers]),
-        ("fixed time of a step", pace.overheads),
-    ):
-        if shown := shown_relative(values):
-            why += f" Each worker's share follows its {what}: {shown}."
-    return Chosen(" + ".join(parts), why, "predicted").reason("samples per round")
-
-
-def _factor(found: Served) -> tuple[Reason]:
-    rule = found.rule.update_factor
-    value = update_factor(found.groups[-1].samples_ratio(found.rule.exchange_steps), rule)
-    what = {
-        "ratio": "A small-batch worker's model counts by its samples between two exchanges over a "
-        "large-batch worker's.",
-        "sqrt": "The root of the ratio of both groups' samples.",
-        "none": "All models count alike.",
-    }[rule]
-    why = f"{what} In the paper's table 3, all three are within about a point."
-    factor = Chosen(value, why, "published", PAPER)
-    return (factor.reason("update factor", f"{value:.3f} for small batches"),)
-
-
-def _server(found: Served) -> Reason:
-    rule = found.rule
-    value, reference, why = {
-        "asp": (
-            "asp",
-            PAPER,
-            "Each worker's weights are merged as they arrive; nobody waits. In two paired runs of "
-            "ours with rounds as long as planned, `bsp` reached 26.2 % and `asp` 23.2 % in the "
-            "same time (docs/measured.md); `bsp` loses time where rounds scatter.",
-        ),
-        "bsp": ("bsp", PAPER, "All wait for each other after each round."),
-        "ssp": (
-            f"ssp ({rule.staleness})",
-            HO,
-            f"No worker is more than {rule.staleness} rounds ahead of the slowest.",
-        ),
-    }[rule.consistency]
-    why += f" Momentum after an exchange: {rule.momentum}."
-    return Chosen(value, why, "published", reference).reason("consistency")
-
-
-def _at_each(batches: Sequence[int], sides: Sequence[int]) -> str:
+def at_each(batches: Sequence[int], sides: Sequence[int]) -> str:
+    """Batches in words, by resolution where they differ."""
     if len(set(batches)) == 1:
         return f"{batches[0]} samples"
     return ", ".join(f"{n} at {side} px" for n, side in zip(batches, sides, strict=True))

@@ -10,7 +10,8 @@ from typing import Any
 from batchwright.planning.candidates.optimizer import Z_975, Compared, chosen_optimizer
 from batchwright.planning.chosen import Chosen
 from batchwright.records import Alternative, Job, OptimizerName, Plan, Reason
-from batchwright.records.job import AgsMode, Scaling
+from batchwright.records.job import Scaling
+from batchwright.records.job_sections import AgsMode
 
 
 @dataclass(frozen=True)

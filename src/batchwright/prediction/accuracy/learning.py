@@ -37,8 +37,8 @@ many tell nearly all, and the interval says which.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import exp, hypot, inf, log, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -54,7 +54,7 @@ from batchwright.prediction.accuracy.trainings import (
 )
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate
-from batchwright.records.registries.optimizers import SGD
+from batchwright.records.registries.optimizers import OPTIMIZERS, SGD, LearningPrior, Normal
 
 REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
 """Training after which the level is read; around it tasks and optimizers are compared."""
@@ -73,13 +73,6 @@ _FLATTEST = 0.05  # slope; a fit to few trainings may have one that no training 
 _MOST_LOG = 60.0  # of samples: more than anybody has
 
 
-class Normal(NamedTuple):
-    """What is known of a number."""
-
-    mean: float
-    error: float
-
-
 @dataclass(frozen=True)
 class Prior:
     """What is known of a task before anything of it was observed; logarithms are natural."""
@@ -87,29 +80,19 @@ class Prior:
     level: Normal  # logit u after the training of reference
     slope: Normal  # of it against the logarithm of steps of noiseless gradients
     critical: Normal  # logarithm of the critical batch, in samples
-    level_apart: dict[str, Normal]  # level of an optimizer less that of SGD
-    slope_apart: dict[str, Normal]  # the same of slopes
-    critical_apart: dict[str, Normal]  # the same of critical batches
-    best_rate: dict[str, Normal]  # logarithm of an optimizer's best rate over the usual one, m
-    rate_weight: dict[str, Normal]  # logarithm of c
     seed: float  # scatter of logit u from seed to seed and around the law
+    # In place of what the registry says.
+    optimizers: Mapping[str, LearningPrior] = field(default_factory=dict)
 
+    def of(self, optimizer: str) -> LearningPrior:
+        """What is known of an optimizer."""
+        return self.optimizers.get(optimizer) or OPTIMIZERS[optimizer].learning
 
-OTHER = "other"
-"""Optimizers of which no task has been seen."""
 
 PRIOR = Prior(
-    level=Normal(-0.1, 2.4),
-    slope=Normal(0.75, 0.4),
-    critical=Normal(4.9, 0.6),
-    level_apart={"muon": Normal(0.9, 0.5), OTHER: Normal(0.0, 0.7)},
-    slope_apart={"muon": Normal(-0.1, 0.2), OTHER: Normal(0.0, 0.2)},
-    critical_apart={"muon": Normal(1.2, 1.0), OTHER: Normal(0.5, 1.0)},
-    best_rate={"sgd": Normal(0.0, 2.2), "muon": Normal(0.0, 1.1), OTHER: Normal(0.0, 2.0)},
-    rate_weight={"sgd": Normal(-2.3, 0.7), "muon": Normal(-1.7, 0.7), OTHER: Normal(-2.0, 0.7)},
-    seed=0.06,
+    level=Normal(-0.1, 2.4), slope=Normal(0.75, 0.4), critical=Normal(4.9, 0.6), seed=0.06
 )
-"""Means and spreads over seven tasks, of SGD and Muon (docs/log.md)."""
+"""Means and spreads over seven tasks (docs/log.md)."""
 
 
 class Aim(NamedTuple):
@@ -381,7 +364,7 @@ def fit_learning(
 
 AT_PEAK = Normal(0.0, 0.3)
 """By how much the logit is below the law at the peak of the rate: mean, and spread over tasks,
-optimizers and batches (`benchmarks.planning.epoch_curves`; docs/log.md). Noise of a high rate costs
+optimizers and batches (`benchmarks.tools.epoch_curves`; docs/log.md). Noise of a high rate costs
 about as much as the short training loses by its few steps at a low one, here a little less and
 there a little more, so what is left is the spread."""
 
@@ -403,24 +386,17 @@ def falls_short(factor: float, last: float) -> Normal:
 def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndarray]:
     """The prior as equations in the parameters, each over its error: matrix and right side."""
     rows, wanted = [], []
-    parts = (
-        (prior.level, prior.level_apart),
-        (prior.slope, prior.slope_apart),
-        (prior.critical, prior.critical_apart),
-    )
     for index, name in enumerate(names):
-        for part, (known, apart) in enumerate(parts):
+        known = prior if index == 0 else prior.of(name)
+        for part, (mean, error) in enumerate((known.level, known.slope, known.critical)):
             row = np.zeros(5 * len(names))
             row[3 * index + part] = 1.0
-            if index == 0:
-                mean, error = known
-            else:
-                mean, error = apart.get(name, apart[OTHER])
+            if index:
                 row[part] = -1.0  # the others are known by how far they are from SGD
             rows.append(row / error)
             wanted.append(mean / error)
     for name in names:
-        of_rate = [one.get(name, one[OTHER]) for one in (prior.best_rate, prior.rate_weight)]
+        of_rate = prior.of(name).best_rate, prior.of(name).rate_weight
         for place, (mean, error) in zip(_rate_places(names, name), of_rate, strict=True):
             row = np.zeros(5 * len(names))
             row[place] = 1 / error

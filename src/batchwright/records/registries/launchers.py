@@ -14,8 +14,8 @@ class Launcher:
     Attributes:
         name: As in a job.
         words: What it does, for the job key's description.
-        train: Import string of what trains a run folder's plan: a function as
-            `workflows.run_training.launch_workers`.
+        train: Import string of what trains a run folder's plan: a function of what
+            `workflows.run_training.Begun` holds, such as `launch_workers` there.
         one_worker: Whether there is one worker, in the process that asks for it.
         simulated: Whether all workers' gradients are computed in one process, in simulated time.
     """
@@ -44,4 +44,5 @@ LAUNCHERS = Registry(
         f"{_RUN}:train_simulated",
         simulated=True,
     ),
+    group="batchwright.launchers",
 )

@@ -3,8 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from batchwright.records.registries.registry import Registry
+
+
+class Normal(NamedTuple):
+    """What is known of a number."""
+
+    mean: float
+    error: float
+
+
+class LearningPrior(NamedTuple):
+    """What tasks have shown of how an optimizer learns (docs/log.md); logarithms are natural.
+
+    The first three are beside those of SGD, in
+    the law of `prediction.accuracy.learning`; its own are those of the task itself.
+
+    Attributes:
+        level: Level, in logit u.
+        slope: Slope of it against the logarithm of steps.
+        critical: Logarithm of the critical batch.
+        best_rate: Logarithm of the best rate over the usual one, m.
+        rate_weight: Logarithm of c, how much depends on the rate.
+    """
+
+    level: Normal = Normal(0.0, 0.7)
+    slope: Normal = Normal(0.0, 0.2)
+    critical: Normal = Normal(0.5, 1.0)
+    best_rate: Normal = Normal(0.0, 2.0)
+    rate_weight: Normal = Normal(-2.0, 0.7)
+
+
+UNSEEN = LearningPrior()
+"""Of an optimizer that no task has been seen with."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +59,7 @@ class OptimizerSpec:
         on_factors: What to say to who scales gradients all the same, a sentence.
         own_loop: How a loop of one's own makes it, where a plan for it fits no other optimizer,
             nor the plan for another fits it.
+        learning: What tasks have shown of how it learns.
     """
 
     name: str
@@ -37,10 +71,16 @@ class OptimizerSpec:
     follows_gradients: bool = False
     on_factors: str = ""
     own_loop: str = ""
+    learning: LearningPrior = UNSEEN
 
 
 SGD = OptimizerSpec(
-    "sgd", "batchwright.workload.optimizers:sgd", rate=0.1, title="SGD", follows_gradients=True
+    "sgd",
+    "batchwright.workload.optimizers:sgd",
+    rate=0.1,
+    title="SGD",
+    follows_gradients=True,
+    learning=LearningPrior(best_rate=Normal(0.0, 2.2), rate_weight=Normal(-2.3, 0.7)),
 )
 ADAMW = OptimizerSpec(
     "adamw",
@@ -66,6 +106,13 @@ MUON = OptimizerSpec(
     on_factors="Muon makes the updates of its matrices equally large whatever their gradients' "
     "size, so factors act on what is left to SGD only.",
     own_loop="bw.muon(model, lr=...)",
+    learning=LearningPrior(
+        level=Normal(0.9, 0.5),
+        slope=Normal(-0.1, 0.2),
+        critical=Normal(1.2, 1.0),
+        best_rate=Normal(0.0, 1.1),
+        rate_weight=Normal(-1.7, 0.7),
+    ),
 )
 
 OPTIMIZERS = Registry("optimizer", SGD, ADAMW, MUON, group="batchwright.optimizers", auto=SGD)

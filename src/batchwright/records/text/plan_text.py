@@ -66,7 +66,7 @@ def cluster_words(workers: int, kinds: Sequence[KindCount]) -> str:
 
 def local_batch_word(plan: PlanFields) -> str:
     """What the planned local batches are: those of the run, or only its first."""
-    return "local batch at first" if plan.method_spec.follows_speed else "local batch"
+    return "local batch at first" if plan.method_spec.balancer else "local batch"
 
 
 def method_words(plan: PlanFields) -> str:
@@ -75,7 +75,7 @@ def method_words(plan: PlanFields) -> str:
         return f"{plan.method}: {_server_words(plan.server)}"
     if plan.method_spec.cycles:
         return f"{plan.method}: {len(plan.stages)} stretches of one resolution and rate each"
-    if not plan.method_spec.follows_speed:
+    if not plan.method_spec.balancer:
         return plan.method
     steps = plan.job.rebalance_steps
     often = f"every {counted(steps, 'step')} and epoch" if steps else "every epoch"
@@ -113,6 +113,12 @@ def is_chosen(plan: PlanFields, one: Prediction, planned: frozenset[Size] | None
     size = (one.workers, one.resolution, one.global_batch_size)
     sizes = planned_sizes(plan) if planned is None else planned
     return size in sizes and (not one.kinds or one.kinds == plan.kinds)
+
+
+def chosen_candidate(plan: PlanFields) -> Prediction:
+    """The candidate that a plan's cluster and batch were chosen by, or one of its cluster."""
+    own = [one for one in plan.considered if (one.workers, one.kinds) == (plan.workers, plan.kinds)]
+    return next((one for one in own if is_chosen(plan, one)), own[0])
 
 
 def rivals(plan: PlanFields) -> tuple[Prediction, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import JsonValue
-
 from batchwright.records import Sweep, SweptKey
 from batchwright.records.text.formatting import number
 from batchwright.reporting.charts.chart import (
@@ -58,12 +56,9 @@ def _value_axis(key: SweptKey) -> Axis:
         axis = linear_axis(key.key, places, from_zero=False)
     if len(places) > 6:
         return axis
-    ticks = tuple((at, _tick(v)) for at, v in zip(places, key.values, strict=True))
+    words = [f"{v:,}" if isinstance(v, int) else value_label(v) for v in key.values]
+    ticks = tuple(zip(places, words, strict=True))
     return Axis(axis.label, axis.low, axis.high, ticks, axis.logarithmic)
-
-
-def _tick(value: JsonValue) -> str:
-    return f"{value:,}" if isinstance(value, int) else value_label(value)
 
 
 def _chart(title: str, panel: Panel, x: Axis, *, joined: bool = True) -> Chart:

@@ -114,8 +114,13 @@ def plan_curves(plan: Plan, profiles: Sequence[Profile] = ()) -> PlanCurves:
             groups.setdefault((one.workers, one.kinds), []).append(one)
     priced = bool(groups) and all(one.cost for ones in groups.values() for one in ones)
     shown = _worth_showing(plan, groups)
+    knees = {
+        (knee.workers, knee.kinds): knee
+        for knee in reversed(plan.knees)
+        if knee.resolution == plan.top_resolution
+    }
     curves = tuple(
-        _curve(plan, groups[key], _knee_of(plan, key), profiles, priced=priced) for key in shown
+        _curve(plan, groups[key], knees.get(key), profiles, priced=priced) for key in shown
     )
     return PlanCurves(
         network=plan.network.name,
@@ -203,15 +208,6 @@ def _worth_showing(
     while len(kept) > MOST_CURVES:
         kept.remove(next(key for key in reversed(rising) if key in kept and key not in chosen))
     return [key for key in rising if key in kept]
-
-
-def _knee_of(plan: Plan, key: tuple[int, tuple[KindCount, ...]]) -> Knee | None:
-    found = (
-        knee
-        for knee in plan.knees
-        if (knee.workers, knee.kinds, knee.resolution) == (*key, plan.top_resolution)
-    )
-    return next(found, None)
 
 
 # ------------------------------------------------------------------------------------ one curve

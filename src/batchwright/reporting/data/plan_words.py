@@ -102,7 +102,7 @@ def batches_words(plan: Plan) -> str:
     told = list(dict.fromkeys(local_batches(stage.local_batch_sizes) for stage in plan.stages))
     if len(told) > 1:
         return f"{told[0]} at first, {told[-1]} at last"
-    return f"{told[0]}{' at first' if plan.method_spec.follows_speed else ''}"
+    return f"{told[0]}{' at first' if plan.method_spec.balancer else ''}"
 
 
 def range_words(values: Iterable[int]) -> str:
@@ -134,6 +134,7 @@ def _distinct(values: tuple[float, ...], spec: str) -> str:
 def header_rows(plan: Plan) -> list[tuple[str, str]]:
     """The plan's header as (word, value)."""
     rule = plan.learning_rate
+    gained = " times the measured gain" if rule.scaling == "gain" else ""
     return [
         ("method", method_words(plan)),
         ("merge", plan.merge),
@@ -142,12 +143,8 @@ def header_rows(plan: Plan) -> list[tuple[str, str]]:
         (
             "learning-rate rule",
             f"{rule.base:g} at batch {rule.base_batch}, {rule.scaling} scaling: peak "
-            f"{rule.peak:.4g}{_gained(plan)}; warm-up {rule.warmup_epochs:g} epochs; decay "
+            f"{rule.peak:.4g}{gained}; warm-up {rule.warmup_epochs:g} epochs; decay "
             f"{rule.decay}",
         ),
         ("seed", str(plan.job.seed)),
     ]
-
-
-def _gained(plan: Plan) -> str:
-    return " times the measured gain" if plan.learning_rate.scaling == "gain" else ""

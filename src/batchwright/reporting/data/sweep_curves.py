@@ -91,7 +91,11 @@ def curves(sweep: Sweep, key: str) -> list[Panel]:
         for number, value in enumerate(values):
             chosen = (*others[:at], value, *others[at:])
             runs = [cell.accuracies for cell in sweep.runs_of(chosen)]
-            spots = tuple(_spots_by_epoch(runs))
+            by_epoch = (
+                _spot(epoch + 1, (run[epoch] for run in runs if epoch < len(run)))
+                for epoch in range(max(map(len, runs), default=0))
+            )
+            spots = tuple(filter(None, by_epoch))
             if spots:
                 lines.append(Line(number, f"{key}={value_label(value)}", spots))
         if lines:
@@ -155,13 +159,6 @@ def _title(sweep: Sweep, others: Sequence[JsonValue], at: int) -> str:
         if len(one.values) > 1
     ]
     return ", ".join(told) or "all runs"
-
-
-def _spots_by_epoch(runs: Sequence[Sequence[float | None]]) -> Iterable[Spot]:
-    for epoch in range(max(map(len, runs), default=0)):
-        spot = _spot(epoch + 1, (run[epoch] for run in runs if epoch < len(run)))
-        if spot:
-            yield spot
 
 
 def _spot(x: float, shares: Iterable[float | None]) -> Spot | None:

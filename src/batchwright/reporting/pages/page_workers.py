@@ -14,7 +14,6 @@ from batchwright.reporting.charts.workers import batches_chart, part_chart
 from batchwright.reporting.data.reading import simulated_word
 from batchwright.reporting.data.worker_curves import (
     Part,
-    Share,
     WorkerCurve,
     changes,
     most_different,
@@ -65,7 +64,11 @@ def _batches_table(curves: Sequence[WorkerCurve]) -> str:
     by_start = [{(share.epoch, share.step): share for share in one.shares} for one in curves]
     rows: list[list[str]] = []
     for at in sorted({at for one in by_start for at in one}):
-        cells = [_share_words(one.get(at)) for one in by_start]
+        shares = [one.get(at) for one in by_start]
+        cells = [
+            "-" if one is None else f"{one.local_batch_size:,} ({percent(one.share)})"
+            for one in shares
+        ]
         if not rows or rows[-1][2:] != cells:
             rows.append([str(at[0] + 1), str(at[1] + 1), *cells])
     more = markup.left_out(rows, _MOST_ROWS, "; all are in summary.json")
@@ -74,10 +77,6 @@ def _batches_table(curves: Sequence[WorkerCurve]) -> str:
         ["from epoch", "step", *(one.label for one in curves)],
         spread(rows, _MOST_ROWS),
     )
-
-
-def _share_words(share: Share | None) -> str:
-    return "-" if share is None else f"{share.local_batch_size:,} ({percent(share.share)})"
 
 
 def _times_table(part: Part, caption: str, curves: Sequence[WorkerCurve]) -> str:

@@ -60,7 +60,8 @@ class StoreFigures(Collector):
             0.0 if oldest is None else max(0.0, self._store.clock() - oldest),
         )
         lost = CounterMetricFamily(
-            "batchwright_leases_lost", "Leases that were taken from silent agents since the start."
+            "batchwright_leases_lost",
+            "Leases taken from agents, mostly silent ones, since this process began.",
         )
         lost.add_metric([], self._store.jobs.leases_lost)
         yield lost

@@ -12,6 +12,7 @@ from fastapi.responses import RedirectResponse
 from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Job
 from batchwright.records.documents import change_job, parse_yaml, yaml_problem
+from batchwright.records.job import other_keys_come
 from batchwright.records.service import Identifier, JobInfo, JobState, RunInfo
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
@@ -255,7 +256,9 @@ def _live(request: Request, store: Store, caller: Caller, info: JobInfo) -> Live
     if plan is not None:
         parts += plan_parts(plan, store.jobs.profile(info.id))
     else:
-        parts.append(Part("job", "The job", job_text(Job.model_validate(info.job))))
+        with other_keys_come():  # it is as it was submitted, by the rules of then
+            asked = Job.model_validate(info.job)
+        parts.append(Part("job", "The job", job_text(asked)))
     title = f"{info.state}: {info.name} - Batchwright"
     return Live(says, parts, info.state in ENDED, title)
 

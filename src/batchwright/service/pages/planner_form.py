@@ -36,7 +36,7 @@ METHODS = (
     ("", "as the profile's job says"),
     *(
         (one.name, f"{one.name}: {one.short}")
-        for one in (*METHOD_SPECS.values(), METHOD_SPECS["auto"])
+        for one in (*METHOD_SPECS.own.values(), METHOD_SPECS["auto"])
     ),
 )
 

@@ -97,13 +97,10 @@ class Balancer:
                 batch,
                 fixed_samples=self.fixed_samples,
                 least=self._least if batch >= self._least * len(self._places) else 1,
-                most=self._bound(batch),
+                # As many as an even split needs, if the job says fewer.
+                most=self._most and max(self._most, -(-batch // len(self._places))),
             )
         )
-
-    def _bound(self, batch: int) -> int | None:
-        """Most samples of one worker; as many as an even split needs, if the job says fewer."""
-        return self._most and max(self._most, -(-batch // len(self._places)))
 
     def _learn(self, seconds: list[float]) -> None:
         """Take in the times of an interval."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Tally
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
-from batchwright.training.batches.balancer import Balancer, balancer_of
+from batchwright.training.batches.balancer import Balancer
 from batchwright.training.batches.epoch_steps import EpochSteps, Shares
 from batchwright.training.batches.sampler import Step, epoch_order, step_sizes
 from batchwright.training.checkpoints.checkpoint_manager import RunState
@@ -114,8 +115,8 @@ class Sharing(Division):
         self._balancer: Balancer | None = None
         self._told: tuple[int, ...] = ()  # the sizes that the records have last
         self._row = plan.stages[plan.stage_of(max(0, state.epoch - (not state.step)))]
-        if plan.method_spec.follows_speed and group.size > 1:
-            self._balancer = balancer_of(
+        if plan.method_spec.balancer and group.size > 1:
+            self._balancer = resolve_name(plan.method_spec.balancer)(
                 plan.job,
                 group.places,
                 least=self.least,
@@ -130,7 +131,12 @@ class Sharing(Division):
         sizes = tuple(own.get(place, 0) for place in self._group.places)
         if min(sizes) > 0 and sum(sizes) == self._state.stage(self._plan).global_batch_size:
             return sizes
-        return self._first_sizes()
+        planned = self._state.stage(self._plan).local_batch_sizes
+        if self._state.speeds and self._balancer is not None:  # as known from before
+            return self._balancer.shares_of(sum(planned))
+        if len(planned) == self._group.size:
+            return planned
+        return tuple(apportion([1.0] * self._group.size, sum(planned)))
 
     @property
     def position(self) -> tuple[float, Stage]:
@@ -139,8 +145,12 @@ class Sharing(Division):
 
     def begin_epoch(self) -> EpochSteps:
         """Lay out the steps of the state's epoch, from the state's step on; returns the way."""
-        self._enter_row()
-        state, sizes = self._state, self.local_batch_sizes
+        state, row = self._state, self._state.stage(self._plan)
+        if row != self._row and self._balancer is not None:
+            # In another row a step costs something else; what a worker is worth stays.
+            self._balancer.forget_times(row.fixed_samples)
+            state.fixed_samples = row.fixed_samples
+        self._row, sizes = row, self.local_batch_sizes
         done = state.samples_seen - state.epoch * self._samples
         state.local_batch_sizes = dict(zip(self._group.places, sizes, strict=True))
         state.meter.shares_from(state.step, sizes)
@@ -188,23 +198,6 @@ class Sharing(Division):
                     f"samples go on in micro-batches of at most {note.micro_batch:.0f}"
                 )
         self._change(self.local_batch_sizes, self._state.step + 1 + _most_ahead(tally))
-
-    def _enter_row(self) -> None:
-        """In another row of the plan a step costs something else; what a worker is worth stays."""
-        row = self._state.stage(self._plan)
-        if row != self._row and self._balancer is not None:
-            self._balancer.forget_times(row.fixed_samples)
-            self._state.fixed_samples = row.fixed_samples
-        self._row = row
-
-    def _first_sizes(self) -> tuple[int, ...]:
-        """By the speeds known from before, else as planned, or even for other workers."""
-        planned = self._state.stage(self._plan).local_batch_sizes
-        if self._state.speeds and self._balancer is not None:
-            return self._balancer.shares_of(sum(planned))
-        if len(planned) == self._group.size:
-            return planned
-        return tuple(apportion([1.0] * self._group.size, sum(planned)))
 
     def _change(self, sizes: tuple[int, ...], first: int) -> None:
         """Other shares from ``first`` on, a step that no worker's feed has asked for."""

@@ -261,7 +261,12 @@ class DatasetFeed:
             return self._resize(batch, resolution)
         if self._images is None:
             return batch
-        return _replace(batch, self._images, _resize_images(batch[self._images], resolution))
+        images = batch[self._images]
+        if tuple(images.shape[-2:]) != (resolution, resolution):
+            images = functional.interpolate(
+                images.float(), size=(resolution, resolution), mode="bilinear", antialias=True
+            )
+        return _replace(batch, self._images, images)
 
 
 def _keys(
@@ -288,11 +293,11 @@ class SeededItems(Dataset[Any]):
         """A whole batch, as PyTorch's loaders ask for it: putting states aside costs the most."""
         alone = get_worker_info() is not None  # nobody else draws in a loader process
         with nullcontext() if alone else put_aside():
-            return [self._seeded(epoch, index) for epoch, index in keys]
-
-    def _seeded(self, epoch: int, index: int) -> Any:
-        seed_item(self._seed, epoch, index)
-        return self._dataset[index]
+            items = []
+            for epoch, index in keys:
+                seed_item(self._seed, epoch, index)
+                items.append(self._dataset[index])
+            return items
 
 
 class _EpochOrder(Sampler[list[tuple[int, int]]]):
@@ -338,11 +343,3 @@ def _replace(batch: Batch, part: ImagePart, value: Tensor) -> Batch:
 def _like(batch: Batch, values: list[Any]) -> Batch:
     named = hasattr(batch, "_fields")  # a named tuple takes its fields one by one
     return type(batch)(*values) if named else type(batch)(values)
-
-
-def _resize_images(images: Tensor, resolution: int) -> Tensor:
-    if images.shape[-1] == resolution and images.shape[-2] == resolution:
-        return images
-    return functional.interpolate(
-        images.float(), size=(resolution, resolution), mode="bilinear", antialias=True
-    )

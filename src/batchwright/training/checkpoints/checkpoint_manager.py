@@ -201,7 +201,13 @@ class CheckpointManager:
         first = self._group.rank == 0
         with merged_batch_norm(self._model, self._group, share):
             model = to_plain(dict(self._model.state_dict()), _MODEL) if first else None
-        workers = self._group.gather(self._worker_state(state))
+        workers = self._group.gather(
+            {
+                "buffers": {key: copied(value) for key, value in self._model.named_buffers()},
+                "random": random_states(self._group.device),
+                "meter": state.meter.values(),
+            }
+        )
         if first:
             content = {
                 "model": model,
@@ -252,13 +258,6 @@ class CheckpointManager:
         if self._writer is not None:
             self._writer.close()
 
-    def _worker_state(self, state: RunState) -> dict[str, Any]:
-        return {
-            "buffers": {key: copied(value) for key, value in self._model.named_buffers()},
-            "random": random_states(self._group.device),
-            "meter": state.meter.values(),
-        }
-
     # ------------------------------------------------------------------------------------ reading
 
     def restore(self, state: RunState) -> bool:
@@ -283,7 +282,12 @@ class CheckpointManager:
         content = found.content
         state_then = content["state"]
         done = state_then["epoch"] + (state_then["step"] > 0)  # what has begun is not changed
-        self._refuse_other_plan(found.path, content["plan"], done)
+        # The job may differ: what may change in it after planning is the caller's to say.
+        if why_not(self._plan, Plan.model_validate_json(content["plan"]), done):
+            raise PlanError(
+                f"{found.path} was written under another plan: resume with the plan of its run "
+                "folder"
+            )
         self._model.load_state_dict(content["model"])
         self._optimizer.load_state_dict(content["optimizer"])
         meter = self._restore_worker(content["workers"], content["state"]["steps"])
@@ -312,13 +316,6 @@ class CheckpointManager:
             seed_worker(self._plan.job.seed, steps, rank)
         meter = EpochMeter(**own["meter"])
         return meter if same or rank == 0 else meter.for_a_newcomer()
-
-    def _refuse_other_plan(self, path: Path, text: str, epochs: int) -> None:
-        """The job may differ: what may change in it after planning is the caller's to say."""
-        if why_not(self._plan, Plan.model_validate_json(text), epochs):
-            raise PlanError(
-                f"{path} was written under another plan: resume with the plan of its run folder"
-            )
 
 
 def _kept(name: str) -> str:

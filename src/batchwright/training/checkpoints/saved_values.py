@@ -60,7 +60,11 @@ def to_plain(value: Any, where: str, tensors: Callable[[Tensor], Tensor] = copie
             )
         made: Any = kind()
         for key, part in value.items():
-            made[_plain_key(key, where)] = to_plain(part, f"{where}[{key!r}]", tensors)
+            if isinstance(key, Tensor):  # one that comes back could not be found again
+                kind_of_key = type(key).__name__
+                raise FileError(f"{where} has a key of type {kind_of_key}: take numbers or text")
+            plain = _hashable(key, "key", where, copied)
+            made[plain] = to_plain(part, f"{where}[{key!r}]", tensors)
         if kind is OrderedDict and vars(value):  # of a module's state: the versions of its layers
             vars(made).update(to_plain(vars(value), f"{where}.__dict__", tensors))
         return made
@@ -122,12 +126,6 @@ def _as_tensor(array: np.ndarray[Any, Any]) -> Tensor | None:
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
     except TypeError:
         return None
-
-
-def _plain_key(key: Any, where: str) -> Any:
-    if isinstance(key, Tensor):  # one that comes back could not be found again
-        raise FileError(f"{where} has a key of type {type(key).__name__}: take numbers or text")
-    return _hashable(key, "key", where, copied)
 
 
 def _hashable(value: Any, role: str, where: str, tensors: Callable[[Tensor], Tensor]) -> Any:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.errors import TrainingError
-from batchwright.workload.host import is_out_of_memory
+from batchwright.workload.host import is_out_of_memory, release_memory
 
 MOST_SAMPLES = 128
 """In the batch; second derivatives keep several times what a training step does."""
@@ -61,17 +61,15 @@ def tracked(
     while True:
         try:
             found = _at_once(wanted, model, loss_of, batch_of(count))
+            return {name: value for name, value in found.items() if math.isfinite(value)}
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            if count < 2:
-                warnings.warn("track: not even one sample fits the memory", stacklevel=4)
-                return {}
-            count //= 2
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            continue
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        if count < 2:
+            warnings.warn("track: not even one sample fits the memory", stacklevel=4)
+            return {}
+        count //= 2
+        release_memory(next(model.parameters()).device)  # the error is gone, and what it held
 
 
 def _at_once(

@@ -12,8 +12,6 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.distributed.rendezvous import own_address
@@ -61,7 +59,11 @@ class RoundWorker:
 
     def __init__(self, setup: Setup, group: Group, turns: Turns | None = None) -> None:
         trained = setup.parameters
-        _refuse_strangers(setup.model, len(trained))
+        if len(trained) != len(list(setup.model.parameters())):
+            raise PlanError(
+                "the optimizer trains parameters outside of the model, and a parameter server "
+                "merges the model's only: make them a part of the model"
+            )
         self._setup = setup
         self.state, self.clock = RunState(), clock_for(group.device)
         self.sharing = RoundSharing(
@@ -356,11 +358,3 @@ def _place(setup: Setup) -> tuple[int, int]:
     if SERVER in os.environ:
         return int(os.environ["RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     return setup.group.rank, setup.group.size
-
-
-def _refuse_strangers(model: nn.Module, trained: int) -> None:
-    if trained != len(list(model.parameters())):
-        raise PlanError(
-            "the optimizer trains parameters outside of the model, and a parameter server merges "
-            "the model's only: make them a part of the model"
-        )

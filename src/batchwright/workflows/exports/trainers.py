@@ -72,7 +72,7 @@ def recipe(plan: Plan, trainer: str) -> Recipe:
     (first, *others), sizes = plan.stages, set(plan.stages[0].local_batch_sizes)
     for found, what in (
         (plan.server is not None, f"method={plan.method} trains two batch sizes at once"),
-        (plan.method_spec.follows_speed, f"with method={plan.method} shares follow speed"),
+        (bool(plan.method_spec.balancer), f"with method={plan.method} shares follow speed"),
         (bool(others), f"the plan has {len(plan.stages)} stages"),
         (len(sizes) > 1, f"its local batches differ ({min(sizes)} to {max(sizes)} samples)"),
         (plan.ags is not None, f"ags.mode={plan.ags and plan.ags.mode} scales gradients"),

@@ -217,15 +217,17 @@ def cells_of(job: Job, keys: Sequence[SweptKey], seeds: Sequence[int]) -> list[C
     for seed in seeds:
         for values in combinations:
             settings = dict(zip(names, values, strict=True))
-            found.append(
-                Cell(
-                    name=_name(settings, seed),
-                    values=values,
-                    seed=seed,
-                    job=_with(job, {**settings, "seed": seed}),
-                )
-            )
+            try:
+                whole = _with(job, {**settings, "seed": seed})
+            except JobError as error:
+                raise JobError(f"cell {setting_words(names, values)}: {error}") from None
+            found.append(Cell(name=_name(settings, seed), values=values, seed=seed, job=whole))
     return found
+
+
+def setting_words(keys: Sequence[str], values: Sequence[JsonValue]) -> str:
+    """A setting as on the command line: ``scaling=sqrt warmup_epochs=5``."""
+    return " ".join(f"{key}={job_value(value)}" for key, value in zip(keys, values, strict=True))
 
 
 def _name(settings: Mapping[str, JsonValue], seed: int) -> str:

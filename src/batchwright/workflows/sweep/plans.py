@@ -17,12 +17,11 @@ from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Precision, Profile, SweptKey
 from batchwright.records.documents import read_record, write_record
-from batchwright.records.text.formatting import job_value
 from batchwright.reporting.render.progress import steps
 from batchwright.storage.files import make_folder
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, settle
 from batchwright.workflows.prepare_job import data_facts, ready_for
-from batchwright.workflows.sweep.grid import Cell
+from batchwright.workflows.sweep.grid import Cell, setting_words
 
 _MEASURED_KEYS = frozenset(Job.model_fields) - PLANNING_KEYS | {"launch", "workers"}
 """Job keys in which cells that share a probe agree; resolutions are measured for all of them."""
@@ -176,8 +175,11 @@ class Planner:
 
     def _take(self, cells: Sequence[Cell], plan: Plan) -> None:
         """The plan for each seed. Held-out images may be drawn by it, and the digest tells."""
+        # One worker by itself needs no launcher: it computes the same in the cell's own process.
+        alone = plan.job.launcher.processes and plan.workers == 1 and plan.server is None
+        start = {"launch": "in-process"} if alone else {}
         for cell in cells:
-            job = plan.job.model_copy(update={"seed": cell.seed, **_start_of(plan)})
+            job = plan.job.model_copy(update={"seed": cell.seed, **start})
             data = self._data_of(cell.job)
             self.plans[cell.name] = plan.model_copy(update={"job": job, "data": data})
 
@@ -208,7 +210,7 @@ class Planner:
         try:
             yield
         except BatchwrightError as error:
-            error.args = (f"cell {cell_words(self._keys, cell)}: {error}",)
+            error.args = (f"cell {setting_words(self._keys, cell.values)}: {error}",)
             raise
 
 
@@ -219,23 +221,9 @@ def _format_is_open(job: Job) -> bool:
     return job.precision == "auto" and computes_in_bfloat16(resolve_device(job.device))
 
 
-def cell_words(keys: Sequence[str], cell: Cell) -> str:
-    """A setting as on the command line: ``scaling=sqrt warmup_epochs=5``."""
-    return " ".join(
-        f"{key}={job_value(value)}" for key, value in zip(keys, cell.values, strict=True)
-    )
-
-
 def _by_setting(cells: Iterable[Cell]) -> list[list[Cell]]:
     """Cells that differ in the seed alone, together."""
     found: dict[str, list[Cell]] = {}
     for cell in cells:
         found.setdefault(json.dumps(cell.values), []).append(cell)
     return list(found.values())
-
-
-def _start_of(plan: Plan) -> dict[str, str]:
-    """One worker by itself needs no launcher: it computes the same in the cell's own process."""
-    if plan.job.launcher.processes and plan.workers == 1 and plan.server is None:
-        return {"launch": "in-process"}
-    return {}

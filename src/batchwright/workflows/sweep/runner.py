@@ -20,8 +20,8 @@ from typing import Literal
 
 from batchwright.distributed import fork_server
 from batchwright.distributed.exit_reports import error_of
-from batchwright.distributed.launch import GRACE_SECONDS, noting_signals
 from batchwright.distributed.processes import VERB_PARENT
+from batchwright.distributed.supervisor import GRACE_SECONDS, noting_signals
 from batchwright.distributed.worker_processes import POLL_SECONDS
 from batchwright.errors import FileError
 from batchwright.records import Plan

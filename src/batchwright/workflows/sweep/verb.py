@@ -26,6 +26,7 @@ from batchwright.records.documents import (
     write_record,
     write_text,
 )
+from batchwright.records.job import other_keys_come
 from batchwright.records.run_folder import existing_run, new_folder, telling_how_to_resume
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
@@ -36,8 +37,16 @@ from batchwright.reporting.render.sweep_progress import SweepProgress
 from batchwright.storage.files import make_folder
 from batchwright.workflows.prepare_job import TRAINING_KEYS, job_of, refuse_unconfirmed_code
 from batchwright.workflows.sweep.gathering import Book
-from batchwright.workflows.sweep.grid import Cell, Grid, cells_of, read_grid, seeds_of, widened
-from batchwright.workflows.sweep.plans import Planner, cell_words
+from batchwright.workflows.sweep.grid import (
+    Cell,
+    Grid,
+    cells_of,
+    read_grid,
+    seeds_of,
+    setting_words,
+    widened,
+)
+from batchwright.workflows.sweep.plans import Planner
 from batchwright.workflows.sweep.runner import Runner, State, Watcher, plan_file_of
 from batchwright.workflows.sweep.slots import AtOnce, Slots, machine_for, read_at_once, width_of
 
@@ -87,11 +96,13 @@ def sweep(
     with ExitStack() as held:
         if resume:
             folder = held.enter_context(existing_run(out, "sweep.json"))
-            job, swept, chosen = _widened(folder, job, grid, seeds, overrides, keys)
-        else:
-            job = job_of(job, keys, overrides)
-            swept = read_grid(job, grid or {})
-            chosen = seeds_of(job, DEFAULT_SEEDS if seeds is None else seeds)
+        with other_keys_come():  # those of the grid
+            if resume:
+                job, swept, chosen = _widened(folder, job, grid, seeds, overrides, keys)
+            else:
+                job = job_of(job, keys, overrides)
+                swept = read_grid(job, grid or {})
+                chosen = seeds_of(job, DEFAULT_SEEDS if seeds is None else seeds)
         cells = cells_of(job, swept, chosen)
         planner = Planner(swept)
         if resume:
@@ -180,7 +191,9 @@ def _tell_doubts(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str, Pl
     for cell in cells:
         plan = plans.get(cell.name)
         for doubt in rate_schedule(plan).doubts if plan else ():
-            told[f"warning: {printable(cell_words(keys, cell))}: {printable(doubt)}"] = None
+            told[f"warning: {printable(setting_words(keys, cell.values))}: {printable(doubt)}"] = (
+                None
+            )
     for line in told:
         _say(line)
 

@@ -201,15 +201,11 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise UnreadableImageError("its pixels are floating-point numbers; save it with 8 bits")
     if image.mode == "I" or image.mode.startswith("I;16"):
-        image = _grey_of_16_bits(image)
+        levels = np.asarray(image).astype(np.int64)
+        if levels.min() < 0 or levels.max() > 65535:
+            raise UnreadableImageError("its pixels have 32 bits; save it with 8 or 16")
+        image = Image.fromarray(((levels + 128) // 257).astype(np.uint8))
     if image.has_transparency_data:
         paper = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(paper, image.convert("RGBA"))
     return image.convert("RGB")
-
-
-def _grey_of_16_bits(image: Image.Image) -> Image.Image:
-    levels = np.asarray(image).astype(np.int64)
-    if levels.min() < 0 or levels.max() > 65535:
-        raise UnreadableImageError("its pixels have 32 bits; save it with 8 or 16")
-    return Image.fromarray(((levels + 128) // 257).astype(np.uint8))

@@ -105,7 +105,14 @@ def _listed(path: Path, job: Job) -> Listing:
     classes = folder.class_names(start)
     images = folder.images(start, classes)
     if held_out:
-        _refuse_other_classes(folder, held_out, classes)
+        here, there = set(classes), set(folder.class_names(held_out))
+        only = [
+            f"only in {part}/: {', '.join(sorted(names)[:_SHOWN])}{', ...' * (len(names) > _SHOWN)}"
+            for part, names in (("train", here - there), (held_out, there - here))
+            if names
+        ]
+        if only:
+            raise DataError(f"{folder.root}: class folders differ: {'; '.join(only)}")
         parts: dict[Part, list[ImageFile]] = {
             "train": images,
             "val": folder.images(held_out, classes),
@@ -192,17 +199,6 @@ class _Folder:
 
     def _hint(self) -> str:
         return " (links that lead out of the data folder are not followed)" * bool(self.outside)
-
-
-def _refuse_other_classes(folder: _Folder, held_out: str, classes: tuple[str, ...]) -> None:
-    train, other = set(classes), set(folder.class_names(held_out))
-    only = [
-        f"only in {part}/: {', '.join(sorted(names)[:_SHOWN])}{', ...' * (len(names) > _SHOWN)}"
-        for part, names in (("train", train - other), (held_out, other - train))
-        if names
-    ]
-    if only:
-        raise DataError(f"{folder.root}: class folders differ: {'; '.join(only)}")
 
 
 def hold_out(
@@ -379,7 +375,13 @@ def _go_through(
     with _without_pillows_warnings(), ThreadPoolExecutor(usable_cores()) as pool:
         for done, ((part, _, file), result) in enumerate(_in_order(pool, attempt, tasks), start=1):
             if isinstance(result, UnreadableImageError):
-                _refuse_or_log(listing.root / file.name, result, skip_unreadable)
+                place = listing.root / file.name
+                if not skip_unreadable:
+                    raise DataError(
+                        f"unreadable image {place}: {result}; to leave such images out: "
+                        "unreadable=skip"
+                    ) from result
+                _logger.warning("unreadable image left out: %s: %s", place, result)
                 skipped += 1
                 take(part, file, None)
             else:
@@ -388,7 +390,11 @@ def _go_through(
                 take(part, file, found)
             if progress:
                 progress(done, len(tasks), what)
-    _refuse_lost_classes(listing, writer)
+    for part in PARTS:
+        present = Counter(writer.labels(part).tolist())
+        for label, name in enumerate(listing.classes):
+            if not present[label]:
+                raise DataError(f"{listing.root}: no {part} image of class {name} can be read")
     return DataFacts(
         name="imagefolder",
         digest=digest.hexdigest(),
@@ -399,22 +405,6 @@ def _go_through(
         side=natural_side(listing),
         skipped=skipped,
     )
-
-
-def _refuse_or_log(path: Path, error: UnreadableImageError, skip: bool) -> None:
-    if not skip:
-        raise DataError(
-            f"unreadable image {path}: {error}; to leave such images out: unreadable=skip"
-        ) from error
-    _logger.warning("unreadable image left out: %s: %s", path, error)
-
-
-def _refuse_lost_classes(listing: Listing, writer: StoreWriter) -> None:
-    for part in PARTS:
-        present = Counter(writer.labels(part).tolist())
-        for label, name in enumerate(listing.classes):
-            if not present[label]:
-                raise DataError(f"{listing.root}: no {part} image of class {name} can be read")
 
 
 def _in_order(

@@ -198,12 +198,12 @@ class ImagePipeline:
         assert self._store.shape is not None  # noqa: S101 - whole images have one size
         assert level.store.shape is not None  # noqa: S101 - and so have their copies
         full, side = self._store.shape[0], level.store.shape[0]
-        most = _padding(full, self.strength)
-        pad = round(most * side / full)
+        shift = max(1, round(self.strength * full / _PADDING_SHARE)) if self.strength else 0
+        pad = round(shift * side / full)
         if (self._drawn, self.strength, side) != self._drawn_starts:
             self._drawn_starts = self._drawn, self.strength, side
             down, right = (
-                _nearest((_scaled(field, 2 * most + 1) - most) * side, full)
+                _nearest((_scaled(field, 2 * shift + 1) - shift) * side, full)
                 for field in (self._draws.vertical, self._draws.horizontal)
             )
             self._all_starts = ((down + pad) * (side + 2 * pad) + right + pad) * 3
@@ -414,11 +414,6 @@ def _shift(images: Tensor, starts: Tensor, pad: int) -> Tensor:
     firsts = starts + torch.arange(0, count * image_bytes, image_bytes, device=place)
     rows = firsts[:, None] + torch.arange(0, side * row_bytes, row_bytes, device=place)
     return stretches_of(padded.view(-1), rows.view(-1), side)
-
-
-def _padding(side: int, strength: float) -> int:
-    """Pixels of the largest shift."""
-    return max(1, round(strength * side / _PADDING_SHARE)) if strength else 0
 
 
 def flip(images: Tensor, chosen: Tensor) -> None:

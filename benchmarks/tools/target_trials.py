@@ -1,9 +1,9 @@
 """Seconds to a target on invented tasks: which trials are made for it, and when it is refused.
 
-    python -m benchmarks.planning.target_trials N
+    python -m benchmarks.tools.target_trials N
 
 draws N tasks from the prior of the law of learning for each of three sizes, as
-`benchmarks.planning.rates_prior` does, the usual rates being best. The target is what SGD with
+`benchmarks.tools.rates_prior` does, the usual rates being best. The target is what SGD with
 batch 128 reaches after all epochs. Trials are chosen for the accuracy after all epochs or for the
 target. Then the candidate is trained that a plan takes: the fewest epochs that reach the target
 with probability 0.8, of all candidates the least time. Where there are none, all epochs with the
@@ -24,7 +24,7 @@ from batchwright.prediction.accuracy.learning import LearningModel, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
 from benchmarks.harness.benchmark import make_parser, say
 from benchmarks.planning.decisions_runs import OPTIMIZERS
-from benchmarks.planning.rates_prior import (
+from benchmarks.tools.rates_prior import (
     EPOCH_SECONDS,
     SIZES,
     invented,

@@ -1,8 +1,8 @@
 r"""Accuracy within a training, epoch by epoch: curves measured, and what falls short of whole ones.
 
-    python -m benchmarks.planning.epoch_curves gather [--data DIR] [--limit-minutes M]
+    python -m benchmarks.tools.epoch_curves gather [--data DIR] [--limit-minutes M]
         [--lines FILE]
-    python -m benchmarks.planning.epoch_curves fit
+    python -m benchmarks.tools.epoch_curves fit
 
 Trainings are those of the look set of `benchmarks.planning.decisions_runs` at its full length (seed
 10, images held out from the training set, none of them test images), evaluated after every epoch.
@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from batchwright.planning.candidates.trial_choice import LEAST_STEPS
-from batchwright.prediction.accuracy.learning import LearningModel, Normal, fit_learning
+from batchwright.prediction.accuracy.learning import LearningModel, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
+from batchwright.records.registries.optimizers import Normal
 from benchmarks.harness.benchmark import RESULTS, add_gathering, make_parser, say, scratch
 from benchmarks.harness.kept_runs import RunLines, Wanted, read_lines
 from benchmarks.harness.plans import Opened

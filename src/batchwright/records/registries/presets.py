@@ -1,11 +1,9 @@
-"""Published schedules of cyclic progressive learning, by name."""
+"""Presets: job key ``cycle.preset``, published schedules of cyclic progressive learning."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from batchwright.records import DataFacts
 
 
 @dataclass(frozen=True)
@@ -31,23 +29,6 @@ class Preset:
     classes: int
     least_side: int
     most_side: int | None
-
-    @property
-    def epochs(self) -> int:
-        """Length of the whole training."""
-        return sum(self.stage_epochs)
-
-    def doubts(self, data: DataFacts) -> tuple[str, ...]:
-        """Why the data are not those it was made for, in words; empty if they are alike."""
-        found = []
-        if len(data.classes) != self.classes:
-            found.append(
-                f"was made for {self.classes:,} classes, {data.name} has {len(data.classes)}"
-            )
-        if not self.least_side <= data.side <= (self.most_side or data.side):
-            sides = f"{self.least_side} px" + ("" if self.most_side else " or more")
-            found.append(f"was made for images of {sides}, {data.name} has {data.side} px")
-        return tuple(found)
 
 
 PRESETS: Mapping[str, Preset] = {

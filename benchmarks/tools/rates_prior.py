@@ -1,6 +1,6 @@
 """What is known beforehand of learning rates: fitted to the look set, and checked on it.
 
-    python -m benchmarks.planning.rates_prior [--simulate N]
+    python -m benchmarks.tools.rates_prior [--simulate N]
 
 For each task of the look set of `benchmarks.planning.decisions` and each optimizer the law of
 learning is fitted to all its trainings of `LEAST_STEPS` steps or more, with next to nothing known
@@ -34,21 +34,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from batchwright.planning.candidates.trial_choice import LEAST_STEPS, RATE_STEP, Arm, Question
-from batchwright.prediction.accuracy.learning import (
-    PRIOR,
-    LearningModel,
-    Normal,
-    Prior,
-    fit_learning,
-)
+from batchwright.prediction.accuracy.learning import PRIOR, LearningModel, Prior, fit_learning
 from batchwright.prediction.accuracy.trainings import OFFSET_DIGITS, Candidate, Observed
+from batchwright.records.registries.optimizers import Normal
 from benchmarks.harness.benchmark import make_parser, say
 from benchmarks.harness.kept_runs import read_lines
 from benchmarks.planning.decisions_runs import LOOK_LINES, OPTIMIZERS, TASKS
 
-OPEN = dict.fromkeys(("sgd", "muon", "adamw"), Normal(0.0, 3.0))
+OPEN = {
+    name: PRIOR.of(name)._replace(best_rate=Normal(0.0, 3.0), rate_weight=Normal(-1.5, 1.5))
+    for name in ("sgd", "muon", "adamw")
+}
 """Next to nothing known of where the best rate is."""
-OPEN_WEIGHT = {name: Normal(-1.5, 1.5) for name in OPEN}
 LEAST_SPREAD = 0.7  # of weights: parabolas of single trainings differ by more than those of tasks
 
 
@@ -94,22 +91,23 @@ def best_and_weight(
 ) -> tuple[float, float]:
     """Logarithms of a task's best rate over the usual one, and of how much depends on it."""
     seen = [one for cell in cells if cell.task == task for one in cells[cell]]
-    prior = replace(PRIOR, best_rate=OPEN, rate_weight=OPEN_WEIGHT)
+    prior = replace(PRIOR, optimizers=OPEN)
     model = fit_learning(seen, classes=classes_of(task), optimizers=OPTIMIZERS, prior=prior)
     return model.rate_of(optimizer)
 
 
 def prior_of(numbers: Mapping[tuple[str, str], tuple[float, float]], tasks: Iterable[str]) -> Prior:
     """What some tasks tell of another's rates."""
-    best_rate, rate_weight = dict(PRIOR.best_rate), dict(PRIOR.rate_weight)
+    known = {}
     for name in OPTIMIZERS:
         bests, weights = zip(*(numbers[task, name] for task in tasks), strict=True)
         # The usual rate may be a factor of 3 off, whatever it was on these tasks.
-        best_rate[name] = Normal(0.0, max(RATE_STEP, sqrt(fmean(one**2 for one in bests))))
+        best = Normal(0.0, max(RATE_STEP, sqrt(fmean(one**2 for one in bests))))
         mean = fmean(weights)
         spread = sqrt(fmean((one - mean) ** 2 for one in weights))
-        rate_weight[name] = Normal(mean, max(LEAST_SPREAD, spread))
-    return replace(PRIOR, best_rate=best_rate, rate_weight=rate_weight)
+        weight = Normal(mean, max(LEAST_SPREAD, spread))
+        known[name] = PRIOR.of(name)._replace(best_rate=best, rate_weight=weight)
+    return replace(PRIOR, optimizers=known)
 
 
 def found_offset(trials: Sequence[Observed], wrong: int, classes: int, prior: Prior) -> float:
@@ -236,8 +234,8 @@ def main(words: Sequence[str] | None = None) -> None:
     for (task, name), (best, weight) in numbers.items():
         say(f"{task:22}{name:6} best rate {best:+.2f}, weight {weight:+.2f}")
     fitted = prior_of(numbers, TASKS)
-    say(f"best_rate={fitted.best_rate}")
-    say(f"rate_weight={fitted.rate_weight}")
+    for name, one in fitted.optimizers.items():
+        say(f"{name}: best_rate={one.best_rate}, rate_weight={one.rate_weight}")
     regrets: dict[tuple[str, int], list[tuple[float, float, str]]] = {}
     for cell, trials in cells.items():
         if len(trials) < 3 or cell.samples != min(_lengths(cells, cell.task)):

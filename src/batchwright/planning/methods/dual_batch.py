@@ -1,0 +1,100 @@
+"""`dual-batch`: two local batch sizes at once, through a parameter server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchwright.planning.candidates.table import mebibytes
+from batchwright.planning.chosen import Chosen
+from batchwright.planning.learning_rates import rate_at_top
+from batchwright.planning.methods.group_reasons import group_reasons
+from batchwright.planning.methods.layout import Layout, laid_out
+from batchwright.planning.methods.time_models import Measured, Stated
+from batchwright.planning.methods.two_groups import (
+    large_batches_of,
+    served_in_time,
+    served_level,
+)
+from batchwright.planning.resolution import Schedule, resolution_reason, sides
+from batchwright.records import Job, Reason, Source, Stage
+
+
+def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...]) -> Layout:
+    """Two groups at the highest resolution."""
+    return two_groups(job, times, None, optimizer)
+
+
+def two_groups(
+    job: Job, times: Measured | Stated, schedule: Schedule | None, optimizer: tuple[Reason, ...]
+) -> Layout:
+    """Two groups at each resolution of a schedule; `None`: at the highest."""
+    samples = times.data.train_samples
+    levels = sides(job) if schedule is not None else (max(sides(job)),)
+    top = times.large_batch()
+    large = large_batches_of(job, levels, top, samples / times.workers, times.fitting)
+    pace = times.pace(large.value[-1])
+    found = served_in_time(
+        job,
+        pace,
+        sides=levels,
+        large_batches=large,
+        samples=samples,
+        epochs=(job.epochs,) if schedule is None else schedule.epochs_of_levels,
+        other_seconds=times.other_seconds,
+    )
+    rows = []
+    for side, groups, batch in zip(levels, found.groups, large.value, strict=True):
+        micro = times.micro_batch(side, groups.local_batch_sizes)
+        # Without large-batch workers the largest is the small one.
+        peak = times.peak(side, micro, max(groups.local_batch_sizes))
+        ends = pace.spread(side, batch)
+        rows.append(served_level(groups, found.rule, side, micro_batch=micro, ends=ends, peak=peak))
+    rule, rates = rate_at_top(job, large.value[-1], times.network)
+    stages = laid_out(job, rule, rows, schedule)
+    scheduled: tuple[Reason, ...] = (resolution_reason(levels[-1], times.data),)
+    if schedule is not None:
+        scheduled = schedule.reasons(job, times.data)
+    why = (
+        *scheduled,
+        *group_reasons(
+            found,
+            pace,
+            levels,
+            samples=samples,
+            measured=times.measured,
+            rounding=job.dual.rounding,
+        ),
+        *_memory(stages, times.limit),
+        *_round_time(job, stages),
+        *optimizer,
+        *rates,
+    )
+    return Layout(stages, rule, why, found.rule)
+
+
+def _round_time(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
+    """A round at the highest resolution."""
+    top = max(stages, key=lambda stage: stage.resolution)
+    one = top.predicted_epoch_seconds
+    if one is None:
+        return ()
+    value = f"{one.value:.3g} s ({one.low:.3g} to {one.high:.3g})"
+    why = (
+        f"At {top.resolution} px, until the last worker has ended its samples, the exchange with "
+        "the server included."
+    )
+    source: Source = "assumed" if job.launcher.simulated else "predicted"
+    return (Chosen(value, why, source).reason("round time"),)
+
+
+def _memory(stages: Sequence[Stage], limit: int) -> tuple[Reason, ...]:
+    """The largest predicted peak of a worker against the limit."""
+    peaks = [stage.predicted_bytes for stage in stages if stage.predicted_bytes is not None]
+    if not peaks:
+        return ()
+    peak = max(peaks, key=lambda one: one.high)
+    why = (
+        f"At most {mebibytes(peak.high)} predicted, on a large-batch worker; the limit is "
+        f"{mebibytes(limit)}."
+    )
+    return (Chosen(f"{mebibytes(peak.value)} per worker", why, "predicted").reason("memory"),)

@@ -1,0 +1,163 @@
+"""Plans of several rows or two groups of workers: what a method lays out, made a part of a plan.
+
+The cluster and the batch at the highest resolution are chosen as for `plain`. What a method adds,
+the function that its entry in the registry names lays out and `time_models` times, whether the
+times were measured or stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pkgutil import resolve_name
+
+from batchwright.errors import PlanError
+from batchwright.planning.candidates.table import SECONDS_PER_HOUR
+from batchwright.planning.chosen import Chosen
+from batchwright.planning.methods.time_models import Measured, Stated
+from batchwright.planning.methods.two_groups import Level
+from batchwright.planning.resolution import Schedule, cycle_batches
+from batchwright.records import (
+    DataFacts,
+    Estimate,
+    Job,
+    LearningRateRule,
+    Reason,
+    ServerRule,
+    Source,
+    Stage,
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a plan is made of.
+
+    Attributes:
+        stages: The table.
+        rule: The learning rate.
+        reasons: For what was added to the choice.
+        server: Of the parameter server; `None` without.
+    """
+
+    stages: tuple[Stage, ...]
+    rule: LearningRateRule
+    reasons: tuple[Reason, ...] = ()
+    server: ServerRule | None = None
+
+
+def searched(job: Job, data: DataFacts) -> Job:
+    """The job whose cluster and batch are chosen as for `plain`, at a batch given for the top."""
+    batches = cycle_batches(job, data)
+    return job if batches is None else job.model_copy(update={"global_batch": batches.value[-1]})
+
+
+def laid_out(
+    job: Job, rule: LearningRateRule, levels: Sequence[Level], schedule: Schedule | None = None
+) -> tuple[Stage, ...]:
+    """The table: each sub-stage of the schedule with what holds at its resolution.
+
+    ``levels`` are for each resolution, low to high; without a schedule there is one row.
+    """
+    usual = {"dropout": job.dropout, "augmentation": job.augmentation}
+    if schedule is None:
+        (level,) = levels
+        return (Stage(epochs=job.epochs, learning_rate=rule.peak, **usual, **level),)
+    return tuple(
+        Stage(
+            epochs=part.epochs,
+            learning_rate=rule.peak * schedule.rates[part.rate_stage],
+            augmentation_strength=schedule.strengths[part.level],
+            rate_stage=part.rate_stage,
+            **(usual | {"dropout": schedule.dropouts[part.level]}),
+            **levels[part.level],
+        )
+        for part in schedule.parts
+    )
+
+
+def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = ()) -> Layout:
+    """The plan's table, as the job's method lays it out.
+
+    Args:
+        job: Resolved, its workers settled.
+        times: What a step takes, and what was chosen for `plain`.
+        optimizer: Reason for it, where that stands beside the rate's.
+
+    Raises:
+        PlanError: No pair of batches exists, or a limit is missed.
+    """
+    made: Layout = resolve_name(job.method_spec.plan)(job, times, optimizer)
+    total = _total_seconds(made.stages, times.other_seconds)
+    _check_limits(job, total.high, times.hourly)
+    found = (
+        *method_reason(job),
+        *made.reasons,
+        *_training_time(job, made.stages, total),
+        *link_reason(job),
+    )
+    return replace(made, reasons=found)
+
+
+def _total_seconds(stages: Sequence[Stage], other: float) -> Estimate:
+    """Of the whole training, with ``other`` seconds besides the rows'; those predicted count."""
+    rows = [(stage.epochs, stage.predicted_epoch_seconds) for stage in stages]
+    ends = {
+        end: other + sum(n * getattr(one, end) for n, one in rows if one is not None)
+        for end in ("value", "low", "high")
+    }
+    return Estimate(**ends)
+
+
+def _check_limits(job: Job, high: float, hourly: float | None) -> None:
+    """Refuse rows that together miss a deadline or cost, as they may where `plain` keeps both."""
+    advice = "train fewer epochs"
+    if job.method_spec.takes("dual.extra_time"):
+        advice += ", or leave dual.extra_time to the plan"
+    for limit, verb, value, unit in (
+        ("deadline", "take", high, " s"),
+        ("max_cost", "cost", (hourly or 0.0) * high / SECONDS_PER_HOUR, ""),
+    ):
+        most = getattr(job.goal, limit)
+        if most is not None and value > most:
+            raise PlanError(
+                f"method={job.method} may {verb} {value:.4g}{unit}, goal.{limit}={most:g}: raise "
+                f"goal.{limit}, {advice}"
+            )
+
+
+# -------------------------------------------------------------------------------------- in words
+
+
+def method_reason(job: Job) -> tuple[Reason, ...]:
+    """What the method does; nothing to say of `plain`."""
+    spec = job.method_spec
+    why = resolve_name(spec.reason)(job) if spec.reason else spec.why
+    if not why:
+        return ()
+    source: Source = "published" if spec.reference else "asked"
+    return (Chosen(spec.name, f"Asked for. {why}", source, spec.reference).reason("method"),)
+
+
+def link_reason(job: Job) -> tuple[Reason, ...]:
+    """The network of a virtual cluster."""
+    if not job.launcher.simulated or job.link.latency is None or job.link.bandwidth is None:
+        return ()
+    value = f"{1e3 * job.link.latency:g} ms and {job.link.bandwidth / 1e6:g} MB/s"
+    why = (
+        "Of the virtual cluster, whose times are simulated; unless link.latency and "
+        "link.bandwidth say otherwise, Ethernet of 1 Gb/s as in the dual-batch paper."
+    )
+    return (Chosen(value, why, "assumed").reason("link"),)
+
+
+def _training_time(job: Job, stages: Sequence[Stage], total: Estimate) -> tuple[Reason, ...]:
+    """The whole training over all rows; nothing where nothing is predicted."""
+    if any(stage.predicted_epoch_seconds is None for stage in stages):
+        return ()
+    simulated = " of the simulated clock" if job.launcher.simulated else ""
+    why = f"{sum(stage.epochs for stage in stages)} epochs, and the evaluations among them."
+    if job.goal.deadline is not None:
+        why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
+    value = f"{total.value:.3g} s{simulated} ({total.low:.3g} to {total.high:.3g})"
+    return (Chosen(value, why, "predicted").reason("training time"),)

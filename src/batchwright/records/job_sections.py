@@ -1,0 +1,403 @@
+"""The parts of a job that have keys of their own, such as ``goal.price``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from batchwright.records.base import Count, Index, Keys, NonNegative, Positive
+
+AgsMode = Literal["off", "norm", "gain"]
+
+LEAST_BUDGET, MOST_BUDGET = 5.0, 20.0
+"""Limits of `probe.budget`, where it is `auto`, in seconds."""
+BUDGET_SHARE = 0.1
+"""Of the training's time, between these limits."""
+
+
+class ProbeSettings(Keys):
+    """How much to measure before planning (job keys ``probe.*``)."""
+
+    budget: Literal["auto"] | Positive = Field(
+        "auto",
+        description="Most time to spend on measuring, in seconds. `auto`: a tenth of what the "
+        f"training is going to take, as far as the first steps tell, but {LEAST_BUDGET:g} s at "
+        f"least and {MOST_BUDGET:g} s at most.",
+    )
+    error: float = Field(
+        0.05,
+        gt=0,
+        lt=1,
+        description="Stop earlier once every step time in question is known this well: half width "
+        "of its 95 % interval, as a share of it.",
+    )
+    steps: Count = Field(
+        10,
+        description="Most timed steps at one visit to a measured point; more where each loader "
+        "process would not load a batch meanwhile.",
+    )
+    learning: NonNegative = Field(
+        0.1,
+        description="Time to spend on trials, short trainings that show how the network learns, "
+        "with which optimizer and, where `learning_rate` is open, at which rate: "
+        "below 1 a share of the planned training's time, from 1 on seconds; 0: none.",
+    )
+    kind: str = Field(
+        "",
+        description="Name of this kind of worker, by which `goal.kinds` refers to it; unset: the "
+        "device's own name.",
+    )
+
+    @property
+    def first_budget(self) -> float:
+        """Seconds that may be spent on measuring before anything is known."""
+        return LEAST_BUDGET if self.budget == "auto" else self.budget
+
+    def budget_for(self, training_seconds: float) -> float:
+        """Seconds to spend on measuring for a training that takes as long as that."""
+        return max(self.first_budget, min(BUDGET_SHARE * training_seconds, self.most_budget))
+
+    @property
+    def most_budget(self) -> float:
+        """Seconds that may be spent on measuring, whatever becomes known."""
+        return MOST_BUDGET if self.budget == "auto" else self.budget
+
+
+class WorkerKind(Keys):
+    """Some workers of one kind that a plan may use (an item of job key ``goal.kinds``)."""
+
+    kind: str = Field(min_length=1, description="Name; that of a profile, or one of your own.")
+    count: Count = Field(description="How many there are.")
+    price: Positive | None = Field(
+        None, description="Price of one of them for an hour, in any currency."
+    )
+    memory: Count | None = Field(None, description="Bytes one may use; unset: as measured.")
+    like: str = Field("", description="Profile it behaves like, where it was not measured itself.")
+    speed: Positive = Field(1.0, description="How many times as fast as `like`; assumed.")
+
+
+class Link(Keys):
+    """The network between workers that were not measured together (job keys ``link.*``)."""
+
+    latency: NonNegative | None = Field(None, description="Time of an empty message, in seconds.")
+    bandwidth: Positive | None = Field(None, description="Bytes per second, in one direction.")
+
+
+VIRTUAL_LATENCY, VIRTUAL_BANDWIDTH = 5e-4, 125e6
+"""Of virtual workers' links, where a job says nothing: half a millisecond a message, and the
+Ethernet of 1 Gb/s of the dual-batch paper's experiments."""
+
+
+class DualBatch(Keys):
+    """Two batch sizes at once, for `dual-batch` and `hybrid` (job keys ``dual.*``)."""
+
+    small_workers: Literal["auto"] | Index = Field(
+        "auto",
+        description="Workers that train with the smaller batch. `auto`: three quarters of them, or "
+        "fewer where `goal.deadline` leaves little time.",
+    )
+    extra_time: Literal["auto"] | Annotated[float, Field(ge=1)] = Field(
+        "auto",
+        description="How many times as long a round may take as with large batches alone. `auto`: "
+        "1.05, or as much up to 1.2 as `goal.deadline` leaves.",
+    )
+    large_batches: Literal["auto", "knee", "memory"] | tuple[Count, ...] = Field(
+        "auto",
+        description="Local batch of the other workers: one for all resolutions, or one for each. "
+        "`knee`: what `plain` would choose at the highest, larger below as the memory leaves; "
+        "`memory`: the largest that fits the memory, as published; `auto`: those of "
+        "`cycle.preset` where they fit, else `knee`.",
+    )
+    rounding: Literal["round", "truncate"] = Field(
+        "round",
+        description="How batches and samples of a round become whole numbers: to the nearest, as "
+        "in the paper's table 6, or without their fractions, as in its tables 2 and 3.",
+    )
+    shares: Literal["measured", "planned"] = Field(
+        "measured",
+        description="Samples per round: made again each epoch so that all workers end a round "
+        "together, by their measured speeds; or as planned throughout.",
+    )
+
+
+class Server(Keys):
+    """The parameter server of `dual-batch` and `hybrid` (job keys ``server.*``)."""
+
+    consistency: Literal["asp", "bsp", "ssp"] = Field(
+        "asp",
+        description="`asp`: each worker's weights are merged as they arrive; `bsp`: all wait for "
+        "each other; `ssp`: none is more than `server.staleness` rounds ahead of the slowest.",
+    )
+    staleness: Index = Field(3, description="For `ssp`: rounds; 0 is `bsp`.")
+    merge: Literal["journal", "compsac"] = Field(
+        "journal",
+        description="With update factor f: `journal`: w = (w + f w_i) / (1 + f); `compsac`: "
+        "w = ((2 - f) w + f w_i) / 2. `bsp` takes the mean weighted by f.",
+    )
+    update_factor: Literal["ratio", "sqrt", "none"] = Field(
+        "ratio",
+        description="Weight f of a small-batch worker's model: its planned samples between two "
+        "exchanges over a large-batch worker's, the root of that, or 1.",
+    )
+    exchange_steps: Count | None = Field(
+        None, description="Steps of a worker between two exchanges; unset: one exchange a round."
+    )
+    momentum: Literal["keep", "reset"] = Field(
+        "keep", description="A worker's momentum after an exchange."
+    )
+
+
+class Ags(Keys):
+    """Adaptive gradient scaling (job keys ``ags.*``)."""
+
+    mode: Literal["auto", "off", "norm", "gain"] = Field(
+        "auto",
+        description="Each tensor's gradient times a factor from gradient norms at the base batch "
+        "over those at the global batch: their ratio (`norm`), its square (`gain`), or none. "
+        "They come on top of `scaling`. `auto`: what did best in the runs given to `plan --run`, "
+        "else none.",
+    )
+    least: Positive = Field(1.0, description="Smallest factor.")
+    most: Literal["auto"] | Positive = Field(
+        "auto",
+        description="Largest factor. `auto`: what noise alone would give, which is the global "
+        "batch over `base_batch`, for `norm` the root of that; less where `scaling` has raised the "
+        "rate, so that both together stay within linear scaling.",
+    )
+    lookback: Count = Field(50, description="Steps over which norms are averaged.")
+    parts: int = Field(
+        4,
+        ge=2,
+        description="Fewest parts of a global batch, workers times micro-batches, that norms are "
+        "taken from; micro-batches are made smaller until there are as many. Fewer "
+        "than 4 tell little.",
+    )
+
+    @property
+    def factors(self) -> AgsMode:
+        """`mode`, with `auto` at its usual: what runs say `plan` puts in its place."""
+        return "off" if self.mode == "auto" else self.mode
+
+
+class Cycle(Keys):
+    """Resolutions and rates over the training, for `cyclic` and `hybrid` (job keys ``cycle.*``)."""
+
+    preset: Literal["none", "cifar100", "imagenet"] = Field(
+        "none",
+        description="A published schedule, 140 epochs at 24 and 32 px or 105 at 160, 224 and "
+        "288 px; it stands for what the job leaves as it is by default: epochs, resolutions, "
+        "stages and their rates, dropout, and batches where they fit.",
+    )
+    order: Literal["cycle", "one-pass", "fixed"] = Field(
+        "cycle",
+        description="`cycle`: the resolutions low to high in each stage of the learning rate; "
+        "`one-pass`: once over the whole training; `fixed`: the highest throughout.",
+    )
+    stage_epochs: Literal["auto"] | tuple[Count, ...] = Field(
+        "auto",
+        description="Length of each stage; together all epochs. `auto`: 4, 2 and 1 parts of them.",
+    )
+    stage_rates: Literal["auto"] | tuple[Positive, ...] = Field(
+        "auto", description="Rate of each stage, relative to the first. `auto`: 1, 0.1 and 0.01."
+    )
+    shares: Literal["auto"] | tuple[Positive, ...] = Field(
+        "auto",
+        description="Parts of a stage for each resolution, low to high. `auto`: equal ones.",
+    )
+    batches: Literal["auto"] | tuple[Count, ...] = Field(
+        "auto",
+        description="For `cyclic`: global batch at each resolution. `auto`: the same at all.",
+    )
+    dropouts: Literal["auto"] | tuple[Annotated[float, Field(ge=0, lt=1)], ...] = Field(
+        "auto", description="Dropout at each resolution. `auto`: `dropout` at all."
+    )
+    strengths: Literal["auto"] | tuple[NonNegative, ...] = Field(
+        "auto",
+        description="Strength of the augmentation at each resolution: its largest shift, relative "
+        "to the usual. `auto`: 1 at all.",
+    )
+    recalibrate: Index = Field(
+        0,
+        description="Training batches from which the statistics of batch normalization are taken "
+        "anew, at the highest resolution, before each evaluation. 0: as trained.",
+    )
+
+
+class Disturbance(Keys):
+    """A virtual worker slower for a while (an item of job key ``virtual.disturbances``)."""
+
+    worker: Index = Field(description="Its rank.")
+    start: NonNegative = Field(0.0, description="From when, in simulated seconds of training.")
+    end: Positive | None = Field(None, description="Until when; unset: to the end.")
+    slowdown: Positive = Field(description="How many times as long it computes.")
+
+
+class Virtual(Keys):
+    """The simulated cluster of ``launch=virtual`` (job keys ``virtual.*``)."""
+
+    sample_seconds: Positive | tuple[Positive, ...] | None = Field(
+        None,
+        description="Time per sample of a step, in seconds: at the highest resolution, others in "
+        "proportion as measured, else by their area; or one for each. Unset: as measured.",
+    )
+    step_seconds: NonNegative | tuple[NonNegative, ...] | None = Field(
+        None,
+        description="Fixed time of a step, in seconds: at all resolutions, or one for each. Unset: "
+        "as measured.",
+    )
+    speeds: tuple[Positive, ...] = Field(
+        (), description="Speed of each worker relative to that; unset: all 1."
+    )
+    overheads: tuple[Positive, ...] = Field(
+        (),
+        description="Fixed time of each worker's step relative to that of others as fast; unset: "
+        "all 1.",
+    )
+    links: tuple[Positive, ...] = Field(
+        (),
+        description="Bandwidth of each worker's link relative to `link.bandwidth`; unset: all 1.",
+    )
+    disturbances: tuple[Disturbance, ...] = Field((), description="Who is slower, and when.")
+
+    def stated(
+        self, key: Literal["sample_seconds", "step_seconds"], side: int, sides: Sequence[int]
+    ) -> tuple[float | None, bool]:
+        """A stated time, and whether it is stated for this one of some resolutions, low to high.
+
+        Otherwise it is that of the highest.
+        """
+        value = getattr(self, key)
+        if not isinstance(value, tuple):
+            return value, False
+        if side in sides and len(sides) == len(value):
+            return value[sides.index(side)], True
+        return value[-1], False
+
+    def conflicts(self, workers: int) -> Iterator[str]:
+        """What does not go with so many workers, a line each."""
+        for key in ("speeds", "overheads", "links"):
+            values = getattr(self, key)
+            if values and len(values) != workers:
+                listed = ",".join(f"{value:g}" for value in values)
+                yield (
+                    f"virtual.{key}={listed}: {len(values)} values for workers={workers}: give "
+                    "one for each"
+                )
+        for one in self.disturbances:
+            if one.worker >= workers:
+                yield (
+                    f"virtual.disturbances: worker {one.worker} of workers={workers}: give 0 to "
+                    f"{workers - 1}"
+                )
+            if one.end is not None and one.end <= one.start:
+                yield (
+                    f"virtual.disturbances: worker {one.worker} from {one.start:g} s until "
+                    f"{one.end:g} s: the end must be later than the start"
+                )
+
+    def relative_times(self, workers: int) -> tuple[tuple[float, float], ...]:
+        """Speed and overhead of each of so many workers."""
+        speeds, overheads = self.speeds or (1.0,) * workers, self.overheads or (1.0,) * workers
+        return tuple(zip(speeds, overheads, strict=True))
+
+
+class Goal(Keys):
+    """What the plan should aim for (job keys ``goal.*``)."""
+
+    objective: Literal["auto", "knee", "time", "cost", "accuracy", "target-accuracy"] = Field(
+        "auto",
+        description="`auto`: the least time of the candidates that are as accurate as the best, "
+        "within `goal.accuracy_tolerance`, and `knee` where nothing tells accuracy; with "
+        "`goal.accuracy`, `target-accuracy`; `knee`: the "
+        "smallest global batch, and the fewest workers, after which more pay little; `time`: the "
+        "least time; `cost`: the least cost; `accuracy`: the most accurate within the limits; "
+        "`target-accuracy`: the least time, or `goal.least`, to `goal.accuracy`, where the plan "
+        "chooses the epochs, too.",
+    )
+    doubling_gain: float = Field(
+        0.05,
+        gt=0,
+        lt=1,
+        description="The knee: doubling the batch must save more than this share of the time.",
+    )
+    least_steps: Count = Field(10, description="Fewest steps per epoch a batch may leave.")
+    memory: Count | None = Field(
+        None, description="Most bytes one worker may use; unset: what the device has free."
+    )
+    deadline: Positive | None = Field(
+        None,
+        description="Most time for the whole training, evaluation included, in seconds. The plan "
+        "keeps to it, and training ends there, with a checkpoint and exit code 124.",
+    )
+    max_cost: Positive | None = Field(
+        None, description="Most the whole training may cost, in the currency of the price."
+    )
+    max_workers: Count | None = Field(
+        None,
+        description="Most workers to plan for; beyond what was measured, `link.*` must be given.",
+    )
+    price: Positive | None = Field(
+        None, description="Price of one worker for an hour, in any currency."
+    )
+    accuracy: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Held-out accuracy that `auto` and `target-accuracy` aim for: share. Training "
+        "ends with the first evaluation that reaches it.",
+    )
+    confidence: float = Field(
+        0.8,
+        ge=0.5,
+        lt=1,
+        description="Probability with which the epochs that `target-accuracy` chooses reach "
+        "`goal.accuracy`. Where none do, it trains the most, `epochs`, as long as these have a "
+        "chance of a tenth.",
+    )
+    least: Literal["time", "cost"] = Field(
+        "time", description="Of what `target-accuracy` takes the least."
+    )
+    accuracy_tolerance: float = Field(
+        0.01,
+        ge=0,
+        lt=1,
+        description="Held-out accuracy that `auto` gives up for time: share.",
+    )
+    kinds: tuple[WorkerKind, ...] = Field(
+        (), description="Kinds of workers to choose from; unset: those that were measured."
+    )
+    tolerance: float = Field(
+        0.10,
+        gt=0,
+        lt=1,
+        description="Plan again where measured times differ by more than this share.",
+    )
+
+    @property
+    def target(self) -> float | None:
+        """Accuracy that ends the training, a share; `None` where the objective is another."""
+        return self.accuracy if self.objective in ("auto", "target-accuracy") else None
+
+    def conflicts(self) -> Iterator[str]:
+        """An objective or limit that lacks a price or a target, a line each; a kind named twice."""
+        prices = [kind.price for kind in self.kinds] or [None]
+        for key, wanted in (
+            ("goal.objective=cost", self.objective == "cost"),
+            ("goal.least=cost", self.least == "cost" and self.target is not None),
+            (f"goal.max_cost={self.max_cost}", self.max_cost is not None),
+        ):
+            if wanted and self.price is None and None in prices:
+                yield (
+                    f"{key} needs the price of a worker for an hour: give goal.price, or a price "
+                    "for each of goal.kinds"
+                )
+        if self.objective == "target-accuracy" and self.accuracy is None:
+            yield (
+                "goal.objective=target-accuracy needs the accuracy to reach: give goal.accuracy, "
+                "such as goal.accuracy=0.9"
+            )
+        names = [one.kind for one in self.kinds]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            yield f"goal.kinds names {twice!r} twice: give one count for it"

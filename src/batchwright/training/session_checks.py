@@ -1,0 +1,163 @@
+"""What a session is given: refused where it cannot train with it, doubted where it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from batchwright.client.reporter_process import destination
+from batchwright.errors import ArgumentError, PlanError
+from batchwright.records import Plan, Stage
+from batchwright.records.registries.optimizers import OPTIMIZERS
+from batchwright.records.text.problems import described
+from batchwright.workload.data.loading import loader_processes
+
+
+def planned_loaders(plan: Plan) -> int:
+    """Loader processes that a worker has by the plan's job, for data of a loop's own."""
+    return loader_processes(plan.job, 1, files=False)
+
+
+def doubts(
+    plan: Plan,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    *,
+    first: bool,
+    own_rates: bool,
+    loaders: int,
+    stage: Callable[[], Stage],
+) -> Iterator[str]:
+    """Where a loop does otherwise than its plan has it, a line each.
+
+    Args:
+        plan: That is followed.
+        optimizer: The user's.
+        device: Of the model.
+        first: Whether this is worker 0, which alone tells most of it.
+        own_rates: Whether the optimizer's rates are left alone.
+        loaders: Loader processes of each worker.
+        stage: Tells the row that the training is in.
+    """
+    rule = plan.learning_rate
+    if own_rates and rule.scaling == "gain":
+        yield (
+            "learning_rate='mine': the plan wanted your rate times a measured gain "
+            "(scaling=gain), which is left out"
+        )
+    asked = plan.job.device
+    if first and asked not in ("auto", device.type):  # `auto`: nothing was measured
+        move = "model.to(f'cuda:{local_rank}')" if asked == "cuda" else "model.to('cpu')"
+        yield (
+            f"the plan is for device={asked} and the model is on {device}: {move} before "
+            f"the optimizer is built, or probe with device={device.type}"
+        )
+    # SGD for AdamW goes without a word: rates are factors on the user's own, times are close.
+    name = type(optimizer).__name__
+    spec, like = OPTIMIZERS[plan.update], name.lower()  # ours, torch's, or somebody's own
+    # Not all members: other packages' are loaded where a job names them, and nowhere else.
+    special = [one for one in (*OPTIMIZERS.own.values(), spec) if one.own_loop]
+    found = next((one for one in special if one.name in like), None)
+    if first and found != (spec if spec in special else None):
+        if found:
+            how = f"take an optimizer like {plan.update}, or plan with optimizer={found.name}"
+        else:
+            how = f"take {spec.own_loop}, or plan with optimizer=sgd"
+        yield (
+            f"the plan's batch and times are for optimizer={plan.update} and the session got "
+            f"{name}: {how}"
+        )
+    planned = planned_loaders(plan)
+    timed = any(reason.choice == "loading" for reason in plan.reasons)  # with its loading
+    if first and timed and loaders != planned:
+        yield (
+            f"the plan's times were measured with loaders={planned} and the session got "
+            f"loaders={loaders}: leave it out, or probe with loaders={loaders}"
+        )
+    adam = any("betas" in group for group in optimizer.param_groups)
+    if first and plan.ags is not None and adam:
+        yield (
+            f"ags: {name} divides each gradient by its own recent size, so factors on "
+            "gradients nearly cancel: use SGD, or plan with ags.mode=off"
+        )
+    if own_rates and rule.peak != rule.base:
+        yield (
+            f"learning_rate='mine': the plan wanted {rule.peak / rule.base:.3g} times your "
+            f"rate at global batch {stage().global_batch_size}"
+        )
+
+
+def checked_service(report_to: str | None, run_folder: str | Path | None) -> str | None:
+    """Where to report to; what cannot be is refused before anything is opened."""
+    if not report_to:
+        return None
+    if not run_folder:
+        raise PlanError("report_to= needs run_folder=: what is reported is what stands there")
+    return destination(None, report_to)
+
+
+def checked_weights(weights: Tensor | None, samples: int) -> Tensor | None:
+    """How often each of so many samples is drawn, as float64 on the CPU."""
+    if weights is None:
+        return None
+    weights = weights.detach().to("cpu", torch.float64)
+    bad = weights.shape != (samples,) or not bool(torch.isfinite(weights).all())
+    if bad or bool((weights < 0).any()) or not bool(weights.sum() > 0):
+        raise ValueError(
+            f"sample_weights of shape {tuple(weights.shape)} for {samples} samples: give one "
+            "finite number for each, none negative and not all 0"
+        )
+    return weights
+
+
+def refuse_other_things(model: object, optimizer: object, dataset: object) -> None:
+    """Refuse what stands in another's place, and a model in a wrapper.
+
+    Wrappers exchange gradients by themselves, or hold only a part of the weights.
+
+    Raises:
+        ArgumentError: One of them is something else; the message names it.
+        PlanError: The model is wrapped.
+    """
+    for name, given, fits in (
+        ("model", model, isinstance(model, nn.Module)),
+        ("optimizer", optimizer, hasattr(optimizer, "param_groups")),
+    ):
+        if not fits:
+            raise ArgumentError(
+                f"{name} of Session is {described(given)}: write bw.Session(model, optimizer, "
+                "dataset, plan=...)"
+            )
+    if dataset is None or isinstance(dataset, str | Path | nn.Module | DataLoader):
+        raise ArgumentError(
+            f"dataset of Session is {described(dataset)}: give the data set itself, with a length "
+            "and items by index; the session loads its batches"
+        )
+    assert isinstance(model, nn.Module)  # noqa: S101 - as was looked at
+    for name, module in model.named_modules():
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        what = f"the model's {name}" if name else "the model"
+        if isinstance(module, (DataParallel, DistributedDataParallel)):
+            raise PlanError(
+                f"{what} is wrapped in {type(module).__name__}: leave that out and give Session "
+                "the model itself, which is the wrapper's .module; step() sums the gradients"
+            )
+        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+            raise PlanError(
+                f"{what} is sharded ({type(module).__name__}): give Session the model as it was "
+                "before; each worker holds all of its weights, and step() sums the gradients"
+            )
+
+
+def refuse_synchronized_on_cpu(model: nn.Module, device: torch.device) -> None:
+    """Refuse layers that this device does not compute."""
+    if device.type == "cpu" and any(isinstance(m, nn.SyncBatchNorm) for m in model.modules()):
+        raise PlanError(
+            "SyncBatchNorm computes on GPUs only: on the CPU use plain BatchNorm, whose statistics "
+            "are merged over the workers for evaluation and checkpoints"
+        )
