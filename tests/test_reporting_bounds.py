@@ -21,7 +21,7 @@ from batchwright.reporting.data.spending import spending
 from batchwright.reporting.pages.live_page import RunStory, plan_parts, run_parts, tiles
 from batchwright.reporting.pages.page import job_text, page
 from samples import make_epoch, make_job, make_plan, make_prediction, make_profile, make_summary
-from services import epoch
+from services import epoch_line
 
 SIDES = (16, 24, 32)
 
@@ -60,7 +60,7 @@ def epochs_of(count):
 
 
 def story_of(plan, lines=160):
-    told = tuple(epoch(at, len(plan.stages)) for at in range(lines))
+    told = tuple(epoch_line(at, len(plan.stages)) for at in range(lines))
     schedule = rate_schedule(outlined(plan))
     return RunStory("long", plan, make_profile(), schedule, RunLines(epochs=told))
 

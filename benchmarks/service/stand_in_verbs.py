@@ -32,7 +32,7 @@ def train(words: list[str], made: Path) -> None:
     done = int(checkpoint.read_text()) if checkpoint.exists() else 0
     for epoch in range(done, EPOCHS):
         time.sleep(EPOCH_SECONDS)
-        line = json.dumps({"kind": "epoch", "epoch": epoch, "epochs": EPOCHS})
+        line = json.dumps({"kind": "note", "text": f"epoch {epoch + 1} of {EPOCHS}"})
         with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
         aside = checkpoint.with_suffix(".part")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchwright.records import Plan, Prediction, Profile
 from batchwright.records.text.formatting import number
-from batchwright.records.text.plan_text import is_chosen
+from batchwright.records.text.plan_text import is_chosen, planned_sizes
 from batchwright.reporting.charts.chart import (
     LOOKS,
     Band,
@@ -15,8 +15,10 @@ from batchwright.reporting.charts.chart import (
     heights,
     linear_axis,
 )
+from batchwright.reporting.data.worker_curves import spread
 
 _MIB = 2**20
+_MOST_POINTS = 200  # that are measured
 
 
 def memory_chart(plan: Plan, profile: Profile | None) -> Chart | None:
@@ -51,6 +53,7 @@ def memory_chart(plan: Plan, profile: Profile | None) -> Chart | None:
         )
         series.append(Series(f"predicted{words}", style, points, marker))
         bands.append(Band("95 % interval", style, edges))
+    planned = planned_sizes(plan)
     measured = tuple(
         Point(
             one.local_batch_size,
@@ -58,13 +61,13 @@ def memory_chart(plan: Plan, profile: Profile | None) -> Chart | None:
             f"{one.local_batch_size} samples at {one.resolution} px: "
             f"{number(one.peak_bytes / _MIB)} MiB measured",
         )
-        for one in (profile.memory if profile else ())
+        for one in spread(profile.memory if profile else (), _MOST_POINTS)
         if one.resolution in sides and one.workers == plan.workers
     )
     chosen = tuple(
         Point(one.micro_batch_size, one.peak_bytes.value / _MIB, "chosen")
         for one in found.values()
-        if is_chosen(plan, one)
+        if is_chosen(plan, one, planned)
     )
     series += [
         Series("measured", "red", measured, "diamond", line=False),

@@ -202,7 +202,7 @@ def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
 
 def track_charts(summary: RunSummary) -> list[Chart]:
     """Gradient norm and largest eigenvalue over the epochs, as far as ``track`` asked for them."""
-    epochs = summary.epochs
+    epochs = spread(summary.epochs, _MOST_POINTS)
     drawn = []
     for name, title, label, style, values in (
         (

@@ -168,7 +168,7 @@ def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, st
     elif story.ended:
         more = f"{counted(summary.resumed, 'resume')}" if summary.resumed else "no more to come"
     else:
-        more = "between two epochs" if summary.epochs else "nothing heard of a step yet"
+        more = "between two epochs" if summary.epochs else "no step reported yet"
     last = last_evaluated(summary)
     clock = " simulated" if summary.simulated else ""
     until = [f"{duration(money.so_far)}{clock}{'' if story.ended else ' so far'}"]

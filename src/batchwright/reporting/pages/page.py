@@ -357,7 +357,7 @@ def _learning_charts(summary: RunSummary) -> str:
     if tracked := charts.track_charts(summary):
         rows = [
             [str(one.epoch + 1), *map(markup.or_dash, (one.gradient_norm, one.hessian_eigenvalue))]
-            for one in epochs
+            for one in spread(epochs, _MOST_ROWS)
         ]
         head = ["epoch", "gradient norm", "largest Hessian eigenvalue"]
         numbers = markup.table("On a batch of training samples, at each evaluation", head, rows)

@@ -61,7 +61,7 @@ class StoreFigures(Collector):
         )
         lost = CounterMetricFamily(
             "batchwright_leases_lost",
-            "Leases taken from agents, mostly silent ones, since this process began.",
+            "Leases taken from agents since this process began, most for silence.",
         )
         lost.add_metric([], self._store.jobs.leases_lost)
         yield lost
