@@ -23,7 +23,7 @@ ELSEWHERE = {
         "reads what a plan or job says of the device, and touches none",
     ),
     "distributed.reducer:Reducer._lay_out": "in processes, by the tests of several workers",
-    "training.session:_refuse_synchronized_on_cpu": "says what the CPU cannot do",
+    "training.session_checks:refuse_synchronized_on_cpu": "says what the CPU cannot do",
 }
 """Branches that a test on a GPU need not name, and why."""
 

@@ -326,7 +326,7 @@ def test_a_plan_for_more_gpus_than_there_are_is_refused():
     prepare_job._refuse_other_machines(plan)
 
 
-@reaches("training.session:Session._doubts")
+@reaches("training.session_checks:doubts")
 def test_a_model_on_the_gpu_is_what_the_plan_is_for():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

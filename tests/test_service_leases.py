@@ -182,7 +182,7 @@ def test_the_database_stands_where_the_states_say(sqlite, clocks, auto, events):
     store, times = sqlite, {"seconds": 30.0, "keep": 600.0}
     job, model, keys, word = submit(store, auto), Standing(auto=auto), [], clocks.steady()
     for event in events:
-        silent = clocks.steady() - word
+        silent, heard = clocks.steady() - word, False
         before = model
         try:
             match event:
@@ -224,10 +224,10 @@ def test_the_database_stands_where_the_states_say(sqlite, clocks, auto, events):
                         )
 
                     both(lambda told=told: store.jobs.progress(job, told), step)
-                    model = step()
+                    model, heard = step(), True  # a word that is refused is none
         except Conflict:
             pass
-        if model != before or event[0] == "say":
+        if model != before or heard:
             word = clocks.steady()
         stands(store, job, model)
     if store.jobs.get(job).state not in ENDED:
