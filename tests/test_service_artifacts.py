@@ -27,6 +27,7 @@ from batchwright.client.http import Service as Remote
 from batchwright.client.submitting import submit
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import AgentIntroduction, JobArtifacts, JobProgress, Lease
+from batchwright.service.problems import Conflict
 from batchwright.service.store.artifact_place import ArtifactPlace
 from clients import a_server, wait_until
 from samples import make_job
@@ -340,6 +341,20 @@ def test_of_two_that_come_at_once_the_later_one_counts(kept):
     assert bring(kept, lease, "last.pt", b"first", sent=slowly()).status_code == 409
     assert fetched(kept, lease, "last.pt").content == b"second"
     assert len(objects_in(kept)) == 1
+
+
+def test_one_that_comes_after_its_row_was_removed_leaves_no_object(keeping):
+    lease, artifacts = leased(keeping), keeping.store.artifacts
+    told = (lease.job.id, "last.pt", lease.key)
+    late = artifacts.begin(*told, size=4, sha256="0" * 64)
+    bring(keeping, lease, "last.pt", b"second")
+    assert len(objects_in(keeping)) == 1  # the row of the first has gone
+    with artifacts.place.writing(late.id) as file:
+        file.write(b"late")
+    with pytest.raises(Conflict):
+        artifacts.finish(late)
+    artifacts.give_up(late)
+    assert len(objects_in(keeping)) == 1
 
 
 # ------------------------------------------------------------------------------------------ places

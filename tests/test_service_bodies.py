@@ -368,6 +368,14 @@ def test_a_process_that_is_killed_costs_one_request(workers, number):
     assert workers.call(SECONDS, abs, -1) == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_end_that_all_processes_get_breaks_nothing_off(workers, number):
+    """A supervisor sends it so; an agent would hear that its plan is refused, and fail its job."""
+    pid = workers.call(SECONDS, os.getpid)
+    workers.call(SECONDS, os.kill, pid, number)
+    assert workers.call(SECONDS, os.getpid) == pid
+
+
 def test_errors_come_back_as_what_they_are(workers):
     with pytest.raises(Refused, match=r"^the body is no JSON"):
         workers.call(SECONDS, read_json, messages.RunEnd, b"{")

@@ -193,7 +193,9 @@ def test_a_body_that_is_no_batch_is_refused_in_one_line(shared, body):
     assert len(answer.json()["detail"]) < 300
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "x"])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "", "x", "text/json", "x; json"]
+)
 def test_a_batch_must_say_that_it_is_json(shared, kind):
     batch = json.dumps({"first": 0, "records": [step(0)]}).encode()
     assert post(shared, "report", batch, kind).status_code == 422

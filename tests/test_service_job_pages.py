@@ -172,6 +172,17 @@ def test_a_plan_is_looked_at_and_approved(empty):
     assert "Approve the plan" not in news.text
 
 
+def test_a_plan_that_needs_no_approval_does_not_wait_for_it(empty):
+    service = empty
+    job = a_job(service, auto=True)
+    lease = service.store.jobs.lease(an_agent(service))
+    told = {"profile": make_profile(), "plan": make_plan()}
+    service.store.jobs.progress(job, JobProgress(key=lease.key, state="planned", **told))
+    service.store.jobs.progress(job, JobProgress(key=lease.key, state="queued"))
+    assert service.store.jobs.get(job).state == "planned"
+    assert "waiting for approval" not in browse(service.sign_in(), "/jobs").source
+
+
 def test_a_job_is_cancelled(service):
     job = a_job(service)
     browser = service.sign_in("read", "submit")

@@ -330,10 +330,14 @@ def test_a_runs_row_follows_its_epochs(store):
         (flat_step(0) | {"lr": "high"}, "step.learning_rate"),
         (flat_step(0, epoch=-1), "step.epoch"),
         (flat_epoch(0) | {"val/top1": "0.9"}, "no epoch's line"),
+        (
+            flat_epoch(0) | {"throughput/samples_per_sec": "ab", "time/epoch_s": 10**18},
+            "no epoch's line",  # the product of these two would be a text of that many characters
+        ),
         (flat_epoch(0) | {"kind": "other"}, "no kind of line 'other'"),
         (flat_epoch(0) | {"batch/global": 0}, "no epoch's line"),
     ],
-    ids=range(24),
+    ids=range(25),
 )
 def test_what_no_run_writes_is_refused_by_number_and_field(record, place):
     body = to_json({"first": 7, "records": [step(0), record]})

@@ -186,6 +186,28 @@ def test_who_connects_and_does_not_ask_is_sent_away(monkeypatch):
             assert [one.recv(1000) for one in (half, asking)] == [b"", b""]
 
 
+def test_who_does_not_take_an_answer_is_sent_away(monkeypatch):
+    """Else a few such hold all places of files that come and go, and a thousand all connections."""
+    monkeypatch.setattr(process, "TAKE_SECONDS", 0.5)
+    gone = threading.Event()
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(200):
+            await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
+        if (await receive())["type"] == "http.request":
+            assert (await receive())["type"] == "http.disconnect"
+        gone.set()
+
+    with (
+        listen("127.0.0.1", 0) as listener,
+        answering(app, listener),
+        socket.create_connection(listener.getsockname(), timeout=LAST_SECONDS) as wire,
+    ):
+        wire.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert gone.wait(LAST_SECONDS)
+
+
 @contextmanager
 def answering(app, listener):
     """uvicorn with our protocol; it would keep idle connections for a minute by itself."""

@@ -120,6 +120,7 @@ def test_one_look_deletes_a_tenth_at_most_and_the_oldest_first(service, monkeypa
         runs.append(service.a_run())
         store.profiles.add(f"{number}", make_profile())
         store.audit.note("me", f"{number}", "")
+        store.jobs.cancel(store.jobs.submit(f"{number}", Job(), auto=True, owner="me").id)
         service.clock.go(1)
     store.settings = service.settings.model_copy(update={"retention_days": 30.0})
     service.clock.go(40 * 24 * 3600)
@@ -127,6 +128,7 @@ def test_one_look_deletes_a_tenth_at_most_and_the_oldest_first(service, monkeypa
     assert set(store.tidy()) == set(runs[:2])
     assert [one.name for one in store.profiles.list()] == ["3", "2"]
     assert [one.action for one in store.audit.list()] == ["3", "2"]
+    assert [one.name for one in store.jobs.list()] == ["3", "2"]
     assert set(store.tidy()) == set(runs[2:])
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from artifacts import bring, lease_of, leased, over_postgresql, restarted
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import JobProgress, Notice, RunEnd
-from batchwright.service.store.notices import WAITS
+from batchwright.service.store.notices import CLAIM_SECONDS, WAITS
 from batchwright.service.webhook import Webhook, _post, checked_webhook
 from services import epoch
 
@@ -150,6 +150,30 @@ def test_of_two_services_one_tells(service):
     service.clock.go(1e4)
     other.turn()
     assert hook.asked == []
+
+
+def test_each_notice_is_claimed_when_its_turn_comes(service):
+    """The ones before it may have taken minutes."""
+    hook = Hook(service)
+    other = Webhook(service.store, hook._take)
+    for name in ("one", "two"):
+        failed(service, name)
+    service.store.notices.look()
+    due = iter(service.store.notices.due())
+    next(due)
+    service.clock.go(CLAIM_SECONDS + 1)
+    next(due)
+    service.clock.go(CLAIM_SECONDS - 1)
+    other.turn()
+    assert len(hook.asked) == 1  # the first, whose teller never came to an end
+
+
+def test_a_webhook_that_is_to_end_tells_no_more(service):
+    hook = Hook(service)
+    for name in ("one", "two"):
+        failed(service, name)
+    hook.webhook.close()
+    assert len(hook.turn()) == 1
 
 
 @pytest.mark.slow

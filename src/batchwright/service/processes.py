@@ -205,7 +205,10 @@ def free_at_once() -> None:
 
 def main() -> None:
     """The command line above."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service decides when to end
+    # The service decides when to end. A supervisor sends these to all its processes, and who waits
+    # for an answer would be told that the request cannot be met.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     free_at_once()
     gc.disable()  # it would go through hundreds of thousands of values again and again
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))

@@ -89,12 +89,12 @@ class Webhook:
         self._store.notices.look()
         for due in self._store.notices.due():
             why = self._tell(due.notice)
-            if not why:
+            if why:
+                again = self._store.notices.not_told(due)
+                fields = {"event_told": due.notice.event, "why": why, "given_up": not again}
+                log.warning("the webhook took no notice", extra={"fields": fields})
+            else:
                 self._store.notices.told(due.key)
-                continue
-            again = self._store.notices.not_told(due)
-            fields = {"event_told": due.notice.event, "why": why, "given_up": not again}
-            log.warning("the webhook took no notice", extra={"fields": fields})
             if self._closed.is_set():
                 return
 

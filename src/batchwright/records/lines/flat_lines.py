@@ -187,7 +187,9 @@ def _measure(record: dict[str, Any], data: DataFacts) -> None:
     """
     try:
         speed, seconds = record.get("samples_per_second"), record.get("training_seconds")
-        samples = round(speed * seconds) if speed and seconds else data.train_samples
+        # As numbers: a text times a large number would take all memory.
+        known = (float(speed), float(seconds)) if speed and seconds else None
+        samples = data.train_samples if known is None else round(known[0] * known[1])
         total = sum(one["local_batch_size"] for one in record["workers"]) or 1
         for worker in record["workers"]:
             worker["samples"] = round(samples * worker["local_batch_size"] / total)
@@ -199,7 +201,7 @@ def _measure(record: dict[str, Any], data: DataFacts) -> None:
         if top1 is not None and 0 <= top1 <= 1 and data.val_samples:
             record["val_correct"] = round(top1 * data.val_samples)
             record["val_count"] = data.val_samples
-    except (TypeError, KeyError, ArithmeticError) as error:
+    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
         raise ValueError(f"no epoch's line: {error!r}") from None
 
 

@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
 from batchwright.service.access import Reader, Reporter, Stored
 from batchwright.service.api.runs import RunId
+from batchwright.service.middleware.bodies import is_json
 from batchwright.service.problems import Refused
 from batchwright.service.store.lines import read_batch
 from batchwright.service.store.tokens import Caller
@@ -38,7 +39,7 @@ async def sent_in(request: Request, store: Stored, caller: Reporter, run: RunId)
     Raises:
         Refused: They are none, or no JSON.
     """
-    if "json" not in request.headers.get("content-type", "application/json"):
+    if not is_json(request.headers.get("content-type", "application/json")):  # else it is unchecked
         raise Refused("the body must be application/json")
     body = await request.body()
     batch = await run_in_threadpool(read_batch, body, partial(store.records.data, run))

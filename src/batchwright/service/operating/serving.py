@@ -1,8 +1,9 @@
 """The service as a process: listens, answers, logs, and ends in good order.
 
 Connections that somebody opens and does not use are closed. uvicorn closes those that are idle
-after an answer. For the first request of a connection, and for the end of any request's head, it
-would wait for ever, and nobody is answered once `CONNECTIONS` are open.
+after an answer. For the first request of a connection, for the end of any request's head, and for
+whoever does not take an answer, it would wait for ever, and nobody is answered once `CONNECTIONS`
+are open, nor gets a file once as many come and go as may.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ CONNECTIONS = 1000
 
 HEAD_SECONDS = 10.0
 """In which the head of a request must have come, from the connection's or its own first byte on."""
+
+TAKE_SECONDS = 60.0
+"""In which some of an answer must have been taken, once more of it waits than a buffer holds."""
 
 FREE_PIECES, SMALL_PIECE = 500, 256
 """Of a body so many pieces may be of any size; of more, the mean is to be so many bytes."""
@@ -195,6 +199,7 @@ class TimedProtocol(H11Protocol):
         super().__init__(*given, **named)
         self.conn = PiecesConnection()
         self._deadline: asyncio.TimerHandle | None = None
+        self._untaken: asyncio.TimerHandle | None = None
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -204,8 +209,24 @@ class TimedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone."""
+        self._taken()
         super().connection_lost(exc)
         self._stop()
+
+    def pause_writing(self) -> None:
+        """More of an answer waits than the client takes."""
+        super().pause_writing()
+        self._untaken = self.loop.call_later(TAKE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has taken most of that."""
+        self._taken()
+        super().resume_writing()
+
+    def _taken(self) -> None:
+        if self._untaken is not None:
+            self._untaken.cancel()
+            self._untaken = None
 
     def _watch(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:

@@ -135,7 +135,7 @@ def _state(word: str) -> JobState | None:
 
 def _says(request: Request) -> str:
     listed = store_of(request).jobs.list(MOST_ROWS)
-    waiting = sum(one.state == "planned" and not one.approved for one in listed)
+    waiting = sum(one.state == "planned" and not (one.approved or one.auto) for one in listed)
     going = sum(one.state in ("probing", "training") for one in listed)
     words = f"{counted(going, 'job')} going on"
     return f"{words}, {counted(waiting, 'plan')} waiting for approval." if waiting else f"{words}."

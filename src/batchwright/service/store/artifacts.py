@@ -15,6 +15,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -179,7 +180,12 @@ class Artifacts(Part):
 
     def give_up(self, coming: Coming) -> None:
         """It did not arrive; what there is of it is removed."""
-        self._write(update(artifacts).where(artifacts.c.id == coming.id).values(state=GONE))
+        mine = artifacts.c.id == coming.id
+        if not self._write(update(artifacts).where(mine).values(state=GONE)):
+            # A newer one has come meanwhile and this one's row was removed, maybe before there was
+            # an object: some places have it only once it is whole.
+            with suppress(ServiceProblem):  # what went wrong before is told
+                self.place.remove(coming.id)
 
     # ---------------------------------------------------------------------------------- removing
 

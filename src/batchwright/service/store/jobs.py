@@ -59,7 +59,7 @@ from batchwright.service.store.job_rows import (
     standing_of,
     word_of,
 )
-from batchwright.service.store.part import Clock, Part, count, opened
+from batchwright.service.store.part import Clock, Part, count, opened, share_of
 
 log = logging.getLogger("batchwright.service")
 
@@ -367,8 +367,11 @@ class Jobs(Part):
                 self._store(connection, row, job)
 
     def delete_old(self, before: float) -> None:
-        """Delete jobs that ended before a moment."""
-        self._write(delete(jobs).where(jobs.c.ended < before))
+        """Delete some of the jobs that ended before a moment."""
+        old = select(jobs.c.id).where(jobs.c.ended < before).order_by(jobs.c.ended)
+        with self._database.writing() as connection:
+            some = old.limit(share_of(connection, jobs)).scalar_subquery()
+            connection.execute(delete(jobs).where(jobs.c.id.in_(some)))
 
     # ---------------------------------------------------------------------------------- storing
 

@@ -109,7 +109,7 @@ class Notices(Part):
         now = self._clock()
         for row in self._read(select(notices).where(notices.c.due <= now).limit(_MOST)):
             mine = update(notices).where(notices.c.key == row.key, notices.c.due == row.due)
-            if self._write(mine.values(due=now + CLAIM_SECONDS)):
+            if self._write(mine.values(due=self._clock() + CLAIM_SECONDS)):
                 yield Due(row.key, Notice.model_validate_json(row.body), row.tries)
 
     def told(self, key: str) -> None:
