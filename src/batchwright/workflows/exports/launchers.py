@@ -223,7 +223,8 @@ def _on_several_hosts(
         f"  mv {run}/plan.$$ {run}/plan.json",
         "fi",
         "resume=",
-        f"[ ! -e {run}/checkpoints/last.pt ] || resume=--resume",
+        # Its folder holds a run, too, where it was lost before its first checkpoint.
+        f"[ ! -e {run}/metrics.jsonl ] || resume=--resume",
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # without it, a host that comes back is lost",
         f"exec {before}torchrun --nnodes {target.hosts} "
         f"--nproc-per-node {plan.workers // target.hosts} --max-restarts {plan.job.restarts} \\",
