@@ -19,7 +19,7 @@ import batchwright as bw
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.cli.commands import app
 from batchwright.errors import ArgumentError, PlanError
-from batchwright.records import Plan
+from batchwright.records import Estimate, Plan
 from batchwright.records.documents import read_record
 from batchwright.workflows.exports import EXPORTS, export
 from batchwright.workflows.exports.target import Target
@@ -120,6 +120,16 @@ def test_slurm_gets_hosts_cores_and_a_limit() -> None:
     assert "--time=04:00:00" in exported(make_plan(), "sbatch", time="04:00:00")
     on_gpus = make_plan(job=make_job(device="cuda"))
     assert "#SBATCH --gpus-per-node=1" in exported(on_gpus, "sbatch", 2)
+
+
+def test_slurm_leaves_time_for_the_epochs_that_a_run_may_go_on_for() -> None:
+    """Over several hosts it trains the plan's own alone."""
+    (stage,) = make_plan().stages
+    hour = Estimate(value=3600 / 30, low=100, high=3600 / 30)
+    stages = (stage.model_copy(update={"predicted_epoch_seconds": hour}),)
+    plan = make_plan(stages=stages, considered=(), max_epochs=90)
+    assert "#SBATCH --time=04:30:00" in exported(plan, "sbatch")
+    assert "#SBATCH --time=01:30:00" in exported(plan, "sbatch", 2)
 
 
 def test_kubernetes_gets_a_job_that_holds_the_plan() -> None:
