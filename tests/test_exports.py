@@ -19,7 +19,7 @@ import batchwright as bw
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.cli.commands import app
 from batchwright.errors import ArgumentError, PlanError
-from batchwright.records import Plan
+from batchwright.records import Estimate, Plan
 from batchwright.records.documents import read_record
 from batchwright.workflows.exports import EXPORTS, export
 from batchwright.workflows.exports.target import Target
@@ -89,6 +89,28 @@ def test_a_run_that_is_started_again_goes_on(tmp_path: Path) -> None:
     assert said() == "train --out run --resume"
 
 
+def test_hosts_begin_again_where_a_run_has_no_checkpoint_yet(tmp_path: Path) -> None:
+    """Its folder holds a run, which only --resume goes on with."""
+    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    (tmp_path / "plan.json").touch()
+    script = tmp_path / "script"
+    script.write_text(exported(make_plan(), "torchrun", 2))
+
+    def said() -> str:
+        return subprocess.check_output(
+            ["/bin/sh", str(script), "head"],
+            text=True,
+            timeout=60,
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            cwd=tmp_path,
+        ).strip()
+
+    assert said().endswith("batchwright.training.loop run")
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    assert said().endswith("batchwright.training.loop run --resume")
+
+
 def test_slurm_gets_hosts_cores_and_a_limit() -> None:
     text = exported(make_plan(), "sbatch", 2, partition="long")
     for line in ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--partition=long"):
@@ -98,6 +120,16 @@ def test_slurm_gets_hosts_cores_and_a_limit() -> None:
     assert "--time=04:00:00" in exported(make_plan(), "sbatch", time="04:00:00")
     on_gpus = make_plan(job=make_job(device="cuda"))
     assert "#SBATCH --gpus-per-node=1" in exported(on_gpus, "sbatch", 2)
+
+
+def test_slurm_leaves_time_for_the_epochs_that_a_run_may_go_on_for() -> None:
+    """Over several hosts it trains the plan's own alone."""
+    (stage,) = make_plan().stages
+    hour = Estimate(value=3600 / 30, low=100, high=3600 / 30)
+    stages = (stage.model_copy(update={"predicted_epoch_seconds": hour}),)
+    plan = make_plan(stages=stages, considered=(), max_epochs=90)
+    assert "#SBATCH --time=04:30:00" in exported(plan, "sbatch")
+    assert "#SBATCH --time=01:30:00" in exported(plan, "sbatch", 2)
 
 
 def test_kubernetes_gets_a_job_that_holds_the_plan() -> None:
@@ -135,6 +167,8 @@ RULES = (
     {"decay": "steps", "warmup_epochs": 1.0, "base": 0.02},
     {"decay": "one-cycle", "warmup_epochs": 3.0},
     {"decay": "none", "warmup_epochs": 1.0, "base": 0.02},
+    {"decay": "cosine", "warmup_epochs": 2.0, "warmup_start": 0.1},
+    {"decay": "one-cycle", "warmup_epochs": 3.0, "warmup_start": 0.1},
 )
 
 
@@ -212,6 +246,16 @@ def test_timm_counts_warm_up_in_whole_epochs() -> None:
     assert arguments["warmup_epochs"] == 2
     assert arguments["epochs"] == plan.epochs - 2
     assert arguments["warmup_lr"] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "timm"])
+def test_a_warm_up_begins_where_the_job_says(name: str) -> None:
+    plan = with_rate(make_plan(), warmup_epochs=2.0, warmup_start=0.25)
+    written = yaml.safe_load(exported(plan, name))
+    if name == "timm":
+        assert written["warmup_lr"] == 0.25 * plan.stages[0].learning_rate
+    else:
+        assert written["scheduler"]["params"]["warmup_min_ratio"] == 0.25
 
 
 @pytest.mark.parametrize("name", TRAINERS)

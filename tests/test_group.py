@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import distributed as dist
 
-from batchwright.distributed import group
+from batchwright.distributed import group, heartbeat
 from batchwright.distributed.group import Group
 from batchwright.distributed.heartbeat import Presence, RollCall, machine_name
 from batchwright.distributed.processes import LAUNCH
@@ -49,6 +50,19 @@ def test_a_silent_worker_is_named_with_its_place_and_silence(roll_calls):
         call.exchanging = True
     said = r"worker 2 \(node2/cpu:0\) has been silent for ([2-9]|\d{2,}) s"  # 2 unless all is slow
     assert re.fullmatch(said, roll_calls[0].inquire())
+
+
+def test_a_worker_that_misses_some_beats_is_not_given_up(roll_calls, monkeypatch):
+    """It may be busy: nothing has failed yet, and to give it up ends the run."""
+    fall_silent(roll_calls[2])
+    now = [0.0]
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for call in roll_calls[:2]:
+        fall_silent(call)  # or it would ask for the time
+    call = roll_calls[0]
+    for now[0], missed in ((0.0, False), (3.0, False), (11.0, True)):
+        roll_calls[1]._store.set("beat/1", f"beat at {now[0]}")
+        assert call.misses_one() is missed
 
 
 def test_a_worker_that_left_is_named_at_once(roll_calls):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 import batchwright as bw
 from batchwright.algorithms.splicing import why_not
-from batchwright.records import Estimate, Plan, RunSummary
+from batchwright.records import EpochRecord, Estimate, Plan, RunSummary
 from batchwright.reporting.data.reading import accuracy_comparison
 from batchwright.workflows.lengthen import lengthened
 from samples import make_dual_plan, make_epoch, make_job, make_plan, make_summary
@@ -20,7 +22,14 @@ def missed(epochs: int = 4, most: int = 30, *, top1: float = 0.55, **goal: objec
         job=job, stages=(stage.model_copy(update={"epochs": epochs}),), max_epochs=most
     )
     done = tuple(make_epoch(epoch, val_correct=round(top1 * 360)) for epoch in range(epochs))
-    return make_summary(plan=plan, epochs=done)
+    return make_summary(plan=plan, epochs=done, setup_seconds=0.0, wall_seconds=spent(done))
+
+
+def spent(epochs: Sequence[EpochRecord]) -> float:
+    """Seconds of training, evaluation and checkpoints."""
+    return sum(
+        one.training_seconds + one.evaluation_seconds + one.checkpoint_seconds for one in epochs
+    )
 
 
 def test_it_goes_on_and_says_why() -> None:
@@ -64,9 +73,21 @@ def test_it_ends_where_it_is_to_end() -> None:
 
 
 def test_it_keeps_the_deadline() -> None:
-    spent = sum(one.training_seconds + one.evaluation_seconds for one in missed().epochs)
-    assert lengthened(missed(deadline=1.4 * spent)) is None
-    assert lengthened(missed(deadline=1.6 * spent)) is not None
+    seconds = spent(missed().epochs)
+    assert lengthened(missed(deadline=1.3 * seconds)) is None
+    summary = missed(deadline=1.6 * seconds)
+    assert lengthened(summary) is not None
+    # The seconds of a start count, too: training itself stops by the clock on the wall.
+    starts = {"setup_seconds": 0.2 * seconds, "wall_seconds": 1.2 * seconds}
+    assert lengthened(summary.model_copy(update=starts)) is None
+    # Those of a simulated cluster are on another clock.
+    assert lengthened(summary.model_copy(update=starts | {"simulated": True})) is not None
+
+
+def test_it_keeps_the_cost() -> None:
+    cost = 2 * 7.2 * spent(missed().epochs) / 3600  # of two workers
+    assert lengthened(missed(price=7.2, max_cost=1.3 * cost)) is None
+    assert lengthened(missed(price=7.2, max_cost=1.6 * cost)) is not None
 
 
 def test_a_run_that_did_all_its_epochs_may_go_on_for_more() -> None:

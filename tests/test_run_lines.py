@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -67,6 +68,12 @@ def test_what_is_no_line_is_refused_or_left_out(text):
 
 def test_a_note_is_cut_to_its_length():
     assert note("a" * 5000).text == "a" * LONGEST_NOTE
+
+
+def test_a_note_may_name_a_file_whose_name_is_no_utf_8():
+    told = note(os.fsdecode(b"cannot read caf\xe9.png"))
+    assert sound_line(line_text(told)) == told
+    assert told.text == "cannot read caf?.png"
 
 
 # --------------------------------------------------------------------------- earlier versions

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 BEAT_SECONDS = 0.5
 MISSED_BEATS = 3  # so many in a row, and a worker counts as silent
+LONG_SILENCE = 10.0  # seconds; while nothing has failed: a busy process may miss some beats
 _ANSWER_SECONDS = 10.0  # a store that says nothing for so long is taken as gone
 
 
@@ -108,7 +109,8 @@ class RollCall:
     def misses_one(self) -> bool:
         """Whether an exchange in progress is in vain: a worker is gone or silent, or said so.
 
-        Nobody is asked anything; to be called every now and then, since silence takes two looks.
+        Nobody is asked anything; to be called every now and then, since silence takes two looks,
+        `LONG_SILENCE` apart.
         """
         return _asked(self._misses_one, seconds=_ANSWER_SECONDS) is not False
 
@@ -156,7 +158,7 @@ class RollCall:
             beat = self._read(f"beat/{rank}")
             known, since = self._seen.get(rank, (None, now))
             self._seen[rank] = beat, since if beat == known else now
-            if now - self._seen[rank][1] > MISSED_BEATS * BEAT_SECONDS:
+            if now - self._seen[rank][1] > LONG_SILENCE:
                 return True
         return False
 

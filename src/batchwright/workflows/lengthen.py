@@ -7,6 +7,7 @@ from math import ceil, exp, log
 from batchwright.prediction.accuracy.learning import PRIOR
 from batchwright.records import Plan, Reason, RunSummary
 from batchwright.records.text.formatting import counted, percent
+from batchwright.reporting.data.spending import spending
 
 MIN_GROWTH, MAX_GROWTH = 1.5, 4.0
 """Epochs in all over those so far. The rate's decay is laid out over the longer training, so that
@@ -17,8 +18,9 @@ def lengthened(summary: RunSummary) -> Plan | None:
     """The plan of a run with more epochs; `None` where it is not to go on.
 
     It goes on where the plan chose fewer epochs than the job allows to reach `goal.accuracy`, and
-    the last evaluation is below it, as far as `goal.deadline` leaves time for it. Plans of several
-    stages, or with a parameter server, are laid out over their epochs and stay as they are.
+    the last evaluation is below it, if `goal.deadline` and `goal.max_cost` leave room for them.
+    Plans of several stages, or with a parameter server, are laid out over their epochs and stay as
+    they are.
 
     Args:
         summary: Of a run that has done all epochs of its plan.
@@ -32,9 +34,12 @@ def lengthened(summary: RunSummary) -> Plan | None:
     if any(one.top1 is not None and one.top1 >= target for one in summary.epochs):
         return None
     epochs = min(plan.max_epochs, ceil(_growth(reached, target, summary) * plan.epochs))
-    if epochs <= plan.epochs or not _in_time(summary, epochs):
+    if epochs <= plan.epochs:
         return None
     (stage,) = plan.stages
+    stages = (stage.model_copy(update={"epochs": epochs}),)
+    if not _within_limits(summary, plan.model_copy(update={"stages": stages})):
+        return None
     reason = Reason(
         choice="more epochs",
         value=counted(epochs, "epoch"),
@@ -42,12 +47,7 @@ def lengthened(summary: RunSummary) -> Plan | None:
         f"goal.accuracy={target:g}; epochs={plan.max_epochs} allows more.",
         source="measured",
     )
-    return plan.model_copy(
-        update={
-            "stages": (stage.model_copy(update={"epochs": epochs}),),
-            "reasons": (*plan.reasons, reason),
-        }
-    )
+    return plan.model_copy(update={"stages": stages, "reasons": (*plan.reasons, reason)})
 
 
 def _growth(reached: float, target: float, summary: RunSummary) -> float:
@@ -66,10 +66,12 @@ def _growth(reached: float, target: float, summary: RunSummary) -> float:
     return min(MAX_GROWTH, max(MIN_GROWTH, exp(apart / PRIOR.slope.mean)))
 
 
-def _in_time(summary: RunSummary, epochs: int) -> bool:
-    """Whether the deadline leaves time for that many epochs, at the pace of those so far."""
-    deadline = summary.plan.job.goal.deadline
-    if deadline is None:
-        return True
-    spent = sum(one.training_seconds + one.evaluation_seconds for one in summary.epochs)
-    return spent * epochs / len(summary.epochs) <= deadline
+def _within_limits(summary: RunSummary, longer: Plan) -> bool:
+    """Whether deadline and cost allow a longer plan, at the pace of the epochs so far."""
+    goal, told = longer.job.goal, spending(summary.model_copy(update={"plan": longer}))
+    seconds = told.expected or 0.0
+    if goal.max_cost is not None and told.priced and told.cost(seconds) > goal.max_cost:
+        return False
+    if not summary.simulated:  # the deadline counts starts as well, and there will be another
+        seconds += max(0.0, summary.wall_seconds - told.so_far) + summary.setup_seconds
+    return goal.deadline is None or seconds <= goal.deadline

@@ -121,5 +121,5 @@ RunLine = Annotated[
 
 
 def note(text: str) -> NoteLine:
-    """A note, cut to its length."""
-    return NoteLine(kind="note", text=text[:LONGEST_NOTE])
+    """A note, cut to its length; bytes of a file's name that are no UTF-8 become question marks."""
+    return NoteLine(kind="note", text=text[:LONGEST_NOTE].encode(errors="replace").decode())

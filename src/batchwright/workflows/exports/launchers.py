@@ -46,7 +46,7 @@ def sbatch(plan: Plan, target: Target) -> str:
         **_devices(plan, target, "gpus-per-node", "cpus-per-task"),
         **{key: value for key, value in target.settings.items() if value},
     }
-    if "time" not in options and (limit := _time_limit(plan)):
+    if "time" not in options and (limit := _time_limit(plan, target)):
         options["time"] = limit
     head = [f"#SBATCH --{key}={value}" for key, value in options.items()]
     head += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
@@ -223,7 +223,8 @@ def _on_several_hosts(
         f"  mv {run}/plan.$$ {run}/plan.json",
         "fi",
         "resume=",
-        f"[ ! -e {run}/checkpoints/last.pt ] || resume=--resume",
+        # Its folder holds a run, too, where it was lost before its first checkpoint.
+        f"[ ! -e {run}/metrics.jsonl ] || resume=--resume",
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # without it, a host that comes back is lost",
         f"exec {before}torchrun --nnodes {target.hosts} "
         f"--nproc-per-node {plan.workers // target.hosts} --max-restarts {plan.job.restarts} \\",
@@ -283,7 +284,7 @@ def _accelerator(target: Target, name: str) -> str:
     return found
 
 
-def _time_limit(plan: Plan) -> str:
+def _time_limit(plan: Plan, target: Target) -> str:
     """As Slurm writes it: hours, minutes, seconds; empty where no time was predicted."""
     epochs = [stage.predicted_epoch_seconds for stage in plan.stages]
     if any(one is None for one in epochs):
@@ -293,5 +294,7 @@ def _time_limit(plan: Plan) -> str:
     )
     if plan.chosen and plan.chosen.train_seconds:
         seconds = plan.chosen.train_seconds.high
+    if plan.max_epochs and target.hosts == 1:  # `batchwright train` may go on for so many
+        seconds *= plan.max_epochs / plan.epochs
     minutes = max(LEAST_MINUTES, round(TIME_MARGIN * seconds / 60))
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"

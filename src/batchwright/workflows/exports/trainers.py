@@ -15,7 +15,7 @@ from pprint import pformat
 
 import yaml
 
-from batchwright.algorithms.learning_rate import DECAY_FACTOR, ONE_CYCLE_END, ONE_CYCLE_START, drops
+from batchwright.algorithms.learning_rate import DECAY_FACTOR, ONE_CYCLE_END, drops, start_of
 from batchwright.errors import PlanError
 from batchwright.records import Job, LearningRateRule, Plan
 from batchwright.workflows.exports.target import Target, headline
@@ -55,11 +55,7 @@ class Recipe:
     @property
     def start(self) -> float:
         """Share of the peak rate at the first step."""
-        if self.rule.warmup_epochs == 0:
-            return 1.0
-        if self.rule.decay == "one-cycle":
-            return ONE_CYCLE_START
-        return min(1.0, self.rule.base / self.rule.peak)
+        return start_of(self.rule) if self.rule.warmup_epochs else 1.0
 
 
 def recipe(plan: Plan, trainer: str) -> Recipe:
