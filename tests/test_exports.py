@@ -102,7 +102,9 @@ def test_slurm_gets_hosts_cores_and_a_limit() -> None:
 
 def test_kubernetes_gets_a_job_that_holds_the_plan() -> None:
     plan = make_plan()
-    config, service, job = yaml.safe_load_all(exported(plan, "kubernetes", 2, namespace="team"))
+    text = exported(plan, "kubernetes", 2, namespace="team")
+    assert "&id" not in text  # what is there twice is written twice: people read the file
+    config, service, job = yaml.safe_load_all(text)
     assert Plan.model_validate_json(config["data"]["plan.json"]) == plan
     assert service["spec"]["clusterIP"] == "None"
     spec = job["spec"]
@@ -262,8 +264,14 @@ def test_the_command_writes_the_file(tmp_path: Path) -> None:
     assert made.exit_code == 0
     assert f"batchwright train {plan}" in out.read_text()
     assert "#SBATCH --account=a" in out.read_text()
-    listed = run(app, ["export", str(plan), "--as", "list"])
-    assert all(name in listed.stdout for name in EXPORTS)
+    for words in ([str(plan)], []):
+        listed = run(app, ["export", *words, "--as", "list"])
+        assert all(name in listed.stdout for name in EXPORTS)
+        assert "--set claim=  PersistentVolumeClaim" in listed.stdout
+        assert listed.stdout.count("(needed)") == 4
+        assert not any(line.endswith("=  ") for line in listed.stdout.splitlines())
+    nothing = run(app, ["export", "--as", "sbatch"])
+    assert isinstance(nothing.exception, ArgumentError)
     wrong = run(app, ["export", str(plan), "--as", "sbatch", "--set", "account"])
     assert isinstance(wrong.exception, ArgumentError)
 

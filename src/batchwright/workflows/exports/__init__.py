@@ -20,7 +20,11 @@ EXPORTS = Registry(
         "sbatch",
         "a batch script of Slurm",
         launchers.sbatch,
-        settings={"partition": "", "account": "", "time": "a limit, such as 04:00:00"},
+        settings={
+            "partition": "the partition to queue in",
+            "account": "who is charged",
+            "time": "a limit, such as 04:00:00",
+        },
     ),
     Export(
         "kubernetes",
@@ -29,7 +33,7 @@ EXPORTS = Registry(
         settings={
             "image": "the container, with Batchwright and PyTorch in it",
             "claim": "PersistentVolumeClaim that holds data and run folder, mounted at /work",
-            "namespace": "",
+            "namespace": "where it is made, else kubectl's own",
         },
         required=("image", "claim"),
     ),

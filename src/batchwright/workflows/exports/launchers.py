@@ -241,7 +241,10 @@ def _comment(plan: Plan) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes scripts as blocks of lines."""
+    """Writes scripts as blocks of lines, and what is there twice in full."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - none is wanted
+        return True
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
