@@ -244,12 +244,17 @@ def test_bad_words_are_refused() -> None:
         ("pbs", {}, "known are torchrun, sbatch"),
         ("kubernetes", {"image": "x"}, "--set claim="),
         ("sbatch", {"qos": "high"}, "it takes partition, account, time"),
+        ("sbatch", {"time": "soon"}, "--set time=soon: Slurm takes minutes"),
+        ("sbatch", {"time": "2-12:30\n"}, "in one line"),
+        ("sbatch", {"partition": "a\n#SBATCH --exclusive"}, "in one line"),
         ("torchrun", {"image": "x"}, "it takes none"),
         ("skypilot", {"bucket": "s3://x"}, "accelerator"),
     ):
         device = "cuda" if name == "skypilot" else "cpu"
         with pytest.raises(ArgumentError, match=said):
             export(make_plan(job=make_job(device=device)), name, Target(settings=settings))
+    for limit in ("90", "90:00", "04:00:00", "2-12", "2-12:30", "2-12:30:00", "UNLIMITED"):
+        assert f"#SBATCH --time={limit}\n" in exported(make_plan(), "sbatch", time=limit)
     with pytest.raises(PlanError, match="--hosts that divides 2"):
         exported(make_plan(), "torchrun", 3)
 

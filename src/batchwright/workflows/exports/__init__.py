@@ -79,10 +79,12 @@ def export(plan: Plan, name: str, target: Target) -> str:
     if name not in EXPORTS:
         raise ArgumentError(f"there is no export {name!r}: known are {', '.join(EXPORTS)}")
     spec = EXPORTS[name]
-    for key in target.settings:
+    for key, value in target.settings.items():
         if key not in spec.settings:
             known = f"it takes {', '.join(spec.settings)}" if spec.settings else "it takes none"
             raise ArgumentError(f"{name} has no setting {key!r}: {known}")
+        if not value.isprintable():
+            raise ArgumentError(f"--set {key}={value!r}: give it in one line")
     for key in spec.required:
         if not target.settings.get(key):
             meant = spec.settings[key]
