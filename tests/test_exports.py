@@ -134,7 +134,9 @@ def test_slurm_leaves_time_for_the_epochs_that_a_run_may_go_on_for() -> None:
 
 def test_kubernetes_gets_a_job_that_holds_the_plan() -> None:
     plan = make_plan()
-    config, service, job = yaml.safe_load_all(exported(plan, "kubernetes", 2, namespace="team"))
+    text = exported(plan, "kubernetes", 2, namespace="team")
+    assert "&id" not in text  # what is there twice is written twice: people read the file
+    config, service, job = yaml.safe_load_all(text)
     assert Plan.model_validate_json(config["data"]["plan.json"]) == plan
     assert service["spec"]["clusterIP"] == "None"
     spec = job["spec"]
@@ -286,12 +288,17 @@ def test_bad_words_are_refused() -> None:
         ("pbs", {}, "known are torchrun, sbatch"),
         ("kubernetes", {"image": "x"}, "--set claim="),
         ("sbatch", {"qos": "high"}, "it takes partition, account, time"),
+        ("sbatch", {"time": "soon"}, "--set time=soon: Slurm takes minutes"),
+        ("sbatch", {"time": "2-12:30\n"}, "in one line"),
+        ("sbatch", {"partition": "a\n#SBATCH --exclusive"}, "in one line"),
         ("torchrun", {"image": "x"}, "it takes none"),
         ("skypilot", {"bucket": "s3://x"}, "accelerator"),
     ):
         device = "cuda" if name == "skypilot" else "cpu"
         with pytest.raises(ArgumentError, match=said):
             export(make_plan(job=make_job(device=device)), name, Target(settings=settings))
+    for limit in ("90", "90:00", "04:00:00", "2-12", "2-12:30", "2-12:30:00", "UNLIMITED"):
+        assert f"#SBATCH --time={limit}\n" in exported(make_plan(), "sbatch", time=limit)
     with pytest.raises(PlanError, match="--hosts that divides 2"):
         exported(make_plan(), "torchrun", 3)
 
@@ -306,8 +313,14 @@ def test_the_command_writes_the_file(tmp_path: Path) -> None:
     assert made.exit_code == 0
     assert f"batchwright train {plan}" in out.read_text()
     assert "#SBATCH --account=a" in out.read_text()
-    listed = run(app, ["export", str(plan), "--as", "list"])
-    assert all(name in listed.stdout for name in EXPORTS)
+    for words in ([str(plan)], []):
+        listed = run(app, ["export", *words, "--as", "list"])
+        assert all(name in listed.stdout for name in EXPORTS)
+        assert "--set claim=  PersistentVolumeClaim" in listed.stdout
+        assert listed.stdout.count("(needed)") == 4
+        assert not any(line.endswith("=  ") for line in listed.stdout.splitlines())
+    nothing = run(app, ["export", "--as", "sbatch"])
+    assert isinstance(nothing.exception, ArgumentError)
     wrong = run(app, ["export", str(plan), "--as", "sbatch", "--set", "account"])
     assert isinstance(wrong.exception, ArgumentError)
 

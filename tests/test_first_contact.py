@@ -91,7 +91,7 @@ def grid(**values):
         (lambda: bw.probe("profile.json"), "profile.json is a profile, not a job: .*plan. takes"),
         (lambda: bw.run(3), "a job is expected, .* not the int 3"),
         (lambda: bw.run(run_folder=3, resume=True), "run_folder= takes the path of a folder"),
-        (lambda: bw.run(lr=0.1), "unknown job key 'lr': write learning_rate=0.1"),
+        (lambda: bw.run(lr=0.1), "unknown job key 'lr': write, for instance, learning_rate=0.1"),
         (lambda: bw.report(None), r"report takes a summary .* None: bw\.train\(\.\.\.\) returns"),
         (lambda: bw.report(make_plan()), "report takes a summary .* not a Plan"),
         (lambda: bw.report("empty"), "empty holds no summary.json"),
@@ -101,7 +101,10 @@ def grid(**values):
         (lambda: bw.schedule("plan.json", overrides="a=3"), r"write overrides=\['a=3'\]"),
         (lambda: bw.sweep(make_plan(), {"epochs": [1]}), "a job is expected, .* not a Plan"),
         (lambda: bw.sweep(None, "epochs=1,2"), r"takes values by key, .* the text 'epochs=1,2'"),
-        (lambda: bw.sweep(None, {"lr": [1]}), "unknown job key 'lr': write learning_rate=0.1"),
+        (
+            lambda: bw.sweep(None, {"lr": [1]}),
+            "unknown job key 'lr': write, for instance, learning_rate=0.1",
+        ),
         (lambda: grid(seeds="3"), "seeds= takes how many, such as 3, or which, .* the text '3'"),
         (lambda: grid(out=3), "out= takes the path of a folder, not the int 3"),
         (lambda: grid(overrides="a=3"), r"write overrides=\['a=3'\]"),
@@ -189,27 +192,36 @@ def test_words_that_people_try_are_no_job_keys_and_lead_to_one():
     ],
 )
 def test_a_word_of_another_program_is_answered_with_our_key(word, key, tmp_path, command):
-    said = rf"^unknown job key '{word}'.*: write {key}"
+    said = rf"^unknown job key '{word}'.*: write, for instance, {key}"
     with pytest.raises(JobError, match=said):
         bw.Job(**{word: 1})
     with pytest.raises(JobError, match=said):
         bw.plan(make_profile(), **{word: 1})
     (tmp_path / "job.yaml").write_text(f"{word}: 1\n")
-    with pytest.raises(JobError, match=rf"'{word}' in .*job.yaml: write {key}"):
+    with pytest.raises(JobError, match=rf"'{word}' in .*job.yaml: write, for instance, {key}"):
         load_job(tmp_path / "job.yaml")
     code, _, err = command("plan", "profile.json", f"{word}=1")
     assert (code, err.count("\n")) == (2, 1)
-    assert f"'{word}': write {key}" in err
+    assert f"'{word}': write, for instance, {key}" in err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "--lr", "0.1"], "no option --lr: write learning_rate=0.1, the rate at base_batch"),
-        (["train", "plan.json", "--batch-size=3"], "no option --batch-size: write global_batch="),
+        (
+            ["run", "--lr", "0.1"],
+            "no option --lr: write, for instance, learning_rate=0.1, the rate at base_batch",
+        ),
+        (
+            ["train", "plan.json", "--batch-size=3"],
+            "no option --batch-size: write, for instance, global_batch=",
+        ),
         (["plan", "profile.json", "--epochs", "3"], "no option --epochs: .* write epochs=..."),
         (["probe", "--weight-decay", "3"], "no option --weight-decay: .* write weight_decay=..."),
-        (["train", "plan.json", "--output-dir", "a"], "no option --output-dir: write --out FOLDER"),
+        (
+            ["train", "plan.json", "--output-dir", "a"],
+            "no option --output-dir: write, for instance, --out FOLDER",
+        ),
         (["run", "--zzz"], "error: there is no option --zzz: .*batchwright run --help lists them"),
         (["run", "--rsume"], "error: there is no option --rsume: did you mean --resume"),
         (["--zzz"], "error: there is no option --zzz: .*batchwright --help lists them"),

@@ -173,6 +173,7 @@ def test_reasons_alternatives_and_jobs_without_end_are_cut():
 def test_a_job_is_shown_by_what_it_asks_for_and_every_key_behind_it():
     text = job_text(make_job(epochs=7))
     asked, every = text.split("<details>")
+    assert "<pre>" in asked  # one column: a list is not torn from its key
     assert "epochs: 7" in asked
     assert "momentum" not in asked
     assert "momentum" in every

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import resource
 import signal
 import socket
@@ -27,6 +28,7 @@ from batchwright.client.http import Service as Remote
 from batchwright.client.submitting import submit
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import AgentIntroduction, JobArtifacts, JobProgress, Lease
+from batchwright.service.pages.assets import assets
 from batchwright.service.problems import Conflict
 from batchwright.service.store.artifact_place import ArtifactPlace
 from clients import a_server, wait_until
@@ -214,6 +216,18 @@ def test_a_browser_saves_files_and_never_shows_them(kept):
     assert answer.headers["content-disposition"].startswith("attachment")
     assert answer.headers["content-type"] == "application/octet-stream"
     assert kept.client.get(page).status_code == 401
+
+
+def test_the_end_of_a_log_keeps_its_lines_in_one_column(kept):
+    lease = leased(kept)
+    bring(kept, lease, "train.log", b"part        time\n  compute  1.85 s\n")
+    page = kept.sign_in("read").get(f"/jobs/{lease.job.id}").text
+    shown = re.search(r"<pre class=\"(\w+)\"[^>]*train\.log\">part        time\n  compute", page)
+    assert shown is not None
+    style = assets()["style.css"].content.decode()
+    rules = dict(re.findall(r"^([\w.-]+) \{([^}]*)\}", style, re.M))
+    assert "white-space: pre;" in rules[f".{shown[1]}"]
+    assert "columns" not in rules["pre"] + rules[f".{shown[1]}"]
 
 
 # ------------------------------------------------------------------------------------------- room

@@ -20,7 +20,7 @@ from batchwright.client import artifacts
 from batchwright.client.artifacts import JobFiles
 from batchwright.client.http import Service, ServiceError
 from batchwright.client.submitting import submit
-from batchwright.errors import BatchwrightError, FileError
+from batchwright.errors import ArgumentError, BatchwrightError, FileError
 from batchwright.records.documents import change_job
 from batchwright.records.service import ArtifactInfo
 from clients import SECONDS, lines_of, remote, wait_until
@@ -267,7 +267,7 @@ def test_files_are_listed_and_fetched_by_a_command(kept, reached_in_process, tmp
     bring(kept, lease, "last.pt", b"w" * 2048)
     bring(kept, lease, "train.log", b"one\n\x1b[31mtwo\n")
     client_commands.fetch(lease.job.id, "http://127.0.0.1:8400")
-    assert capsys.readouterr().out == "last.pt\t2.00 KiB\ntrain.log\t0.0127 KiB\n"
+    assert capsys.readouterr().out == "last.pt\t2.00 KiB\ntrain.log\t13 bytes\n"
     client_commands.fetch(lease.job.id, "http://127.0.0.1:8400", ["train.log"])
     shown = capsys.readouterr().out
     assert shown.startswith("one\n")
@@ -276,6 +276,10 @@ def test_files_are_listed_and_fetched_by_a_command(kept, reached_in_process, tmp
     assert (tmp_path / "last.pt").read_bytes() == b"w" * 2048
     with pytest.raises(BatchwrightError, match=r"keeps no best\.pt of this job: there is last\.pt"):
         client_commands.fetch(lease.job.id, "http://127.0.0.1:8400", ["best.pt"])
+    with pytest.raises(
+        ArgumentError, match=r"'first' is no identifier of a job: .*submit. printed"
+    ):
+        client_commands.fetch("first", "http://127.0.0.1:8400")
 
 
 # ------------------------------------------------------------------------------ processes, killed

@@ -35,7 +35,7 @@ def test_a_yaml_list_holds_values_with_commas():
     ("grid", "said"),
     [
         ({}, "a sweep needs something to vary"),
-        ({"warmup": "1"}, "unknown job key 'warmup': write warmup_epochs=5"),
+        ({"warmup": "1"}, "unknown job key 'warmup': write, for instance, warmup_epochs=5"),
         ({"ags": [{"mode": "gain"}]}, "unknown job key 'ags'"),
         ({"scaling": "sqrt,linear,sqrt"}, "the grid repeats scaling=sqrt"),
         ({"learning_rate": "0.1,1e-1"}, "the grid repeats learning_rate=0.1"),

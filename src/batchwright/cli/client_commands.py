@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from batchwright.cli.output import job_and_file
-from batchwright.errors import BatchwrightError
+from batchwright.errors import ArgumentError, BatchwrightError
 
 TokenFile = Annotated[
     Path | None,
@@ -95,10 +95,20 @@ def fetch(
     token_file: TokenFile = None,
 ) -> None:
     """List what a service keeps of a job, print its logs, fetch its checkpoints and reports."""
+    from pydantic import TypeAdapter, ValidationError
+
     from batchwright.client.artifacts import JobFiles
     from batchwright.client.http import Service
+    from batchwright.records.service import Identifier
     from batchwright.records.text.formatting import size
 
+    try:
+        TypeAdapter(Identifier).validate_python(job)
+    except ValidationError:
+        raise ArgumentError(
+            f"{job[:60]!r} is no identifier of a job: `batchwright submit` printed it, and the "
+            "address of the job's page ends with it"
+        ) from None
     url, token = _reached(server, token_file)
     with Service(url, token) as service:
         files = JobFiles(service, job)

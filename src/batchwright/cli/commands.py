@@ -377,10 +377,12 @@ def report(
 
 @app.command()
 def export(
-    plan: Annotated[str, typer.Argument(metavar="PLAN.json|RUN", help="From plan; - is stdin.")],
     to: Annotated[
         str, typer.Option("--as", metavar="NAME", help="Program that takes it; `list` names all.")
     ],
+    plan: Annotated[
+        str | None, typer.Argument(metavar="PLAN.json|RUN", help="From plan; - is stdin.")
+    ] = None,
     hosts: Annotated[int, typer.Option(min=1, help="Hosts that share the workers evenly.")] = 1,
     run: Annotated[str, typer.Option(metavar="FOLDER", help="Run folder there.")] = "run",
     settings: Annotated[
@@ -399,9 +401,15 @@ def export(
 
     if to == "list":
         for spec in EXPORTS.values():
-            told = "".join(f"\n    --set {key}=  {words}" for key, words in spec.settings.items())
-            print(f"{spec.name:<13} {spec.words}{told}")
+            print(f"{spec.name:<13} {spec.words}")
+            for key, words in spec.settings.items():
+                needed = " (needed)" if key in spec.required else ""
+                print(f"    --set {key}=  {words}{needed}")
         return
+    if plan is None:
+        raise ArgumentError(
+            "name a plan or a run folder: batchwright export PLAN.json|RUN --as NAME"
+        )
     refuse_bad_target(out)
     folder = Path(plan)
     place = str(folder / "plan.json") if folder.is_dir() else plan

@@ -91,7 +91,7 @@ def meaning(word: str, known: Sequence[str]) -> str:
     """What to write in place of a word that is no job key; empty if none of them is like it."""
     plain = word.strip().lstrip("-").lower().replace("-", "_")
     if plain in OTHER_WORDS:
-        return f"write {OTHER_WORDS[plain]}"
+        return f"write, for instance, {OTHER_WORDS[plain]}"
     if any(key.startswith(f"{plain}.") for key in known):
         return _of_its_own(plain, known)
     near = difflib.get_close_matches(plain, known, n=1, cutoff=0.5)

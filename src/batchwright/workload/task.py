@@ -94,7 +94,10 @@ def build_network(
             raise JobError(f"dropout={dropout}: {name} has no parameter `dropout`; try dropout=0")
     else:
         near = _nearest(name, NETWORKS) or f"; there are {', '.join(NETWORKS)}"
-        raise JobError(f"network={name}: unknown{near}, or give an import string module:function")
+        raise JobError(
+            f"network={name}: unknown{near}, or give an import string module:function, such as "
+            "torchvision.models:resnet50"
+        )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:

@@ -11,7 +11,7 @@ from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
 from batchwright.records import Estimate, LearningRateRule, OptimizerName, Reason
-from batchwright.records.text.formatting import counted
+from batchwright.records.text.formatting import counted, number
 
 FAR = 10
 """Times the stated epochs beyond which no number of epochs is given: nothing shows that the law
@@ -279,7 +279,7 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
             f" At the planned rate that is {efficiency.value:.0%} of what a sample makes in a "
             f"batch of {progress.base_batch} (base_batch)."
         )
-    value = f"{scale.value:.3g} samples ({scale.low:.3g} to {scale.high:.3g})"
+    value = f"{number(scale.value)} samples ({number(scale.low)} to {number(scale.high)})"
     return Chosen(value, f"{why} {notes}".rstrip(), "measured")
 
 

@@ -65,9 +65,11 @@ def number(value: float) -> str:
 def size(count: float) -> str:
     """Bytes for a person.
 
-    >>> size(44_865_945), size(3 * 2**30), size(1500)
-    ('42.8 MiB', '3.00 GiB', '1.46 KiB')
+    >>> size(44_865_945), size(3 * 2**30), size(1500), size(89)
+    ('42.8 MiB', '3.00 GiB', '1.46 KiB', '89 bytes')
     """
+    if abs(count) < 2**10:
+        return counted(round(count), "byte")
     unit, scale = _unit(count)
     return f"{number(count / scale)} {unit}"
 

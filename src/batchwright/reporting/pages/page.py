@@ -380,13 +380,14 @@ def job_text(job: Job) -> str:
     """A job as YAML that reads back: what is not at its default, and behind it every key."""
     if len(job.model_dump_json()) > LONGEST_JOB:
         return "<p>This job is too long to be shown here.</p>"
-    every, asked = _preformatted(job_yaml(job)), asked_yaml(job)
+    every, asked = _preformatted(job_yaml(job), "key-list"), asked_yaml(job)
     told = _preformatted(asked) if asked else "<p>Every key has its default.</p>"
     return told + markup.folded("Every key", every)
 
 
-def _preformatted(text: str) -> str:
-    return f"<pre>{chr(10).join(map(markup.safe, text.splitlines()))}</pre>"
+def _preformatted(text: str, kind: str = "") -> str:
+    opened = f'<pre class="{kind}">' if kind else "<pre>"
+    return f"{opened}{chr(10).join(map(markup.safe, text.splitlines()))}</pre>"
 
 
 def environment_part(summary: RunSummary) -> str:

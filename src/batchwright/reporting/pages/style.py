@@ -108,7 +108,8 @@ figcaption { font-weight: 600; }
 .part-other { fill: var(--pale); }
 details { margin: 6px 0; }
 summary { color: var(--accent); cursor: pointer; font-size: 14px; }
-pre { columns: 280px; white-space: pre-wrap; overflow-wrap: anywhere; margin: 8px 0;
+pre.key-list { columns: 280px; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 8px 0;
   padding: 14px 16px; border-radius: 8px; background: var(--raised); border: 1px solid var(--edge);
   font-size: 14px; }
 footer { padding-top: 28px; padding-bottom: 32px; color: var(--soft); font-size: 14px; }

@@ -20,7 +20,11 @@ EXPORTS = Registry(
         "sbatch",
         "a batch script of Slurm",
         launchers.sbatch,
-        settings={"partition": "", "account": "", "time": "a limit, such as 04:00:00"},
+        settings={
+            "partition": "the partition to queue in",
+            "account": "who is charged",
+            "time": "a limit, such as 04:00:00",
+        },
     ),
     Export(
         "kubernetes",
@@ -29,7 +33,7 @@ EXPORTS = Registry(
         settings={
             "image": "the container, with Batchwright and PyTorch in it",
             "claim": "PersistentVolumeClaim that holds data and run folder, mounted at /work",
-            "namespace": "",
+            "namespace": "where it is made, else kubectl's own",
         },
         required=("image", "claim"),
     ),
@@ -75,10 +79,12 @@ def export(plan: Plan, name: str, target: Target) -> str:
     if name not in EXPORTS:
         raise ArgumentError(f"there is no export {name!r}: known are {', '.join(EXPORTS)}")
     spec = EXPORTS[name]
-    for key in target.settings:
+    for key, value in target.settings.items():
         if key not in spec.settings:
             known = f"it takes {', '.join(spec.settings)}" if spec.settings else "it takes none"
             raise ArgumentError(f"{name} has no setting {key!r}: {known}")
+        if not value.isprintable():
+            raise ArgumentError(f"--set {key}={value!r}: give it in one line")
     for key in spec.required:
         if not target.settings.get(key):
             meant = spec.settings[key]

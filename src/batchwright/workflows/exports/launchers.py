@@ -7,6 +7,7 @@ machine, goes on from its last checkpoint.
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
@@ -21,6 +22,7 @@ PORT = 29400
 TIME_MARGIN = 1.5
 """A time limit over the predicted time: start, checkpoints and a slower machine are in it."""
 LEAST_MINUTES = 10
+_SLURM_TIME = re.compile(r"(\d+-\d+|\d+)(:\d+){0,2}|UNLIMITED|INFINITE")
 LARGEST_CONFIG_MAP = 900_000
 """Bytes of a plan in a ConfigMap; Kubernetes takes 1 MiB with all that is around it."""
 
@@ -39,6 +41,12 @@ def torchrun(plan: Plan, target: Target) -> str:
 
 def sbatch(plan: Plan, target: Target) -> str:
     """A batch script of Slurm that is queued again after a preemption, and then goes on."""
+    asked = target.settings.get("time", "")
+    if asked and not _SLURM_TIME.fullmatch(asked):
+        raise ArgumentError(
+            f"--set time={asked}: Slurm takes minutes, hours:minutes:seconds or days-hours, such "
+            "as 90, 04:00:00 or 2-12"
+        )
     options: dict[str, object] = {
         "job-name": _name(plan),
         "nodes": target.hosts,
@@ -242,7 +250,10 @@ def _comment(plan: Plan) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes scripts as blocks of lines."""
+    """Writes scripts as blocks of lines, and what is there twice in full."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - none is wanted
+        return True
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
