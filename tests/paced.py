@@ -23,6 +23,11 @@ class PacedClock(StepClock):
         self._slept += seconds
 
     def lap(self, meter, part):
-        if part != "communication":
-            self._mark, self._slept = time.perf_counter() - self._slept, 0.0
-        return super().lap(meter, part)
+        if part == "communication":
+            return super().lap(meter, part)
+        seconds, self._slept = self._slept, 0.0
+        self._mark = time.perf_counter()
+        setattr(meter, part, getattr(meter, part) + seconds)
+        meter.training += seconds
+        self._busy += seconds
+        return seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,7 +104,8 @@ class Machine:
 def visited(monkeypatch, machine, most_steps):
     bench = machine if isinstance(machine, Machine) else Machine(*machine)
     monkeypatch.setattr(step_time, "now", lambda device: bench.seconds)
-    monkeypatch.setattr(step_time.time, "sleep", bench.sleep)
+    # Its own name: a thread that another test left may sleep, too.
+    monkeypatch.setattr(step_time, "time", SimpleNamespace(sleep=bench.sleep))
     monkeypatch.setattr(step_time, "follow", lambda group, number: number)
     return visit_beside_loading(bench, bench, 8, 8, seconds=inf, most_steps=most_steps)
 
