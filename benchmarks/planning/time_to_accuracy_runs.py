@@ -375,8 +375,10 @@ def trained_facts(run: Path) -> dict[str, Any]:
     """What a run folder tells: the choice, and what was predicted beside what came."""
     summary = read_record(run / "summary.json", RunSummary)
     plan, stage, profile = summary.plan, summary.plan.stages[-1], summary.profile
-    share = len(summary.epochs) / plan.epochs  # of the training: it ends where the target is
-    predicted = plan.chosen.train_seconds if plan.chosen else None
+    chosen = plan.chosen
+    predicted = chosen.train_seconds if chosen else None
+    # Of the training that was predicted: it ends where the target is, or goes on to it.
+    share = len(summary.epochs) / ((chosen and chosen.trained_epochs) or plan.epochs)
     memory = None
     if profile:
         model = fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device)
