@@ -114,7 +114,8 @@ def test_a_network_of_another_package_is_built_and_known_by_its_least_side():
     assert found.splitlines() == [
         "2",
         "network=tiny: takes images of at least 2 pixels, not 1",
-        "network=tinny: unknown; did you mean tiny, or give an import string module:function",
+        "network=tinny: unknown; did you mean tiny, or give an import string module:function, "
+        "such as torchvision.models:resnet50",
     ]
 
 
