@@ -10,12 +10,13 @@ from batchwright.training.step.clock import StepClock
 class PacedClock(StepClock):
     """Books as computing what is slept; takes the place of a run's own clock.
 
-    Waiting and exchanging are measured: the other workers really are late.
+    Waiting and exchanging are measured: the other workers really are late. Whoever steps alone,
+    as between two exchanges with a server, waits for nobody.
     """
 
-    def __init__(self):
+    def __init__(self, *, alone=False):
         super().__init__()
-        self._slept = 0.0
+        self._slept, self._alone = 0.0, alone
 
     def sleep(self, seconds):
         """The step in progress takes so long."""
@@ -23,11 +24,12 @@ class PacedClock(StepClock):
         self._slept += seconds
 
     def lap(self, meter, part):
-        if part == "communication":
+        if part == "communication" and not self._alone:
             return super().lap(meter, part)
         seconds, self._slept = self._slept, 0.0
         self._mark = time.perf_counter()
         setattr(meter, part, getattr(meter, part) + seconds)
         meter.training += seconds
-        self._busy += seconds
+        if part != "communication":
+            self._busy += seconds
         return seconds
