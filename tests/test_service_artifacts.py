@@ -210,8 +210,8 @@ def test_a_file_is_deleted_by_who_submitted_the_job(kept):
 
 def test_a_browser_saves_files_and_never_shows_them(kept):
     lease = leased(kept)
-    bring(kept, lease, "report.html", b"<script>alert(1)</script>")
-    page = f"/jobs/{lease.job.id}/artifacts/report.html"
+    bring(kept, lease, "summary.json", b"<script>alert(1)</script>")
+    page = f"/jobs/{lease.job.id}/artifacts/summary.json"
     answer = kept.sign_in("read").get(page)
     assert answer.headers["content-disposition"].startswith("attachment")
     assert answer.headers["content-type"] == "application/octet-stream"

@@ -183,6 +183,20 @@ def test_a_plan_that_needs_no_approval_does_not_wait_for_it(empty):
     assert "waiting for approval" not in browse(service.sign_in(), "/jobs").source
 
 
+def test_the_list_says_why_jobs_wait_and_counts_those_further_down(empty):
+    for _ in range(2):
+        empty.store.jobs.submit("early", Job(), auto=True, owner="me")
+    empty.store.agents.introduce(AgentIntroduction(name="one", allow=()), "me")
+    assert empty.store.jobs.lease("one") is not None
+    empty.clock.go(1.0)
+    for _ in range(60):  # more than a page of them, and newer
+        empty.store.jobs.cancel(empty.store.jobs.submit("late", Job(), auto=True, owner="me").id)
+    empty.clock.go(1000.0)  # nobody has been heard of since
+    browser = empty.sign_in("read")
+    assert "1 job going on" in browser.get("/jobs").text
+    assert "no agent is there" in browser.get("/jobs?state=queued").text
+
+
 def test_a_job_is_cancelled(service):
     job = a_job(service)
     browser = service.sign_in("read", "submit")

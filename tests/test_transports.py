@@ -184,15 +184,20 @@ def test_the_others_name_a_worker_that_is_killed_and_leave():
         assert "ended without a word" in one
 
 
-def trains_until_one_is_killed(rank):
+def trains_until(happens):
+    """A worker's training, in which something happens after its second step."""
     model = torch.nn.Linear(4, 3)
     plan = make_tiny_plan((6, 6), epochs=50)
     with make_session(model, plan=plan) as session:
         for _ in session.epochs():
             for step, (features, labels) in enumerate(session.batches()):
                 session.step(functional.cross_entropy(model(features), labels))
-                if rank == 1 and step == 1:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                if step == 1:
+                    happens()
+
+
+def trains_until_one_is_killed(rank):
+    trains_until(lambda: rank == 1 and os.kill(os.getpid(), signal.SIGKILL))
 
 
 @pytest.mark.slow
@@ -203,15 +208,12 @@ def test_a_session_ends_with_the_name_of_the_worker_that_is_lost():
 
 
 def fails_alone(rank):
-    model = torch.nn.Linear(4, 3)
-    plan = make_tiny_plan((6, 6), epochs=50)
-    with make_session(model, plan=plan) as session:
-        for _ in session.epochs():
-            for step, (features, labels) in enumerate(session.batches()):
-                session.step(functional.cross_entropy(model(features), labels))
-                if rank == 1 and step == 1:
-                    silent._hanging.set()  # what it has queued will never be done
-                    raise ValueError("of my own")
+    def fail():
+        if rank == 1:
+            silent._hanging.set()  # what it has queued will never be done
+            raise ValueError("of my own")
+
+    trains_until(fail)
 
 
 @pytest.mark.slow

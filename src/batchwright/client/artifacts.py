@@ -48,7 +48,7 @@ _REMEMBERED = 50  # digests of checkpoints that this agent had
 
 _WITH_CHECKPOINT: tuple[ArtifactName, ...] = ("plan.json", "metrics.jsonl", "best.pt", "last.pt")
 """What a run goes on from, in the order in which it is sent."""
-_AT_THE_END: tuple[ArtifactName, ...] = ("summary.json", "report.html")
+_AT_THE_END: tuple[ArtifactName, ...] = ("summary.json",)
 _LOGS: tuple[LogName, ...] = ("probe.log", "plan.log", "check.log", "train.log")
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from batchwright.records.agent_rules import Needs, Offer, rules_of
 from batchwright.records.base import Count, Index, NonNegative, Positive, Record
@@ -41,10 +41,7 @@ RunState = Literal["running", "finished", "stopped", "failed", "silent"]
 RunOutcome = Literal["finished", "stopped", "failed"]
 JobState = Literal["queued", "probing", "planned", "training", "done", "failed", "cancelled"]
 LogName = Literal["probe.log", "plan.log", "check.log", "train.log", "workers.log"]
-ArtifactName = (
-    Literal["last.pt", "best.pt", "plan.json", "metrics.jsonl", "summary.json", "report.html"]
-    | LogName
-)
+ArtifactName = Literal["last.pt", "best.pt", "plan.json", "metrics.jsonl", "summary.json"] | LogName
 Event = Literal["job.failed", "run.silent", "prediction.missed"]
 
 
@@ -75,7 +72,7 @@ class RecordBatch(Record):
         False,
         description="With `first` 0: in place of all that is stored of the run, which differs.",
     )
-    records: Annotated[tuple[RunLine, ...], FailFast()] = Field(
+    records: tuple[RunLine, ...] = Field(
         min_length=1,
         max_length=MOST_RECORDS,
         description="The lines; flat ones of earlier versions are taken, too.",
@@ -190,8 +187,8 @@ class JobInfo(Record):
     has_plan: bool
     waiting: str | None = Field(
         None,
-        description="Of a job that waits for an agent, or whose agent is silent: why, where it is "
-        "asked for alone. Null in lists, and where an agent that carries it out is free.",
+        description="Of a job that waits for an agent, or whose agent is silent: why. Null where "
+        "an agent that carries it out is free.",
     )
     needs: Needs = Field(Needs(), description="Of the agent's machine.")
     keep_seconds: NonNegative = Field(

@@ -14,11 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy import (
-    Column,
     ColumnElement,
     Connection,
     RowMapping,
-    Select,
     delete,
     insert,
     select,
@@ -161,7 +159,7 @@ class Jobs(Part):
     def list(
         self, limit: int = 50, before: str | None = None, state: JobState | None = None
     ) -> Sequence[JobInfo]:
-        """Jobs, those submitted last first.
+        """Jobs, those submitted last first, each with why it waits, if it does.
 
         Args:
             limit: At most so many.
@@ -174,7 +172,11 @@ class Jobs(Part):
         wanted = select(*SHOWN).order_by(*_NEWEST).limit(limit)
         if state is not None:
             wanted = wanted.where(jobs.c.state == state)
-        return self._page(wanted, jobs.c.created, before)
+        with self._database.reading() as connection:
+            if before is not None:
+                last = tuple_(job_row(connection, before)["created"], before)
+                wanted = wanted.where(tuple_(jobs.c.created, jobs.c.id) < last)
+            return self._with_reasons(connection, connection.execute(wanted).mappings().all())
 
     def live(self, limit: int = 500) -> Sequence[JobInfo]:
         """Jobs that have not ended, those submitted last first, each with why it waits."""
@@ -182,23 +184,6 @@ class Jobs(Part):
         with self._database.reading() as connection:
             rows = connection.execute(wanted).mappings().all()
             return self._with_reasons(connection, rows)
-
-    def ended(self, limit: int = 50, before: str | None = None) -> Sequence[JobInfo]:
-        """Jobs that have ended, the last one first; arguments and errors are those of `list`."""
-        order = (jobs.c.ended.desc(), jobs.c.id.desc())
-        wanted = select(*SHOWN).where(jobs.c.ended.is_not(None)).order_by(*order).limit(limit)
-        return self._page(wanted, jobs.c.ended, before)
-
-    def _page(
-        self, wanted: Select[Any], by: Column[Any] = jobs.c.created, before: str | None = None
-    ) -> Sequence[JobInfo]:
-        """What a query finds; with ``before`` what comes after that job, in the order ``by``."""
-        with self._database.reading() as connection:
-            if before is not None:
-                last = tuple_(job_row(connection, before)[by.name], before)
-                wanted = wanted.where(tuple_(by, jobs.c.id) < last)
-            rows = connection.execute(wanted).mappings().all()
-        return [self._info(row) for row in rows]
 
     def _info(self, row: RowMapping, waiting: str | None = None) -> JobInfo:
         silent = row["lease_expires"] is not None

@@ -32,7 +32,7 @@ EXPORTS = Registry(
         launchers.kubernetes,
         settings={
             "image": "the container, with Batchwright and PyTorch in it",
-            "claim": "PersistentVolumeClaim that holds data and run folder, mounted at /work",
+            "claim": "PersistentVolumeClaim that holds data and run folder, mounted at /runs",
             "namespace": "where it is made, else kubectl's own",
         },
         required=("image", "claim"),

@@ -80,7 +80,7 @@ def kubernetes(plan: Plan, target: Target) -> str:
         )
     name, settings = _name(plan), target.settings
     namespace = {"namespace": settings["namespace"]} if settings.get("namespace") else {}
-    inside = Target(target.hosts, "/plan/plan.json", f"/work/{target.run}", settings)
+    inside = Target(target.hosts, "/plan/plan.json", f"/runs/{target.run}", settings)
     lines = (
         _on_one_host(inside)
         if target.hosts == 1
@@ -91,10 +91,10 @@ def kubernetes(plan: Plan, target: Target) -> str:
         "name": "train",
         "image": settings["image"],
         "command": ["sh", "-euc", "\n".join(lines) + "\n"],
-        "workingDir": "/work",
+        "workingDir": "/runs",
         "resources": {"limits": resources, "requests": resources},
         "volumeMounts": [
-            {"name": "work", "mountPath": "/work"},
+            {"name": "runs", "mountPath": "/runs"},
             {"name": "plan", "mountPath": "/plan", "readOnly": True},
             {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - workers exchange there
         ],
@@ -105,7 +105,7 @@ def kubernetes(plan: Plan, target: Target) -> str:
         "terminationGracePeriodSeconds": 120,
         "containers": [container],
         "volumes": [
-            {"name": "work", "persistentVolumeClaim": {"claimName": settings["claim"]}},
+            {"name": "runs", "persistentVolumeClaim": {"claimName": settings["claim"]}},
             {"name": "plan", "configMap": {"name": name}},
             {"name": "memory", "emptyDir": {"medium": "Memory"}},
         ],
