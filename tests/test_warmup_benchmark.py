@@ -9,12 +9,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
+from benchmarks.methods import warmup_long
 from benchmarks.methods.warmup import (
     BATCHES,
     BENCHMARK,
+    EPOCHS,
     GRIDS,
     LARGE,
     SEEDS,
+    TRAIN_IMAGES,
     batches_found,
     job_of,
     warmups_found,
@@ -49,7 +52,7 @@ def test_the_best_warm_up_is_told_in_the_posters_epochs_with_those_as_good():
         batch, warmup = values
         return 0.5 - 0.02 * abs(warmup - best[batch]) + 0.03 * seed
 
-    figures = BENCHMARK.values(warmups_found(swept("warmup", accuracy)))
+    figures = BENCHMARK.values(warmups_found(swept("warmup", accuracy), BENCHMARK, EPOCHS))
     small, large = (figures[f"warmup_best_epochs_{batch}"] for batch in LARGE)
     assert (small.value, small.low, small.high) == (5, 0, 10)
     assert (large.value, large.low, large.high, large.repeats) == (10, 5, 10, 5)
@@ -73,5 +76,25 @@ def test_a_full_run_gives_the_named_figures():
     def accuracy(values, seed):
         return 0.5 + 0.01 * seed
 
-    found = warmups_found(swept("warmup", accuracy)) | batches_found(swept("batch", accuracy))
+    warmups = warmups_found(swept("warmup", accuracy), BENCHMARK, EPOCHS)
+    found = warmups | batches_found(swept("batch", accuracy))
     assert set(BENCHMARK.values(found)) == {one.name for one in BENCHMARK.figures}
+
+
+def test_the_long_trainings_have_a_thousand_steps_and_the_posters_rates_and_warm_ups():
+    job = warmup_long.job_at(Path("x"))
+    rates = [make_rule(job, batch, job.epochs, "sgd").peak for batch in warmup_long.BATCHES]
+    assert rates == pytest.approx([0.75, 3.0])
+    steps = -(-TRAIN_IMAGES // warmup_long.BATCHES[1]) * job.epochs
+    assert 1000 <= steps <= 1010
+    shares = [warmup / job.epochs for warmup in warmup_long.WARMUPS]
+    assert shares == pytest.approx([warmup / EPOCHS for warmup in (0.0, 1.0, 2.0, 4.0)], abs=1e-4)
+    grid = read_grid(job, {"global_batch": warmup_long.BATCHES, "warmup_epochs": shares})
+    cells = [
+        make_cell(cell.values, cell.seed, [0.1, 0.3])
+        for cell in cells_of(job, grid, warmup_long.SEEDS)
+    ]
+    sweep = make_sweep(keys=grid, cells=cells, seeds=3, settings=settings_of(cells))
+    found = warmups_found(sweep, warmup_long.BENCHMARK, warmup_long.EPOCHS)
+    named = {one.name for one in warmup_long.BENCHMARK.figures}
+    assert set(warmup_long.BENCHMARK.values(found)) == named

@@ -58,6 +58,7 @@ SCALES: Mapping[str, str] = {
     "data_path": "Imagenette, `resnet8`, one worker",
     "uneven": "CIFAR-100, `resnet8`, batch 128, two workers with a core each",
     "warmup": "20,000 images of CIFAR-100 at 16 px, `resnet8`, 18 epochs",
+    "warmup_long": "the same images, 48 epochs, base batch 4",
     "predict": "three small networks, CIFAR-100 and Imagenette, one and two workers",
     "time_to_accuracy": "three trainings of 10 to 46 s, one worker or two",
     "large_batch": "four tasks of 5 to 10 epochs, batches 479 to 2,048",
@@ -314,11 +315,14 @@ POSTER = Paper(
         ),
         Claim(
             "The best warm-up is longer at the larger batch in trainings of at least 1,000 steps",
-            command="batchwright sweep learning_rate=0.0125 base_batch=16 scaling=linear "
-            "decay=steps epochs=200 --grid global_batch=960,3840 --grid warmup_epochs=0,11,22,44",
+            {
+                "60 times": "warmup_long.warmup_best_epochs_240",
+                "240 times": "warmup_long.warmup_best_epochs_960",
+            },
+            over=("warmup_long.warmup_best_epochs_960", "warmup_long.warmup_best_epochs_240"),
         ),
     ),
-    benchmarks=("warmup",),
+    benchmarks=("warmup", "warmup_long"),
 )
 
 TULA = Paper(

@@ -26,7 +26,15 @@ HEAD = ("| figure | measured (spread) | goal | met |", "|---|---|---|---|")
 
 ORDER = (
     *("time_to_accuracy", "main_job", "predict", "decisions", "uneven", "dual_batch"),
-    *("dual_accuracy", "dual_uneven", "cyclic", "data_path", "large_batch", "warmup"),
+    *(
+        "dual_accuracy",
+        "dual_uneven",
+        "cyclic",
+        "data_path",
+        "large_batch",
+        "warmup",
+        "warmup_long",
+    ),
     *("gradient_overhead", "step_overhead", "first_contact", "service"),
 )
 """Benchmarks, in the order of their tables."""

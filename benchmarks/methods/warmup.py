@@ -116,35 +116,41 @@ def measure(arguments: Arguments, _: Path) -> Found:
         smaller_cifar100(arguments.data, TRAIN_IMAGES, data, held_out=HELD_OUT_IMAGES)
     if not arguments.full:
         grid = {"global_batch": LARGE[1:], "warmup_epochs": WARMUPS[:2]}
-        check = _swept(keep / "check", data, grid, (0,))
+        check = swept_in(keep / "check", job_of(data), grid, (0,))
         name = f"warmup_gain_points_{LARGE[1]}"
-        return {f"{name}_check": warmups_found(check)[name]}, _told(check=check)
-    swept = {name: _swept(keep / name, data, grid, SEEDS[name]) for name, grid in GRIDS.items()}
-    return warmups_found(swept["warmup"]) | batches_found(swept["batch"]), _told(**swept)
+        return {f"{name}_check": warmups_found(check, BENCHMARK, EPOCHS)[name]}, told(check=check)
+    job = job_of(data)
+    swept = {name: swept_in(keep / name, job, grid, SEEDS[name]) for name, grid in GRIDS.items()}
+    warmups = warmups_found(swept["warmup"], BENCHMARK, EPOCHS)
+    return warmups | batches_found(swept["batch"]), told(**swept)
 
 
-def _swept(
-    folder: Path, data: Path, grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]
+def swept_in(
+    folder: Path, job: Job, grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> Sweep:
-    """A sweep, gone on with where it was."""
-    resume = (folder / "sweep.json").exists()
-    job = None if resume else job_of(data)
-    found = sweep(job, grid, seeds=seeds, out=folder, **({"resume": True} if resume else {}))
+    """A sweep of a job, gone on with where it was."""
+    if (folder / "sweep.json").exists():
+        found = sweep(None, grid, seeds=seeds, out=folder, resume=True)
+    else:
+        found = sweep(job, grid, seeds=seeds, out=folder)
     for cell in found.failed:
         raise SystemExit(f"{cell.name}: {cell.error}")
     say(f"curves: {folder / 'figures'}")
     return found
 
 
-def warmups_found(found: Sweep) -> dict[str, Sequence[float] | Value]:
-    """The best warm-up at each batch, and what it gains."""
+def warmups_found(
+    found: Sweep, benchmark: Benchmark, epochs: int
+) -> dict[str, Sequence[float] | Value]:
+    """The best warm-up at each batch, and what it gains, by trainings of so many epochs."""
     made: dict[str, Sequence[float] | Value] = {}
     for batch in next(one.values for one in found.keys if one.key == "global_batch"):
         settings = [one for one in found.settings if one.values[0] == batch]
         best = max(settings, key=_mean)
-        near = [_epochs(one) for one in settings if _mean(one) >= _mean(best) - _error(best)]
+        close = [one for one in settings if _mean(one) >= _mean(best) - _error(best)]
+        near = [_epochs(one, epochs) for one in close]
         name = f"warmup_best_epochs_{batch}"
-        made[name] = BENCHMARK[name].made(_epochs(best), min(near), max(near), best.done)
+        made[name] = benchmark[name].made(_epochs(best, epochs), min(near), max(near), best.done)
         warmed = max((one for one in settings if one.values[1]), key=_mean)
         without = next(one for one in settings if not one.values[1])
         made[f"warmup_gain_points_{batch}"] = differences(
@@ -183,12 +189,12 @@ def _error(one: SweepSetting) -> float:
     return (one.accuracy.standard_error or 0.0) if one.accuracy else 0.0
 
 
-def _epochs(one: SweepSetting) -> float:
+def _epochs(one: SweepSetting, epochs: int) -> float:
     """The warm-up in epochs of the poster's training."""
-    return float(str(one.values[1])) * POSTER_EPOCHS / EPOCHS
+    return float(str(one.values[1])) * POSTER_EPOCHS / epochs
 
 
-def _told(**found: Sweep) -> dict[str, Any]:
+def told(**found: Sweep) -> dict[str, Any]:
     """Accuracy epoch by epoch of every run, by sweep and cell."""
     return {
         name: {
