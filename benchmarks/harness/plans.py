@@ -10,6 +10,7 @@ import torch
 
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import DataFacts, Job, LearningRateRule, NetworkFacts, Plan, Stage
+from batchwright.records.documents import change_job
 from batchwright.workflows.prepare_job import resolve
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import computes_in_bfloat16
@@ -17,7 +18,7 @@ from batchwright.workload.task import build_network, network_facts
 
 CPU = torch.device("cpu")
 ENDLESS = 1_000_000  # epochs, and seconds between checkpoints
-ONE_WORKER = {"device": "cpu", "launch": "in-process", "workers": 1}  # keys of a job
+ONE_WORKER = "device=cpu launch=in-process workers=1"  # keys of a job, see `job_from`
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ def made_up_data(name: str, samples: int, classes: int, side: int, held_out: int
         classes=tuple(map(str, range(classes))),
         side=side,
     )
+
+
+def job_from(words: str, **keys: Any) -> Job:
+    """A job by ``key=value`` words, as a command line has them, and by keys that are no text."""
+    return change_job(change_job(Job(), overrides=words.split()), keys)
 
 
 def planned(job: Job, known: Opened) -> Plan:

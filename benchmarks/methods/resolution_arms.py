@@ -20,7 +20,14 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import prepare_process, usable_cores
 from batchwright.workload.task import build_loss, build_network, build_optimizer
-from benchmarks.harness.plans import CPU, ONE_WORKER, facts_of, fixed_plan, quick_precision
+from benchmarks.harness.plans import (
+    CPU,
+    ONE_WORKER,
+    facts_of,
+    fixed_plan,
+    job_from,
+    quick_precision,
+)
 from benchmarks.harness.turns import Turns
 
 RATE = 0.1
@@ -48,24 +55,13 @@ class Task:
 
 def job_of(task: Task, seed: int) -> Job:
     """One CPU worker, SGD, `resnet8`."""
-    return Job(
+    return job_from(
+        f"{ONE_WORKER} network=resnet8 augment=crop-flip optimizer=sgd momentum=0.9 "
+        f"weight_decay=5e-4 learning_rate={RATE} base_batch={task.batch} scaling=none "
+        f"warmup_epochs=0 decay=none seed={seed} precision={quick_precision()} method=cyclic "
+        "checkpoint_seconds=1e9",
         data=task.data,
-        network="resnet8",
-        augment="crop-flip",
-        optimizer="sgd",
-        momentum=0.9,
-        weight_decay=5e-4,
-        learning_rate=RATE,
-        base_batch=task.batch,
-        scaling="none",
-        warmup_epochs=0,
-        decay="none",
-        seed=seed,
-        precision=quick_precision(),
-        method="cyclic",
-        **ONE_WORKER,
         resolutions=task.sides,
-        checkpoint_seconds=10**9,
     )
 
 

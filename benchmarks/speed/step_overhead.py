@@ -36,12 +36,12 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import batchwright as bw
-from batchwright.records import Job, Plan
+from batchwright.records import Plan
 from batchwright.workload.host import prepare_process
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, differences
 from benchmarks.harness.loads import free_port
-from benchmarks.harness.plans import ENDLESS, opened, planned
+from benchmarks.harness.plans import ENDLESS, job_from, opened, planned
 
 WORKERS, TENSORS = (1, 2), (20, 160, 640)
 HEADLINE = "2_160"
@@ -182,14 +182,9 @@ def _step(
 
 
 def _plan(workers: int) -> Plan:
-    job = Job(
-        network="resnet8",
-        precision="float32",
-        device="cpu",
-        workers=workers,
-        global_batch=BATCH * workers,
-        epochs=2,
-        checkpoint_seconds=ENDLESS,
+    job = job_from(
+        f"network=resnet8 precision=float32 device=cpu workers={workers} epochs=2 "
+        f"global_batch={BATCH * workers} checkpoint_seconds={ENDLESS}"
     )
     return planned(job, opened(job.data, job.network, 8))
 
