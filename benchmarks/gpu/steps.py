@@ -33,7 +33,7 @@ from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.host import arithmetic, enter, resolve_device
 from batchwright.workload.task import build_network, build_optimizer, set_training
-from benchmarks.harness.benchmark import ROOT
+from benchmarks.harness.benchmark import ROOT, batchwright
 from benchmarks.harness.kept_runs import append_line, read_lines
 from benchmarks.harness.plans import ENDLESS, facts_of, fixed_plan, job_from, made_up_data
 
@@ -74,17 +74,7 @@ class Here:
 
     def has(self, what: str) -> bool:
         """Whether an earlier start has found it."""
-        path = self.out / f"{self.name}.jsonl"
-        return path.exists() and any(one["what"] == what for one in read_lines(path))
-
-    def batchwright(self, *words: object) -> dict[str, Any]:
-        """What a command prints as JSON."""
-        told = [sys.executable, "-m", "batchwright", *map(str, words), "--json"]
-        done = subprocess.run(told, capture_output=True, text=True, check=False, cwd=self.out)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(told)}:\n{done.stderr}")
-        result: dict[str, Any] = json.loads(done.stdout)
-        return result
+        return any(one["what"] == what for one in read_lines(self.out / f"{self.name}.jsonl"))
 
 
 @dataclass(frozen=True)
@@ -304,10 +294,11 @@ def virtual(here: Here) -> None:
             continue
         method = ["method=dual-batch", f"dual.small_workers={small}"] if small else ["method=plain"]
         began = time.monotonic()
-        result = here.batchwright(
+        result = batchwright(
             "run", f"data={_data(here)}", f"network={network}", f"device={here.kind}",
             *method, "launch=virtual", "workers=4", f"epochs={epochs}", "probe.learning=0",
             f"probe.budget={5 if here.tiny else 20}", "--out", here.out / f"virtual-{small}",
+            cwd=here.out,
         )  # fmt: skip
         here.found(f"{what}: real seconds", time.monotonic() - began)
         here.found(f"{what}: accuracy", result["test_accuracy"])
@@ -320,11 +311,11 @@ def accuracy(here: Here) -> None:
         return
     target, epochs = (0.9, 30) if here.data is None or here.tiny else (0.5, 60)
     began = time.monotonic()
-    result = here.batchwright(
+    result = batchwright(
         "run", f"data={_data(here)}", "network=resnet8", f"device={here.kind}",
         f"goal.accuracy={target}", f"epochs={epochs}",
         *(["probe.budget=5", "probe.learning=0"] if here.tiny else []),
-        "--out", here.out / "accuracy",
+        "--out", here.out / "accuracy", cwd=here.out,
     )  # fmt: skip
     here.found(f"seconds to {target:g} with `batchwright run`", time.monotonic() - began)
     here.found("accuracy at the end", result["test_accuracy"])

@@ -12,7 +12,9 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.records import DataFacts, Job, LearningRateRule, NetworkFacts, Plan, Stage
 from batchwright.records.documents import change_job
 from batchwright.workflows.prepare_job import resolve
-from batchwright.workload.data.sources import open_data
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.pipeline import ImagePipeline
+from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import computes_in_bfloat16
 from batchwright.workload.task import build_network, network_facts
 
@@ -79,6 +81,20 @@ def with_rates(plan: Plan, factor: float) -> Plan:
     )
     update = {"learning_rate": rule.model_copy(update=rates), "stages": stages}
     return plan.model_copy(update=update)
+
+
+def image_pipeline(plan: Plan, data: ImageData, store: ImageStore) -> ImagePipeline:
+    """What feeds stored images to a training as the plan says, cropped and flipped at random."""
+    return ImagePipeline(
+        store,
+        device=CPU,
+        side=plan.top_resolution,
+        mean=data.mean,
+        std=data.std,
+        augmentation="crop-flip",
+        seed=plan.job.seed,
+        dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
+    )
 
 
 def fixed_plan(

@@ -21,10 +21,10 @@ from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import prepare_process, usable_cores
 from batchwright.workload.task import build_loss, build_network, build_optimizer
 from benchmarks.harness.plans import (
-    CPU,
     ONE_WORKER,
     facts_of,
     fixed_plan,
+    image_pipeline,
     job_from,
     quick_precision,
 )
@@ -163,19 +163,7 @@ def training(
     top = max(task.sides)
     network = build_network(plan.job.network, classes=len(data.facts.classes), side=top, seed=seed)
     loss, optimizer = build_loss(plan.job), build_optimizer(network, plan.job, RATE)
-    fed, judged = (
-        ImagePipeline(
-            store,
-            device=CPU,
-            side=top,
-            mean=data.mean,
-            std=data.std,
-            augmentation="crop-flip",
-            seed=seed,
-            dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
-        )
-        for store in (images, held_out)
-    )
+    fed, judged = (image_pipeline(plan, data, store) for store in (images, held_out))
     before = time.perf_counter()
     fed.prepare(set(prepared or (row.resolution for row in rows)))
     copying = time.perf_counter() - before

@@ -21,16 +21,15 @@ from torch.utils.data import DataLoader, Dataset
 import batchwright as bw
 from batchwright.records import Job, Plan
 from batchwright.workload.data.image_store import ImageStore
-from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import prepare_process, usable_cores
 from batchwright.workload.task import build_loss, build_network, build_optimizer, set_training
 from benchmarks.harness.plans import (
-    CPU,
     ENDLESS,
     ONE_WORKER,
     facts_of,
     fixed_plan,
+    image_pipeline,
     job_from,
     quick_precision,
 )
@@ -87,16 +86,8 @@ def train_session(
     data = open_data(plan.job, verify=False)
     images, labels = _stored(data)
     samples = plan.data.train_samples
-    pipeline = ImagePipeline(
-        ImageStore.from_images(images[:samples], labels[:samples]),
-        device=CPU,
-        side=SIDE,
-        mean=data.mean,
-        std=data.std,
-        augmentation="crop-flip",
-        seed=plan.job.seed,
-        dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
-    )
+    store = ImageStore.from_images(images[:samples], labels[:samples])
+    pipeline = image_pipeline(plan, data, store)
     network = _network(data)
     if prepare is not None:
         prepare(network)
