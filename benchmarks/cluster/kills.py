@@ -27,11 +27,11 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 import batchwright as bw
-from batchwright.records import Job, NetworkFacts, Plan
+from batchwright.records import NetworkFacts, Plan
 from benchmarks.harness.benchmark import ROOT
 from benchmarks.harness.kept_runs import append_line, read_lines
 from benchmarks.harness.loads import children, command_line, until
-from benchmarks.harness.plans import fixed_plan, made_up_data
+from benchmarks.harness.plans import fixed_plan, job_from, made_up_data
 
 SAMPLES, SIDE, CLASSES = 2048, 16, 10
 BATCH = 32  # divides the samples: a tail of another size would take other than 1 from a number
@@ -90,24 +90,12 @@ class Counting(nn.Module):
 
 def job_plan(workers: int = WORKERS, epochs: int = EPOCHS, samples: int = SAMPLES) -> Plan:
     """A plan that nothing was measured for."""
-    job = Job(
-        data="benchmarks.cluster.kills:Samples",
+    job = job_from(
+        f"data=benchmarks.cluster.kills:Samples rebalance_steps=10 learning_rate={RATE} "
+        f"base_batch={BATCH} warmup_epochs=0 decay=none augment=none precision=float32 device=cpu "
+        f"workers={workers} global_batch={BATCH} micro_batch={BATCH} resolutions={SIDE} "
+        f"epochs={epochs} checkpoint_seconds={CHECKPOINT_SECONDS} timeout=30",
         method="dynamic-batch" if workers > 1 else "plain",
-        rebalance_steps=10,
-        learning_rate=RATE,
-        base_batch=BATCH,
-        warmup_epochs=0,
-        decay="none",
-        augment="none",
-        precision="float32",
-        device="cpu",
-        workers=workers,
-        global_batch=BATCH,
-        micro_batch=BATCH,
-        resolutions=(SIDE,),
-        epochs=epochs,
-        checkpoint_seconds=CHECKPOINT_SECONDS,
-        timeout=30,
     )
     facts = made_up_data("samples", samples, CLASSES, SIDE)
     network = NetworkFacts(name="counting", parameters=1, trained_bytes=1, batch_norm=True)

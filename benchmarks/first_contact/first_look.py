@@ -18,7 +18,7 @@ import torch
 from batchwright.distributed.group import Group
 from batchwright.probing.bench import Bench
 from batchwright.probing.measure.precision import choose_precision, planned_batch
-from batchwright.records import Job, MachineLoad, Precision, Profile, RunSummary
+from batchwright.records import MachineLoad, Precision, Profile, RunSummary
 from batchwright.records.documents import read_record
 from batchwright.records.job_sections import MOST_BUDGET
 from batchwright.records.text.load_text import busy_warning
@@ -26,7 +26,7 @@ from batchwright.reporting.data.reading import whole_accounting
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import prepare_process
 from benchmarks.harness.benchmark import ROOT, Found, say
-from benchmarks.harness.plans import CPU
+from benchmarks.harness.plans import CPU, job_from
 
 OWN_DATA = "benchmarks.first_contact.own_data"
 NETWORKS = ("resnet8", "vgg8", "mobilenet_small", "resnet18", f"{OWN_DATA}:network")
@@ -68,13 +68,8 @@ class Regret:
 
 def _regret(network: str, data: str, side: int, group: Group) -> Regret:
     say(f"number format: {network}, {data}")
-    job = Job(
-        data=f"{OWN_DATA}:{data}",
-        network=network,
-        device="cpu",
-        resolutions=(side,),
-        workers=1,
-    )
+    words = f"data={OWN_DATA}:{data} network={network} device=cpu resolutions={side} workers=1"
+    job = job_from(words)
     images = open_data(job, verify=False)
     choice = choose_precision(job, images, group, seconds=CHOOSING_SECONDS)
     batch = planned_batch(job, images.facts.train_samples, 1)

@@ -34,7 +34,7 @@ def main(words: Sequence[str] | None = None) -> int:
     asked = _arguments(words)
     chosen = [step for step in STEPS if not asked.steps or step.name in asked.steps]
     notes = asked.out / "steps.jsonl"
-    known = read_lines(notes) if notes.exists() else []
+    known = read_lines(notes)
     ended = {one["step"]: one["outcome"] for one in known if one["commit"] == commit()}
     todo = [step for step in chosen if ended.get(step.name) != "done"]
     todo.sort(key=lambda step: step.name in ended)  # what failed comes last
@@ -67,10 +67,9 @@ def table(folder: Path) -> str:
     """All that was found so far, as Markdown."""
     rows = ["", "| step | what | value |", "|---|---|---|"]
     for step in STEPS:
-        path = folder / f"{step.name}.jsonl"
         rows += [
             f"| {step.name} | {line['what']} | {_told(line['value'])} |"
-            for line in (read_lines(path) if path.exists() else [])
+            for line in read_lines(folder / f"{step.name}.jsonl")
         ]
     return "\n".join(rows)
 

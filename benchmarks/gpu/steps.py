@@ -33,9 +33,9 @@ from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.host import arithmetic, enter, resolve_device
 from batchwright.workload.task import build_network, build_optimizer, set_training
-from benchmarks.harness.benchmark import ROOT
+from benchmarks.harness.benchmark import ROOT, batchwright
 from benchmarks.harness.kept_runs import append_line, read_lines
-from benchmarks.harness.plans import ENDLESS, facts_of, fixed_plan, made_up_data
+from benchmarks.harness.plans import ENDLESS, facts_of, fixed_plan, job_from, made_up_data
 
 CLASSES = 100
 MIDDLE = (0.5, 0.5, 0.5)
@@ -74,17 +74,7 @@ class Here:
 
     def has(self, what: str) -> bool:
         """Whether an earlier start has found it."""
-        path = self.out / f"{self.name}.jsonl"
-        return path.exists() and any(one["what"] == what for one in read_lines(path))
-
-    def batchwright(self, *words: object) -> dict[str, Any]:
-        """What a command prints as JSON."""
-        told = [sys.executable, "-m", "batchwright", *map(str, words), "--json"]
-        done = subprocess.run(told, capture_output=True, text=True, check=False, cwd=self.out)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(told)}:\n{done.stderr}")
-        result: dict[str, Any] = json.loads(done.stdout)
-        return result
+        return any(one["what"] == what for one in read_lines(self.out / f"{self.name}.jsonl"))
 
 
 @dataclass(frozen=True)
@@ -147,12 +137,12 @@ def _speed(here: Here, network: str, side: int, batch: int) -> None:
 
 
 def _plan(here: Here, network: str, side: int, batch: int, precision: str) -> Plan:
-    job = Job(
-        network=network, device=here.kind, launch="in-process", workers=1, precision=precision,
-        global_batch=batch, micro_batch=batch, base_batch=batch, learning_rate=0.05,
-        scaling="none", warmup_epochs=0, decay="none", epochs=ENDLESS, resolutions=(side,),
-        augment="crop-flip", checkpoint_seconds=ENDLESS,
-    )  # fmt: skip
+    job = job_from(
+        f"network={network} device={here.kind} launch=in-process workers=1 precision={precision} "
+        f"global_batch={batch} micro_batch={batch} base_batch={batch} learning_rate=0.05 "
+        f"scaling=none warmup_epochs=0 decay=none epochs={ENDLESS} resolutions={side} "
+        f"augment=crop-flip checkpoint_seconds={ENDLESS}"
+    )
     facts = made_up_data("made up", 8 * batch, CLASSES, side)
     return fixed_plan(job, facts, facts_of(network, CLASSES, side), batches=(batch,))
 
@@ -235,11 +225,7 @@ if find_spec("lightning"):
 
 def predictions(here: Here) -> None:
     """Step time and memory against measurements, and the batch at which memory really runs out."""
-    network = "resnet8" if here.tiny else "resnet18"
-    job = Job(
-        data=_data(here), network=network, device=here.kind, epochs=2 if here.tiny else 100,
-        launch="in-process", workers=1, probe={"budget": 5 if here.tiny else 60, "learning": 0},
-    )  # fmt: skip
+    job = _probed(here, 60)
     profile = bw.probe(job)
     check = bw.check(bw.plan(profile), points=2 if here.tiny else 6)
     for point in check.points:
@@ -265,14 +251,15 @@ def _data(here: Here) -> str:
     return "digits" if here.data is None else f"cifar100:{here.data / 'cifar-100-python'}"
 
 
+def _probed(here: Here, budget: float) -> Job:
+    network, epochs, budget = ("resnet8", 2, 5) if here.tiny else ("resnet18", 100, budget)
+    words = f"network={network} device={here.kind} launch=in-process workers=1 epochs={epochs}"
+    return job_from(words, data=_data(here), probe={"budget": budget, "learning": 0})
+
+
 def autocast(here: Here) -> None:
     """The number format that the probe chooses, and what a step takes in each."""
-    network = "resnet8" if here.tiny else "resnet18"
-    job = Job(
-        data=_data(here), network=network, device=here.kind, launch="in-process", workers=1,
-        epochs=2 if here.tiny else 100, probe={"budget": 5 if here.tiny else 30, "learning": 0},
-    )  # fmt: skip
-    profile = bw.probe(job)
+    profile = bw.probe(_probed(here, 30))
     here.found("number format chosen", profile.job.precision)
     for one in profile.precisions:
         here.found(f"{one.precision}, batch {one.local_batch_size}: s a step", one.step_seconds)
@@ -307,10 +294,11 @@ def virtual(here: Here) -> None:
             continue
         method = ["method=dual-batch", f"dual.small_workers={small}"] if small else ["method=plain"]
         began = time.monotonic()
-        result = here.batchwright(
+        result = batchwright(
             "run", f"data={_data(here)}", f"network={network}", f"device={here.kind}",
             *method, "launch=virtual", "workers=4", f"epochs={epochs}", "probe.learning=0",
             f"probe.budget={5 if here.tiny else 20}", "--out", here.out / f"virtual-{small}",
+            cwd=here.out,
         )  # fmt: skip
         here.found(f"{what}: real seconds", time.monotonic() - began)
         here.found(f"{what}: accuracy", result["test_accuracy"])
@@ -323,11 +311,11 @@ def accuracy(here: Here) -> None:
         return
     target, epochs = (0.9, 30) if here.data is None or here.tiny else (0.5, 60)
     began = time.monotonic()
-    result = here.batchwright(
+    result = batchwright(
         "run", f"data={_data(here)}", "network=resnet8", f"device={here.kind}",
         f"goal.accuracy={target}", f"epochs={epochs}",
         *(["probe.budget=5", "probe.learning=0"] if here.tiny else []),
-        "--out", here.out / "accuracy",
+        "--out", here.out / "accuracy", cwd=here.out,
     )  # fmt: skip
     here.found(f"seconds to {target:g} with `batchwright run`", time.monotonic() - began)
     here.found("accuracy at the end", result["test_accuracy"])

@@ -209,6 +209,16 @@ def module_of(name: str) -> str:
     return f"benchmarks.{name}"
 
 
+def batchwright(*words: object, cwd: Path = ROOT) -> dict[str, Any]:
+    """What a command prints as JSON; its own messages go to standard error if it fails."""
+    told = [sys.executable, "-m", "batchwright", *map(str, words), "--json"]
+    done = subprocess.run(told, capture_output=True, text=True, check=False, cwd=cwd)
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(told[2:])} failed:\n{done.stderr}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
 def say(text: str) -> None:
     """How far the run is, on standard error."""
     print(text, file=sys.stderr, flush=True)

@@ -10,14 +10,17 @@ import torch
 
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import DataFacts, Job, LearningRateRule, NetworkFacts, Plan, Stage
+from batchwright.records.documents import change_job
 from batchwright.workflows.prepare_job import resolve
-from batchwright.workload.data.sources import open_data
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.pipeline import ImagePipeline
+from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import computes_in_bfloat16
 from batchwright.workload.task import build_network, network_facts
 
 CPU = torch.device("cpu")
 ENDLESS = 1_000_000  # epochs, and seconds between checkpoints
-ONE_WORKER = {"device": "cpu", "launch": "in-process", "workers": 1}  # keys of a job
+ONE_WORKER = "device=cpu launch=in-process workers=1"  # keys of a job, see `job_from`
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ def made_up_data(name: str, samples: int, classes: int, side: int, held_out: int
     )
 
 
+def job_from(words: str, **keys: Any) -> Job:
+    """A job by ``key=value`` words, as a command line has them, and by keys that are no text."""
+    return change_job(change_job(Job(), overrides=words.split()), keys)
+
+
 def planned(job: Job, known: Opened) -> Plan:
     """The plan of a job: what it leaves open is as a plan without profile has it."""
     return plan_without_profile(resolve(job, known.facts), known.facts, known.network)
@@ -73,6 +81,20 @@ def with_rates(plan: Plan, factor: float) -> Plan:
     )
     update = {"learning_rate": rule.model_copy(update=rates), "stages": stages}
     return plan.model_copy(update=update)
+
+
+def image_pipeline(plan: Plan, data: ImageData, store: ImageStore) -> ImagePipeline:
+    """What feeds stored images to a training as the plan says, cropped and flipped at random."""
+    return ImagePipeline(
+        store,
+        device=CPU,
+        side=plan.top_resolution,
+        mean=data.mean,
+        std=data.std,
+        augmentation="crop-flip",
+        seed=plan.job.seed,
+        dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
+    )
 
 
 def fixed_plan(

@@ -115,7 +115,7 @@ class Arm:
         self._processes = []
         self._is_ready = False
         places: Sequence[int | None] = [None] if cores is None else cores
-        environments = [{}] if cores is None else _environments(len(cores))
+        environments = [{}] if cores is None else environments_of(len(cores))
         for core, environment in zip(places, environments, strict=True):
             ours, theirs = context.Pipe()
             # Not a daemon, which could not start loader processes: it ends with its pipe.
@@ -195,7 +195,7 @@ def started(starters: Mapping[str, Callable[[], Arm]]) -> Iterator[dict[str, Arm
             arm.stop()
 
 
-def _environments(workers: int) -> list[dict[str, str]]:
+def environments_of(workers: int) -> list[dict[str, str]]:
     """What torchrun tells each of the workers of one machine."""
     # An arm's own processes, which import this module too, are spared torch until they want it.
     from batchwright.workload.host import collective_interface

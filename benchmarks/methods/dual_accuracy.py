@@ -45,11 +45,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from batchwright.records import Job, Plan
+from batchwright.records import Plan
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, differences, ratios
 from benchmarks.harness.kept_runs import KeptRuns, Run, Runs, Wanted, accuracies_of, plain_runs
-from benchmarks.harness.plans import Opened, opened, planned, quick_precision
+from benchmarks.harness.plans import Opened, job_from, opened, planned, quick_precision
 
 NETWORK, WORKERS, EPOCHS = "resnet8", 4, 12
 SEEDS, CHOOSING_SEEDS = range(5), (0, 1)
@@ -161,30 +161,14 @@ def compared_arms(best: str) -> tuple[str, ...]:
 
 def plan_of(keys: Keys, seed: int, known: Opened) -> Plan:
     """The plan of an arm, by its keys of the job."""
-    job = Job.model_validate(
-        {
-            "data": known.data,
-            "network": NETWORK,
-            "precision": quick_precision(),
-            "device": "cpu",
-            "method": "dual-batch",
-            "launch": "virtual",
-            "workers": WORKERS,
-            "global_batch": WORKERS * LARGE_BATCH,
-            "resolutions": (SIDE,),
-            "epochs": EPOCHS,
-            "evaluate_epochs": EPOCHS,
-            "learning_rate": 0.1,
-            "base_batch": 128,
-            "scaling": "sqrt",
-            "warmup_epochs": EPOCHS / 10,
-            "decay": "cosine",
-            "seed": seed,
-            "virtual": {"sample_seconds": SAMPLE_SECONDS, "step_seconds": STEP_SECONDS},
-            **keys,
-        }
+    words = (
+        f"network={NETWORK} precision={quick_precision()} device=cpu method=dual-batch "
+        f"launch=virtual workers={WORKERS} global_batch={WORKERS * LARGE_BATCH} "
+        f"resolutions={SIDE} epochs={EPOCHS} evaluate_epochs={EPOCHS} learning_rate=0.1 "
+        f"base_batch=128 scaling=sqrt warmup_epochs={EPOCHS / 10} decay=cosine seed={seed}"
     )
-    return planned(job, known)
+    virtual = {"sample_seconds": SAMPLE_SECONDS, "step_seconds": STEP_SECONDS}
+    return planned(job_from(words, **{"data": known.data, "virtual": virtual, **keys}), known)
 
 
 # ------------------------------------------------------------------------------------------- runs

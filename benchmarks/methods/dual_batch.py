@@ -43,7 +43,7 @@ from batchwright.workflows.match_rounds import Settled, pair_measurer_for, settl
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, ratios
 from benchmarks.harness.images import smaller_cifar100
-from benchmarks.harness.plans import ENDLESS
+from benchmarks.harness.plans import ENDLESS, job_from
 from benchmarks.harness.turns import LIMIT_SECONDS, Arm, started, take_turns
 from benchmarks.methods.served_arms import RESNET8, pushes_per_second, served_rounds
 
@@ -189,18 +189,12 @@ def _exchanges(run_folder: Path) -> list[list[float]]:
 
 
 def _job(data: Path) -> Job:
-    return Job(
+    # Workers sleep while the other arms have their turn, hence the timeout.
+    return job_from(
+        f"network={RESNET8} method=dual-batch workers={WORKERS} device=cpu precision=float32 "
+        f"epochs={ENDLESS} evaluate_epochs={ENDLESS} checkpoint_seconds={ENDLESS} "
+        f"timeout={LIMIT_SECONDS} global_batch={WORKERS * LARGE_BATCH}",
         data=f"cifar100:{data}",
-        network=RESNET8,
-        method="dual-batch",
-        workers=WORKERS,
-        device="cpu",
-        precision="float32",
-        epochs=ENDLESS,
-        evaluate_epochs=ENDLESS,
-        checkpoint_seconds=float(ENDLESS),
-        timeout=LIMIT_SECONDS,  # workers sleep while the other arms have their turn
-        global_batch=WORKERS * LARGE_BATCH,
         dual=_dual(1, 1.05),
         probe={"budget": PROBE_SECONDS},
     )

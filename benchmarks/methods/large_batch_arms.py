@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from batchwright.records import Job, Plan
+from batchwright.records import Plan
 from benchmarks.harness.images import smaller_cifar100, smaller_folder
 from benchmarks.harness.kept_runs import TRAIN, Wanted
 from benchmarks.harness.plans import (
     ONE_WORKER,
     Opened,
+    job_from,
     opened,
     planned,
     quick_precision,
@@ -140,18 +141,10 @@ def open_task(task: Task, data: Path | None, folder: Path) -> Opened:
 
 def plan_of(task: Task, arm: Arm, seed: int, known: Opened) -> Plan:
     """The plan of an arm: one worker, evaluated after the last epoch only."""
-    job = Job.model_validate(
-        {
-            "data": known.data,
-            "network": task.network,
-            "precision": precision_of(task),
-            **ONE_WORKER,
-            "resolutions": (task.side,),
-            "epochs": task.epochs,
-            "evaluate_epochs": task.epochs,
-            "seed": seed,
-            **arm.keys,
-        }
+    job = job_from(
+        f"{ONE_WORKER} network={task.network} precision={precision_of(task)} "
+        f"resolutions={task.side} epochs={task.epochs} evaluate_epochs={task.epochs} seed={seed}",
+        **{"data": known.data, **arm.keys},
     )
     plan = planned(job, known)
     return plan if arm.rate_factor == 1 else with_rates(plan, arm.rate_factor)

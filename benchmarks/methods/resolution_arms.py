@@ -20,7 +20,14 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import prepare_process, usable_cores
 from batchwright.workload.task import build_loss, build_network, build_optimizer
-from benchmarks.harness.plans import CPU, ONE_WORKER, facts_of, fixed_plan, quick_precision
+from benchmarks.harness.plans import (
+    ONE_WORKER,
+    facts_of,
+    fixed_plan,
+    image_pipeline,
+    job_from,
+    quick_precision,
+)
 from benchmarks.harness.turns import Turns
 
 RATE = 0.1
@@ -48,24 +55,13 @@ class Task:
 
 def job_of(task: Task, seed: int) -> Job:
     """One CPU worker, SGD, `resnet8`."""
-    return Job(
+    return job_from(
+        f"{ONE_WORKER} network=resnet8 augment=crop-flip optimizer=sgd momentum=0.9 "
+        f"weight_decay=5e-4 learning_rate={RATE} base_batch={task.batch} scaling=none "
+        f"warmup_epochs=0 decay=none seed={seed} precision={quick_precision()} method=cyclic "
+        "checkpoint_seconds=1e9",
         data=task.data,
-        network="resnet8",
-        augment="crop-flip",
-        optimizer="sgd",
-        momentum=0.9,
-        weight_decay=5e-4,
-        learning_rate=RATE,
-        base_batch=task.batch,
-        scaling="none",
-        warmup_epochs=0,
-        decay="none",
-        seed=seed,
-        precision=quick_precision(),
-        method="cyclic",
-        **ONE_WORKER,
         resolutions=task.sides,
-        checkpoint_seconds=10**9,
     )
 
 
@@ -167,19 +163,7 @@ def training(
     top = max(task.sides)
     network = build_network(plan.job.network, classes=len(data.facts.classes), side=top, seed=seed)
     loss, optimizer = build_loss(plan.job), build_optimizer(network, plan.job, RATE)
-    fed, judged = (
-        ImagePipeline(
-            store,
-            device=CPU,
-            side=top,
-            mean=data.mean,
-            std=data.std,
-            augmentation="crop-flip",
-            seed=seed,
-            dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
-        )
-        for store in (images, held_out)
-    )
+    fed, judged = (image_pipeline(plan, data, store) for store in (images, held_out))
     before = time.perf_counter()
     fed.prepare(set(prepared or (row.resolution for row in rows)))
     copying = time.perf_counter() - before

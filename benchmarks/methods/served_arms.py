@@ -14,7 +14,7 @@ from torch import nn
 
 import batchwright as bw
 from batchwright.distributed.server_child import ServerChild
-from batchwright.records import Job, Plan, Server, ServerRule
+from batchwright.records import Plan, ServerRule
 from batchwright.training.loop import open_task
 from batchwright.training.parameter_server.merging import layout, pack
 from batchwright.training.parameter_server.messages import Hello, Settled, Trained
@@ -23,7 +23,7 @@ from batchwright.training.signals import StopRequest
 from batchwright.workload.host import prepare_process, usable_cores
 from batchwright.workload.task import build_network
 from benchmarks.harness.loads import pin
-from benchmarks.harness.plans import CPU, ENDLESS, facts_of, fixed_plan, made_up_data
+from benchmarks.harness.plans import CPU, ENDLESS, facts_of, fixed_plan, job_from, made_up_data
 from benchmarks.harness.turns import Turns
 
 RESNET8 = "benchmarks.methods.served_arms:resnet8"
@@ -150,21 +150,11 @@ def _push(
 
 def _plan(workers: int) -> Plan:
     """Rounds of one step without end; nothing is evaluated."""
-    job = Job(
-        data="digits",
-        network=PUSHED,
-        method="dual-batch",
-        workers=workers,
-        precision="float32",
-        learning_rate=0.1,
-        decay="none",
-        augment="none",
-        resolutions=(SIDE,),
-        epochs=ENDLESS,
-        evaluate_epochs=ENDLESS,
-        checkpoint_seconds=ENDLESS,
-        server=Server(exchange_steps=1),
-        timeout=TIMEOUT_SECONDS,
+    job = job_from(
+        f"data=digits network={PUSHED} method=dual-batch workers={workers} precision=float32 "
+        f"learning_rate=0.1 decay=none augment=none resolutions={SIDE} epochs={ENDLESS} "
+        f"evaluate_epochs={ENDLESS} checkpoint_seconds={ENDLESS} timeout={TIMEOUT_SECONDS} "
+        "server.exchange_steps=1"
     )
     facts = made_up_data("none", SAMPLES, CLASSES, SIDE, held_out=1)
     rule = ServerRule(

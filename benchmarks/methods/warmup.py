@@ -38,7 +38,7 @@ from batchwright.workflows.sweep.verb import sweep
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, Value, differences
 from benchmarks.harness.images import smaller_cifar100
-from benchmarks.harness.plans import quick_precision
+from benchmarks.harness.plans import job_from, quick_precision
 
 SEEDS: Mapping[str, Sequence[int]] = {"warmup": range(5), "batch": range(3)}
 TRAIN_IMAGES, HELD_OUT_IMAGES, SIDE = 20_000, 2_000, 16
@@ -92,19 +92,11 @@ BENCHMARK = Benchmark(
 
 def job_of(data: Path) -> Job:
     """What all runs share."""
-    return Job(
+    return job_from(
+        f"network=resnet8 resolutions={SIDE} precision={quick_precision()} weight_decay=5e-5 "
+        f"learning_rate={BASE_RATE} base_batch={BASE_BATCH} scaling=linear warmup_epochs=1 "
+        f"decay=steps micro_batch=128 epochs={EPOCHS}",
         data=f"cifar100:{data}",
-        network="resnet8",
-        resolutions=(SIDE,),
-        precision=quick_precision(),
-        weight_decay=5e-5,
-        learning_rate=BASE_RATE,
-        base_batch=BASE_BATCH,
-        scaling="linear",
-        warmup_epochs=1.0,
-        decay="steps",
-        micro_batch=128,
-        epochs=EPOCHS,
     )
 
 

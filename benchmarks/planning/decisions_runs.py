@@ -220,7 +220,7 @@ def job_keys(task: Task, known: Opened, epochs: int) -> dict[str, Any]:
         "data": known.data,
         "network": task.network,
         "precision": quick_precision(),
-        **ONE_WORKER,
+        **dict(word.split("=") for word in ONE_WORKER.split()),
         "resolutions": task.side,
         "augment": "crop" if task.data == "digits" else "crop-flip",
         "epochs": epochs,

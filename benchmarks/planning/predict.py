@@ -54,7 +54,7 @@ from batchwright.records import (
 )
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, Value, errors
-from benchmarks.harness.plans import made_up_data, opened
+from benchmarks.harness.plans import job_from, made_up_data, opened
 
 NETWORKS = ("resnet8", "vgg8", "mobilenet_small")
 SIDES = {"cifar100": (24, 32), "imagefolder": (64,)}
@@ -144,12 +144,10 @@ def predictions(arguments: Arguments) -> Found:
     for kind in SIDES:
         for network in NETWORKS:
             say(f"{network} on {kind}: probe")
-            job = Job(
+            job = job_from(
+                f"network={network} epochs={EPOCHS} device=cpu",
                 data=f"{kind}:{arguments.data / FOLDERS[kind]}",
-                network=network,
                 resolutions=SIDES[kind],
-                epochs=EPOCHS,
-                device="cpu",
                 probe={"budget": BUDGET[arguments.full]},
             )
             profile = bw.probe(job)
@@ -311,17 +309,10 @@ def epochs_to_target(run: RunSummary) -> float:
 
 def _train(data: Path, folder: Path, batch: int, seed: int) -> RunSummary:
     say(f"CIFAR-100, batch {batch}, seed {seed}: train")
-    job = Job(
+    job = job_from(
+        "workers=2 learning_rate=0.1 scaling=sqrt warmup_epochs=0 decay=none precision=float32 "
+        f"global_batch={batch} seed={seed} epochs={TARGET_EPOCHS[batch]}",
         data=f"cifar100:{data / FOLDERS['cifar100']}",
-        workers=2,
-        global_batch=batch,
-        learning_rate=0.1,
-        scaling="sqrt",
-        warmup_epochs=0,
-        decay="none",
-        precision="float32",
-        seed=seed,
-        epochs=TARGET_EPOCHS[batch],
     )
     known = opened(job.data, "resnet8", 32)
     plan = plan_without_profile(job, known.facts, known.network)
@@ -349,13 +340,9 @@ def _plan_seconds(workers: int) -> list[float]:
 def made_up_profile(kind: str, *, speed: float) -> Profile:
     """A profile of one kind of worker: straight lines in the batch and in the image's area."""
     sides, batches = (96, 128, 160, 192, 224), [8 * n for n in range(1, 31)]
-    job = Job(
-        data="imagefolder:made-up",
-        network="resnet18",
-        device="cuda",
-        workers="auto",
-        augment="crop-flip",
-        precision="float32",
+    job = job_from(
+        "data=imagefolder:made-up network=resnet18 device=cuda workers=auto augment=crop-flip "
+        "precision=float32",
         resolutions=sides,
         link={"latency": 2e-5, "bandwidth": 1e10},
     )

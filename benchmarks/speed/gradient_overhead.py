@@ -29,7 +29,7 @@ from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import prepare_process, usable_cores
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found
 from benchmarks.harness.figures import Figure, ratios
-from benchmarks.harness.plans import CPU, ENDLESS, ONE_WORKER, opened, planned
+from benchmarks.harness.plans import CPU, ENDLESS, ONE_WORKER, job_from, opened, planned
 from benchmarks.harness.turns import Arm, Turns, images_per_second
 
 BATCH, MICRO_BATCH, STEPS_PER_EPOCH = 512, 64, 3
@@ -83,16 +83,10 @@ def found_of(rates: dict[str, list[float]]) -> dict[str, list[float]]:
 
 def job_of(arm: str) -> Job:
     """One worker that accumulates."""
-    return Job(
-        network="resnet8",
-        precision="float32",
-        **ONE_WORKER,
-        resolutions=(SIDE,),
-        global_batch=BATCH,
-        micro_batch=MICRO_BATCH,
-        base_batch=MICRO_BATCH,
-        epochs=ENDLESS,
-        checkpoint_seconds=ENDLESS,
+    return job_from(
+        f"{ONE_WORKER} network=resnet8 precision=float32 resolutions={SIDE} global_batch={BATCH} "
+        f"micro_batch={MICRO_BATCH} base_batch={MICRO_BATCH} epochs={ENDLESS} "
+        f"checkpoint_seconds={ENDLESS}",
         ags={"mode": "norm" if arm == "ags" else "off"},
     )
 

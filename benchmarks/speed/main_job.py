@@ -31,9 +31,6 @@ out.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from functools import partial
 from importlib.util import find_spec
@@ -43,7 +40,7 @@ from typing import Any
 from batchwright.records import Job
 from batchwright.records.documents import write_record
 from batchwright.workload.data.sources import open_data
-from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, batchwright, say
 from benchmarks.harness.figures import Figure, differences, ratios
 from benchmarks.harness.plans import quick_precision
 from benchmarks.harness.turns import Arm, images_per_second
@@ -150,20 +147,6 @@ def accuracy_pairs(data: Path, seeds: range, folder: Path) -> dict[str, list[flo
             accuracies.append(result["test_accuracy"])
         say(f"CIFAR-100, seed {seed}: " + ", ".join(f"{k} {v[-1]:.4f}" for k, v in found.items()))
     return found
-
-
-def batchwright(*words: str | Path) -> dict[str, Any]:
-    """What a command prints as JSON; its own messages go to standard error if it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "batchwright.cli.commands", *map(str, words), "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"batchwright {' '.join(map(str, words))} failed:\n{done.stderr}")
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
 
 
 if __name__ == "__main__":

@@ -21,11 +21,18 @@ from torch.utils.data import DataLoader, Dataset
 import batchwright as bw
 from batchwright.records import Job, Plan
 from batchwright.workload.data.image_store import ImageStore
-from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import prepare_process, usable_cores
 from batchwright.workload.task import build_loss, build_network, build_optimizer, set_training
-from benchmarks.harness.plans import CPU, ENDLESS, ONE_WORKER, facts_of, fixed_plan, quick_precision
+from benchmarks.harness.plans import (
+    ENDLESS,
+    ONE_WORKER,
+    facts_of,
+    fixed_plan,
+    image_pipeline,
+    job_from,
+    quick_precision,
+)
 from benchmarks.harness.turns import Turns
 
 BATCH, SIDE, BORDER = 128, 32, 4
@@ -39,25 +46,13 @@ def cifar_plan(folder: Path, *, epochs: int, precision: str, seed: int, decay: s
     ``precision`` is ``float32``, or ``auto``: bfloat16 where the processor computes in it, which is
     what the probe settles on for this network.
     """
-    job = Job(
+    job = job_from(
+        f"{ONE_WORKER} network=resnet8 augment=crop-flip momentum={MOMENTUM} "
+        f"weight_decay={WEIGHT_DECAY} learning_rate={RATE} base_batch={BATCH} scaling=none "
+        f"warmup_epochs=0 decay={decay} seed={seed} epochs={epochs} global_batch={BATCH} "
+        f"micro_batch={BATCH} resolutions={SIDE} checkpoint_seconds={ENDLESS}",
         data=f"cifar100:{folder}",
-        network="resnet8",
-        augment="crop-flip",
-        momentum=MOMENTUM,
-        weight_decay=WEIGHT_DECAY,
-        learning_rate=RATE,
-        base_batch=BATCH,
-        scaling="none",
-        warmup_epochs=0,
-        decay=decay,
-        seed=seed,
-        epochs=epochs,
         precision=quick_precision() if precision == "auto" else "float32",
-        **ONE_WORKER,
-        global_batch=BATCH,
-        micro_batch=BATCH,
-        resolutions=(SIDE,),
-        checkpoint_seconds=ENDLESS,
     )
     facts = open_data(job, verify=False).facts
     network = facts_of(job.network, len(facts.classes), SIDE)
@@ -91,16 +86,8 @@ def train_session(
     data = open_data(plan.job, verify=False)
     images, labels = _stored(data)
     samples = plan.data.train_samples
-    pipeline = ImagePipeline(
-        ImageStore.from_images(images[:samples], labels[:samples]),
-        device=CPU,
-        side=SIDE,
-        mean=data.mean,
-        std=data.std,
-        augmentation="crop-flip",
-        seed=plan.job.seed,
-        dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
-    )
+    store = ImageStore.from_images(images[:samples], labels[:samples])
+    pipeline = image_pipeline(plan, data, store)
     network = _network(data)
     if prepare is not None:
         prepare(network)

@@ -36,12 +36,12 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import batchwright as bw
-from batchwright.records import Job, Plan
+from batchwright.records import Plan
 from batchwright.workload.host import prepare_process
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, differences
-from benchmarks.harness.loads import free_port
-from benchmarks.harness.plans import ENDLESS, opened, planned
+from benchmarks.harness.plans import ENDLESS, job_from, opened, planned
+from benchmarks.harness.turns import environments_of
 
 WORKERS, TENSORS = (1, 2), (20, 160, 640)
 HEADLINE = "2_160"
@@ -103,7 +103,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
     for workers, tensors in product(WORKERS, TENSORS):
         name = f"{workers}_{tensors}"
         out = folder / f"{name}.json"
-        given = (workers, free_port(), tensors, ROUNDS[arguments.full], out)
+        given = (environments_of(workers), tensors, ROUNDS[arguments.full], out)
         multiprocessing.spawn(_worker, args=given, nprocs=workers)
         times[name] = json.loads(out.read_text(encoding="utf-8"))
         say(f"{workers} worker(s), {tensors} tensors: done")
@@ -123,14 +123,14 @@ def found_of(times: dict[str, dict[str, list[float]]]) -> dict[str, list[float]]
     return found
 
 
-def _worker(rank: int, workers: int, port: int, tensors: int, rounds: int, out: Path) -> None:
-    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers}
-    environment |= {"LOCAL_WORLD_SIZE": workers, "MASTER_PORT": port, "MASTER_ADDR": "localhost"}
-    os.environ.update({name: str(value) for name, value in environment.items()})
+def _worker(
+    rank: int, environments: list[dict[str, str]], tensors: int, rounds: int, out: Path
+) -> None:
+    os.environ.update(environments[rank])
     prepare_process(1)
-    dist.init_process_group("gloo", rank=rank, world_size=workers)
+    dist.init_process_group("gloo")
     try:
-        times = _times(_plan(workers), tensors, LEAD_IN + rounds * STEPS)
+        times = _times(_plan(len(environments)), tensors, LEAD_IN + rounds * STEPS)
     finally:
         dist.destroy_process_group()
     if rank == 0:
@@ -182,14 +182,9 @@ def _step(
 
 
 def _plan(workers: int) -> Plan:
-    job = Job(
-        network="resnet8",
-        precision="float32",
-        device="cpu",
-        workers=workers,
-        global_batch=BATCH * workers,
-        epochs=2,
-        checkpoint_seconds=ENDLESS,
+    job = job_from(
+        f"network=resnet8 precision=float32 device=cpu workers={workers} epochs=2 "
+        f"global_batch={BATCH * workers} checkpoint_seconds={ENDLESS}"
     )
     return planned(job, opened(job.data, job.network, 8))
 

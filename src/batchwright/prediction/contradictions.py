@@ -6,9 +6,10 @@ point can fall into one slow stretch, and then it seems to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import hypot, log, sqrt
+from typing import TypeVar
 
 from batchwright.prediction.drift import point_error, point_seconds, pooled_drift
 from batchwright.records import HeldOut, MemoryPoint, OutOfMemory, StepTime
@@ -16,6 +17,8 @@ from batchwright.records.text.formatting import counted
 
 Key = tuple[int, int, int]
 """Of a measured point: workers, resolution in pixels, local batch in samples."""
+
+Placed = TypeVar("Placed", StepTime, HeldOut)
 
 _LEAST_RATIO = 2.0  # a larger batch may not take less than this part of a smaller one's time
 _LEAST_ERRORS = 4.0  # nor is it said of what scatter explains
@@ -57,9 +60,9 @@ def point_errors(
     return errors
 
 
-def grouped(points: Sequence[StepTime]) -> dict[tuple[int, int], list[StepTime]]:
+def grouped(points: Iterable[Placed]) -> dict[tuple[int, int], list[Placed]]:
     """Points by workers and resolution, each by batch."""
-    groups: dict[tuple[int, int], list[StepTime]] = {}
+    groups: dict[tuple[int, int], list[Placed]] = {}
     for point in sorted(points, key=key_of):
         groups.setdefault((point.workers, point.resolution), []).append(point)
     return groups

@@ -32,28 +32,6 @@ LEAST_VISITS, ENOUGH_VISITS = 2, 5
 MeasurePairs = Callable[[Sequence[Pair]], tuple[PairTime, ...]]
 
 
-def measure_pairs(
-    job: Job,
-    pairs: Sequence[Pair],
-    folder: Path,
-    *,
-    progress: Progress | None = None,
-) -> tuple[PairTime, ...]:
-    """Time two groups of workers side by side, without any exchange between them.
-
-    Job, folder, progress and errors are those of `probe.probe`.
-
-    Returns:
-        What was measured, in the order of ``pairs``, of which there is one at least.
-
-    Raises:
-        JobError: A pair does not fit the memory; the message names it.
-    """
-    counts, sides = {pair.workers for pair in pairs}, {pair.resolution for pair in pairs}
-    with pair_measurer(job, counts, folder, sides=sides, progress=progress) as measure:
-        return measure(pairs)
-
-
 @contextmanager
 def pair_measurer(
     job: Job,
@@ -63,12 +41,15 @@ def pair_measurer(
     sides: Collection[int] = (),
     progress: Progress | None = None,
 ) -> Iterator[MeasurePairs]:
-    """A function that does what `measure_pairs` does, on workers that stay alive inside.
+    """Inside, a function that times two groups of workers side by side, without any exchange.
 
-    Pairs may have ``counts`` workers and, where the job names no resolutions, ``sides`` in pixels.
+    It takes one pair or more and gives times in their order; its workers stay alive inside. Job,
+    folder, progress and errors are those of `probe.probe`. Pairs may have ``counts`` workers and,
+    where the job names no resolutions, ``sides`` in pixels.
 
     Raises:
-        JobError: There are no counts.
+        JobError: There are no counts; or, by the function, a pair, which the message names, does
+            not fit the memory.
     """
     if not counts:
         raise JobError("no pairs to measure: give resolution, workers and batches of both groups")

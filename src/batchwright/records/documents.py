@@ -372,7 +372,11 @@ def _as_table(key: str, value: Any, place: str) -> Any:
     A single item need not stand in brackets. What is in the items, the record checks.
     """
     items, problem = value, "not a list of items"
-    if isinstance(value, str) and _is_short(value):
+    if (
+        isinstance(value, str)
+        and len(value) <= _MOST_CHARACTERS
+        and value.count("[") + value.count("{") < _MOST_BRACKETS
+    ):
         try:
             items = parse_yaml(value, _PlainLoader)
         except yaml.YAMLError as error:
@@ -391,10 +395,6 @@ def _as_table(key: str, value: Any, place: str) -> Any:
                 f"{key}='{_TABLES[key]}'"
             )
     return items
-
-
-def _is_short(text: str) -> bool:
-    return len(text) <= _MOST_CHARACTERS and text.count("[") + text.count("{") < _MOST_BRACKETS
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

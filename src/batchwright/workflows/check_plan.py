@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from batchwright.errors import PlanError
 from batchwright.planning.merging import kind_of, merge_profiles
 from batchwright.planning.validation import planning_job
-from batchwright.prediction.contradictions import Key, key_of
+from batchwright.prediction.contradictions import Key, grouped, key_of
 from batchwright.records import (
     Check,
     CheckPoint,
@@ -74,9 +74,7 @@ def chosen_points(plan: Plan, count: int) -> tuple[HeldOut, ...]:
         )
     if count < 1:
         raise PlanError(f"points={count}: give 1 or more")
-    groups: dict[tuple[int, int], list[HeldOut]] = {}
-    for point in sorted(held_out, key=key_of):
-        groups.setdefault((point.workers, point.resolution), []).append(point)
+    groups = grouped(held_out)
     quotas = dict.fromkeys(groups, 0)
     for _ in range(min(count - len(own), len(held_out))):
         open_ = [key for key in groups if quotas[key] < len(groups[key])]

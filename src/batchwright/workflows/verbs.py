@@ -55,10 +55,11 @@ from batchwright.records.text.load_text import busy_warning
 from batchwright.records.text.problems import described
 from batchwright.reporting.data.comparison import RunComparison, compared
 from batchwright.reporting.pages.page import write_page
-from batchwright.reporting.pages.page_comparison import write_comparison_page
-from batchwright.reporting.render.figures import write_comparison_figure, write_figures
+from batchwright.reporting.pages.page_comparison import comparison_page
+from batchwright.reporting.render.figures import draw_comparison, write_figures
+from batchwright.reporting.render.image import file_bytes
 from batchwright.reporting.render.progress import steps
-from batchwright.storage.files import make_folder
+from batchwright.storage.files import make_folder, write_whole
 from batchwright.workflows.check_plan import (
     chosen_points,
     compare,
@@ -345,9 +346,11 @@ def compare_runs(
         FileError: There is no summary, the data differ, or the folder cannot be written.
     """
     told = compared([_summary_of(one) for one in runs])
-    write_comparison_figure(told, Path(out) / "comparison.png")
-    page = Path(out) / "comparison.html"
-    write_comparison_page(told, page)
+    folder = Path(out)
+    make_folder(folder)
+    write_whole(folder / "comparison.png", file_bytes(draw_comparison(told)))
+    page = folder / "comparison.html"
+    write_whole(page, comparison_page(told).encode())
     return told, page
 
 

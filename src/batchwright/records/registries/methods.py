@@ -107,7 +107,7 @@ METHODS = Registry(
         "optimizer throughout.",
         reference=PAPER,
         told="as short trainings of three other tasks showed",
-        # benchmarks/cheaper.py, five pairs; the interval is that of one more, by Student's t.
+        # docs/log.md (cheaper), five pairs; the interval is that of one more, by Student's t.
         apart=(-2.2, -6.9, 2.5),
     ),
     MethodSpec(

@@ -115,6 +115,16 @@ def whole_accounting(summary: RunSummary) -> list[tuple[str, float]]:
     return [*before, *parts, *after]
 
 
+def accounting_rows(summary: RunSummary) -> list[list[str]]:
+    """Part, time and share of `whole_accounting`; last, of all together."""
+    parts = whole_accounting(summary)
+    total = sum(seconds for _, seconds in parts)
+    return [
+        *([name, duration(s), percent(s / total if total else 0.0)] for name, s in parts),
+        ["all", duration(total), ""],
+    ]
+
+
 def _mean_seconds(summary: RunSummary, part: Part, worker: WorkerCurve | None) -> float:
     if worker is not None:
         return worker.seconds(part)

@@ -37,6 +37,7 @@ from batchwright.reporting.data.plan_words import (
 from batchwright.reporting.data.reading import (
     SIMULATED,
     Comparison,
+    accounting_rows,
     accuracy,
     accuracy_words,
     compared_rows,
@@ -50,7 +51,6 @@ from batchwright.reporting.data.reading import (
     simulated_word,
     training_clock,
     training_words,
-    whole_accounting,
     worker_rows,
 )
 from batchwright.reporting.data.worker_curves import spread, worker_curves
@@ -246,20 +246,9 @@ def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:
         summary: The run, or its finished epochs.
         by_epoch: Whether to draw the workers over the epochs, too.
     """
-    parts = whole_accounting(summary)
-    total = sum(seconds for _, seconds in parts)
     whole = "training, simulated time" if summary.simulated else "wall time"
-    table = markup.table(
-        f"Parts of the {whole}",
-        ["part", "time", "share"],
-        [
-            *(
-                [name, duration(seconds), percent(seconds / total if total else 0.0)]
-                for name, seconds in parts
-            ),
-            ["all", duration(total), ""],
-        ],
-    )
+    head, rows = ["part", "time", "share"], accounting_rows(summary)
+    table = markup.table(f"Parts of the {whole}", head, rows)
     if not worker_curves(summary):
         return table
     head, *rows = worker_rows(summary)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from batchwright.records.text.formatting import percent
 from batchwright.reporting.charts.comparison import comparison_charts
@@ -17,20 +16,9 @@ from batchwright.reporting.data.comparison import (
 )
 from batchwright.reporting.data.worker_curves import spread
 from batchwright.reporting.pages import markup
-from batchwright.storage.files import make_folder, write_whole
 
 _LONGEST = 60  # letters of a name in a legend
 _MOST_ROWS = 100  # of a table
-
-
-def write_comparison_page(told: RunComparison, path: Path) -> None:
-    """Write the comparison to ``path``, usually ``comparison.html``; folders on the way are made.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
-    make_folder(path.parent)
-    write_whole(path, comparison_page(told).encode())
 
 
 def comparison_page(told: RunComparison) -> str:

@@ -50,13 +50,9 @@ def choice_charts(plan: Plan, profile: Profile | None, *, learning: bool = True)
         markup.figure(charts.batch_chart(curves, "cost"), table),
     )
     head = "<h3>Time and cost of the training, by cluster</h3>"
-    return f"{learnt}{head}{both}{_knees(plan)}{_memory_chart(plan, profile)}"
-
-
-def _memory_chart(plan: Plan, profile: Profile | None) -> str:
-    """A worker's memory over the samples at once; or nothing."""
-    chart = memory_chart(plan, profile)
-    return "" if chart is None else markup.pairs([markup.figure(chart, candidates_table(plan))])
+    memory = memory_chart(plan, profile)  # over the samples at once
+    more = "" if memory is None else markup.pairs([markup.figure(memory, table)])
+    return f"{learnt}{head}{both}{_knees(plan)}{more}"
 
 
 def accuracy_chart(plan: Plan) -> str:

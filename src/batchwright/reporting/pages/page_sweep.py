@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from batchwright.records import Sweep, SweptKey
 from batchwright.records.text.formatting import job_value, percent
 from batchwright.reporting.charts.sweep import against_chart, epochs_charts
@@ -19,17 +17,6 @@ from batchwright.reporting.data.sweep_curves import (
     varying,
 )
 from batchwright.reporting.pages import markup
-from batchwright.storage.files import make_folder, write_whole
-
-
-def write_sweep_page(sweep: Sweep, path: Path) -> None:
-    """Write the sweep to ``path``, usually ``sweep.html``; folders on the way are made.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
-    make_folder(path.parent)
-    write_whole(path, sweep_page(sweep).encode())
 
 
 def sweep_page(sweep: Sweep) -> str:

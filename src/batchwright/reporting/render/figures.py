@@ -237,16 +237,6 @@ def draw_schedule(schedule: RateSchedule) -> Figure:
 # --------------------------------------------------------------------------------- of several runs
 
 
-def write_comparison_figure(told: RunComparison, path: Path) -> None:
-    """Write the figure as a PNG file; folders on the way are made.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
-    make_folder(path.parent)
-    write_whole(path, file_bytes(draw_comparison(told)))
-
-
 def draw_comparison(told: RunComparison) -> Figure:
     """Accuracy against epochs, and against each kind of time that the runs have."""
     charts = [one for one, _ in comparison_charts(told, costs=False)]

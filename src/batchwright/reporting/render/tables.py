@@ -29,7 +29,6 @@ from batchwright.records.text.formatting import (
     in_seconds,
     local_batches,
     number,
-    percent,
     size,
 )
 from batchwright.records.text.load_text import load_words
@@ -37,6 +36,7 @@ from batchwright.reporting.charts.chart import evenly
 from batchwright.reporting.data import comparison
 from batchwright.reporting.data.reading import (
     SIMULATED,
+    accounting_rows,
     accuracy,
     accuracy_words,
     compared_rows,
@@ -45,7 +45,6 @@ from batchwright.reporting.data.reading import (
     memory_measured,
     memory_note,
     simulated_word,
-    whole_accounting,
     worker_rows,
 )
 from batchwright.reporting.data.round_curves import round_facts, round_rows
@@ -242,19 +241,11 @@ def _split(rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
 
 
 def _time(summary: RunSummary) -> Table:
-    parts = whole_accounting(summary)
-    total = sum(seconds for _, seconds in parts)
-    told = table(
-        f"where the {simulated_word(summary)}time went",
-        ["part", "time", "share"],
-        (
-            [name, duration(seconds), percent(seconds / total if total else 0.0)]
-            for name, seconds in parts
-        ),
-        left=[0],
-    )
+    *parts, whole = accounting_rows(summary)
+    head = ["part", "time", "share"]
+    told = table(f"where the {simulated_word(summary)}time went", head, parts, left=[0])
     told.add_section()
-    rows_below(told, [["all", duration(total), ""]])
+    rows_below(told, [whole])
     if summary.simulated:
         rows_below(told, [["computing it, real time", duration(summary.wall_seconds), ""]])
     return told

@@ -31,7 +31,7 @@ from batchwright.records.run_folder import existing_run, new_folder, telling_how
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.sweep_curves import sweep_csv
-from batchwright.reporting.pages.page_sweep import write_sweep_page
+from batchwright.reporting.pages.page_sweep import sweep_page
 from batchwright.reporting.render.figures import write_sweep_figures
 from batchwright.reporting.render.sweep_progress import SweepProgress
 from batchwright.storage.files import make_folder
@@ -142,7 +142,7 @@ def tell(found: Sweep) -> None:
     folder = Path(found.folder)
     write_text(sweep_csv(found), folder / "sweep.csv")
     write_sweep_figures(found, folder / "figures")
-    write_sweep_page(found, folder / "sweep.html")
+    write_text(sweep_page(found), folder / "sweep.html")
 
 
 def _widened(
