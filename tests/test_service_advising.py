@@ -326,7 +326,7 @@ def test_epochs_that_come_in_lead_to_advice_that_the_next_answer_tells_of(servic
 def test_a_run_is_thought_about_again_only_if_something_is_new(service, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "batchwright.service.advising.advice_for", lambda *told: seen.append(told) or None
+        "batchwright.service.adviser.advised", lambda *told: seen.append(told) or None
     )
     run, adviser = introduced(service), Adviser(service.store)
     told = lines(PLAN, 6, **SLOW_LINK)

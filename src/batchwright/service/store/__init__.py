@@ -126,4 +126,5 @@ class Store:
 
     def close(self) -> None:
         """Close all connections."""
+        self.records.close()
         self.database.close()
