@@ -13,6 +13,7 @@ from batchwright.service.background_queue import Errands
 from batchwright.service.plan_answers import advised, refuse_costly
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
+from batchwright.workflows.drift import drift_of
 
 log = logging.getLogger("batchwright.service")
 
@@ -48,14 +49,12 @@ class Adviser(Errands):
         Raises:
             NotFound: There is no such run.
         """
-        from batchwright.service import advising  # the planner: the start does without it
-
         info = self._store.runs.get(run)
         if info.state == "finished":
             return None
         plan = self._store.runs.plan(run)
         newest = self._store.records.newest_epochs(run, NEWEST_LINES)
-        drift = advising.drift_of(plan, newest)
+        drift = drift_of(plan, newest)
         if (
             drift is None
             or not drift.beyond

@@ -20,7 +20,7 @@ from batchwright.service.store.lines import read_batch
 
 router = APIRouter(prefix="/v1/runs", tags=["records"])
 
-READERS = 4
+READERS = 2
 """Threads that read batches: more of them would only take turns."""
 
 BATCH = {

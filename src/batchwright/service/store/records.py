@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, delete, select, union_all, update
@@ -39,16 +40,17 @@ MOST_CHARACTERS = 16 * 2**20
 PIECE_CHARACTERS = 64 * 1024
 """Of an answer, sent at once."""
 
-_RUN = (
+_PROGRESS = ("epochs_done", "global_batch_size", "top1")
+_RUNS = (
     select(
-        *(runs.c.owner, runs.c.outcome, runs.c.next_sequence, runs.c.counts),
-        *(runs.c.advice, runs.c.digest),
+        *(runs.c.id, runs.c.owner, runs.c.outcome, runs.c.next_sequence, runs.c.counts),
+        *(runs.c.advice, runs.c.digest, *(runs.c[name] for name in _PROGRESS)),
     )
-    .where(runs.c.id == bindparam("run"), THERE)
+    .where(runs.c.id.in_(bindparam("runs", expanding=True)), THERE)
+    .order_by(runs.c.id)  # in which services that share a database lock them
     .with_for_update()
 )
-_CHANGE_RUN = update(runs).where(runs.c.id == bindparam("run"))
-"""Made once: to make a statement takes longer than to execute it."""
+_CHANGE_RUNS = update(runs).where(runs.c.id == bindparam("run"))
 
 ROWS_AT_ONCE = 200
 """Inserted by one statement."""
@@ -222,7 +224,9 @@ class Records(Part):
             total, newest = _counts(connection, identifier).get("epoch", (0, -1))
             wanted = _next_of_kind(identifier, "epoch", newest + 1, most, total.bit_length(), -1)
             rows, _ = _read(connection, wanted.order_by(records.c.sequence.desc()).limit(most))
-        return _epochs_in(Stored("epoch", total, 1, rows[::-1], cache(lambda: self.data(identifier))))
+        return _epochs_in(
+            Stored("epoch", total, 1, rows[::-1], cache(lambda: self.data(identifier)))
+        )
 
     def data(self, identifier: str) -> DataFacts:
         """What a run trains on."""
@@ -242,11 +246,10 @@ class Records(Part):
             if not waiting:
                 return
             together = [one for one in waiting if one.told.set_running_or_notify_cancel()]
-            together.sort(key=lambda one: one.run)  # services that share a database lock in order
-            settled: list[RecordsTaken | Exception]
+            settled: Sequence[RecordsTaken | Exception]
             try:
                 with self._database.writing() as connection:
-                    settled = [self._store(connection, one) for one in together]
+                    settled = self._store(connection, together)
             except Exception as error:  # noqa: BLE001 - each of them raises it
                 settled = [error] * len(together)  # rolled back, all of them
             for one, became in zip(together, settled, strict=True):
@@ -255,46 +258,91 @@ class Records(Part):
                 else:
                     one.told.set_result(became)
 
-    def _store(self, connection: Connection, delivery: _Delivery) -> RecordsTaken | Exception:
-        """Store one delivery; what is wrong with it is found before anything is written."""
-        try:
-            return self._take_in(connection, delivery)
-        except ServiceProblem as problem:
-            return problem
+    def _store(
+        self, connection: Connection, together: Sequence[_Delivery]
+    ) -> Sequence[RecordsTaken | Exception]:
+        """Store deliveries in few statements; for each what was taken, or what is wrong with it."""
+        wanted = {"runs": [*{one.run for one in together}]}
+        rows = connection.execute(_RUNS, wanted).mappings()
+        found = {row["id"]: _Run(row["owner"], row["outcome"], row["advice"], row) for row in rows}
+        settled: list[RecordsTaken | Exception] = []
+        for one in together:
+            try:
+                settled.append(self._take_in(found.get(one.run), one))
+            except ServiceProblem as problem:
+                settled.append(problem)
+        changed = {run: one for run, one in found.items() if one.changed}
+        for run in (run for run, one in changed.items() if one.drops):
+            connection.execute(delete(records).where(records.c.run_id == run))
+        insert_rows(connection, [(run, *row) for run, one in changed.items() for row in one.rows])
+        if changed:
+            told = [{"run": run, **one.columns(self._clock())} for run, one in changed.items()]
+            connection.execute(_CHANGE_RUNS, told)
+        return settled
 
-    def _take_in(self, connection: Connection, delivery: _Delivery) -> RecordsTaken:
-        run = connection.execute(_RUN, {"run": delivery.run}).one_or_none()
+    def _take_in(self, run: _Run | None, delivery: _Delivery) -> RecordsTaken:
+        """A delivery, into the run as it is to be stored; one that is refused changes nothing."""
         if run is None:
             raise missing("run", delivery.run)
         if delivery.caller is not None and not delivery.caller.owns(run.owner):
             raise Forbidden("this run belongs to another token")
-        batch, counts, stored, digest = delivery.batch, run.counts, run.next_sequence, run.digest
-        values: dict[str, Any] = {"changed": self._clock()}
-        drops = batch.anew and stored > 0
-        if drops:
-            if run.outcome == "finished" or stored > MOST_DROPPED or batch.first:
-                raise Conflict("what is stored of this run stays: report it as another")
-            values |= {"epochs_done": 0, "top1": None}
-            counts, stored, digest = "{}", 0, None
-        known = stored - batch.first
+        batch = delivery.batch
+        drops = batch.anew and run.stored > 0
+        if drops and (run.outcome == "finished" or run.stored > MOST_DROPPED or batch.first):
+            raise Conflict("what is stored of this run stays: report it as another")
+        stored, digest = (0, None) if drops else (run.stored, run.digest)
         _refuse(batch, stored, digest)
         following = max(stored, batch.first + len(batch.records))
         if following > self._settings.limits.records_per_run:
             raise Refused(
                 f"this service keeps {self._settings.limits.records_per_run} records of a run"
             )
-        if drops:  # others' deliveries are in this transaction: nothing is refused from here on
-            connection.execute(delete(records).where(records.c.run_id == delivery.run))
+        if drops:
+            run.drop()
         if following > stored:
-            so_far, digest = json.loads(counts), batch.after
-            new = batch.records[known:]
-            insert_rows(
-                connection, delivery.run, rows_of(stored, new, delivery.texts[known:], so_far)
-            )
-            values |= {"next_sequence": following, "counts": json.dumps(so_far), "digest": digest}
-            values |= progress_in(new)
-        connection.execute(_CHANGE_RUN, {"run": delivery.run, **values})
-        return RecordsTaken(next=following, advice=run.advice, digest=digest)
+            run.add(batch.records[stored - batch.first :], delivery.texts[stored - batch.first :])
+            run.digest = batch.after
+        run.changed = True
+        return RecordsTaken(next=following, advice=run.advice, digest=run.digest)
+
+
+class _Run:
+    """A run as it is to be stored.
+
+    Attributes:
+        owner: As stored, and so are `outcome` and `advice`.
+        stored: How many records there are.
+        digest: Of these.
+        drops: Whether those that are in the database go.
+        rows: That are to be inserted.
+        changed: Whether anything of it changes, be it the time alone.
+    """
+
+    def __init__(self, owner: str, outcome: str | None, advice: int, row: Mapping[Any, Any]):
+        self.owner, self.outcome, self.advice = owner, outcome, advice
+        self.stored, self.digest = row["next_sequence"], row["digest"]
+        self._counts: dict[str, list[int]] = json.loads(row["counts"])
+        self._progress = {name: row[name] for name in _PROGRESS}
+        self.rows: list[Row] = []
+        self.drops = self.changed = False
+
+    def drop(self) -> None:
+        """Begin anew, without records."""
+        self.stored, self.digest, self.drops = 0, None, True
+        self._counts, self.rows = {}, []
+        self._progress |= {"epochs_done": 0, "top1": None}
+
+    def add(self, lines: Sequence[RunLine], texts: Sequence[str]) -> None:
+        """Add what follows."""
+        self.rows += rows_of(self.stored, lines, texts, self._counts)
+        self.stored += len(lines)
+        self._progress |= progress_in(lines)
+
+    def columns(self, now: float) -> dict[str, Any]:
+        """What changes in its row."""
+        counts = json.dumps(self._counts)
+        told = {"next_sequence": self.stored, "digest": self.digest, "counts": counts}
+        return told | self._progress | {"changed": now}
 
 
 def _refuse(batch: RecordBatch, stored: int, digest: str | None) -> None:
@@ -416,7 +464,7 @@ def rows_of(
     return rows
 
 
-def insert_rows(connection: Connection, run: str, rows: Sequence[Row]) -> None:
+def insert_rows(connection: Connection, rows: Sequence[tuple[str, *Row]]) -> None:
     """Insert rows in each database's quickest way; PostgreSQL's takes a tenth of the usual one.
 
     SQLite's driver lets go of Python's lock in each step of a statement, and after each this thread
@@ -428,13 +476,12 @@ def insert_rows(connection: Connection, run: str, rows: Sequence[Row]) -> None:
             some = rows[first : first + ROWS_AT_ONCE]
             marks = ", ".join(["(?, ?, ?, ?, ?)"] * len(some))
             statement = f"INSERT INTO {columns} VALUES {marks}"  # noqa: S608 - ours alone
-            values = tuple(value for row in some for value in (run, *row))
-            connection.exec_driver_sql(statement, values)
-        return
-    driver: Any = connection.connection
-    with driver.cursor() as cursor, cursor.copy(f"COPY {columns} FROM STDIN") as copy:
-        for row in rows:
-            copy.write_row((run, *row))
+            connection.exec_driver_sql(statement, tuple(chain.from_iterable(some)))
+    elif rows:
+        driver: Any = connection.connection
+        with driver.cursor() as cursor, cursor.copy(f"COPY {columns} FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
 
 
 def progress_in(lines: Sequence[RunLine]) -> dict[str, Any]:
