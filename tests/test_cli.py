@@ -440,6 +440,23 @@ def test_the_same_profile_gives_the_same_plan(command, place):
     assert command("plan", "profile.json")[1] == (place / "plan.json").read_text()
 
 
+def test_an_export_and_a_runs_lines_overwrite_no_file_unless_they_are_told_to(command, place):
+    write_record(make_plan(), place / "plan.json")
+    (place / "run").mkdir()
+    (place / "run" / "metrics.jsonl").write_text("")
+    for words in (
+        ("export", "plan.json", "--as", "lightning", "--out", "mine.txt"),
+        ("report", "run", "--metrics", "mine.txt"),
+    ):
+        (place / "mine.txt").write_text("changed by hand")
+        code, out, err = command(*words)
+        assert (code, out) == (2, "")
+        assert "mine.txt exists: name another file, or overwrite it with --force" in err
+        assert (place / "mine.txt").read_text() == "changed by hand"
+        assert command(*words, "--force")[0] == 0
+        assert (place / "mine.txt").read_text() != "changed by hand"
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
     """Files of figures stay empty: to draw them takes most of a report's time."""

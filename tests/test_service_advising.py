@@ -12,8 +12,9 @@ from batchwright.records import EpochRecord, Job, WorkerTime
 from batchwright.records.lines.run_lines import EpochLine
 from batchwright.records.service import Advice, AgentIntroduction, JobProgress
 from batchwright.service.adviser import Adviser
-from batchwright.service.advising import LEAST_CHANGE, MOST_CHANGE, advice_for, drift_of
-from batchwright.workflows.replan import EpochTime, at_level_of, epoch_seconds
+from batchwright.service.advising import LEAST_CHANGE, MOST_CHANGE, advice_for
+from batchwright.workflows.drift import EpochTime, drift_of
+from batchwright.workflows.replan import at_level_of, epoch_seconds
 from clusters import LOCAL_BATCHES, make_step, step_seconds
 from run_lines import values_of
 from samples import make_cyclic_plan, make_data, make_dual_plan, make_job, make_profile
@@ -326,7 +327,7 @@ def test_epochs_that_come_in_lead_to_advice_that_the_next_answer_tells_of(servic
 def test_a_run_is_thought_about_again_only_if_something_is_new(service, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "batchwright.service.advising.advice_for", lambda *told: seen.append(told) or None
+        "batchwright.service.adviser.advised", lambda *told: seen.append(told) or None
     )
     run, adviser = introduced(service), Adviser(service.store)
     told = lines(PLAN, 6, **SLOW_LINK)

@@ -18,6 +18,7 @@ from sqlalchemy import update
 from batchwright.cli import client_commands
 from batchwright.client import job_work, lease_heartbeat
 from batchwright.client.agent import Agent, allowed
+from batchwright.client.checkpoint_progress import CheckpointProgress
 from batchwright.client.http import Service, ServiceError
 from batchwright.client.identity import folder_id, usual_name
 from batchwright.client.job_work import code_words
@@ -262,7 +263,7 @@ def test_only_what_no_repeating_helps_against_is_a_lost_lease(status, lost):
 
     key = "00000000-0000-4000-8000-000000000001"
     one = lease_heartbeat.LeaseHeartbeat(report, key, 30.0, threading.Event())
-    one.say_once("queued")
+    one.give_back(sent=False)
     assert (one.lost, one.ended) == (lost, lost)
 
 
@@ -375,6 +376,16 @@ def test_the_service_hears_how_far_the_newest_checkpoint_is(service, queued, hol
 # ------------------------------------------------------------------------- what an agent cannot do
 
 
+def test_a_checkpoint_after_an_epoch_holds_all_of_it(tmp_path):
+    """Where not each step has a line, the epoch's own tells."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.pt").touch()
+    lines = [step(10, 3), epoch(3)]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert CheckpointProgress(tmp_path).trained() == 4.0
+
+
 def answering(here, change):
     """The agent gets leases with something in them changed."""
     post = here.agent._service.post
@@ -422,6 +433,18 @@ def test_a_job_whose_own_keys_cannot_be_read_is_given_back(service, queued, hold
     assert not one.work()
     assert Here(service, tmp_path / "two", name="two").work()
     assert state(service, queued).state == "done"
+
+
+def test_a_job_whose_package_is_not_here_is_given_back(service, hold, tmp_path):
+    asked = JOB.model_copy(update={"network": "not_installed_here.networks:small"})
+    job = submit(remote(service, "submit"), asked, name="a job", auto=True)
+    one = Here(service, tmp_path / "one", allow=("network=not_installed_here.*",))
+    assert one.work()
+    says = "network=not_installed_here.networks:small: its package is not installed here"
+    assert one.told[-1] == f"a job: given back: {says}"
+    found = state(service, job)
+    assert (found.state, found.error) == ("queued", None)
+    assert says in found.waiting
 
 
 def test_what_is_no_lease_at_all_ends_the_agent_in_a_line(service, queued, tmp_path):

@@ -11,6 +11,8 @@ import signal
 import socket
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import fsspec
 import pytest
 
@@ -28,8 +30,9 @@ from batchwright.client.http import Service as Remote
 from batchwright.client.submitting import submit
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import AgentIntroduction, JobArtifacts, JobProgress, Lease
+from batchwright.service.api import artifacts as api
 from batchwright.service.pages.assets import assets
-from batchwright.service.problems import Conflict
+from batchwright.service.problems import Conflict, Refused
 from batchwright.service.store.artifact_place import ArtifactPlace
 from clients import a_server, wait_until
 from samples import make_job
@@ -422,6 +425,22 @@ def test_a_large_file_is_never_whole_in_memory_at_either_end(tmp_path):
 
 
 @pytest.mark.slow
+def test_an_upload_that_comes_byte_by_byte_is_given_up(monkeypatch):
+    """Each piece is in time; all together they would take months."""
+    monkeypatch.setattr(api, "STALL_SECONDS", 0.2)
+
+    async def slowly():
+        for _ in range(3000):
+            await anyio.sleep(0.01)
+            yield b"x"
+
+    def take():
+        return sum(map(len, api._arriving(slowly())))
+
+    with pytest.raises(Refused, match="did not come to its end"):
+        anyio.run(anyio.to_thread.run_sync, take)
+
+
 def test_an_upload_that_breaks_off_or_stalls_leaves_nothing_and_does_not_hold_up_the_end(tmp_path):
     with a_server(tmp_path) as server, Remote(server.url, server.token) as remote:
         lease = a_lease(remote)

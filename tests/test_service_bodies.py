@@ -23,7 +23,7 @@ from batchwright.service import processes
 from batchwright.service.middleware import bodies
 from batchwright.service.middleware.bodies import _Held, _Share
 from batchwright.service.operating.serving import FREE_PIECES, listen
-from batchwright.service.problems import Refused, TooMany
+from batchwright.service.problems import Refused, TooLarge, TooMany, Unavailable
 from batchwright.service.processes import KEPT_BYTES, Workers
 from batchwright.service.reading import MOST_ESCAPES, SMALL_BYTES, check_json, read, read_json
 from batchwright.service.settings import Limits
@@ -337,13 +337,13 @@ def test_work_is_done_in_a_process_that_stays(workers):
 
 
 def test_what_takes_too_long_is_ended_and_others_go_on(workers):
-    with pytest.raises(Refused, match="takes longer than 0 s"):
+    with pytest.raises(Unavailable, match="takes longer than 0 s"):
         workers.call(0.2, time.sleep, SECONDS)
     assert workers.call(SECONDS, abs, -1) == 1
 
 
 def test_what_takes_too_much_memory_is_refused(workers):
-    with pytest.raises(Refused, match="more memory than a request may"):
+    with pytest.raises(TooLarge, match="more memory than a request may"):
         workers.call(SECONDS, bytearray, 2**30)
     assert workers.call(SECONDS, abs, -1) == 1
 
@@ -354,10 +354,12 @@ def test_a_process_that_has_become_large_is_replaced(workers):
     assert workers.call(SECONDS, os.getpid) != first
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
-def test_a_process_that_is_killed_costs_one_request(workers, number):
+@pytest.mark.parametrize(
+    ("number", "problem"), [(signal.SIGKILL, Unavailable), (signal.SIGABRT, TooLarge)]
+)
+def test_a_process_that_is_killed_costs_one_request(workers, number, problem):
     pid = workers.call(SECONDS, os.getpid)
-    with pytest.raises(Refused):
+    with pytest.raises(problem):
         workers.call(SECONDS, os.kill, pid, number)
     assert workers.call(SECONDS, abs, -1) == 1
     os.kill(workers.call(SECONDS, os.getpid), signal.SIGKILL)  # while it has nothing to do

@@ -347,6 +347,15 @@ def test_that_nothing_can_be_written_is_told_to_whoever_asks_whether_it_is_ready
     assert service.get(None, "/healthz").status_code == 200
 
 
+def test_nobody_who_asks_whether_it_is_ready_waits_for_another_who_asks(service, monkeypatch):
+    database = service.store.database
+    assert service.get(None, "/readyz").status_code == 200
+    with database._looking:  # as while somebody waits for a database that is locked
+        assert service.get(None, "/readyz").status_code == 200
+        monkeypatch.setattr(database, "_looked", database._looked - 3600)
+        assert service.get(None, "/readyz").status_code == 503
+
+
 # ---------------------------------------------------------------- documents of another version
 
 

@@ -431,6 +431,62 @@ def test_an_agent_that_cannot_carry_a_job_out_does_not_get_it_again(sqlite, cloc
     assert sqlite.jobs.lease("one").job.id == job
 
 
+def test_an_agent_that_begins_anew_again_and_again_without_a_word_keeps_no_job_from_others(sqlite):
+    """As one of another version, which cannot read the job and is started again at once."""
+    job, begun = submit(sqlite), 0
+    while sqlite.jobs.lease("one") is not None and begun < 10:
+        sqlite.agents.introduce(AgentIntroduction(name="one", allow=()), "me")
+        begun += 1
+    assert begun == 3
+    theirs = sqlite.jobs.lease("two")
+    assert theirs.job.id == job
+    sqlite.jobs.progress(job, JobProgress(key=theirs.key))
+
+
+def test_a_name_is_free_for_another_folder_once_its_job_is_kept_no_longer(sqlite, clocks):
+    """A container that is made again has the same name and a new folder."""
+    first, second = (
+        AgentIntroduction(name="named", allow=(), folder=str(uuid.uuid4())) for _ in range(2)
+    )
+    sqlite.agents.introduce(first, "me")
+    job, lease = trains(sqlite, "named")
+    clocks.go(31.0)
+    with pytest.raises(Conflict, match="kept for agent named, which has another folder, for 9 min"):
+        sqlite.agents.introduce(second, "me")
+    clocks.go(600.0)
+    sqlite.agents.introduce(second, "me")
+    theirs = sqlite.jobs.lease("named")
+    assert (theirs.job.id, theirs.number) == (job, 2)
+    with pytest.raises(Conflict, match="was lost"):
+        sqlite.jobs.progress(job, JobProgress(key=lease.key))
+
+
+def test_a_training_that_lies_at_the_service_is_kept_for_nobody(sqlite, clocks):
+    job, lease = trains(sqlite)
+    sqlite.jobs.progress(job, JobProgress(key=lease.key, state="queued", sent=True))
+    clocks.go(31.0)  # so long it is left to who had it
+    assert sqlite.jobs.lease("two").job.id == job
+
+
+def test_the_run_of_a_job_that_goes_on_elsewhere_is_told_to_have_stopped(service, clock):
+    store = service.store
+    for agent in ("one", "two"):
+        store.agents.introduce(AgentIntroduction(name=agent, allow=()), "report")
+    runs = [service.a_run(), service.a_run()]
+    job, lease = trains(store)
+    store.jobs.progress(job, JobProgress(key=lease.key, run=runs[0]))
+    clock.go(1000.0)
+    assert store.runs.get(runs[0]).state == "silent"
+    theirs = store.jobs.lease("two")
+    store.jobs.progress(job, JobProgress(key=theirs.key, run=runs[1]))
+    found = store.runs.get(runs[0])
+    assert (found.state, found.error) == (
+        "stopped",
+        "agent two goes on with its job, in a run of its own",
+    )
+    assert "agent two goes on with its job" in service.sign_in("read").get(f"/runs/{runs[0]}").text
+
+
 def test_an_agent_that_asks_in_a_former_process_is_told_to_end(sqlite):
     first, second = (str(uuid.uuid4()) for _ in range(2))
     for session in (first, second):

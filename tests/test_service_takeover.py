@@ -174,6 +174,21 @@ def test_another_agent_goes_on_from_the_checkpoint(kept, waiting, hold, tmp_path
     assert not list((tmp_path / "two" / "jobs" / waiting.id).glob("fetched"))
 
 
+def test_a_job_whose_agent_stopped_with_all_at_the_service_is_kept_for_nobody(
+    kept, waiting, hold, tmp_path, clock
+):
+    one, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
+    one.agent._stopping.set()
+    thread.join(SECONDS)
+    assert state(kept, waiting).state == "planned"
+    two = Here(kept, tmp_path / "two", name="two")
+    clock.go(31.0)
+    hold.unlink()
+    assert two.work()
+    assert (state(kept, waiting).state, state(kept, waiting).agent) == ("done", "two")
+    assert "a job: goes on from the checkpoint that the service has" in two.told
+
+
 def test_an_agent_that_comes_back_goes_on_from_its_own_folder(kept, waiting, hold, tmp_path):
     one, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
     one.agent._stopping.set()

@@ -4,8 +4,8 @@
 
 Each reporter has a run and a token of its own, and sends its records in batches of at most AT_ONCE,
 as the protocol wants: it goes on from what was acknowledged, whatever the service does meanwhile.
-OUT.json gets the seconds of each answered request, when all began and ended, and for each run how
-many records were acknowledged.
+Each time some are, it prints how many. OUT.json gets the seconds of each answered request, when all
+began and ended, and for each run how many records were acknowledged.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ class Reporter:
         while self.acknowledged < records:
             numbers = range(self.acknowledged, min(self.acknowledged + at_once, records))
             answer = await self._answer("POST", "/records", batch_of(numbers.start, numbers.stop))
+            print(answer["next"] - self.acknowledged, flush=True)
             self.acknowledged = answer["next"]
 
     async def _answer(self, method: str, path: str, body: bytes) -> Any:

@@ -30,6 +30,7 @@ from batchwright.cli.output import (
     new_choice,
     print_plan,
     refuse_bad_target,
+    refuse_existing,
     show,
     write,
 )
@@ -116,6 +117,7 @@ FollowAdvice = Annotated[
     typer.Option("--follow-advice", help="Take a new plan from there at the end of an epoch."),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if there is one.")]
 
 
 def _print_version(asked: bool) -> None:
@@ -355,6 +357,7 @@ def report(
         ),
     ] = None,
     as_json: JsonFlag = False,
+    force: Force = False,
 ) -> None:
     """Tell: predicted against measured, accuracy, where the time went. Needs no torch."""
     from batchwright.records.lines import export
@@ -365,6 +368,7 @@ def report(
     if metrics is not None:
         if len(runs) > 1:
             raise BatchwrightError("--metrics writes the lines of one run: name one run folder")
+        refuse_existing(metrics, force)
         export.metrics(runs[0], metrics)
         return
     if len(runs) > 1:
@@ -390,6 +394,7 @@ def export(
         typer.Option("--set", metavar="KEY=VALUE", help="What the program is told besides."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; - is stdout.")] = None,
+    force: Force = False,
 ) -> None:
     """Write a plan for another program: an engine that starts it, or a trainer that follows it."""
     from batchwright.records import Plan
@@ -411,6 +416,7 @@ def export(
             "name a plan or a run folder: batchwright export PLAN.json|RUN --as NAME"
         )
     refuse_bad_target(out)
+    refuse_existing(out, force)
     folder = Path(plan)
     place = str(folder / "plan.json") if folder.is_dir() else plan
     pairs = dict(_setting(word) for word in settings or ())

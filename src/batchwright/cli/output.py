@@ -66,6 +66,12 @@ def refuse_bad_target(out: Path | None) -> None:
         raise BatchwrightError(f"cannot write {out}: no such folder, or not writable")
 
 
+def refuse_existing(out: Path | None, force: bool) -> None:
+    """Nothing, unless a file would be overwritten that somebody may have changed."""
+    if out is not None and out.is_file() and not force:
+        raise BatchwrightError(f"{out} exists: name another file, or overwrite it with --force")
+
+
 def write(record: Record, out: Path | None) -> None:
     """To the file; without one to stdout."""
     from batchwright.records.documents import write_record

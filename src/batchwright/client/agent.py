@@ -172,7 +172,7 @@ class Agent:
                 if pulse.lost:
                     self._tell(f"{name}: the lease was lost, so another agent goes on with it")
                 else:  # another agent need not wait for the lease to run out
-                    pulse.say_once("queued")
+                    pulse.give_back(sent=work.sent)
                     self._tell(f"{name}: given back")
             except (ServiceError, OSError) as error:
                 self._tell(f"{name}: {error}")

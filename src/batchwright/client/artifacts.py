@@ -170,6 +170,12 @@ class RunFiles:
         self._over.set()
         self._thread.join()
 
+    @property
+    def sent(self) -> bool:
+        """Whether the service has the run's newest checkpoint, or there is none."""
+        mark = _mark(_path(self._run, "last.pt"))
+        return self._restored and mark in (None, self._seen.get("last.pt"))
+
     # --------------------------------------------------------------------------------- from there
 
     def restore(self, plan: Plan) -> None:

@@ -44,7 +44,7 @@ def _epochs(line: bytes) -> float | None:
     try:
         values = json.loads(line)
         if values["kind"] == "epoch":
-            return float(values["epoch"] + 1)
+            return float(values["record"]["epoch"] + 1)
         return float(values["epoch"] + (values["step"] + 1) / values["steps"])
     except (ValueError, TypeError, LookupError, ZeroDivisionError):
         return None

@@ -13,6 +13,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from batchwright.client.artifacts import RunFiles
@@ -93,6 +94,11 @@ class JobWork:
         self._progress = CheckpointProgress(self._run)
         self._passed = ""  # which limit
 
+    @property
+    def sent(self) -> bool:
+        """Whether the service has the newest checkpoint, once the work has ended."""
+        return self._files.sent
+
     def do(self) -> str:
         """Do what is left of the job, and tell how it ended.
 
@@ -156,6 +162,10 @@ class JobWork:
             job = change_job(Job(), self._lease.job.job)
         except JobError as error:  # the service could read it
             raise Unable(f"this agent cannot read it ({error})") from None
+        for key in job.code_keys:
+            text = getattr(job, key)
+            if not _is_installed(text):
+                raise Unable(f"{key}={text}: its package is not installed here")
         given = (self._lease.profile, self._lease.plan)
         for one in (job, *(document.job for document in given if document is not None)):
             problem = not_allowed(self._allow, one)
@@ -340,6 +350,15 @@ class JobWork:
     def _stop_if_ended(self) -> None:
         if self._pulse.ended:
             raise LeaseEnded("the work on the job is to end")
+
+
+def _is_installed(text: str) -> bool:
+    """Whether the package of an import string is here; nothing of it is imported."""
+    package = text.partition(":")[0].partition(".")[0]
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # the command says what is wrong with it
+        return True
 
 
 def code_words(job: Job) -> list[str]:

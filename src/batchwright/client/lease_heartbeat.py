@@ -102,10 +102,12 @@ class LeaseHeartbeat:
                 break
         raise LeaseEnded("the lease of the job was lost")
 
-    def say_once(self, state: str) -> None:
-        """Tell, if it can be told at once; else the lease runs out by itself."""
+    def give_back(self, *, sent: bool) -> None:
+        """Tell that another agent may have the job, if it can be told at once; else the lease runs
+        out by itself. ``sent`` is whether the service has the newest checkpoint.
+        """
         try:
-            self._send({"state": state})
+            self._send({"state": "queued", "sent": sent})
         except ServiceError:
             return
 

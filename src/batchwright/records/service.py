@@ -280,6 +280,11 @@ class JobProgress(Record):
     trained: NonNegative | None = Field(
         None, description="Epochs that its newest checkpoint holds, in fractions too."
     )
+    sent: bool = Field(
+        False,
+        description="With `queued`: the service has the newest checkpoint, so that the job need "
+        "not be kept for this agent.",
+    )
     profile: Profile | None = None
     plan: Plan | None = None
     run: Identifier | None = None

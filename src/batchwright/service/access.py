@@ -1,7 +1,8 @@
 """Who may do what: programs by a token, browsers by a cookie.
 
 Each route says what it needs as a dependency, `need`, `need_page` or `open_to_all`; a test walks
-all routes and finds one that says nothing. Who asks was found out before, by `identify`.
+all routes and finds one that says nothing. Who asks was found out before, by `identify`. These are
+coroutines, and wait for nothing: as functions each would be handed to a thread.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def store_of(request: Request) -> Store:
 
 
 async def _store_of(request: Request) -> Store:
-    return store_of(request)  # for `Stored`: as a coroutine it takes no thread
+    return store_of(request)
 
 
 Stored = Annotated[Store, Depends(_store_of)]
@@ -59,7 +60,7 @@ def need(*scopes: Scope) -> Any:
         Forbidden: It lacks the scope.
     """
 
-    def check(request: Request, _shown: Annotated[Any, Security(_bearer)]) -> Caller:
+    async def check(request: Request, _shown: Annotated[Any, Security(_bearer)]) -> Caller:
         unknown = "a token is needed, as `Authorization: Bearer TOKEN`"
         if "authorization" in request.headers:
             unknown = "this token is unknown or was revoked"
@@ -77,7 +78,7 @@ def need_page(*scopes: Scope) -> Any:
         Forbidden: It was signed in with less.
     """
 
-    def check(request: Request) -> Caller:
+    async def check(request: Request) -> Caller:
         unknown = "sign in first: `batchwright sign-in` prints a link"
         return _allowed(request, "visitor", scopes, "this browser", unknown)
 
@@ -99,7 +100,7 @@ def _allowed(
 def open_to_all() -> Any:
     """A dependency of a route that anybody may call; it says so, and does nothing."""
 
-    def check() -> None: ...
+    async def check() -> None: ...
 
     check.needed = ()  # type: ignore[attr-defined]
     return Depends(check)

@@ -10,14 +10,21 @@ from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Profile
 from batchwright.records.service import Advice, RunInfo
 from batchwright.service.background_queue import Errands
-from batchwright.service.plan_answers import PLANNING, refuse_costly
+from batchwright.service.plan_answers import advised, refuse_costly
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
+from batchwright.workflows.drift import drift_of
 
 log = logging.getLogger("batchwright.service")
 
 REMEMBERED = 10_000
 """Runs of which is known what was last thought about."""
+
+PAUSE_SECONDS = 2.0
+"""Between two looks at a run, at least: many runs with epochs of less would keep it busy."""
+
+NEWEST_LINES = 16
+"""Of epochs, which say whether a run goes as predicted: epochs may be there twice."""
 
 NEWS = 0.05
 """Change of the measured time that makes thinking again worth while, as a share."""
@@ -26,12 +33,13 @@ NEWS = 0.05
 class Adviser(Errands):
     """Thinks about one run at a time; `add` one that has finished an epoch.
 
-    Planning takes tenths of a second: a reporter must not wait for that, and two must not plan at
-    the same time. What was not thought about when the service ends comes again with the next epoch.
+    Planning takes tenths of a second: a reporter must not wait for that, nor whoever else asks, so
+    it happens in the process that plans. What was not thought about when the service ends comes
+    again with the next epoch.
     """
 
     def __init__(self, store: Store) -> None:
-        super().__init__(self._think, "adviser")
+        super().__init__(self._think, "adviser", pause_seconds=PAUSE_SECONDS)
         self._store = store
         self._thought: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
@@ -41,13 +49,12 @@ class Adviser(Errands):
         Raises:
             NotFound: There is no such run.
         """
-        from batchwright.service import advising  # the planner: the start does without it
-
         info = self._store.runs.get(run)
         if info.state == "finished":
             return None
-        plan, epochs = self._store.runs.plan(run), self._store.records.epochs(run)
-        drift = advising.drift_of(plan, epochs)
+        plan = self._store.runs.plan(run)
+        newest = self._store.records.newest_epochs(run, NEWEST_LINES)
+        drift = drift_of(plan, newest)
         if (
             drift is None
             or not drift.beyond
@@ -61,8 +68,7 @@ class Adviser(Errands):
             return None
         try:
             refuse_costly(plan.job, [profile])
-            with PLANNING:
-                offer = advising.advice_for(plan, profile, epochs, offered)
+            offer = advised(plan, profile, self._store.records.epochs(run), offered)
         except BatchwrightError as error:  # the run is fine, and goes on as it is
             log.info("no advice", extra={"fields": {"run": run, "why": one_line(error)}})
             return None

@@ -17,24 +17,17 @@ from typing import Any
 from batchwright.algorithms.splicing import spliced
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan
-from batchwright.records import EpochRecord, Estimate, Plan, Profile, Reason, Stage
+from batchwright.records import EpochRecord, Plan, Profile, Reason, Stage
 from batchwright.records.service import Advice
 from batchwright.records.text.formatting import between, counted, duration
+from batchwright.workflows.drift import Drift, drift_of
 from batchwright.workflows.replan import (
-    EpochTime,
     Level,
     at_level_of,
     epoch_seconds,
     supported,
-    time_of,
     with_workers_of,
 )
-
-LOOK_BACK = 3
-"""Newest epochs whose median counts: one that something disturbed moves nothing."""
-
-LEAST_EPOCHS = 2
-"""Fewer tell nothing, as a row's first epoch does not: loaders start in it, caches are cold."""
 
 LEAST_CHANGE = 1.25
 """Ratio of two global batches below which a change is not worth stopping for."""
@@ -42,45 +35,6 @@ LEAST_CHANGE = 1.25
 MOST_CHANGE = 4
 """Largest ratio of two global batches in one change: the rate changes at once with it, without a
 warm-up."""
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Measured against predicted, over the newest epochs of the row that a run is in.
-
-    Attributes:
-        stage: The row.
-        times: Of the newest epochs.
-        measured: Their median, in seconds.
-        predicted: Seconds per epoch, by the plan.
-        tolerance: Share of the measured time by which the prediction may miss it.
-        done: Epochs finished.
-    """
-
-    stage: Stage
-    times: tuple[EpochTime, ...]
-    measured: float
-    predicted: Estimate
-    tolerance: float
-    done: int
-
-    @property
-    def error(self) -> float:
-        """(predicted - measured) / measured."""
-        return (self.predicted.value - self.measured) / self.measured
-
-    @property
-    def beyond(self) -> bool:
-        """Whether the prediction misses by more than the job tolerates."""
-        return abs(self.error) > self.tolerance
-
-    def __str__(self) -> str:
-        far = self.measured / self.predicted.value - 1
-        return (
-            f"epochs take {duration(self.measured)} where {between(self.predicted)} s were "
-            f"predicted, {100 * abs(far):.0f} % {'more' if far > 0 else 'less'} (median of the "
-            f"last {len(self.times)})"
-        )
 
 
 @dataclass(frozen=True)
@@ -96,33 +50,6 @@ class Offer:
     epoch: int
     reason: str
     plan: Plan
-
-
-def drift_of(plan: Plan, epochs: Sequence[EpochRecord]) -> Drift | None:
-    """Measured against predicted; `None` while there is too little to compare.
-
-    Args:
-        plan: What the run follows now.
-        epochs: Those that it has finished, each once, in order.
-    """
-    finished = max((one.epoch for one in epochs), default=-1)
-    if not 0 <= finished < plan.epochs:
-        return None
-    index = plan.stage_of(finished)
-    stage = plan.stages[index]
-    start = sum(row.epochs for row in plan.stages[:index])
-    times = [time_of(one) for one in epochs if one.epoch >= start and one.training_seconds]
-    newest = tuple(times[1:][-LOOK_BACK:])
-    if len(newest) < LEAST_EPOCHS or stage.predicted_epoch_seconds is None:
-        return None
-    return Drift(
-        stage=stage,
-        times=newest,
-        measured=median(time.seconds for time in newest),
-        predicted=stage.predicted_epoch_seconds,
-        tolerance=plan.job.goal.tolerance,
-        done=finished + 1,
-    )
 
 
 def advice_for(

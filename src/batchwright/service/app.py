@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 
+from anyio import CapacityLimiter
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -110,6 +111,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.adviser = Adviser(store)
     app.state.remover = Remover(store)
     app.state.webhook = Webhook(store)
+    app.state.readers = CapacityLimiter(records.READERS)
     app.state.transfers = artifacts.Transfers(settings.limits.transfers)
     for router in API:
         app.include_router(router)

@@ -24,13 +24,16 @@ class Errands:
     Args:
         do: What is done for a name.
         name: Of the thread, and for the log.
+        pause_seconds: After all that waited was done, until what came meanwhile is.
 
     Attributes:
         closed: Set once nothing more is taken on; what takes long looks at it.
     """
 
-    def __init__(self, do: Callable[[str], object], name: str) -> None:
-        self._do, self._name = do, name
+    def __init__(
+        self, do: Callable[[str], object], name: str, *, pause_seconds: float = 0.0
+    ) -> None:
+        self._do, self._name, self._pause = do, name, pause_seconds
         self._lock = threading.Lock()
         self._waiting: OrderedDict[str, None] = OrderedDict()
         self._thread: threading.Thread | None = None
@@ -67,11 +70,16 @@ class Errands:
                 if not self._waiting:
                     self._thread = None
                     return
-                errand, _ = self._waiting.popitem(last=False)
-            try:
-                self._do(errand)
-            except Exception as error:
-                log.error("%s failed", self._name, exc_info=error)
+                errands, self._waiting = self._waiting, OrderedDict()
+            for errand in errands:
+                if self.closed.is_set():
+                    break
+                try:
+                    self._do(errand)
+                except Exception as error:
+                    log.error("%s failed", self._name, exc_info=error)
+            if self._waiting:
+                self.closed.wait(self._pause)
 
 
 class Remover(Errands):

@@ -164,6 +164,7 @@ def report(
     plan: bool = False,
     trained: float | None = None,
     able: bool = True,
+    sent: bool = False,
     error: str | None = None,
 ) -> Standing:
     """The agent says how it stands, however long it was silent before.
@@ -176,6 +177,7 @@ def report(
         plan: Whether a plan comes along.
         trained: Epochs in its newest checkpoint, if it says so.
         able: With ``queued``: whether the agent could go on with the job.
+        sent: With ``queued``: whether the service has all of the training that the agent has.
         error: Why it failed.
 
     Raises:
@@ -193,7 +195,7 @@ def report(
         return job
     match state:
         case "queued":
-            return _given_back(job, kept=able)
+            return _given_back(job, kept=able and not sent)
         case "planned" if job.has_plan and job.state == "probing":
             return replace(job, state="planned") if job.goes_on else _given_back(job)
         case "training" if job.goes_on:

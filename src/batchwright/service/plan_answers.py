@@ -7,17 +7,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import BoundedSemaphore, Lock
+from typing import TYPE_CHECKING
 
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.validation import planning_job
-from batchwright.records import Job, Plan, Profile
+from batchwright.records import EpochRecord, Job, Plan, Profile
 from batchwright.records.documents import change_job
-from batchwright.records.service import PlanRequest
+from batchwright.records.service import Advice, PlanRequest
 from batchwright.service.problems import Refused, TooMany
 from batchwright.service.processes import Workers
 
-PLANNING = Lock()
-"""Held by who plans: two plans at once take twice as long, and all other requests wait for both."""
+if TYPE_CHECKING:
+    from batchwright.service.advising import Offer
+
 
 MOST_WORKERS = 4096
 MOST_RESOLUTIONS = 32
@@ -39,6 +41,8 @@ forty of them."""
 
 _BUSY = "the service is busy with other plans: come again"
 _PLACES = BoundedSemaphore(MOST_AT_ONCE)
+PLANNING = Lock()
+"""Held by who plans: two plans at once take twice as long, and all other requests wait for both."""
 _PLANNERS = Workers(most=1)
 
 
@@ -51,6 +55,20 @@ def planned(request: PlanRequest) -> Plan:
     """
     with _turn():
         return _PLANNERS.call(PLAN_SECONDS, make_plan, request)
+
+
+def advised(
+    plan: Plan, profile: Profile, epochs: Sequence[EpochRecord], offered: Sequence[Advice]
+) -> Offer | None:
+    """As `advising.advice_for`, in the process that plans; waits for its turn.
+
+    Raises:
+        BatchwrightError: As there, or it took too long.
+    """
+    from batchwright.service.advising import advice_for  # the planner
+
+    with PLANNING:
+        return _PLANNERS.call(PLAN_SECONDS, advice_for, plan, profile, epochs, offered)
 
 
 def make_plan(request: PlanRequest) -> Plan:

@@ -18,6 +18,8 @@ class ServiceProblem(BatchwrightError):  # noqa: N818 - no mistake of ours
     """
 
     status = 400
+    retry_after: float | None = None
+    """Seconds after which the same request may do better, if it may."""
 
     def __init__(self, detail: str, **values: object) -> None:
         super().__init__(detail)
@@ -65,6 +67,7 @@ class TooMany(ServiceProblem):
     """Too many requests: come again after `retry_after`."""
 
     status = 429
+    retry_after: float
 
     def __init__(self, detail: str, retry_after: float = 1.0) -> None:
         super().__init__(detail, retry_after=round(retry_after, 3))
@@ -72,9 +75,10 @@ class TooMany(ServiceProblem):
 
 
 class Unavailable(ServiceProblem):
-    """The database, or the place of artifacts, does not answer just now."""
+    """The database, the place of artifacts, or the machine, does not keep up: come again."""
 
     status = 503
+    retry_after = 5.0
 
 
 class NoRoom(ServiceProblem):

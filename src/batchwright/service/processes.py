@@ -27,14 +27,26 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from batchwright.errors import BatchwrightError, one_line
-from batchwright.service.problems import Refused, TooMany
+from batchwright.service.problems import (
+    Refused,
+    ServiceProblem,
+    TooLarge,
+    TooMany,
+    Unavailable,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Told = tuple[str, Any, bool]
-"""What came of a task, ``done``, ``refused`` or ``failed``; its value, the line or the traceback;
-and whether the process stays."""
+"""What came of a task, ``done``, ``failed`` or one of `_PROBLEMS`; its value, the traceback or the
+line; and whether the process stays."""
+
+_PROBLEMS: dict[str, Callable[[str], ServiceProblem]] = {
+    "refused": Refused,
+    "too large": TooLarge,
+    "unavailable": Unavailable,
+}
 
 MOST_BYTES = 384 * 2**20
 """Of memory that a process may write to; what needs more is refused."""
@@ -49,6 +61,7 @@ _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 256 * 1024
 """A parameter of glibc's mallopt, from <malloc.h>, and its value."""
 
 _BUSY = "the service is busy with other requests of this size: come again"
+_KILLED = "the machine ended what was to answer this, being short of memory maybe: come again"
 _TOO_COSTLY = "this takes more memory than a request may: send less at once"
 
 
@@ -79,7 +92,9 @@ class Workers:
             **named: And those by name.
 
         Raises:
-            Refused: It raised a `BatchwrightError`, or took too long or too much memory.
+            Refused: It raised a `BatchwrightError`.
+            TooLarge: It needs too much memory.
+            Unavailable: It took too long, or the system ended its process.
             TooMany: Others wait already, or its turn did not come.
             RuntimeError: It raised anything else; the traceback is in the text.
         """
@@ -94,8 +109,8 @@ class Workers:
                 self._turns.release()
         finally:
             self._places.release()
-        if kind == "refused":
-            raise Refused(value)
+        if kind in _PROBLEMS:
+            raise _PROBLEMS[kind](value)
         if kind == "failed":
             raise RuntimeError(f"a process of the service failed:\n{value}")
         returned: T = value
@@ -150,11 +165,14 @@ class _Worker:
         try:
             self._connection.send((seconds, task))
             if not self._connection.poll(seconds):
-                told = f"this takes longer than {seconds:.0f} s: send less at once"
-                return "refused", told, False
+                told = f"this takes longer than {seconds:.0f} s: send less at once, or come again"
+                return "unavailable", told, False
             answer: Told = self._connection.recv()
-        except (EOFError, OSError):  # it was ended, most likely by its own limit
-            return "refused", _TOO_COSTLY, False
+        except (EOFError, OSError):
+            # A library that gets no more memory ends its process by a signal of its own; SIGKILL
+            # comes from outside, as where the machine has none left.
+            killed = self._process.wait() == -signal.SIGKILL
+            return ("unavailable", _KILLED, False) if killed else ("too large", _TOO_COSTLY, False)
         return answer
 
     def end(self) -> None:
@@ -179,7 +197,7 @@ def _work(connection: Connection) -> None:
         except BatchwrightError as error:
             kind, value = "refused", one_line(error)
         except MemoryError:
-            kind, value = "refused", _TOO_COSTLY
+            kind, value = "too large", _TOO_COSTLY
         except Exception:  # noqa: BLE001 - whoever asked raises it
             kind, value = "failed", traceback.format_exc()
         signal.alarm(0)

@@ -27,23 +27,7 @@ from batchwright.records import (
     StepTime,
 )
 from batchwright.workflows.check_plan import open_again, with_points
-
-
-@dataclass(frozen=True)
-class EpochTime:
-    """What an epoch of training took."""
-
-    seconds: float  # all of it, without evaluation and checkpoints
-    # Of the worker that computed longest, preparing its images included; the rest went into
-    # exchanging and waiting.
-    computing_seconds: float
-
-
-def time_of(epoch: EpochRecord) -> EpochTime:
-    """What a finished epoch took; all of it computing where its workers tell no times."""
-    seconds = epoch.training_seconds
-    computed = [one.input_seconds + one.compute_seconds for one in epoch.workers]
-    return EpochTime(seconds, min(seconds, max(computed, default=0.0) or seconds))
+from batchwright.workflows.drift import EpochTime, time_of
 
 
 @dataclass(frozen=True)

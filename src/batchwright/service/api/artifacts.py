@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -26,8 +27,8 @@ from batchwright.service.store.tokens import Caller
 
 router = APIRouter(prefix="/v1/jobs", tags=["artifacts"])
 
-STALL_SECONDS = 60.0
-"""Without a byte; then an upload is given up."""
+STALL_SECONDS, STALL_BYTES = 60.0, 2**20
+"""An upload of which less comes in so long is given up: each has a place that others wait for."""
 
 Named = Annotated[ArtifactName, Path(description="Which of them.")]
 Key = Annotated[
@@ -220,15 +221,19 @@ def _arriving(stream: AsyncIterator[bytes]) -> Iterator[bytes]:
     """What comes over the wire, for a thread.
 
     Raises:
-        Refused: The sender has gone, or fell silent.
+        Refused: The sender has gone, or too little comes.
     """
+    end, left = time.monotonic() + STALL_SECONDS, STALL_BYTES
 
     async def following() -> bytes | None:
-        with anyio.fail_after(STALL_SECONDS):
+        with anyio.fail_after(end - time.monotonic()):
             return await anext(stream, None)
 
     try:
         while (piece := from_thread.run(following)) is not None:
             yield piece
+            left -= len(piece)
+            if left <= 0:
+                end, left = time.monotonic() + STALL_SECONDS, STALL_BYTES
     except (ClientDisconnect, TimeoutError):
         raise Refused("the file did not come to its end") from None

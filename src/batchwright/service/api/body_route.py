@@ -33,7 +33,7 @@ class BodyRoute(APIRoute):
 
         async def read_first(request: Request) -> Response:
             for check in checks:
-                check(request, None)  # type: ignore[misc]
+                await check(request, None)  # type: ignore[misc]
             body = body_of(request.scope)
             if not body or not is_json(request.headers.get("content-type", "")):
                 return await handle(request)  # which says what is missing

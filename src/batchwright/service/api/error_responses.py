@@ -17,7 +17,6 @@ from batchwright.service.problems import (
     NotFound,
     Refused,
     ServiceProblem,
-    TooMany,
     Unauthorized,
     Unavailable,
 )
@@ -42,7 +41,7 @@ def answer(request: Request, problem: ServiceProblem) -> Response:
         response = request.app.state.error_page(request, problem)
     if isinstance(problem, Unauthorized):
         response.headers["www-authenticate"] = "Bearer"
-    if isinstance(problem, TooMany):
+    if problem.retry_after is not None:
         response.headers["retry-after"] = str(max(1, round(problem.retry_after)))
     return response
 

@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
+from asyncio import wrap_future
+from concurrent.futures import Future
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
-from fastapi.concurrency import run_in_threadpool
+from anyio import to_thread
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
 from batchwright.service.access import Reader, Reporter, Stored
 from batchwright.service.api.runs import RunId
-from batchwright.service.middleware.bodies import is_json
+from batchwright.service.middleware.bodies import body_of, is_json
 from batchwright.service.problems import Refused
 from batchwright.service.store.lines import read_batch
-from batchwright.service.store.tokens import Caller
 
 router = APIRouter(prefix="/v1/runs", tags=["records"])
+
+READERS = 2
+"""Threads that read batches: more of them would only take turns."""
 
 BATCH = {
     "required": True,
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/RecordBatch"}}},
 }
 """The body of the request, for the description: it is read here, straight from its bytes."""
-
-
-class Sent(NamedTuple):
-    """Records that came, and from whom."""
-
-    batch: RecordBatch
-    caller: Caller
-
-
-async def sent_in(request: Request, store: Stored, caller: Reporter, run: RunId) -> Sent:
-    """The records that a request brings; who may not report is told so before they are read.
-
-    Raises:
-        Refused: They are none, or no JSON.
-    """
-    if not is_json(request.headers.get("content-type", "application/json")):  # else it is unchecked
-        raise Refused("the body must be application/json")
-    body = await request.body()
-    batch = await run_in_threadpool(read_batch, body, partial(store.records.data, run))
-    return Sent(batch, caller)
 
 
 Kind = Annotated[
@@ -56,20 +40,26 @@ Kind = Annotated[
 
 
 @router.post("/{run}/records", openapi_extra={"requestBody": BATCH})
-def append_records(
-    request: Request,
-    store: Stored,
-    run: RunId,
-    sent: Annotated[Sent, Depends(sent_in)],
+async def append_records(
+    request: Request, store: Stored, caller: Reporter, run: RunId
 ) -> RecordsTaken:
     """Store records. When this answers they are there for good; what was sent before is skipped.
 
     A batch that leaves a gap, or that follows on other lines than those that are stored, is
     answered with 409, whose `next` says which record is wanted.
     """
-    taken = store.records.append(run, sent.batch, sent.caller)
-    request.app.state.meters.records.inc(len(sent.batch.records))
-    if any(line.kind == "epoch" for line in sent.batch.records):
+    if not is_json(request.headers.get("content-type", "application/json")):  # else it is unchecked
+        raise Refused("the body must be application/json")
+    body = body_of(request.scope)
+
+    def read() -> tuple[RecordBatch, Future[RecordsTaken]]:
+        batch = read_batch(body, partial(store.records.data, run))
+        return batch, store.records.deliver(run, batch, caller)
+
+    batch, told = await to_thread.run_sync(read, limiter=request.app.state.readers)
+    taken = await wrap_future(told)
+    request.app.state.meters.records.inc(len(batch.records))
+    if any(line.kind == "epoch" for line in batch.records):
         request.app.state.adviser.add(run)
     return taken
 

@@ -60,7 +60,7 @@ class Store:
         self.advice = AdviceStore(*common)
         steady = steady or (time.monotonic if clock is time.time else clock)
         self.jobs = Jobs(*common, steady)
-        self.agents = Agents(*common)
+        self.agents = Agents(*common, self.jobs.kept_for, self.jobs.note_again)
         self.artifacts = Artifacts(*common)
         self.notices = Notices(*common)
         self.profiles = Profiles(*common)
@@ -126,4 +126,5 @@ class Store:
 
     def close(self) -> None:
         """Close all connections."""
+        self.records.close()
         self.database.close()

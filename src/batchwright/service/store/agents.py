@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from batchwright.records.service import AgentInfo, AgentIntroduction
+from batchwright.records.text.formatting import duration
 from batchwright.records.text.problems import printable
+from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import agents, jobs, refusals
 from batchwright.service.problems import Conflict, NotFound, TooMany
-from batchwright.service.settings import DAY
+from batchwright.service.settings import DAY, Settings
 from batchwright.service.store.job_rows import HELD, LIVE, offer_in
-from batchwright.service.store.part import Part, count
+from batchwright.service.store.part import Clock, Part, count
 
 FORGOTTEN_SECONDS = 30 * DAY
 """An agent silent for so long is forgotten, so that its name is free and the list stays short."""
@@ -23,7 +25,26 @@ MOST_AGENTS = 1000
 
 
 class Agents(Part):
-    """The table of agents."""
+    """The table of agents.
+
+    Args:
+        database: Holds it.
+        settings: Limits and delays.
+        clock: Unix time in seconds.
+        kept_for: `Jobs.kept_for`.
+        note_again: `Jobs.note_again`.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        clock: Clock,
+        kept_for: Callable[[Connection, str], float],
+        note_again: Callable[[Connection, str], None],
+    ) -> None:
+        super().__init__(database, settings, clock)
+        self._kept_for, self._note_again = kept_for, note_again
 
     def introduce(self, introduction: AgentIntroduction, owner: str) -> AgentInfo:
         """Store an agent, or hear of it again; what it carries out is as it says last.
@@ -65,6 +86,7 @@ class Agents(Part):
                     raise _of_another_token(name) from None
             # What it could not carry out it may be able to by now.
             connection.execute(delete(refusals).where(refusals.c.agent == name))
+            self._note_again(connection, name)
         return self._infos(agents.c.name == name)[0]
 
     def _name_for(self, connection: Connection, introduction: AgentIntroduction, owner: str) -> str:
@@ -83,14 +105,20 @@ class Agents(Part):
             holder = holders.get(name)
             if holder is None or (holder.owner == owner and holder.folder == folder):
                 break
-            if holder.owner == owner and not (holder.there or _is_waited_for(connection, name)):
+            kept = 0.0 if holder.there else self._kept_for(connection, name)
+            if holder.owner == owner and not (holder.there or kept > 0):
                 break
             if introduction.chosen:
                 if holder.owner != owner:
                     raise _of_another_token(name)
+                if holder.there:
+                    raise Conflict(
+                        f"an agent named {printable(name)} is there already, from another folder: "
+                        "choose another --name, or stop that one"
+                    )
                 raise Conflict(
-                    f"an agent named {printable(name)} is there already, from another folder: "
-                    "choose another --name, or stop that one"
+                    f"a job is kept for agent {printable(name)}, which has another folder, for "
+                    f"{duration(kept)} more: start it in that folder, or come again then"
                 )
         if former is not None and former != name:  # it was started under another --name
             connection.execute(delete(agents).where(agents.c.name == former))
@@ -151,13 +179,6 @@ def refuse_former_session(name: str, newest: str | None, session: str | None) ->
 def heard_lately(now: float, seconds: float) -> ColumnElement[bool]:
     """Which agents are there: heard of so few seconds ago, however the clock was set since."""
     return and_(agents.c.seen > now - seconds, agents.c.seen < now + seconds)
-
-
-def _is_waited_for(connection: Connection, name: str) -> bool:
-    """Whether a job waits for an agent, or is kept for it."""
-    waits = LIVE & (jobs.c.lease_expires.is_not(None) | jobs.c.kept)
-    found = connection.execute(select(jobs.c.id).where(jobs.c.agent == name, waits).limit(1))
-    return found.first() is not None
 
 
 def _of_another_token(name: str) -> Conflict:

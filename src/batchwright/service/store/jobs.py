@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +18,10 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     RowMapping,
+    and_,
     delete,
     insert,
+    not_,
     select,
     tuple_,
     update,
@@ -31,7 +34,7 @@ from batchwright.records.service import JobInfo, JobOrders, JobProgress, JobStat
 from batchwright.records.text.problems import first_problem, printable
 from batchwright.service import job_states
 from batchwright.service.database.engine import Database
-from batchwright.service.database.tables import agents, jobs, refusals
+from batchwright.service.database.tables import agents, jobs, refusals, runs
 from batchwright.service.job_states import ENDED, Standing
 from batchwright.service.lease_ages import LeaseAges
 from batchwright.service.problems import TooMany
@@ -64,6 +67,12 @@ log = logging.getLogger("batchwright.service")
 NOTED_SHARE = 1 / 6
 """Of a lease: who asks for work and gets none is noted to be there again after so long only."""
 
+UNREAD = 3
+"""So often an agent may begin anew without a word of the job that it has; then others get it."""
+
+MOST_UNREAD = 2000
+"""Jobs of which that is remembered."""
+
 _NEWEST = (jobs.c.created.desc(), jobs.c.id.desc())
 
 
@@ -83,6 +92,7 @@ class Jobs(Part):
     def __init__(self, database: Database, settings: Settings, clock: Clock, steady: Clock) -> None:
         super().__init__(database, settings, clock)
         self.leases_lost = 0
+        self._unread = Counter[str]()
         self._ages = LeaseAges(steady, settings.lease_seconds)
 
     @property
@@ -307,15 +317,17 @@ class Jobs(Part):
                 plan=progress.plan is not None,
                 trained=progress.trained,
                 able=progress.reason is None,
+                sent=progress.sent,
                 error=error,
             )
 
         def also(connection: Connection, row: RowMapping) -> None:
             if progress.reason is not None and progress.state == "queued":
                 reason = printable(" ".join(progress.reason.split()))
-                told = {"job_id": identifier, "agent": row["agent"], "reason": reason}
-                add = sqlite.insert if self._database.is_sqlite else postgresql.insert
-                connection.execute(add(refusals).values(**told).on_conflict_do_nothing())
+                self._refuse(connection, identifier, row["agent"], reason)
+            former = row["run_id"]
+            if progress.run is not None and former not in (None, progress.run):
+                _end_former(connection, former, row["agent"], self._clock())
 
         documents: dict[str, Any] = {
             name: document.model_dump_json()
@@ -325,6 +337,7 @@ class Jobs(Part):
         if progress.run is not None:
             documents["run_id"] = progress.run
         job = standing_of(self._change(identifier, step, also, **documents))
+        self._unread.pop(identifier, None)
         # Apart from that: a lease locks agent and job the other way round.
         self._write(update(agents).where(agents.c.name == job.agent).values(seen=self._clock()))
         return JobOrders(state=job.state, stop=job.cancelling)
@@ -403,6 +416,36 @@ class Jobs(Part):
             connection.execute(update(jobs).where(jobs.c.id == row["id"]).values(**values))
             self._ages.silent(row["id"], (job.key, job.expires, job.kept))  # as of `word_of`
 
+    def _refuse(self, connection: Connection, job: str, agent: str, reason: str) -> None:
+        """Note that an agent does not carry a job out."""
+        told = {"job_id": job, "agent": agent, "reason": reason}
+        add = sqlite.insert if self._database.is_sqlite else postgresql.insert
+        connection.execute(add(refusals).values(**told).on_conflict_do_nothing())
+
+    def note_again(self, connection: Connection, agent: str) -> None:
+        """An agent has begun anew. If it has a job and has not said a word of it, again and again,
+        most likely it cannot read it, and others may.
+        """
+        for row in held_rows(connection, and_(jobs.c.agent == agent, not_(jobs.c.heard))):
+            if len(self._unread) > MOST_UNREAD:
+                self._unread.clear()
+            self._unread[row["id"]] += 1
+            if self._unread[row["id"]] >= UNREAD:
+                reason = "it was given the job again and again, and ended without a word of it"
+                self._refuse(connection, row["id"], agent, f"{reason}: is it of another version?")
+
+    def kept_for(self, connection: Connection, agent: str) -> float:
+        """Seconds for which a job is still left to an agent that is not there; 0: none is."""
+        watched = LIVE & (jobs.c.lease_expires.is_not(None) | jobs.c.kept)
+        wanted = select(*STANDS).where(jobs.c.agent == agent, watched)
+        left = [0.0]
+        for row in connection.execute(wanted).mappings():
+            job, keep = standing_of(row), self._keep(row)
+            if job.held:
+                keep = self._settings.lease_seconds + (keep if job.state == "training" else 0.0)
+            left.append(keep - self._silent(row))
+        return max(left)
+
     def _free(self, row: RowMapping, agent: str) -> bool:
         """Whether a job may be given to an agent, by where it stands."""
         times = {"seconds": self._settings.lease_seconds, "keep": self._keep(row)}
@@ -458,3 +501,11 @@ class Jobs(Part):
                 return False
             who = agent_of(agent, known.allow, known.offer)
             return next(fitting(connection, who, self._there, self._free), None) is None
+
+
+def _end_former(connection: Connection, run: str, agent: str, now: float) -> None:
+    """A job goes on in another run: nobody will hear of the former one, which has not ended."""
+    told = f"agent {agent} goes on with its job, in a run of its own"
+    mine = (runs.c.id == run, runs.c.outcome.is_(None))
+    values = {"outcome": "stopped", "error": told, "changed": now}
+    connection.execute(update(runs).where(*mine).values(**values))

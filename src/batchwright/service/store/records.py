@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, select, union_all, update
+from sqlalchemy import Connection, Select, bindparam, delete, select, union_all, update
 
 from batchwright.records import DataFacts, EpochRecord
 from batchwright.records.lines.line_files import line_text, read_line
@@ -37,6 +39,21 @@ MOST_CHARACTERS = 16 * 2**20
 
 PIECE_CHARACTERS = 64 * 1024
 """Of an answer, sent at once."""
+
+_PROGRESS = ("epochs_done", "global_batch_size", "top1")
+_RUNS = (
+    select(
+        *(runs.c.id, runs.c.owner, runs.c.outcome, runs.c.next_sequence, runs.c.counts),
+        *(runs.c.advice, runs.c.digest, *(runs.c[name] for name in _PROGRESS)),
+    )
+    .where(runs.c.id.in_(bindparam("runs", expanding=True)), THERE)
+    .order_by(runs.c.id)  # in which services that share a database lock them
+    .with_for_update()
+)
+_CHANGE_RUNS = update(runs).where(runs.c.id == bindparam("run"))
+
+ROWS_AT_ONCE = 200
+"""Inserted by one statement."""
 
 MOST_EPOCHS = 10_000
 """Epoch lines handed out at once; of more, evenly spaced ones."""
@@ -102,12 +119,26 @@ class Records(Part):
         super().__init__(database, settings, clock)
         self._queue = threading.Lock()
         self._waiting: list[_Delivery] = []
-        self._led = False
+        self._storing = False
+        self._thread = ThreadPoolExecutor(1, "records")
+
+    def close(self) -> None:
+        """Take no more."""
+        self._thread.shutdown()
 
     def append(
         self, identifier: str, batch: RecordBatch, caller: Caller | None = None
     ) -> RecordsTaken:
-        """Store a batch; when this returns, all of it is there for good.
+        """As `deliver`; when this returns, all of it is there for good."""
+        return self.deliver(identifier, batch, caller).result()
+
+    def deliver(
+        self, identifier: str, batch: RecordBatch, caller: Caller | None = None
+    ) -> Future[RecordsTaken]:
+        """Have a batch stored, with whatever else waits; it is there for good when that is done.
+
+        One thread stores for all. If each request had one that waits, as many would take turns with
+        Python's lock, which costs more than the storing.
 
         Args:
             identifier: The run.
@@ -115,9 +146,9 @@ class Records(Part):
             caller: Who sends it; `None` does not ask.
 
         Raises:
+            Refused: A record is too long. The rest comes of the future, like these:
             Forbidden: It is not the caller's.
             Conflict: Records before it are missing or differ (`next` says which are wanted).
-            Refused: A record is too long, or the run has too many.
         """
         texts = [line_text(line) for line in batch.records]
         for number, text in enumerate(texts, batch.first):
@@ -126,15 +157,12 @@ class Records(Part):
                     f"record {number}: {len(text):,} characters, where {LONGEST_LINE:,} are taken"
                 )
         delivery = _Delivery(identifier, batch, texts, caller)
-        if self._database.is_sqlite:
-            self._store_together(delivery)
-        else:
-            with self._database.writing() as connection:
-                self._store(connection, delivery)
-        if delivery.problem is not None:
-            raise delivery.problem
-        assert delivery.taken is not None  # noqa: S101 - set where there is no problem
-        return delivery.taken
+        with self._queue:
+            self._waiting.append(delivery)
+            begins, self._storing = not self._storing, True
+        if begins:
+            self._thread.submit(self._store_waiting)
+        return delivery.told
 
     def page(self, identifier: str, kind: str, most: int = 1000) -> RecordPage:
         """All that `spaced` finds."""
@@ -182,15 +210,23 @@ class Records(Part):
                 wanted = _lines_of(identifier).where(records.c.sequence > sequence)
             else:
                 total = counts.get(kind, (0, -1))[0]
-                wanted = _after_of_kind(identifier, kind, sequence, limit, total.bit_length())
+                wanted = _next_of_kind(identifier, kind, sequence, limit, total.bit_length())
             rows, _ = _read(connection, wanted.order_by(records.c.sequence).limit(limit))
         return Stored(kind or "", total, 1, rows, cache(lambda: self.data(identifier)))
 
     def epochs(self, identifier: str) -> list[EpochRecord]:
         """The finished epochs in their order; one that was done again as it was the last time."""
-        lines = self.page(identifier, "epoch", MOST_EPOCHS).records
-        by_epoch = {line.record.epoch: line.record for line in lines if isinstance(line, EpochLine)}
-        return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+        return _epochs_in(self.spaced(identifier, "epoch", MOST_EPOCHS))
+
+    def newest_epochs(self, identifier: str, most: int) -> list[EpochRecord]:
+        """The same of the newest ``most`` lines of epochs alone: fewer where some repeat others."""
+        with self._database.reading() as connection:
+            total, newest = _counts(connection, identifier).get("epoch", (0, -1))
+            wanted = _next_of_kind(identifier, "epoch", newest + 1, most, total.bit_length(), -1)
+            rows, _ = _read(connection, wanted.order_by(records.c.sequence.desc()).limit(most))
+        return _epochs_in(
+            Stored("epoch", total, 1, rows[::-1], cache(lambda: self.data(identifier)))
+        )
 
     def data(self, identifier: str) -> DataFacts:
         """What a run trains on."""
@@ -199,85 +235,114 @@ class Records(Part):
 
     # ------------------------------------------------------------------------------------ storing
 
-    def _store_together(self, delivery: _Delivery) -> None:
-        """Store with whatever else waits, in one transaction.
-
-        SQLite syncs the disk once for each. One thread at a time leads: it commits all that came in
-        while the one before was busy, wakes those it has served, and hands the lead to one that
-        came since. So nobody waits longer than for two commits, however many there are.
+    def _store_waiting(self) -> None:
+        """Store all that waits, and what comes meanwhile, each time in one transaction: the disk is
+        synced once for all of them, so nobody waits longer than for two.
         """
-        with self._queue:
-            self._waiting.append(delivery)
-            leads, self._led = not self._led, True
-        if not leads:
-            delivery.turn.wait()
-            if delivery.taken is not None or delivery.problem is not None:
-                return
-        with self._queue:
-            together, self._waiting = self._waiting, []
-        try:
-            with self._database.writing() as connection:
-                for one in together:
-                    self._store(connection, one)
-        except Exception as error:  # noqa: BLE001 - each of them raises it
-            for one in together:  # rolled back, all of them
-                one.taken, one.problem = None, error
-        finally:
+        while True:
             with self._queue:
-                if self._waiting:
-                    self._waiting[0].turn.set()
+                waiting, self._waiting = self._waiting, []
+                self._storing = bool(waiting)
+            if not waiting:
+                return
+            together = [one for one in waiting if one.told.set_running_or_notify_cancel()]
+            settled: Sequence[RecordsTaken | Exception]
+            try:
+                with self._database.writing() as connection:
+                    settled = self._store(connection, together)
+            except Exception as error:  # noqa: BLE001 - each of them raises it
+                settled = [error] * len(together)  # rolled back, all of them
+            for one, became in zip(together, settled, strict=True):
+                if isinstance(became, Exception):
+                    one.told.set_exception(became)
                 else:
-                    self._led = False
-            for one in together:
-                one.turn.set()
+                    one.told.set_result(became)
 
-    def _store(self, connection: Connection, delivery: _Delivery) -> None:
-        """Store one delivery; what is wrong with it is noted there, before anything is written."""
-        try:
-            delivery.taken = self._take_in(connection, delivery)
-        except ServiceProblem as problem:
-            delivery.problem = problem
+    def _store(
+        self, connection: Connection, together: Sequence[_Delivery]
+    ) -> Sequence[RecordsTaken | Exception]:
+        """Store deliveries in few statements; for each what was taken, or what is wrong with it."""
+        wanted = {"runs": [*{one.run for one in together}]}
+        rows = connection.execute(_RUNS, wanted).mappings()
+        found = {row["id"]: _Run(row["owner"], row["outcome"], row["advice"], row) for row in rows}
+        settled: list[RecordsTaken | Exception] = []
+        for one in together:
+            try:
+                settled.append(self._take_in(found.get(one.run), one))
+            except ServiceProblem as problem:
+                settled.append(problem)
+        changed = {run: one for run, one in found.items() if one.changed}
+        for run in (run for run, one in changed.items() if one.drops):
+            connection.execute(delete(records).where(records.c.run_id == run))
+        insert_rows(connection, [(run, *row) for run, one in changed.items() for row in one.rows])
+        if changed:
+            told = [{"run": run, **one.columns(self._clock())} for run, one in changed.items()]
+            connection.execute(_CHANGE_RUNS, told)
+        return settled
 
-    def _take_in(self, connection: Connection, delivery: _Delivery) -> RecordsTaken:
-        run = connection.execute(
-            select(
-                *(runs.c.owner, runs.c.outcome, runs.c.next_sequence, runs.c.counts),
-                *(runs.c.advice, runs.c.digest),
-            )
-            .where(runs.c.id == delivery.run, THERE)
-            .with_for_update()
-        ).one_or_none()
+    def _take_in(self, run: _Run | None, delivery: _Delivery) -> RecordsTaken:
+        """A delivery, into the run as it is to be stored; one that is refused changes nothing."""
         if run is None:
             raise missing("run", delivery.run)
         if delivery.caller is not None and not delivery.caller.owns(run.owner):
             raise Forbidden("this run belongs to another token")
-        batch, counts, stored, digest = delivery.batch, run.counts, run.next_sequence, run.digest
-        values: dict[str, Any] = {"changed": self._clock()}
-        drops = batch.anew and stored > 0
-        if drops:
-            if run.outcome == "finished" or stored > MOST_DROPPED or batch.first:
-                raise Conflict("what is stored of this run stays: report it as another")
-            values |= {"epochs_done": 0, "top1": None}
-            counts, stored, digest = "{}", 0, None
-        known = stored - batch.first
+        batch = delivery.batch
+        drops = batch.anew and run.stored > 0
+        if drops and (run.outcome == "finished" or run.stored > MOST_DROPPED or batch.first):
+            raise Conflict("what is stored of this run stays: report it as another")
+        stored, digest = (0, None) if drops else (run.stored, run.digest)
         _refuse(batch, stored, digest)
         following = max(stored, batch.first + len(batch.records))
         if following > self._settings.limits.records_per_run:
             raise Refused(
                 f"this service keeps {self._settings.limits.records_per_run} records of a run"
             )
-        if drops:  # others' deliveries are in this transaction: nothing is refused from here on
-            connection.execute(delete(records).where(records.c.run_id == delivery.run))
+        if drops:
+            run.drop()
         if following > stored:
-            so_far, digest = json.loads(counts), batch.after
-            new = batch.records[known:]
-            insert_rows(
-                connection, delivery.run, rows_of(stored, new, delivery.texts[known:], so_far)
-            )
-            values |= {"next_sequence": following, "counts": json.dumps(so_far), "digest": digest}
-            values |= progress_in(new)
-        connection.execute(update(runs).where(runs.c.id == delivery.run).values(**values))
-        return RecordsTaken(next=following, advice=run.advice, digest=digest)
+            run.add(batch.records[stored - batch.first :], delivery.texts[stored - batch.first :])
+            run.digest = batch.after
+        run.changed = True
+        return RecordsTaken(next=following, advice=run.advice, digest=run.digest)
+
+
+class _Run:
+    """A run as it is to be stored.
+
+    Attributes:
+        owner: As stored, and so are `outcome` and `advice`.
+        stored: How many records there are.
+        digest: Of these.
+        drops: Whether those that are in the database go.
+        rows: That are to be inserted.
+        changed: Whether anything of it changes, be it the time alone.
+    """
+
+    def __init__(self, owner: str, outcome: str | None, advice: int, row: Mapping[Any, Any]):
+        self.owner, self.outcome, self.advice = owner, outcome, advice
+        self.stored, self.digest = row["next_sequence"], row["digest"]
+        self._counts: dict[str, list[int]] = json.loads(row["counts"])
+        self._progress = {name: row[name] for name in _PROGRESS}
+        self.rows: list[Row] = []
+        self.drops = self.changed = False
+
+    def drop(self) -> None:
+        """Begin anew, without records."""
+        self.stored, self.digest, self.drops = 0, None, True
+        self._counts, self.rows = {}, []
+        self._progress |= {"epochs_done": 0, "top1": None}
+
+    def add(self, lines: Sequence[RunLine], texts: Sequence[str]) -> None:
+        """Add what follows."""
+        self.rows += rows_of(self.stored, lines, texts, self._counts)
+        self.stored += len(lines)
+        self._progress |= progress_in(lines)
+
+    def columns(self, now: float) -> dict[str, Any]:
+        """What changes in its row."""
+        counts = json.dumps(self._counts)
+        told = {"next_sequence": self.stored, "digest": self.digest, "counts": counts}
+        return told | self._progress | {"changed": now}
 
 
 def _refuse(batch: RecordBatch, stored: int, digest: str | None) -> None:
@@ -309,10 +374,7 @@ class _Delivery:
     batch: RecordBatch
     texts: Sequence[str]
     caller: Caller | None
-    taken: RecordsTaken | None = None
-    problem: Exception | None = None
-    turn: threading.Event = field(default_factory=threading.Event)
-    """Set when it is settled, or when its thread is to lead."""
+    told: Future[RecordsTaken] = field(default_factory=Future)
 
 
 def _counts(connection: Connection, identifier: str) -> dict[str, tuple[int, int]]:
@@ -336,24 +398,32 @@ def from_level(identifier: str, kind: str, level: int) -> Select[Any]:
     return _lines_of(identifier).where(records.c.kind == kind, records.c.level >= level)
 
 
-def _after_of_kind(
-    identifier: str, kind: str, sequence: int, limit: int, levels: int
+def _epochs_in(found: Stored) -> list[EpochRecord]:
+    lines = found.page().records
+    by_epoch = {line.record.epoch: line.record for line in lines if isinstance(line, EpochLine)}
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+
+def _next_of_kind(
+    identifier: str, kind: str, sequence: int, limit: int, levels: int, way: int = 1
 ) -> Select[Any]:
-    """Records of a kind after a sequence number, at least the first ``limit``.
+    """Records of a kind after a sequence number, or before it (``way`` -1), at least the first
+    ``limit`` from there.
 
     The index has them level by level, so each level gives its first ones; all of them together
     hold the first ones of all. Without that, rare lines of a long run would be looked for among
     all of its lines.
     """
+    column = records.c.sequence
     first = [
         select(records.c.sequence)
         .where(
             records.c.run_id == identifier,
             records.c.kind == kind,
             records.c.level == level,
-            records.c.sequence > sequence,
+            column > sequence if way > 0 else column < sequence,
         )
-        .order_by(records.c.sequence)
+        .order_by(column if way > 0 else column.desc())
         .limit(limit)
         .subquery()
         for level in range(max(1, levels))
@@ -394,17 +464,24 @@ def rows_of(
     return rows
 
 
-def insert_rows(connection: Connection, run: str, rows: Sequence[Row]) -> None:
-    """Insert rows in each database's quickest way; PostgreSQL's takes a tenth of the usual one."""
+def insert_rows(connection: Connection, rows: Sequence[tuple[str, *Row]]) -> None:
+    """Insert rows in each database's quickest way; PostgreSQL's takes a tenth of the usual one.
+
+    SQLite's driver lets go of Python's lock in each step of a statement, and after each this thread
+    would wait until the others let go of it again. So many rows are one step.
+    """
     columns = "records (run_id, sequence, kind, level, body)"
     if connection.dialect.name == "sqlite":
-        statement = f"INSERT INTO {columns} VALUES (?, ?, ?, ?, ?)"  # noqa: S608 - ours alone
-        connection.exec_driver_sql(statement, [(run, *row) for row in rows])
-        return
-    driver: Any = connection.connection
-    with driver.cursor() as cursor, cursor.copy(f"COPY {columns} FROM STDIN") as copy:
-        for row in rows:
-            copy.write_row((run, *row))
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            some = rows[first : first + ROWS_AT_ONCE]
+            marks = ", ".join(["(?, ?, ?, ?, ?)"] * len(some))
+            statement = f"INSERT INTO {columns} VALUES {marks}"  # noqa: S608 - ours alone
+            connection.exec_driver_sql(statement, tuple(chain.from_iterable(some)))
+    elif rows:
+        driver: Any = connection.connection
+        with driver.cursor() as cursor, cursor.copy(f"COPY {columns} FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
 
 
 def progress_in(lines: Sequence[RunLine]) -> dict[str, Any]:

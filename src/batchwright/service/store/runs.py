@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -38,6 +39,9 @@ REMOVED_AT_ONCE = 5000
 
 REMEMBERED_SECONDS = 30 * DAY
 """Of a run that somebody deleted nothing stays but that; so long."""
+
+LONGEST_KNOWN = 32 * 1024
+"""Characters of a plan that is kept in memory, read; it takes some ten times as much."""
 
 Identifiers = list[str]
 
@@ -203,7 +207,8 @@ class Runs(Part):
 
     def plan(self, identifier: str) -> Plan:
         """The plan that a run follows now."""
-        return Plan.model_validate_json(self._of(runs.c.plan, identifier))
+        text = self._of(runs.c.plan, identifier)
+        return _known(text) if len(text) <= LONGEST_KNOWN else Plan.model_validate_json(text)
 
     def profile(self, identifier: str) -> Profile | None:
         """What a run's plan was made from, if that was sent."""
@@ -285,6 +290,12 @@ class Runs(Part):
             state = "silent"
         told = {"state": state, "records": row["next_sequence"], "job": row["job_id"]}
         return RunInfo(**{name: row[name] for name in RunInfo.model_fields.keys() - told}, **told)
+
+
+@lru_cache(maxsize=100)
+def _known(text: str) -> Plan:
+    """A plan; a run that reports is held against its own after each epoch."""
+    return Plan.model_validate_json(text)
 
 
 def _row(connection: Connection, identifier: str, *, lock: bool = False) -> RowMapping | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import delete, insert, or_, select, update
+from sqlalchemy import bindparam, delete, insert, or_, select, update
 
 from batchwright.records.service import Name, Scope
 from batchwright.service.database.engine import Database
@@ -30,6 +30,9 @@ database that is elsewhere, where others may have one as well, `@` and more foll
 
 BROWSER = "browser"
 """Who a session is, in the audit log and as an owner; behind a blank follows the link's name."""
+
+_VALID = select(tokens).where(tokens.c.hash == bindparam("hash"), tokens.c.revoked.is_(None))
+"""Made once: each request asks it."""
 
 RESERVED = (BROWSER, "operator")
 """Names that the audit log uses for others."""
@@ -132,8 +135,8 @@ class Tokens(Part):
     def find(self, secret: str) -> Caller | None:
         """Who holds ``secret``; `None` if nobody does, or the token was revoked."""
         now = self._clock()
-        valid = (tokens.c.hash == hash_of(secret), tokens.c.revoked.is_(None))
-        found = self._read(select(tokens).where(*valid))
+        with self._database.reading() as connection:
+            found = connection.execute(_VALID, {"hash": hash_of(secret)}).all()
         if not found:
             return None
         row = found[0]
