@@ -158,3 +158,5 @@ def test_a_smaller_folder_has_as_many_images_of_each_class(tmp_path: Path) -> No
         assert taken == ["0.png", "3.png", "6.png"]
         assert (copy / "train" / name / "3.png").read_bytes() == b"3"
         assert len(list((copy / "val" / name).iterdir())) == 4
+    few = smaller_folder(tmp_path / "data", 6, tmp_path / "few", held_out=2)
+    assert sorted(path.name for path in few.glob("val/*/*")) == ["0.png", "0.png"]

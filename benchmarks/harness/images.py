@@ -50,16 +50,18 @@ def write_cifar(path: Path, pixels: np.ndarray, labels: Iterable[Any]) -> None:
     path.write_bytes(pickle.dumps(content, protocol=PICKLE))
 
 
-def smaller_folder(data: Path, images: int, folder: Path) -> Path:
-    """An image folder with ``train/`` and ``val/``, with so many training images, as many each
-    class.
+def smaller_folder(data: Path, images: int, folder: Path, *, held_out: int | None = None) -> Path:
+    """An image folder with so many training images, and held-out ones (all, unless told), as many
+    each class, in ``train/`` and ``val/``.
     """
-    classes = [path for path in sorted((data / "train").iterdir()) if path.is_dir()]
-    train: list[Path] = []
-    for one in classes:
-        files = sorted(path for path in one.iterdir() if path.is_file())
-        train += [files[index] for index in evenly(len(files), images // len(classes))]
-    return link_folder(folder, {"train": train, "val": sorted((data / "val").glob("*/*"))})
+    parts: dict[str, list[Path]] = {"train": [], "val": []}
+    for part, wanted in (("train", images), ("val", held_out)):
+        classes = [path for path in sorted((data / part).iterdir()) if path.is_dir()]
+        for one in classes:
+            files = sorted(path for path in one.iterdir() if path.is_file())
+            count = len(files) if wanted is None else wanted // len(classes)
+            parts[part] += [files[index] for index in evenly(len(files), count)]
+    return link_folder(folder, parts)
 
 
 def link_folder(folder: Path, parts: Mapping[str, Iterable[Path]]) -> Path:

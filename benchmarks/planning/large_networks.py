@@ -38,7 +38,7 @@ NETWORKS = {
     "vgg11": "VGG-11",
 }
 QUICK = 2  # so many of them
-SIDE, IMAGES, WORKERS = 224, 320, 2
+SIDE, IMAGES, HELD_OUT, WORKERS = 224, 320, 80, 2
 EPOCHS = {False: 2, True: 3}  # by --full
 TIMEOUT_SECONDS = 900.0
 
@@ -106,7 +106,7 @@ alexnet, mobilenet_v3_large, resnet50, vgg11 = map(_network, NETWORKS)
 def measure(arguments: Arguments, folder: Path) -> Found:
     """A run of each network."""
     data = folder / "images"
-    smaller_folder(arguments.data / "imagenette2-160", IMAGES, data)
+    smaller_folder(arguments.data / "imagenette2-160", IMAGES, data, held_out=HELD_OUT)
     names = list(NETWORKS)[: None if arguments.full else QUICK]
     runs = {
         name: trained(name, data, EPOCHS[arguments.full], arguments.keep / name) for name in names
