@@ -10,8 +10,10 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 
 from batchwright.distributed.joining.environments import (
     found,
@@ -20,9 +22,12 @@ from batchwright.distributed.joining.environments import (
 )
 from batchwright.distributed.joining.gathering import MEETING_SECONDS
 from batchwright.distributed.processes import LAUNCH, PARENT_PID
-from batchwright.errors import BatchwrightError
-from batchwright.records import Plan, RunSummary
+from batchwright.errors import BatchwrightError, PlanError
+from batchwright.records import KindCount, Plan, RunSummary
 from batchwright.records.documents import read_record, write_record
+from batchwright.workflows.together import arranged
+from batchwright.workflows.verbs import plan
+from test_hosts import BATCH, EPOCHS, SAMPLES, SCRIPT
 from test_session import make_tiny_plan
 
 TORCHRUN = {
@@ -376,7 +381,7 @@ def test_the_others_end_when_one_is_killed(start, tmp_path, killed):
     assert "Traceback" not in told[1 - killed][1]
 
 
-SCRIPT = """
+RUN_SCRIPT = """
 import sys
 import batchwright as bw
 
@@ -390,7 +395,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_script_gets_the_summary_in_every_process(tmp_path, cache):
-    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "script.py").write_text(RUN_SCRIPT)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -413,3 +418,113 @@ def test_processes_of_our_own_when_told_so(start, tmp_path):
     codes, told = start("run", *JOB, "launch=local", "workers=1", "--out", "a").end()
     assert codes == [0, 0], told
     assert (tmp_path / "a" / "logs" / "train" / "0").is_dir()
+
+
+# -------------------------------------------------------------------------- several kinds of them
+
+
+def mixed_plan():
+    kinds = (KindCount(kind="fast", count=1), KindCount(kind="slow", count=2))
+    return make_tiny_plan((6, 4, 2)).model_copy(update={"kinds": kinds})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sizes"),
+    [
+        (("fast", "slow", "slow"), (6, 4, 2)),
+        (("slow", "fast", "slow"), (4, 6, 2)),
+        (("slow", "slow", "fast"), (4, 2, 6)),
+    ],
+)
+def test_a_mixed_plan_follows_the_order_of_the_hosts(kinds, sizes):
+    assert arranged(mixed_plan(), kinds).stages[0].local_batch_sizes == sizes
+
+
+def test_a_mixed_plan_for_other_kinds_is_refused():
+    line = "1 of fast, 2 of slow, and started are 3 of slow: .*BATCHWRIGHT_KIND"
+    with pytest.raises(PlanError, match=line):
+        arranged(mixed_plan(), ("slow", "slow", "slow"))
+
+
+@pytest.mark.slow
+def test_a_mixed_cluster_that_was_planned_is_trained(start, tmp_path):
+    """Each kind probed alone, planned together over a stated network, and trained in any order."""
+    for kind in ("fast", "slow"):
+        words = ("probe", *JOB[:4], "workers=1", f"probe.kind={kind}", "--out", f"{kind}.json")
+        codes, told = start(*words, size=1).end()
+        assert codes == [0], told
+    mixed = plan(
+        [tmp_path / "fast.json", tmp_path / "slow.json"],
+        [
+            "goal.kinds=[{kind: fast, count: 1}, {kind: slow, count: 1}]",
+            *("workers=2", "link.latency=1e-5", "link.bandwidth=1e9", "global_batch=90"),
+        ],
+    )
+    assert [one.kind for one in mixed.kinds]
+    write_record(mixed, tmp_path / "plan.json")
+
+    def says(rank, size):
+        return {**srun(rank, size), "BATCHWRIGHT_KIND": ("slow", "fast")[rank]}
+
+    codes, told = start("train", "plan.json", "--out", "a", says=says).end()
+    assert codes == [0, 0], told
+    trained = read_record(tmp_path / "a" / "summary.json", RunSummary).plan
+    names = [one.kind for one in mixed.kinds]
+    by_kind = dict(zip(names, mixed.stages[0].local_batch_sizes, strict=True))
+    assert trained.stages[0].local_batch_sizes == (by_kind["slow"], by_kind["fast"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["plain", "dual-batch"])
+def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cache, method):
+    """torchrun starts all again; no sample is lost, none is repeated."""
+    words = (*JOB[:1], "epochs=40", *JOB[2:4], f"method={method}", "checkpoint_seconds=0.3")
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("--max-restarts", "3", "--monitor-interval", "0.2"),
+        *("-m", "batchwright", "run", *words, "--out", "a"),
+    ]
+    with (tmp_path / "log").open("w") as log:
+        agent = subprocess.Popen(
+            command, cwd=tmp_path, env=environment(cache), stdout=log, stderr=log
+        )
+    try:
+        end = time.monotonic() + 300
+        while not (tmp_path / "a" / "checkpoints" / "last.pt").exists():
+            assert time.monotonic() < end, (tmp_path / "log").read_text()
+            assert agent.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+        listing = Path(f"/proc/{agent.pid}/task").glob("*/children")
+        workers = [int(one) for path in listing for one in path.read_text().split()]
+        os.kill(workers[-1], signal.SIGKILL)
+        assert agent.wait(timeout=500) == 0, (tmp_path / "log").read_text()
+    finally:
+        agent.kill()
+        agent.wait()
+    assert "exitcode: -9" in (tmp_path / "log").read_text()  # torchrun saw it
+    summary = read_record(tmp_path / "a" / "summary.json", RunSummary)
+    assert [one.samples for one in summary.epochs] == [1437] * 40
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_finds_its_group_under_srun(tmp_path, cache):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "go").touch()
+    tiny = make_tiny_plan((6, 6), epochs=EPOCHS, samples=SAMPLES)
+    write_record(tiny, tmp_path / "plan.json")
+    port = str(free_port())
+    both = [
+        subprocess.Popen(
+            [sys.executable, "script.py", str(tmp_path)],
+            cwd=tmp_path,
+            env={**environment(cache), **srun(rank, 2), "MASTER_PORT": port},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [one.communicate(timeout=500)[1] for one in both]
+    assert [one.returncode for one in both] == [0, 0], told
+    assert (tmp_path / "with-2").exists()
+    times = torch.load(tmp_path / "weights.pt") / (-0.1 / BATCH)
+    assert torch.allclose(times, torch.full_like(times, EPOCHS), atol=1e-9)

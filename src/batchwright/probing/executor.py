@@ -118,7 +118,7 @@ class Executor:
             data=self._data.facts,
             network=facts,
             parts=bench.parts(),
-            device_name=_device_name(group.device),
+            device_name=device_name(group.device),
             threads=torch.get_num_threads(),
             memory_bytes=free_memory(group.device, local_workers(group.size)),
             allocator=self._allocator,
@@ -185,7 +185,8 @@ class Executor:
         return group
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """What a GPU is called, or the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if sys.platform == "linux":

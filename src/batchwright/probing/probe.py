@@ -48,7 +48,12 @@ class Measured:
 
 
 def probe(
-    job: Job, folder: Path, *, kept: Path | None = None, progress: Progress | None = None
+    job: Job,
+    folder: Path,
+    *,
+    kept: Path | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] = ignored,
 ) -> Profile:
     """Step times, memory, exchange times, gradient noise and evaluation time of a job.
 
@@ -64,6 +69,7 @@ def probe(
             then, and if it holds such a profile of this job, made here, trials go on from there.
         progress: Called as progress(seconds done, seconds in all, what), and of trials as
             progress(percent done, 100, what).
+        tell: Takes a line that whoever plans should know.
 
     Raises:
         BatchwrightError: What a worker found wrong with data, network, loss or device.
@@ -80,6 +86,8 @@ def probe(
         if isinstance(workers, Together):
             reporter("the network")
             links = workers.links(LINK * job.probe.first_budget)
+            if len(set(workers.kinds)) > 1:
+                tell(_mixed(workers.kinds))
 
         def controller(job: Job) -> tuple[Visitor, Controller]:
             visitor = Visitor(job, workers, max(counts), reporter, LoadWatch())
@@ -215,6 +223,16 @@ def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuri
         return
     with noting_signals() as noted, Workers(job, folder, counts, noted) as workers:
         yield workers
+
+
+def _mixed(kinds: Sequence[str]) -> str:
+    """What it means that workers of several kinds are measured together."""
+    counts = ", ".join(f"{kinds.count(one)} of {one}" for one in dict.fromkeys(kinds))
+    return (
+        f"workers of several kinds are measured together, at the pace of the slowest: {counts}; "
+        "for a plan with a batch of its own for each kind, probe each alone with probe.kind=NAME, "
+        "and plan with both profiles, goal.kinds and this one's link.latency and link.bandwidth"
+    )
 
 
 class _Reporter:

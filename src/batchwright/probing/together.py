@@ -15,7 +15,7 @@ from batchwright.distributed.group import Group
 from batchwright.distributed.joining.gathering import Gathering
 from batchwright.errors import Interrupted, JobError, PlanError
 from batchwright.probing.commands import Command, LinkTimed, TimeLink, ignored, read_command
-from batchwright.probing.executor import Executor
+from batchwright.probing.executor import Executor, device_name
 from batchwright.probing.workers import Answer, share_done
 from batchwright.records import Job, LinkTime, Profile
 from batchwright.workload.data.sources import open_data
@@ -27,33 +27,45 @@ from batchwright.workload.host import (
     worker_threads,
 )
 
+KIND = "BATCHWRIGHT_KIND"
+"""Environment variable: which kind of worker this host has, as in ``goal.kinds``."""
+
 _MOST_HOSTS = 8  # to which the network is measured; beyond, they are taken to be like these
 
 
 def own_device(job: Job) -> torch.device:
-    """The device of this process among those of its host."""
-    return shared_out(job.device, int(os.environ["LOCAL_RANK"]))
+    """The device of this process among those of its host, made the current one."""
+    return enter(shared_out(job.device, int(os.environ["LOCAL_RANK"])))
 
 
-def ask_for_places(gathering: Gathering, job: Job, digest: str) -> None:
+def ask_for_places(gathering: Gathering, job: Job, digest: str) -> tuple[str, ...]:
     """Have all others look for the job's data and a device of their own.
+
+    Returns:
+        Which kind each worker is of, in rank order: what its host says it is, or its device's name.
 
     Raises:
         BatchwrightError: A host has other data or none, or two workers have one GPU.
     """
     found = gathering.ask("look", job=job.model_dump_json(), digest=digest)
-    own = [gathering.members[0].host, identity(own_device(job))]
+    own = [gathering.members[0].host, *_own_place(own_device(job))]
     seen: dict[tuple[str, str], int] = {}
-    for rank, (host, device) in enumerate([own, *found]):
+    for rank, (host, device, _) in enumerate([own, *found]):
         if device and (other := seen.setdefault((host, device), rank)) != rank:
             raise JobError(
                 f"workers {other} and {rank} ({host}) have one GPU between them: start one worker "
                 "for each GPU there, or say device=cpu"
             )
+    return tuple(kind for _, _, kind in [own, *found])
+
+
+def _own_place(device: torch.device) -> tuple[str, str]:
+    """Which GPU this worker has, and which kind of worker it is."""
+    return identity(device), os.environ.get(KIND) or device_name(device)
 
 
 def look(gathering: Gathering, order: Mapping[str, Any]) -> list[str]:
-    """What another than worker 0 answers to `ask_for_places`: its host, and which GPU it has."""
+    """What another than worker 0 answers to `ask_for_places`: its host, GPU and kind."""
     job, first = Job.model_validate_json(order["job"]), gathering.started.local_rank == 0
     device = own_device(job)
     facts = open_data(job, verify=first).facts  # one of a host does it for all
@@ -63,7 +75,7 @@ def look(gathering: Gathering, order: Mapping[str, Any]) -> list[str]:
             f"{facts.train_samples} training images with digest {facts.digest[:12]} here, "
             f"{order['digest'][:12]} there: give all hosts the same"
         )
-    return [gathering.members[gathering.started.rank].host, identity(device)]
+    return [gathering.members[gathering.started.rank].host, *_own_place(device)]
 
 
 class Together:
@@ -74,6 +86,9 @@ class Together:
         job: What is measured.
         counts: Numbers of workers that commands may ask for.
         noted: Stop signals received so far.
+
+    Attributes:
+        kinds: Which kind each worker is of, in rank order.
 
     Raises:
         BatchwrightError: Another worker cannot take part.
@@ -88,7 +103,7 @@ class Together:
                 f"workers={max(counts)} is to be measured, and {gathering.started.by} has started "
                 f"{gathering.started.size}: start {max(counts)} ({gathering.started.how})"
             )
-        ask_for_places(gathering, job, open_data(job, verify=False).facts.digest)
+        self.kinds = ask_for_places(gathering, job, open_data(job, verify=False).facts.digest)
         gathering.order("measure", job=job.model_dump_json(), counts=list(counts))
         with gathering.explaining():
             self._part = _Part(job, counts)
@@ -193,7 +208,7 @@ class _Part:
 
     def __init__(self, job: Job, counts: Sequence[int]) -> None:
         allocator = prepare_process(worker_threads(int(os.environ["LOCAL_WORLD_SIZE"])))
-        self._group = Group(enter(own_device(job)), job.timeout)
+        self._group = Group(own_device(job), job.timeout)
         self.executor = Executor(job, self._group, counts, allocator)
 
     def close(self, *, failed: bool = False) -> None:

@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from importlib import metadata
@@ -145,10 +145,12 @@ def take_part(words: list[str], command: Callable[[], Any]) -> None:
     elif verb not in TOGETHER:
         if not started.rank:
             command()
-    elif started.rank:
-        raise SystemExit(follow(started, " ".join(words)).code)
     else:
-        lead(started, command, " ".join(words))
+        # A host that comes later may be told to resume what the others have begun.
+        alike = " ".join(word for word in words if word != "--resume")
+        if started.rank:
+            raise SystemExit(follow(started, alike).code)
+        lead(started, command, alike)
 
 
 # ------------------------------------------------------------------------------- worker 0's part
@@ -166,7 +168,9 @@ def train_together(plan: Plan, folder: Path, *, resume: bool, follow_advice: boo
 
     gathering = Gathering.current
     assert gathering is not None  # noqa: S101 - the caller has looked
-    ask_for_places(gathering, plan.job, plan.data.digest)
+    kinds = ask_for_places(gathering, plan.job, plan.data.digest)
+    if not resume or plan.workers == gathering.started.size:
+        plan = arranged(plan, kinds)
     token = folder / f"{_MARK}{secrets.token_hex(8)}"
     try:
         token.write_bytes(b"")
@@ -182,6 +186,48 @@ def train_together(plan: Plan, folder: Path, *, resume: bool, follow_advice: boo
     )
     with gathering.explaining():
         _train(plan, folder, resume=resume, follow_advice=follow_advice)
+
+
+def arranged(plan: Plan, kinds: Sequence[str]) -> Plan:
+    """A plan for several kinds of workers, with its rows in the order of those that were started.
+
+    Args:
+        plan: Its kinds are in the order of its rows.
+        kinds: Of the workers, in rank order.
+
+    Raises:
+        PlanError: Others were started than it is for, or in an order that its method cannot take.
+    """
+    if len(plan.kinds) < 2:
+        return plan
+    planned = [one.kind for one in plan.kinds for _ in range(one.count)]
+    if sorted(planned) != sorted(kinds):
+        wanted, found = (
+            ", ".join(f"{names.count(name)} of {name}" for name in dict.fromkeys(names))
+            for names in (planned, list(kinds))
+        )
+        raise PlanError(
+            f"the plan is for {wanted}, and started are {found}: start those, say on each host "
+            "which kind it is (BATCHWRIGHT_KIND=NAME), or plan again"
+        )
+    if planned == list(kinds):
+        return plan
+    if plan.server is not None:
+        raise PlanError(
+            f"with method={plan.method} the workers must be in the plan's order, {planned[0]} "
+            f"first, and the first that was started is {kinds[0]}: start that host first"
+        )
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(planned):
+        places.setdefault(name, []).append(place)
+    order = [places[name].pop(0) for name in kinds]
+    rows = [
+        row.model_copy(
+            update={"local_batch_sizes": tuple(row.local_batch_sizes[place] for place in order)}
+        )
+        for row in plan.stages
+    ]
+    return plan.model_copy(update={"stages": tuple(rows)})
 
 
 def begun_before(folder: str | Path | None) -> Path | None:

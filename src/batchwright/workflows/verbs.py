@@ -524,9 +524,11 @@ def _probe_in(folder: Path, job: Job, kept: Path | None) -> Profile:
         made = counted(len(begun.trials), "trial")
         told = f"{kept} has all but trials, and {made}: going on with them"
         print(told, file=sys.stderr)  # noqa: T201 - for the person who waits
+    said: list[str] = []
     with steps() as show:
-        profile = measure(job, folder, kept=kept, progress=show)
-    for word, told in (("warning", busy_warning(profile.load)), ("note", profile.trials_note)):
+        profile = measure(job, folder, kept=kept, progress=show, tell=said.append)
+    notes = [("note", line) for line in (*said, profile.trials_note)]
+    for word, told in (("warning", busy_warning(profile.load)), *notes):
         if told:
             print(f"{word}: {told}", file=sys.stderr)  # noqa: T201 - as above
     return profile

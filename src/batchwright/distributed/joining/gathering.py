@@ -36,7 +36,7 @@ MEETING_SECONDS = "BATCHWRIGHT_MEETING_SECONDS"
 
 _MEETING_SECONDS = 120.0
 _SILENT_SECONDS = 60.0  # without a beat: a process that imports or opens a GPU may miss many
-_LAST_SECONDS = 15.0  # for the word that says why an exchange broke, and for all to take leave
+_LAST_SECONDS = 10.0  # for the word that says why an exchange broke, and for all to take leave
 _POLL_SECONDS = 0.02
 
 
@@ -153,12 +153,9 @@ class Gathering:
         """Tell all others that the command has ended, and wait until they know."""
         if self.started.size == 1:
             return
-        with suppress(RuntimeError):  # of the store, which may be gone with its host
+        with suppress(RuntimeError, LostWorkerError):  # of a store that went with its host
             self.order("end", **asdict(how))
-            limit = time.monotonic() + _LAST_SECONDS
-            left = [f"left/{rank}" for rank in self._others]
-            while time.monotonic() < limit and (left := [k for k in left if not self._has(k)]):
-                time.sleep(_POLL_SECONDS)
+            self._let_all("left")
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
@@ -173,10 +170,9 @@ class Gathering:
         except LostWorkerError:
             limit = time.monotonic() + _LAST_SECONDS
             while self.started.size > 1 and time.monotonic() < limit:
-                with suppress(RuntimeError):
-                    self._raise_failed(secondary=False)
-                    if self._has("failed"):  # they only say the same of others
-                        break
+                self._raise_failed(secondary=False)
+                if self._has("failed"):  # they only say the same of others
+                    break
                 time.sleep(_POLL_SECONDS)
             raise
 
@@ -215,7 +211,7 @@ class Gathering:
             "secondary": isinstance(error, LostWorkerError),
         }
         limit = time.monotonic() + _LAST_SECONDS
-        with suppress(RuntimeError):  # of the store
+        with suppress(RuntimeError, LostWorkerError):  # of the store
             self._store.set(f"failed/{self.started.rank}", json.dumps(failed))
             self._store.set("failed", "")
             while time.monotonic() < limit:
@@ -243,6 +239,10 @@ class Gathering:
         told, problem = json.loads(self._store.get("members"))
         self.members = tuple(_member(one) for one in told)
         if problem:
+            if self.started.rank:
+                self._store.set(f"heard/{self.started.rank}", "")
+            else:  # which may hold the store, and would take it along
+                self._let_all("heard")
             raise PlanError(problem)
         self._roll_call = RollCall(
             self._store,
@@ -255,6 +255,13 @@ class Gathering:
     @property
     def _others(self) -> range:
         return range(1, self.started.size)
+
+    def _let_all(self, word: str) -> None:
+        """Worker 0 waits until all others have left a word, for `_LAST_SECONDS` at most."""
+        limit = time.monotonic() + _LAST_SECONDS
+        left = [f"{word}/{rank}" for rank in self._others]
+        while time.monotonic() < limit and (left := [key for key in left if not self._has(key)]):
+            time.sleep(_POLL_SECONDS)
 
     def _wait(self, keys: Sequence[str]) -> None:
         """Until all these are there, while all that may set them live."""
