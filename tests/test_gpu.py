@@ -292,7 +292,7 @@ def test_a_step_that_does_not_fit_is_done_in_smaller_ones():
     "probing.measure.timing:now",
     "probing.measure.timing:passing",
     "probing.measure.timing:passing.when",
-    "probing.executor:_device_name",
+    "probing.executor:device_name",
     "probing.visiting:Visitor.cluster",
     "workload.host:resolve_device",
     "workload.host:computes_in_bfloat16",
@@ -313,6 +313,15 @@ def test_a_probe_measures_plans_and_trains(tmp_path):
 @reaches("workflows.doctor:_device", "workflows.doctor:examine", "workload.host:default_workers")
 def test_the_doctor_names_the_gpu():
     assert "GPU" in "".join(str(one) for one in doctor.examine(batchwright.__version__))
+
+
+@reaches("workload.host:shared_out", "workload.host:identity")
+def test_workers_of_another_launcher_take_the_gpus_that_each_sees():
+    count = torch.cuda.device_count()
+    found = [host.shared_out("cuda", rank) for rank in range(count + 1)]
+    assert found == [torch.device("cuda", rank % count) for rank in range(count + 1)]
+    assert len({host.identity(device) for device in found}) == count  # one has a GPU twice
+    assert not host.identity(torch.device("cpu"))
 
 
 @reaches("workflows.sweep.slots:machine_for")

@@ -15,6 +15,7 @@ from batchwright.probing.bench import Bench
 from batchwright.probing.measure.collective import time_exchange
 from batchwright.probing.measure.evaluation import evaluation_seconds
 from batchwright.probing.measure.gradient_noise import measure_noise
+from batchwright.probing.measure.link import time_link
 from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.probing.measure.pair_time import visit_pair
 from batchwright.probing.measure.precision import choose_precision
@@ -24,7 +25,7 @@ from batchwright.probing.measure.trials import GivenUp, NoAccuracy, run_trial
 from batchwright.probing.measure.update_time import update_times
 from batchwright.records import Job, Record
 from batchwright.workload.data.sources import open_data
-from batchwright.workload.host import arithmetic, free_memory, worker_threads
+from batchwright.workload.host import arithmetic, free_memory, local_workers, worker_threads
 from batchwright.workload.task import network_facts, set_training
 
 
@@ -86,6 +87,8 @@ class Executor:
                     group, command.operation, command.bytes, seconds=command.seconds
                 )
                 return commands.Exchanged(time=time)
+            case commands.TimeLink():
+                return commands.LinkTimed(link=time_link(self._part(command.workers), command))
             case commands.MeasureNoise():
                 noise = measure_noise(
                     self._joined(command.workers),
@@ -115,9 +118,9 @@ class Executor:
             data=self._data.facts,
             network=facts,
             parts=bench.parts(),
-            device_name=_device_name(group.device),
+            device_name=device_name(group.device),
             threads=torch.get_num_threads(),
-            memory_bytes=free_memory(group.device, group.size),
+            memory_bytes=free_memory(group.device, local_workers(group.size)),
             allocator=self._allocator,
             arithmetic=arithmetic(group.device),
             loaders=feed.loading.loaders if feed else None,
@@ -176,13 +179,14 @@ class Executor:
         """The first ``workers`` as a group, each with its share of the cores."""
         group = self._parts[workers]
         assert group is not None  # noqa: S101 - others are not given the command
-        threads = worker_threads(workers)
+        threads = worker_threads(local_workers(workers))
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         return group
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """What a GPU is called, or the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if sys.platform == "linux":

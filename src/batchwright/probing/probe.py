@@ -10,18 +10,31 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
 from batchwright.probing.commands import Compare, Compared, Point, ignored
 from batchwright.probing.controller import PRECISION, Controller, Progress
+from batchwright.probing.together import Together, with_links
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Here, Killed, Measuring, Workers
-from batchwright.records import Cluster, Job, MemoryPoint, OutOfMemory, Profile, StepTime
+from batchwright.records import (
+    Cluster,
+    Job,
+    LinkTime,
+    MemoryPoint,
+    OutOfMemory,
+    Profile,
+    StepTime,
+)
 from batchwright.records.documents import read_record, write_record
 from batchwright.workload.host import default_workers
 from batchwright.workload.load import LoadWatch
+
+LINK = 0.1
+"""Share of the budget for the network between two workers."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +48,12 @@ class Measured:
 
 
 def probe(
-    job: Job, folder: Path, *, kept: Path | None = None, progress: Progress | None = None
+    job: Job,
+    folder: Path,
+    *,
+    kept: Path | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] = ignored,
 ) -> Profile:
     """Step times, memory, exchange times, gradient noise and evaluation time of a job.
 
@@ -51,6 +69,7 @@ def probe(
             then, and if it holds such a profile of this job, made here, trials go on from there.
         progress: Called as progress(seconds done, seconds in all, what), and of trials as
             progress(percent done, 100, what).
+        tell: Takes a line that whoever plans should know.
 
     Raises:
         BatchwrightError: What a worker found wrong with data, network, loss or device.
@@ -63,6 +82,12 @@ def probe(
     begun = None if kept is None else unfinished(kept, job)
     with measuring(job, folder, counts) as workers:
         reporter.begin()
+        links: tuple[LinkTime, ...] = ()
+        if isinstance(workers, Together):
+            reporter("the network")
+            links = workers.links(LINK * job.probe.first_budget)
+            if len(set(workers.kinds)) > 1:
+                tell(_mixed(workers.kinds))
 
         def controller(job: Job) -> tuple[Visitor, Controller]:
             visitor = Visitor(job, workers, max(counts), reporter, LoadWatch())
@@ -84,7 +109,7 @@ def probe(
             made = (visitor.prepared.data, visitor.prepared.network, here)
             if (begun.data, begun.network, begun.cluster) == made:
                 profile = control.learn(begun)
-        profile = profile or controller(job)[1].measure()
+        profile = with_links(profile or controller(job)[1].measure(), links)
     reporter.finish()
     if kept is not None:
         write_record(profile, kept)
@@ -168,12 +193,17 @@ def counts_of(job: Job) -> tuple[int, ...]:
     """Numbers of workers that a probe of the job measures, rising."""
     if not job.launcher.processes:  # a virtual worker has the machine to itself
         return (1,)
+    if job.launcher.joins and Gathering.current is not None and job.workers == "auto":
+        return (Gathering.current.started.size,)
     return worker_counts(default_workers(job.device)) if job.workers == "auto" else (job.workers,)
 
 
 @contextmanager
 def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuring]:
     """Worker processes, or this one where the job says so; commands may ask for these ``counts``.
+
+    Processes that another launcher has started are the workers, where the job does not say
+    otherwise.
 
     Folder and errors are those of `probe`.
 
@@ -186,8 +216,23 @@ def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuri
         with closing(Here(job)) as here:
             yield here
         return
+    gathering = Gathering.current
+    if job.launcher.joins and gathering is not None:
+        with noting_signals() as noted, closing(Together(gathering, job, counts, noted)) as all_:
+            yield all_
+        return
     with noting_signals() as noted, Workers(job, folder, counts, noted) as workers:
         yield workers
+
+
+def _mixed(kinds: Sequence[str]) -> str:
+    """What it means that workers of several kinds are measured together."""
+    counts = ", ".join(f"{kinds.count(one)} of {one}" for one in dict.fromkeys(kinds))
+    return (
+        f"workers of several kinds are measured together, at the pace of the slowest: {counts}; "
+        "for a plan with a batch of its own for each kind, probe each alone with probe.kind=NAME, "
+        "and plan with both profiles, goal.kinds and this one's link.latency and link.bandwidth"
+    )
 
 
 class _Reporter:

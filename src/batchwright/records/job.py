@@ -195,9 +195,9 @@ class Job(Keys):
         description="Training processes. `auto`: the plan decides, up to all visible GPUs, or 2 "
         "on CPU.",
     )
-    launch: Annotated[str, Named(LAUNCHERS)] = Field(
-        "local",
-        description=explained(*LAUNCHERS.own.values()),
+    launch: Annotated[str, Named(LAUNCHERS, "auto")] = Field(
+        "auto",
+        description=explained(LAUNCHERS["auto"], *LAUNCHERS.own.values()),
     )
     loaders: Literal["auto"] | Index = Field(
         "auto",

@@ -18,6 +18,7 @@ class Launcher:
             `workflows.run_training.Begun` holds, such as `launch_workers` there.
         one_worker: Whether there is one worker, in the process that asks for it.
         simulated: Whether all workers' gradients are computed in one process, in simulated time.
+        joins: Whether processes that another launcher has started are the workers.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Launcher:
     train: str
     one_worker: bool = False
     simulated: bool = False
+    joins: bool = False
 
     @property
     def processes(self) -> bool:
@@ -45,4 +47,10 @@ LAUNCHERS = Registry(
         simulated=True,
     ),
     group="batchwright.launchers",
+    auto=Launcher(
+        "auto",
+        "the processes that torchrun, srun or mpirun has started, where one has; else `local`",
+        f"{_RUN}:train_where_started",
+        joins=True,
+    ),
 )
