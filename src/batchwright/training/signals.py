@@ -1,4 +1,4 @@
-"""Stopping on request: SIGINT, SIGTERM and SIGUSR1 ask for a checkpoint and an orderly end.
+"""Stopping on request: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 ask for a checkpoint and an orderly end.
 
 A handler only notes the signal. The request rides in the next step's last message, so all workers
 stop after the same step and none is left waiting in an exchange.
@@ -11,9 +11,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from batchwright.distributed.processes import STOP_SIGNALS
 from batchwright.errors import DeadlineReached, Interrupted
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
