@@ -26,6 +26,7 @@ from batchwright.cli.output import (
     compare,
     files_and_keys,
     finish,
+    finish_run,
     job_of,
     new_choice,
     print_plan,
@@ -163,7 +164,7 @@ def run(
         follow_advice=follow_advice,
         overrides=(words or ()) if resume else (),
     )
-    finish(summary, as_json)
+    finish_run(summary, as_json)
 
 
 @app.command()
@@ -336,7 +337,7 @@ def train(
         follow_advice=follow_advice,
         overrides=words,
     )
-    finish(summary, as_json)
+    finish_run(summary, as_json)
 
 
 @app.command()
