@@ -163,6 +163,22 @@ def test_a_finished_run_asks_slurm_for_nothing(programs, tmp_path):
     assert bw.run(run_folder=tmp_path, resume=True).epochs == summary.epochs
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_plan_is_given_its_workers(programs, tmp_path, again):
+    programs("sbatch", "exit 1")
+    plan = make_summary().plan
+    plan = plan.model_copy(update={"job": make_job(launch="slurm", nodes=2, workers="auto")})
+    assert plan.workers == 2
+    if again:
+        write_inputs(tmp_path, plan, None)
+    with pytest.raises(JobError, match="slurm refuses the job"):
+        bw.train(None if again else plan, run_folder=tmp_path, resume=again)
+    asked = (tmp_path / "slurm.sh").read_text("utf-8")
+    assert "--nodes=2\n#SBATCH --ntasks-per-node=1\n" in asked
+    with pytest.raises(JobError, match="workers=2 are not the same number on each of nodes=3"):
+        bw.train(None if again else plan, run_folder=tmp_path, resume=again, nodes=3)
+
+
 def test_a_job_that_slurm_has_forgotten_is_no_job_to_follow(programs, tmp_path):
     programs("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     programs("sbatch", "echo 8")

@@ -71,6 +71,7 @@ from batchwright.workflows.engines import (
     hands_over,
     refuse_to_hand_over,
     resumed_by_engine,
+    with_workers,
 )
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, round_checks, settle
 from batchwright.workflows.plan_from_profiles import decide
@@ -302,9 +303,10 @@ def train(
         watch.lap("reading the plan")  # it may come out of a pipe, from a probe
         url = checked_destination(run_folder, plan, report_to, resume=resume, advised=follow_advice)
         if hands_over(plan.job):
-            with new_run_folder(run_folder, plan.job) as folder:
+            job = with_workers(plan.job, plan)
+            with new_run_folder(run_folder, job) as folder:
                 write_inputs(folder, plan, profile)
-            return hand_over(folder, plan.job, report_to=url, advised=follow_advice)
+            return hand_over(folder, job, report_to=url, advised=follow_advice)
         held.enter_context(_workers_of(plan.job))
         check_training(plan)
         if not resume:

@@ -16,9 +16,9 @@ from pkgutil import resolve_name
 from typing import Any
 
 from batchwright.errors import BatchwrightError, JobError
-from batchwright.records import Job, RunSummary
+from batchwright.records import Job, Plan, RunSummary
 from batchwright.records.documents import change_job, flattened, load_job, read_record
-from batchwright.records.job import as_written
+from batchwright.records.job import as_written, check_job
 from batchwright.records.run_folder import read_summary, resuming_words
 from batchwright.workflows.prepare_job import refuse_unconfirmed_code
 
@@ -69,8 +69,21 @@ def resumed_by_engine(
     job = change_job(job, keys, overrides)
     if not hands_over(job):
         return None
+    if (path.parent / "plan.json").exists():
+        job = with_workers(job, read_record(path.parent / "plan.json", Plan))
     texts = [f"{key}={as_written(value)}" for key, value in flattened(keys)]
     return hand_over(path.parent, job, [*texts, *overrides], report_to=report_to, advised=advised)
+
+
+def with_workers(job: Job, plan: Plan) -> Job:
+    """The job with the plan's number of workers, for an engine to start as many.
+
+    Raises:
+        JobError: Its nodes or GPUs cannot have them.
+    """
+    job = job.model_copy(update={"workers": plan.workers})
+    check_job(job)
+    return job
 
 
 def hand_over(
