@@ -18,7 +18,7 @@ from batchwright.errors import DeadlineReached, Interrupted
 class StopRequest:
     """Notes the first stop signal while active; restores the former handlers on `close`.
 
-    Outside the main thread Python allows no handlers, and then it never asks to stop.
+    Outside the main thread Python allows no handlers, and `ask` alone says it.
 
     Attributes:
         number: The signal that arrived, or 0.
@@ -31,6 +31,10 @@ class StopRequest:
             for number in STOP_SIGNALS:
                 self._former[number] = signal.signal(number, self._note)
 
+    def ask(self, number: int = signal.SIGTERM) -> None:
+        """Note what the signal with this number would, from any thread."""
+        self.number = self.number or number
+
     def close(self) -> None:
         """Put the former handlers back."""
         for number, handler in self._former.items():
@@ -39,7 +43,7 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self.number = self.number or number
+        self.ask(number)
 
 
 def stopped(number: int, deadline: float | None, where: str) -> Interrupted:
