@@ -57,7 +57,8 @@ class Slurm:
     """
 
     def __init__(self, configuration: Path) -> None:
-        self.environment = {**os.environ, "SLURM_CONF": str(configuration)}
+        names = {"SLURM_CONF": str(configuration), "MASTER_ADDR": "127.0.0.1"}  # nodes have none
+        self.environment = {**os.environ, **names}
 
     def ask(self, *words: str) -> str:
         """What one of Slurm's commands says; it must succeed."""

@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from batchwright.distributed import group, heartbeat
+from batchwright.distributed import heartbeat
 from batchwright.distributed.group import Group
 from batchwright.distributed.heartbeat import Presence, RollCall, machine_name
+from batchwright.distributed.joining import environments
 from batchwright.distributed.processes import LAUNCH
 from batchwright.distributed.rendezvous import choose_interface, interface_towards, meet
 from batchwright.errors import LostWorkerError
@@ -252,7 +253,7 @@ def opened(tmp_path, monkeypatch):
     def call(agent, process, folder=tmp_path / "run"):
         report = f"/tmp/torchelastic_x/{agent}/attempt_0/0/error.json"  # noqa: S108 - only a name
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", report)
-        monkeypatch.setattr(group, "_process", process)
+        monkeypatch.setattr(environments, "_process", process)
         alone = Group(torch.device("cpu"))
         again = alone.started_again(folder)
         alone.note_start(folder, again=again)

@@ -105,6 +105,7 @@ MOST_FILES, MOST_AT_THE_TOP = 15, 3  # in one folder, its __init__.py aside
 WITHOUT_TORCH = {
     *("__init__", "__main__", "cli", "workflows", "service", "client"),
     *("planning", "reporting", "algorithms", "prediction", "records", "storage", "errors"),
+    "distributed.joining.environments",
     "distributed.fork_server",
     "distributed.launch",
     "distributed.launch_with_server",

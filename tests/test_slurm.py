@@ -83,7 +83,7 @@ def test_the_notice_leaves_three_quarters_of_a_short_time_limit(limit, seconds):
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"nodes": 2}, "nodes=2 with launch=local: its workers are on one machine"),
+        ({"nodes": 2}, "nodes=2 with launch=auto: only launch=slurm asks for machines; leave"),
         ({"launch": "slurm", "nodes": 2, "workers": 3}, "workers=3 are not the same number on"),
         ({**ASKED, "workers": 10}, "workers=10 with slurm.gpus_per_node=4 and nodes=2: give at m"),
         ({"slurm": {"time": "soon"}}, "job key slurm.time = 'soon'"),
@@ -169,14 +169,16 @@ def test_a_plan_is_given_its_workers(programs, tmp_path, again):
     plan = make_summary().plan
     plan = plan.model_copy(update={"job": make_job(launch="slurm", nodes=2, workers="auto")})
     assert plan.workers == 2
+    folder = tmp_path / "run"
     if again:
-        write_inputs(tmp_path, plan, None)
+        folder.mkdir()
+        write_inputs(folder, plan, None)
     with pytest.raises(JobError, match="slurm refuses the job"):
-        bw.train(None if again else plan, run_folder=tmp_path, resume=again)
-    asked = (tmp_path / "slurm.sh").read_text("utf-8")
+        bw.train(None if again else plan, run_folder=folder, resume=again)
+    asked = (folder / "slurm.sh").read_text("utf-8")
     assert "--nodes=2\n#SBATCH --ntasks-per-node=1\n" in asked
     with pytest.raises(JobError, match="workers=2 are not the same number on each of nodes=3"):
-        bw.train(None if again else plan, run_folder=tmp_path, resume=again, nodes=3)
+        bw.train(None if again else plan, run_folder=folder, resume=again, nodes=3)
 
 
 def test_a_job_that_slurm_has_forgotten_is_no_job_to_follow(programs, tmp_path):
@@ -198,7 +200,7 @@ def slurm(tmp_path_factory):
         yield running
 
 
-KEYS = ("data=digits", "launch=slurm", "device=cpu", "workers=1", "epochs=2")
+KEYS = ("data=digits", "launch=slurm", "device=cpu", "workers=2", "nodes=2", "epochs=2")
 PROBE = ("probe.budget=1", "probe.learning=0")
 
 
@@ -213,7 +215,7 @@ def test_a_run_is_submitted_and_followed_to_its_end(slurm: Slurm, tmp_path):
     words = ("run", *KEYS, *PROBE, "slurm.time=10", "--out", "run", "--json")
     out, err = (command := slurm.batchwright(*words, folder=tmp_path)).communicate()
     assert command.returncode == 0, err
-    assert re.search(r"slurm job \d+: running on n1\n", err)
+    assert re.search(r"slurm job \d+: running on n\[1-2\]\n", err)
     assert err.count("epoch 2/2: ") == err.count("\nper worker") == 1
     summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
     assert f'"test_accuracy": {summary.accuracy}' in out
@@ -239,7 +241,7 @@ def test_the_exit_code_is_that_of_the_run(slurm: Slurm, tmp_path):
     ],
 )
 def test_what_slurm_cannot_give_is_refused_in_a_line(slurm: Slurm, tmp_path, asked, said):
-    words = ("run", *KEYS, "workers=auto", asked, "--out", "run")
+    words = ("run", *KEYS, "nodes=1", "workers=auto", asked, "--out", "run")
     _, err = (command := slurm.batchwright(*words, folder=tmp_path)).communicate()
     assert command.returncode == 2, err
     assert said in err.splitlines()[-1]
@@ -270,29 +272,43 @@ def test_ctrl_c_leaves_the_job_which_is_found_again_and_cancelled(slurm: Slurm, 
     assert not slurm.ask("squeue", "-h", "--states=pending,running")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["USR1", "USR2", "requeue"])
-def test_a_preempted_run_ends_with_the_same_weights(slurm: Slurm, tmp_path, how):
-    job = Job(launch="slurm", device="cpu", workers=1, epochs=60)
+@pytest.fixture(scope="module", params=[1, 2])
+def undisturbed(slurm: Slurm, request, tmp_path_factory):
+    """The folder of a run on so many nodes, and of its plan."""
+    folder, nodes = tmp_path_factory.mktemp(f"nodes-{request.param}"), request.param
+    job = Job(
+        launch="slurm", device="cpu", workers=nodes, nodes=nodes, epochs=40, checkpoint_steps=20
+    )
     plan = plan_without_profile(job, data_facts(job), make_network(name="resnet8"))
-    write_record(plan, tmp_path / "plan.json")
-    words = ("train", "plan.json", "--out")
-    undisturbed = slurm.batchwright(*words, "whole", folder=tmp_path)
-    _, err = undisturbed.communicate()
-    assert undisturbed.returncode == 0, err
-    command = slurm.batchwright(*words, "run", folder=tmp_path)
-    number = number_in(tmp_path / "run")
-    until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
-    if how == "requeue":  # as Slurm does for a job of higher priority: TERM to all
-        slurm.ask("scontrol", "requeue", number)
-    else:
-        slurm.ask("scancel", f"--signal={how}", number)
-    slurm.start_again_at_once(number)
+    write_record(plan, folder / "plan.json")
+    command = slurm.batchwright("train", "plan.json", "--out", "run", folder=folder)
     _, err = command.communicate()
     assert command.returncode == 0, err
-    assert f"slurm job {number}: running on n1, started again 1 x\n" in err
-    assert weights(tmp_path / "run").keys() == weights(tmp_path / "whole").keys()
-    for name, value in weights(tmp_path / "whole").items():
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["USR1", "USR2", "requeue", "killed"])
+def test_a_preempted_run_ends_with_the_same_weights(slurm: Slurm, undisturbed, tmp_path, how):
+    words = ("train", str(undisturbed / "plan.json"), "--out", "run")
+    command = slurm.batchwright(*words, folder=tmp_path)
+    number = number_in(tmp_path / "run")
+    until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
+    if how == "killed":
+        until((tmp_path / "run" / "checkpoints" / "last.pt").exists, "a checkpoint")
+        slurm.ask("scancel", "--signal=KILL", f"{number}.0")
+    elif how == "requeue":  # as Slurm does for a job of higher priority: TERM to all
+        slurm.ask("scontrol", "requeue", number)
+        slurm.start_again_at_once(number)
+    else:
+        slurm.ask("scancel", f"--signal={how}", number)
+        slurm.start_again_at_once(number)
+    _, err = command.communicate()
+    assert command.returncode == 0, err
+    killed = "a task was killed (exit code 137): all are started again\n"
+    assert (killed if how == "killed" else "started again 1 x\n") in err
+    assert read_record(tmp_path / "run" / "summary.json", RunSummary).resumed == 1
+    for name, value in weights(undisturbed / "run").items():
         assert torch.equal(value, weights(tmp_path / "run")[name]), name
 
 

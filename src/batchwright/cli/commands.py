@@ -520,6 +520,7 @@ def main() -> None:
     from batchwright.distributed.processes import spinning_shortly
     from batchwright.errors import one_line
     from batchwright.workflows.stopwatch import command_begins
+    from batchwright.workflows.together import take_part
 
     command_begins()
     os.environ.update(spinning_shortly(os.environ))  # before torch, for launch=in-process
@@ -529,7 +530,7 @@ def main() -> None:
         sys.exit(2)
     sys.path.append(str(Path.cwd()))  # import strings find the user's modules, as `python -m` does
     try:
-        app()
+        take_part(sys.argv[1:], app)
     except BatchwrightError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -7,13 +7,12 @@ MASTER_PORT. Without them the process is the only worker and no collective is ev
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 import socket
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -23,24 +22,19 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from batchwright.distributed.heartbeat import Presence, RollCall, presence
-from batchwright.distributed.processes import LAUNCH
+from batchwright.distributed.joining.environments import (
+    Opened,
+    launch_name,
+    note_opened,
+    process_name,
+    read_opened,
+)
 from batchwright.distributed.rendezvous import choose_interface, meet, store_keeper
 from batchwright.distributed.transports import transport_for
 from batchwright.errors import LostWorkerError
 from batchwright.workload.host import is_out_of_memory
 
-_LAUNCH_FILE = "launch.json"
 _COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
-_process = ""  # names this very process
-
-
-def _name_process() -> None:
-    global _process
-    _process = os.urandom(8).hex()
-
-
-_name_process()
-os.register_at_fork(after_in_child=_name_process)
 
 
 class Group:
@@ -102,8 +96,8 @@ class Group:
         started all workers again, because one was lost or because a host came or went. All workers
         call this together and get the same answer.
         """
-        agents, processes, noted = self._starts(folder)
-        return bool(noted["agents"] & agents) and not noted["processes"] & processes
+        launches, processes, noted = self._starts(folder)
+        return noted.by_an_earlier_start(launches, processes)
 
     def note_start(self, folder: Path, *, again: bool) -> None:
         """Note in a run folder who has opened it, for `started_again`; all workers together.
@@ -114,28 +108,20 @@ class Group:
             folder: The run folder.
             again: What `started_again` has said.
         """
-        agents, processes, noted = self._starts(folder)
-        if self.rank or not agents or ((folder / "metrics.jsonl").exists() and not again):
+        launches, processes, noted = self._starts(folder)
+        if self.rank or not launches or ((folder / "metrics.jsonl").exists() and not again):
             return
-        starts = {"agents": sorted(noted["agents"] | agents), "processes": sorted(processes)}
-        with suppress(OSError):  # whoever makes the folder will say so
-            folder.mkdir(parents=True, exist_ok=True)
-            aside = folder / f".{_LAUNCH_FILE}.writing"
-            aside.write_text(json.dumps(starts, indent=1), encoding="utf-8")
-            aside.replace(folder / _LAUNCH_FILE)
+        note_opened(folder, noted.launches | launches, processes)
 
-    def _starts(self, folder: Path) -> tuple[set[str], set[str], dict[str, set[str]]]:
-        """Agents and processes of these workers, and those that are noted in a run folder."""
-        own: dict[str, list[str]] = {}
-        with suppress(OSError, ValueError):  # where it cannot be read nobody has opened it
-            own = json.loads((folder / _LAUNCH_FILE).read_text("utf-8"))
-        starts = self.gather((_launcher(), _process, own))
-        noted: dict[str, set[str]] = {"agents": set(), "processes": set()}
-        for _, _, seen in starts:  # without a shared disk not all see the same
-            for key, names in seen.items():
-                noted[key] |= set(names)
-        agents = {agent for agent, _, _ in starts} - {""}
-        return agents, {process for _, process, _ in starts}, noted
+    def _starts(self, folder: Path) -> tuple[set[str], set[str], Opened]:
+        """Launches and processes of these workers, and those that are noted in a run folder."""
+        starts = self.gather((launch_name(), process_name(), read_opened(folder)))
+        noted = Opened(  # without a shared disk not all see the same
+            frozenset().union(*(seen.launches for _, _, seen in starts)),
+            frozenset().union(*(seen.processes for _, _, seen in starts)),
+        )
+        launches = {launch for launch, _, _ in starts} - {""}
+        return launches, {process for _, process, _ in starts}, noted
 
     def part(self, size: int) -> Self | None:
         """The first ``size`` workers as a group of their own; all workers call this together.
@@ -253,18 +239,6 @@ def join_process_group(device: torch.device, timeout: float, meeting: Path | Non
             timeout=timedelta(seconds=timeout),
             **where,
         )
-
-
-def _launcher() -> str:
-    """Names what started this process, the same after each of its restarts.
-
-    `run_workers` says it. torchrun gives each worker a file below a folder that each agent makes
-    for itself: ``.../RUN_RANDOM/attempt_N/LOCAL_RANK/error.json``.
-    """
-    if LAUNCH in os.environ:
-        return os.environ[LAUNCH]
-    report = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    return f"{socket.gethostname()}:{Path(report).parent.parent.parent}" if report else ""
 
 
 def loss_behind(error: BaseException) -> LostWorkerError | None:

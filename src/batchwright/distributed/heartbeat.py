@@ -54,6 +54,7 @@ class RollCall:
         present: All workers, in rank order.
         keeper: Address of a store that someone outside the workers holds; empty: worker 0 does,
             and must not leave before the others have looked.
+        patience: Seconds without a beat, after which `misses_one` misses a worker.
 
     Attributes:
         current: The one that this process beats for, if any.
@@ -68,7 +69,9 @@ class RollCall:
         rank: int,
         present: Sequence[Presence],
         keeper: str = "",
+        patience: float = LONG_SILENCE,
     ) -> None:
+        self._patience = patience
         self._store = PrefixStore(f"batchwright/roll-call/{present[0].token}", store)
         self._rank, self._present = rank, tuple(present)
         self._keeper = keeper
@@ -110,7 +113,7 @@ class RollCall:
         """Whether an exchange in progress is in vain: a worker is gone or silent, or said so.
 
         Nobody is asked anything; to be called every now and then, since silence takes two looks,
-        `LONG_SILENCE` apart.
+        `patience` apart.
         """
         return _asked(self._misses_one, seconds=_ANSWER_SECONDS) is not False
 
@@ -158,7 +161,7 @@ class RollCall:
             beat = self._read(f"beat/{rank}")
             known, since = self._seen.get(rank, (None, now))
             self._seen[rank] = beat, since if beat == known else now
-            if now - self._seen[rank][1] > LONG_SILENCE:
+            if now - self._seen[rank][1] > self._patience:
                 return True
         return False
 

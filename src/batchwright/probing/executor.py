@@ -24,7 +24,7 @@ from batchwright.probing.measure.trials import GivenUp, NoAccuracy, run_trial
 from batchwright.probing.measure.update_time import update_times
 from batchwright.records import Job, Record
 from batchwright.workload.data.sources import open_data
-from batchwright.workload.host import arithmetic, free_memory, worker_threads
+from batchwright.workload.host import arithmetic, free_memory, local_workers, worker_threads
 from batchwright.workload.task import network_facts, set_training
 
 
@@ -117,7 +117,7 @@ class Executor:
             parts=bench.parts(),
             device_name=_device_name(group.device),
             threads=torch.get_num_threads(),
-            memory_bytes=free_memory(group.device, group.size),
+            memory_bytes=free_memory(group.device, local_workers(group.size)),
             allocator=self._allocator,
             arithmetic=arithmetic(group.device),
             loaders=feed.loading.loaders if feed else None,
@@ -176,7 +176,7 @@ class Executor:
         """The first ``workers`` as a group, each with its share of the cores."""
         group = self._parts[workers]
         assert group is not None  # noqa: S101 - others are not given the command
-        threads = worker_threads(workers)
+        threads = worker_threads(local_workers(workers))
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         return group

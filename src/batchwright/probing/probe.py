@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
 from batchwright.probing.commands import Compare, Compared, Point, ignored
 from batchwright.probing.controller import PRECISION, Controller, Progress
+from batchwright.probing.together import Together
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Here, Killed, Measuring, Workers
 from batchwright.records import Cluster, Job, MemoryPoint, OutOfMemory, Profile, StepTime
@@ -168,12 +170,17 @@ def counts_of(job: Job) -> tuple[int, ...]:
     """Numbers of workers that a probe of the job measures, rising."""
     if not job.launcher.processes:  # a virtual worker has the machine to itself
         return (1,)
+    if job.launcher.joins and Gathering.current is not None and job.workers == "auto":
+        return (Gathering.current.started.size,)
     return worker_counts(default_workers(job.device)) if job.workers == "auto" else (job.workers,)
 
 
 @contextmanager
 def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuring]:
     """Worker processes, or this one where the job says so; commands may ask for these ``counts``.
+
+    Processes that another launcher has started are the workers, where the job does not say
+    otherwise.
 
     Folder and errors are those of `probe`.
 
@@ -185,6 +192,11 @@ def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuri
             raise JobError(f"workers={max(counts)} with launch=in-process: that is one worker")
         with closing(Here(job)) as here:
             yield here
+        return
+    gathering = Gathering.current
+    if job.launcher.joins and gathering is not None:
+        with noting_signals() as noted, closing(Together(gathering, job, counts, noted)) as all_:
+            yield all_
         return
     with noting_signals() as noted, Workers(job, folder, counts, noted) as workers:
         yield workers

@@ -37,7 +37,7 @@ _END_SECONDS = 5.0  # for the others to leave their own reports once one has fai
 Answer = TypeVar("Answer", bound=Record)
 
 
-def _share_done(answer: Record) -> float:
+def share_done(answer: Record) -> float:
     """Of the command: trials tell how far they have come before their answer."""
     return answer.done if isinstance(answer, TrialRun) else 1.0
 
@@ -78,7 +78,7 @@ class Here:
         self, command: Command, answer: type[Answer], heard: Callable[[float], None] = ignored
     ) -> Answer:
         """As `Measuring` says."""
-        done = self._executor.carry_out(command, lambda told: heard(_share_done(told)))
+        done = self._executor.carry_out(command, lambda told: heard(share_done(told)))
         assert isinstance(done, answer)  # noqa: S101 - tells the type checker
         return done
 
@@ -135,7 +135,7 @@ class Workers:
                 line.sendall(text)
             except OSError:  # the process is gone, which `_read` will find
                 break
-        while (share := _share_done(told := self._read(answer, ANSWER_SECONDS))) < 1:
+        while (share := share_done(told := self._read(answer, ANSWER_SECONDS))) < 1:
             heard(share)
         return told
 

@@ -196,9 +196,9 @@ class Job(Keys):
         description="Training processes. `auto`: the plan decides, up to all visible GPUs, or 2 "
         "on CPU.",
     )
-    launch: Annotated[str, Named(LAUNCHERS)] = Field(
-        "local",
-        description=explained(*LAUNCHERS.own.values()),
+    launch: Annotated[str, Named(LAUNCHERS, "auto")] = Field(
+        "auto",
+        description=explained(LAUNCHERS["auto"], *LAUNCHERS.own.values()),
     )
     nodes: Count = Field(
         1, description="For `launch=slurm`: machines, which share the workers evenly."
@@ -392,8 +392,8 @@ def _workers(job: Job) -> Iterator[str]:
         )
     if job.nodes > 1 and not launcher.submit:
         yield (
-            f"nodes={job.nodes} with launch={job.launch}: its workers are on one machine; give "
-            "launch=slurm, or nodes=1"
+            f"nodes={job.nodes} with launch={job.launch}: only launch=slurm asks for machines; "
+            "leave nodes out"
         )
     if workers == "auto":
         return

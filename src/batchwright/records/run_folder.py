@@ -24,6 +24,9 @@ from batchwright.records.text.formatting import counted, data_name
 from batchwright.records.text.problems import described
 from batchwright.storage.locks import LOCK_FILE, writing
 
+LAUNCH_FILE = "launch.json"
+"""Which launches have opened the folder."""
+
 _WHOLE = ("sweep.json", "summary.json", "plan.json")  # what tells most of a folder, in order
 
 
@@ -62,7 +65,8 @@ def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Iterator[
 def _refuse_filled(folder: Path) -> None:
     if not folder.exists():
         return
-    if not folder.is_dir() or any(path.name != LOCK_FILE for path in folder.iterdir()):
+    known = {LOCK_FILE, LAUNCH_FILE}
+    if not folder.is_dir() or any(path.name not in known for path in folder.iterdir()):
         raise FileError(
             f"{folder} exists and is not empty: choose another --out, or continue its run "
             "with --resume"

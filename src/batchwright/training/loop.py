@@ -48,7 +48,7 @@ def train(
     *,
     run_folder: Path,
     resume: bool,
-    local_rank: int = 0,
+    device: torch.device | None = None,
     follow_advice: bool = False,
 ) -> None:
     """Train as ``plan`` says, as one of its workers; the records go to the run folder.
@@ -57,7 +57,7 @@ def train(
         plan: What to do; its job names data, network, loss and optimizer.
         run_folder: Where metrics, checkpoints and the summary go.
         resume: Continue from the run folder's last checkpoint.
-        local_rank: This worker's number on its machine.
+        device: Of this worker; unset: that of the first on its machine.
         follow_advice: Stop after an epoch where advice for the next is in the run folder.
 
     Raises:
@@ -66,7 +66,7 @@ def train(
         NewPlan: Advice was taken: the run folder's plan is another now, to be resumed.
     """
     job = plan.job
-    task = open_task(plan, enter(resolve_device(job.device, local_rank)))
+    task = open_task(plan, enter(device or resolve_device(job.device)))
     seed_worker(job.seed, 0, int(os.environ.get("RANK", "0")))  # dropout: each draws its own
     with Session(
         task.network,
@@ -217,7 +217,7 @@ def _main() -> None:
         plan,
         run_folder=folder,
         resume="--resume" in options,
-        local_rank=local_rank,
+        device=resolve_device(plan.job.device, local_rank),
         follow_advice="--follow-advice" in options,
     )
 

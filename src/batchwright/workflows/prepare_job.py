@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from batchwright.algorithms.dual_batch import largest_extra_time
 from batchwright.algorithms.partition import apportion
 from batchwright.algorithms.simulated_clock import Cluster, step_times
+from batchwright.distributed.joining.environments import Started, joined
 from batchwright.distributed.launch import refuse_busy_port
 from batchwright.errors import ArgumentError, DataError, JobError, PlanError
 from batchwright.planning.gradient_scaling import check_least, check_step
@@ -33,6 +34,7 @@ from batchwright.records.documents import change_job, load_job
 from batchwright.records.job import check_job, groups_known, other_keys_come
 from batchwright.records.registries.data_sources import source_of
 from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.text.formatting import counted
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described
 from batchwright.reporting.render.progress import steps
@@ -162,7 +164,8 @@ def tell_doubts(job: Job, data: DataFacts) -> None:
 def resolve(job: Job, data: DataFacts) -> Job:
     """The job with every ``auto`` that needs no measuring made concrete.
 
-    ``workers=auto`` stays: the probe then measures several counts, and the plan chooses.
+    ``workers=auto`` stays: the probe then measures several counts, and the plan chooses. Where
+    another launcher has started the workers, it is their number.
 
     Raises:
         JobError: The device is not there, or several workers were asked for in one process.
@@ -176,6 +179,14 @@ def resolve(job: Job, data: DataFacts) -> Job:
             "statistics are merged over the workers for evaluation in any case"
         )
     workers = 1 if job.launcher.one_worker else job.workers
+    started = joined() if job.launcher.joins else None
+    if started is not None and workers != started.size:
+        if workers != "auto":
+            raise JobError(
+                f"workers={workers}, and {started.by} has started {started.size}: start {workers} "
+                f"({started.how}), or say workers={started.size}"
+            )
+        workers = started.size
     known = {"device": device.type, "workers": workers, "augment": job.augmentation}
     # Networks of other places are tried once they are built.
     least_side = NETWORKS[job.network].least_side if job.network in NETWORKS else 1
@@ -206,8 +217,10 @@ def _check_stated_extra_time(job: Job, data: DataFacts, least: int) -> None:
         )
 
 
-def check_training(plan: Plan) -> None:
+def check_training(plan: Plan, *, resume: bool = False) -> None:
     """Refuse a plan that cannot be trained here, before anything is written or started.
+
+    With ``resume``, a run goes on with as many workers as another launcher has started.
 
     Raises:
         BatchwrightError: Port, workers, data, network or weights do not fit the plan.
@@ -222,9 +235,26 @@ def check_training(plan: Plan) -> None:
     if plan.job.launcher.simulated:
         Cluster(plan.job, plan.workers)
         step_times(plan)
+    elif plan.job.launcher.joins and (started := joined()) is not None:
+        if not resume:
+            check_size(plan, started)
     else:
         _refuse_other_machines(plan)
     check_workload(plan)
+
+
+def check_size(plan: Plan, started: Started) -> None:
+    """Refuse a plan for another number of workers than another launcher has started.
+
+    Raises:
+        PlanError: It is.
+    """
+    if plan.workers != started.size:
+        raise PlanError(
+            f"the plan is for {counted(plan.workers, 'worker')}, and {started.by} has started "
+            f"{started.size}: start {plan.workers} ({started.how}), or plan again with "
+            f"workers={started.size}"
+        )
 
 
 def _refuse_other_machines(plan: Plan) -> None:

@@ -9,6 +9,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from batchwright.client.reporter_process import ReporterProcess, destination, reported
+from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.launch import run_workers
 from batchwright.distributed.launch_with_server import run_with_server
 from batchwright.errors import BatchwrightError, NewPlan, PlanError, one_line
@@ -179,6 +180,17 @@ def _train_once(
 
         begun = Begun(folder, plan, lock, look, shown, resume, follow_advice)
         resolve_name(plan.job.launcher.train)(begun)
+
+
+def train_where_started(run: Begun) -> None:
+    """Train with the processes that another launcher has started; where none has, launch them."""
+    if joined() is None:
+        launch_workers(run)
+        return
+    from batchwright.workflows.together import train_together
+
+    with following(run.look):
+        train_together(run.plan, run.folder, resume=run.resume, follow_advice=run.follow_advice)
 
 
 def train_here(run: Begun) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.distributed.fork_server import imported_once
+from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.processes import refuse_unguarded_script
 from batchwright.errors import ArgumentError, Interrupted, PlanError, WorkerError
 from batchwright.planning.planner import make_plan
@@ -88,10 +89,12 @@ from batchwright.workflows.prepare_job import (
 from batchwright.workflows.run_training import checked_destination, conduct, with_refit
 from batchwright.workflows.scheduling import Source, plan_to_show
 from batchwright.workflows.stopwatch import Stopwatch
+from batchwright.workflows.together import begun_before, note_begun, together
 
 _OPENING, _REPORT = "opening data and network", "report"
 
 
+@together(Profile)
 def probe(
     job: Job | str | Path | None = None, *, out: str | Path | None = None, **keys: Any
 ) -> Profile:
@@ -166,6 +169,7 @@ def plan(
     return decided
 
 
+@together(Check)
 def check(
     plan: Plan | str | Path,
     *,
@@ -251,6 +255,7 @@ def schedule(source: Source = None, *, overrides: Iterable[str] = (), **keys: An
     return rate_schedule(plan_to_show(source, keys, overrides))
 
 
+@together(RunSummary)
 def train(
     plan: Plan | str | Path | None = None,
     *,
@@ -293,6 +298,10 @@ def train(
     reporting: dict[str, Any] = {"report_to": report_to, "advised": follow_advice}
     if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
         return done
+    again = None if resume else begun_before(run_folder)
+    if again is not None and plan is not None:
+        keys, overrides = _allowed(_received(plan, keys, overrides, "train").job), []
+        run_folder, resume = again, True
     with ExitStack() as held:
         if resume:
             folder = held.enter_context(existing_run(run_folder, "plan.json"))
@@ -308,9 +317,10 @@ def train(
                 write_inputs(folder, plan, profile)
             return hand_over(folder, job, report_to=url, advised=follow_advice)
         held.enter_context(_workers_of(plan.job))
-        check_training(plan)
+        check_training(plan, resume=resume)
         if not resume:
             folder = held.enter_context(new_run_folder(run_folder, plan.job))
+            note_begun(folder)
         write_inputs(folder, plan, profile)
         watch.lap(_OPENING)
         told: dict[str, Any] = {"report_to": url, "follow_advice": follow_advice}
@@ -368,6 +378,7 @@ def compare_runs(
     return told, page
 
 
+@together(RunSummary)
 def run(
     job: Job | str | Path | None = None,
     *,
@@ -400,6 +411,10 @@ def run(
     reporting: dict[str, Any] = {"report_to": report_to, "advised": follow_advice}
     if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
         return done
+    again = None if resume else begun_before(run_folder)
+    if again is not None:
+        keys, overrides = _allowed(job_of(job, keys, overrides)), []
+        run_folder, resume = again, True
     with ExitStack() as held:
         if resume:
             folder = held.enter_context(existing_run(run_folder, "plan.json", "job.yaml"))
@@ -423,6 +438,7 @@ def run(
         job = ready(job)
         if not resume:
             folder = held.enter_context(new_run_folder(run_folder, job))
+            note_begun(folder)
         watch.lap(_OPENING)
         decided = _planned_in(folder, job, watch)
         if on_plan is not None:
@@ -466,7 +482,13 @@ def _reported(summary: RunSummary) -> RunSummary:
 
 def _workers_of(job: Job) -> AbstractContextManager[None]:
     """Inside, the job's workers start quickly; its own imports take place beside this process's."""
-    return nullcontext() if job.launcher.one_worker else imported_once()
+    others = job.launcher.one_worker or (job.launcher.joins and joined() is not None)
+    return nullcontext() if others else imported_once()
+
+
+def _allowed(job: Job) -> dict[str, Any]:
+    """What a job imports, as keys that allow a run folder's job to do so, too."""
+    return {key: getattr(job, key) for key in job.code_keys}
 
 
 def _received(

@@ -57,6 +57,12 @@ def worker_threads(local_workers: int) -> int:
     return max(1, usable_cores() // local_workers)
 
 
+def local_workers(workers: int) -> int:
+    """How many of ``workers`` may be on this machine: all, unless their launcher has told fewer."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return min(workers, int(told)) if told.isdigit() else workers
+
+
 def default_workers(device: str) -> int:
     """Worker processes where the job does not say: all visible GPUs, or two on CPU."""
     on_gpu = device != "cpu" and torch.cuda.is_available()
@@ -84,6 +90,20 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
             f"try workers={visible}"
         )
     return torch.device("cuda", local_rank)
+
+
+def shared_out(name: str, local_rank: int) -> torch.device:
+    """As `resolve_device`, for a worker that another launcher has started.
+
+    Slurm and others show each worker its own GPU alone, or show all of them to each.
+    """
+    visible = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 1
+    return resolve_device(name, local_rank % max(1, visible))
+
+
+def identity(device: torch.device) -> str:
+    """What no other GPU of this machine is called; empty on the CPU, which workers may share."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def enter(device: torch.device) -> torch.device:

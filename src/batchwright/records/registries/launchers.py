@@ -20,6 +20,7 @@ class Launcher:
             machines, such as `workflows.engines.slurm:submit`; empty: the command trains itself.
         one_worker: Whether there is one worker, in the process that asks for it.
         simulated: Whether all workers' gradients are computed in one process, in simulated time.
+        joins: Whether processes that another launcher has started are the workers.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Launcher:
     submit: str = ""
     one_worker: bool = False
     simulated: bool = False
+    joins: bool = False
 
     @property
     def processes(self) -> bool:
@@ -50,8 +52,15 @@ LAUNCHERS = Registry(
     Launcher(
         "slurm",
         "a Slurm job is submitted and followed, which trains on its machines",
-        f"{_RUN}:launch_workers",
+        f"{_RUN}:train_where_started",
         submit="batchwright.workflows.engines.slurm:submit",
+        joins=True,
     ),
     group="batchwright.launchers",
+    auto=Launcher(
+        "auto",
+        "the processes that torchrun, srun or mpirun has started, where one has; else `local`",
+        f"{_RUN}:train_where_started",
+        joins=True,
+    ),
 )

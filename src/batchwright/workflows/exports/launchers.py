@@ -58,10 +58,13 @@ def sbatch(plan: Plan, target: Target) -> str:
         options["time"] = limit
     head = [f"#SBATCH --{key}={value}" for key, value in options.items()]
     head += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
+    # From Slurm 22.05 on srun does not take it from the job.
+    cores = ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'] * ("cpus-per-task" in options)
     if target.hosts == 1:
-        lines = _on_one_host(target, "srun ")
+        lines = cores + _on_one_host(target, "srun ")
     else:
         lines = [
+            *cores,
             'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             *_on_several_hosts(
                 plan, target, f'"$head:{_port(plan)}"', "srun ", '--rdzv-id "$SLURM_JOB_ID" '

@@ -1,0 +1,319 @@
+"""What another launcher says to the processes that it starts: torchrun, mpirun, srun.
+
+Each has variables of its own for the same few numbers. Whoever takes part in a group calls `adopt`,
+after which they stand under the names that torchrun gives them, for everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from batchwright.distributed.processes import LAUNCH, PARENT_PID, VERB_PARENT
+from batchwright.errors import BatchwrightError
+from batchwright.records.registries.registry import Registry
+from batchwright.records.run_folder import LAUNCH_FILE
+
+_FIRST_PORT, _PORTS = 20_000, 10_000  # where a port is made of a job's number
+_LOCAL_NAME = "localhost"
+_process = ""
+_joined: Started | None = None
+
+
+def _name_process() -> None:
+    global _process
+    _process = os.urandom(8).hex()
+
+
+_name_process()
+os.register_at_fork(after_in_child=_name_process)
+
+
+@dataclass(frozen=True)
+class Started:
+    """This process among those that were started with it.
+
+    Attributes:
+        by: Who started them, in words.
+        rank: This process, from 0.
+        size: How many there are.
+        local_rank: This process among those of its host.
+        local_size: How many its host has.
+        address: Host at which they meet.
+        port: Of that host.
+        launch: Names the launch, the same after each of its restarts; empty: see `launch_name`.
+        how: What to change for another number of processes.
+    """
+
+    by: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    port: int
+    launch: str
+    how: str
+
+    def __str__(self) -> str:
+        """Such as ``worker 2 (node1)``."""
+        return f"worker {self.rank} ({socket.gethostname()})"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A launcher, by the variables that it sets.
+
+    Attributes:
+        name: One word.
+        by: In words.
+        needs: Variables that all of its processes have.
+        read: What they say of this process.
+        alone: Whether one process by itself is a group, which may have others later.
+        how: What to change for another number of processes.
+    """
+
+    name: str
+    by: str
+    needs: tuple[str, ...]
+    read: Callable[[Mapping[str, str]], Started]
+    how: str
+    alone: bool = False
+
+
+def found(variables: Mapping[str, str] | None = None) -> Started | None:
+    """The group that another launcher has started this process in; ``None``: there is none.
+
+    Processes that Batchwright has started belong to no other launcher, and one process that srun or
+    mpirun has started by itself has its host to itself.
+
+    Raises:
+        BatchwrightError: A variable is no number, or they contradict each other.
+    """
+    said = os.environ if variables is None else variables
+    if any(one in said for one in (PARENT_PID, VERB_PARENT, LAUNCH)):
+        return None
+    for environment in ENVIRONMENTS.values():
+        if not all(one in said for one in environment.needs):
+            continue
+        started = replace(environment.read(said), by=environment.by, how=environment.how)
+        _check(started)
+        if started.size > 1 or environment.alone:
+            return started
+    return None
+
+
+def adopt(started: Started) -> None:
+    """Set the variables that torchrun would set, for this process and those that it starts."""
+    os.environ.update(
+        RANK=str(started.rank),
+        WORLD_SIZE=str(started.size),
+        LOCAL_RANK=str(started.local_rank),
+        LOCAL_WORLD_SIZE=str(started.local_size),
+        MASTER_ADDR=started.address,
+        MASTER_PORT=str(started.port),
+    )
+    # What cannot be reached is said in a line of our own.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def joined() -> Started | None:
+    """This process in the group that carries out a command together; ``None``: there is none."""
+    return _joined
+
+
+def join(started: Started | None) -> None:
+    """From now on carry out commands in this group; ``None``: in none."""
+    global _joined
+    _joined = started
+
+
+def launch_name() -> str:
+    """Names what started this process, the same after each of its restarts; empty: unknown.
+
+    torchrun gives each worker a file below a folder that each agent makes for itself:
+    ``.../RUN_RANDOM/attempt_N/LOCAL_RANK/error.json``.
+    """
+    if LAUNCH in os.environ:
+        return os.environ[LAUNCH]
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if report:
+        return f"{socket.gethostname()}:{Path(report).parent.parent.parent}"
+    started = found()
+    return "" if started is None else started.launch
+
+
+def process_name() -> str:
+    """Names this very process; a fork of it has another name."""
+    return _process
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Who has opened a run folder: launches, and the processes of the last start of each."""
+
+    launches: frozenset[str]
+    processes: frozenset[str]
+
+    def by_an_earlier_start(self, launches: Iterable[str], processes: Iterable[str]) -> bool:
+        """Whether one of these launches has, by other processes than these."""
+        return bool(self.launches & set(launches)) and not self.processes & set(processes)
+
+
+def read_opened(folder: Path) -> Opened:
+    """What is noted in a run folder; nothing where it cannot be read."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        noted = json.loads((folder / LAUNCH_FILE).read_text("utf-8"))
+        return Opened(frozenset(noted["agents"]), frozenset(noted["processes"]))
+    return Opened(frozenset(), frozenset())
+
+
+def note_opened(folder: Path, launches: Iterable[str], processes: Iterable[str]) -> None:
+    """Note in a run folder, which is made, who opens it; whoever writes there says if it cannot."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / f".{LAUNCH_FILE}.writing"
+        noted = {"agents": sorted(launches), "processes": sorted(processes)}
+        aside.write_text(json.dumps(noted, indent=1), encoding="utf-8")
+        aside.replace(folder / LAUNCH_FILE)
+
+
+# ---------------------------------------------------------------------------------- each launcher
+
+
+def _torchrun(said: Mapping[str, str]) -> Started:
+    return Started(
+        by="",
+        rank=_number(said, "RANK"),
+        size=_number(said, "WORLD_SIZE"),
+        local_rank=_number(said, "LOCAL_RANK"),
+        local_size=_number(said, "LOCAL_WORLD_SIZE", "WORLD_SIZE"),
+        address=said["MASTER_ADDR"],
+        port=_number(said, "MASTER_PORT"),
+        launch="",  # what its agent's files are called, if there is one
+        how="",
+    )
+
+
+def _open_mpi(said: Mapping[str, str]) -> Started:
+    job = said.get("OMPI_MCA_ess_base_jobid") or said.get("PMIX_NAMESPACE", "0")
+    here = _number(said, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    size = _number(said, "OMPI_COMM_WORLD_SIZE")
+    address = said.get("MASTER_ADDR", "")
+    if not address and here != size:
+        raise BatchwrightError(
+            "mpirun started processes on several hosts and does not tell the first one's address: "
+            "name it, with mpirun -x MASTER_ADDR=HOST"
+        )
+    return Started(
+        by="",
+        rank=_number(said, "OMPI_COMM_WORLD_RANK"),
+        size=size,
+        local_rank=_number(said, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        local_size=here,
+        address=address or _LOCAL_NAME,
+        port=_port(said, job),
+        launch=f"mpirun:{job}",
+        how="",
+    )
+
+
+def _slurm(said: Mapping[str, str]) -> Started:
+    job, step = said["SLURM_JOB_ID"], said.get("SLURM_STEP_ID", "0")
+    nodes = said.get("SLURM_STEP_NODELIST") or said.get("SLURM_JOB_NODELIST", "")
+    tasks = said.get("SLURM_STEP_TASKS_PER_NODE") or said.get("SLURM_TASKS_PER_NODE", "")
+    counts = _repeated(tasks)
+    node, size = _number(said, "SLURM_NODEID", default=0), _number(said, "SLURM_STEP_NUM_TASKS")
+    return Started(
+        by="",
+        rank=_number(said, "SLURM_PROCID"),
+        size=size,
+        local_rank=_number(said, "SLURM_LOCALID"),
+        local_size=counts[node] if node < len(counts) else size,
+        address=said.get("MASTER_ADDR") or _first_host(nodes),
+        port=_port(said, f"{job}{step.zfill(2)}" if step.isdigit() else job),
+        launch=f"slurm:{job}.{step}",
+        how="",
+    )
+
+
+def _first_host(nodes: str) -> str:
+    """Of Slurm's list of hosts, such as ``gpu[03-05,9],login1``; this host where there is none."""
+    matched = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
+    if matched is None:
+        return _LOCAL_NAME
+    return "".join(part or "" for part in matched.groups())
+
+
+def _repeated(counts: str) -> list[int]:
+    """Numbers of tasks host by host: ``2(x3),1`` is 2, 2, 2, 1."""
+    every: list[int] = []
+    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
+        every += [int(number)] * int(times or 1)
+    return every
+
+
+def _port(said: Mapping[str, str], job: str) -> int:
+    """The port that was said, else one that depends on the job."""
+    if "MASTER_PORT" in said:
+        return _number(said, "MASTER_PORT")
+    digits = re.sub(r"\D", "", job)
+    return _FIRST_PORT + int(digits or 0) % _PORTS
+
+
+def _number(said: Mapping[str, str], *names: str, default: int | None = None) -> int:
+    for name in names:
+        if name in said:
+            if not said[name].isdigit():
+                raise BatchwrightError(f"{name}={said[name]}: a whole number is expected")
+            return int(said[name])
+    if default is None:
+        raise BatchwrightError(f"{names[0]} is not set, which the launcher of this process sets")
+    return default
+
+
+def _check(started: Started) -> None:
+    if not (started.rank < started.size and started.local_rank < started.local_size):
+        raise BatchwrightError(
+            f"{started.by} says that this is process {started.rank} of {started.size}, and "
+            f"{started.local_rank} of {started.local_size} on {socket.gethostname()}: numbers "
+            "begin with 0 and end below the count"
+        )
+
+
+ENVIRONMENTS = Registry(
+    "the launcher",
+    Environment(
+        "torchrun",
+        "torchrun",
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+        _torchrun,
+        "--nproc-per-node, or another number of hosts with --nnodes",
+        alone=True,
+    ),
+    Environment(
+        "mpirun",
+        "mpirun",
+        (
+            *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+            *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ),
+        _open_mpi,
+        "-np",
+    ),
+    # In a batch script's own shell the first two are there, too; the third is of srun's tasks.
+    Environment(
+        "slurm",
+        "srun",
+        ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+        _slurm,
+        "--ntasks",
+    ),
+)
+"""The first whose variables are there counts: torchrun and mpirun may run inside of srun."""

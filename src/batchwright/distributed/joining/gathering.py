@@ -1,0 +1,366 @@
+"""The processes that another launcher started: the first leads a command, the others help it.
+
+    worker 0: runs the command --order--> the others: carry it out, and wait for the next
+              <--answer, or what failed--
+
+All of it goes through the store at which they meet, since waiting for an order may take as long as
+worker 0 needs for its own work, and an exchange would give up. Gradients go another way (`group`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from batchwright.distributed.heartbeat import BEAT_SECONDS, Presence, RollCall, presence
+from batchwright.distributed.joining.environments import (
+    Started,
+    adopt,
+    join,
+    launch_name,
+    process_name,
+)
+from batchwright.distributed.rendezvous import meet, store_keeper
+from batchwright.errors import BatchwrightError, LostWorkerError, PlanError, one_line
+
+MEETING_SECONDS = "BATCHWRIGHT_MEETING_SECONDS"
+"""Environment variable: how long the processes of a start wait for each other."""
+
+_MEETING_SECONDS = 120.0
+_SILENT_SECONDS = 60.0  # without a beat: a process that imports or opens a GPU may miss many
+_LAST_SECONDS = 15.0  # for the word that says why an exchange broke, and for all to take leave
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Member:
+    """What the others are told of a process."""
+
+    rank: int
+    host: str
+    versions: Mapping[str, str]  # by package
+    words: str  # what it was started to do
+    launch: str  # names the launch; empty where that is unknown
+    process: str  # names this very process
+    presence: Presence
+
+    def __str__(self) -> str:
+        """Such as ``worker 2 (node1)``."""
+        return f"worker {self.rank} ({self.host})"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the command of worker 0 has ended.
+
+    Attributes:
+        code: Its exit code.
+        message: Its error; empty if all went well.
+        result: What came of it, as text.
+    """
+
+    code: int
+    message: str = ""
+    result: str = ""
+
+
+class Gathering:
+    """All processes of one start; a context manager that leaves it.
+
+    Args:
+        started: This process.
+        versions: Of the packages that all must have alike.
+        words: What this process was started to do, the same for all.
+
+    Attributes:
+        current: The one that this process belongs to, if any.
+        started: This process.
+        members: All of them, in rank order.
+
+    Raises:
+        BatchwrightError: Some did not come in time, or worker 0 cannot be reached.
+        PlanError: Versions or words differ.
+    """
+
+    current: ClassVar[Gathering | None] = None
+
+    def __init__(self, started: Started, *, versions: Mapping[str, str], words: str) -> None:
+        self.started = started
+        self._orders = 0
+        adopt(started)
+        seconds = float(os.environ.get(MEETING_SECONDS, _MEETING_SECONDS))
+        own = Member(
+            rank=started.rank,
+            host=socket.gethostname(),
+            versions={**versions, "torch": torch.__version__},
+            words=words,
+            launch=launch_name(),
+            process=process_name(),
+            presence=presence(f"{socket.gethostname()}/worker:{started.rank}"),
+        )
+        self.members: tuple[Member, ...] = (own,)
+        self._roll_call: RollCall | None = None
+        if started.size > 1:
+            self._store = PrefixStore("batchwright/gathering", _met(started, seconds))
+            self._store.set(f"member/{started.rank}", json.dumps(asdict(own)))
+            self._hear_of_all()
+        Gathering.current = self
+        join(started)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Gathering.current = None
+        join(None)
+        if self._roll_call is not None:
+            self._roll_call.close()
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts."""
+        return len({one.host for one in self.members})
+
+    # ------------------------------------------------------------------------------ worker 0's part
+
+    def order(self, do: str, **what: Any) -> int:
+        """Tell all others to do something, by a word and plain values; returns its number."""
+        self._orders += 1
+        if self.started.size > 1:
+            self._store.set(f"order/{self._orders}", json.dumps({"do": do, **what}))
+        return self._orders
+
+    def ask(self, do: str, **what: Any) -> list[Any]:
+        """Tell all others, and wait for what they answer, in rank order.
+
+        Raises:
+            LostWorkerError: One is gone or silent.
+            BatchwrightError: One could not do it.
+        """
+        number = self.order(do, **what)
+        keys = [f"answer/{number}/{rank}" for rank in self._others]
+        self._wait(keys)
+        return [json.loads(self._store.get(key)) for key in keys]
+
+    def end(self, how: Ended) -> None:
+        """Tell all others that the command has ended, and wait until they know."""
+        if self.started.size == 1:
+            return
+        with suppress(RuntimeError):  # of the store, which may be gone with its host
+            self.order("end", **asdict(how))
+            limit = time.monotonic() + _LAST_SECONDS
+            left = [f"left/{rank}" for rank in self._others]
+            while time.monotonic() < limit and (left := [k for k in left if not self._has(k)]):
+                time.sleep(_POLL_SECONDS)
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Turn an exchange that broke into what another worker says was wrong there.
+
+        Raises:
+            BatchwrightError: That.
+            LostWorkerError: Nobody has said anything.
+        """
+        try:
+            yield
+        except LostWorkerError:
+            limit = time.monotonic() + _LAST_SECONDS
+            while self.started.size > 1 and time.monotonic() < limit:
+                with suppress(RuntimeError):
+                    self._raise_failed(secondary=False)
+                    if self._has("failed"):  # they only say the same of others
+                        break
+                time.sleep(_POLL_SECONDS)
+            raise
+
+    # ----------------------------------------------------------------------------- the others' part
+
+    def follow(self, work: Callable[[Mapping[str, Any]], Any]) -> Ended:
+        """Carry out orders until worker 0 has ended its command.
+
+        Args:
+            work: Takes an order, and returns an answer of plain values. What it raises is told to
+                worker 0.
+
+        Raises:
+            LostWorkerError: Worker 0 is gone or silent.
+            BatchwrightError: What went wrong here, where worker 0 did not hear of it.
+        """
+        while True:
+            self._orders += 1
+            self._wait([f"order/{self._orders}"])
+            order = json.loads(self._store.get(f"order/{self._orders}"))
+            if order["do"] == "end":
+                return self._take_leave(order)
+            try:
+                answer = work(order)
+            except Exception as error:
+                if (ended := self._fail(error)) is not None:
+                    return ended
+                raise
+            self._store.set(f"answer/{self._orders}/{self.started.rank}", json.dumps(answer))
+
+    def _fail(self, error: Exception) -> Ended | None:
+        """Tell worker 0 what went wrong here; returns how it has then ended, if that is heard."""
+        failed = {
+            "message": one_line(error),
+            "code": error.exit_code if isinstance(error, BatchwrightError) else 1,
+            "secondary": isinstance(error, LostWorkerError),
+        }
+        limit = time.monotonic() + _LAST_SECONDS
+        with suppress(RuntimeError):  # of the store
+            self._store.set(f"failed/{self.started.rank}", json.dumps(failed))
+            self._store.set("failed", "")
+            while time.monotonic() < limit:
+                if self._has(f"order/{self._orders + 1}"):
+                    self._orders += 1
+                    order = json.loads(self._store.get(f"order/{self._orders}"))
+                    if order["do"] == "end":
+                        return self._take_leave(order)
+                time.sleep(_POLL_SECONDS)
+        return None
+
+    def _take_leave(self, order: Mapping[str, Any]) -> Ended:
+        self._store.set(f"left/{self.started.rank}", "")
+        return Ended(order["code"], order["message"], order["result"])
+
+    # ------------------------------------------------------------------------------------- together
+
+    def _hear_of_all(self) -> None:
+        """All learn who the others are, or what keeps them from working together."""
+        if self.started.rank == 0:
+            every = [f"member/{rank}" for rank in range(self.started.size)]
+            told = [json.loads(self._store.get(key)) for key in every]
+            members = [_member(one) for one in told]
+            self._store.set("members", json.dumps([told, _unlike(members)]))
+        told, problem = json.loads(self._store.get("members"))
+        self.members = tuple(_member(one) for one in told)
+        if problem:
+            raise PlanError(problem)
+        self._roll_call = RollCall(
+            self._store,
+            self.started.rank,
+            [one.presence for one in self.members],
+            store_keeper(),
+            patience=_SILENT_SECONDS,
+        )
+
+    @property
+    def _others(self) -> range:
+        return range(1, self.started.size)
+
+    def _wait(self, keys: Sequence[str]) -> None:
+        """Until all these are there, while all that may set them live."""
+        look = time.monotonic() + BEAT_SECONDS
+        left = list(keys)
+        while left := [key for key in left if not self._has(key)]:
+            if self.started.rank == 0:
+                self._raise_failed(secondary=True)
+            if time.monotonic() > look:
+                look = time.monotonic() + BEAT_SECONDS
+                if self._roll_call is not None and self._roll_call.misses_one():
+                    if self.started.rank and self._has(left[0]):
+                        return  # worker 0 has said its last word, and is gone
+                    raise LostWorkerError(
+                        "lost contact with another worker: "
+                        + (self._roll_call.inquire() or "one fell silent")
+                    )
+            time.sleep(_POLL_SECONDS)
+
+    def _raise_failed(self, *, secondary: bool) -> None:
+        """Raise what another has said was wrong there, its own errors first."""
+        if self.started.size == 1 or not self._has("failed"):
+            return
+        found = [
+            (rank, json.loads(self._store.get(f"failed/{rank}")))
+            for rank in self._others
+            if self._has(f"failed/{rank}")
+        ]
+        for rank, failed in sorted(found, key=lambda one: one[1]["secondary"]):
+            if failed["secondary"] and not secondary:
+                continue
+            kind = LostWorkerError if failed["secondary"] else _error_of(failed["code"])
+            raise kind(f"{self.members[rank]}: {failed['message']}")
+
+    def _has(self, key: str) -> bool:
+        try:
+            return bool(self._store.check([key]))
+        except RuntimeError:
+            first = self.members[0]
+            raise LostWorkerError(
+                f"lost contact with {first}, which led the command: the store at "
+                f"{self.started.address}:{self.started.port} does not answer"
+            ) from None
+
+
+def _error_of(code: int) -> type[BatchwrightError]:
+    return BatchwrightError if code == BatchwrightError.exit_code else LostWorkerError
+
+
+def _met(started: Started, seconds: float) -> Store:
+    """The store of this start; whoever cannot reach it says so, and so does worker 0."""
+    if started.rank:
+        _reach(started, seconds)
+    try:
+        return meet(started.rank, started.size, seconds)
+    except LostWorkerError as error:
+        raise BatchwrightError(
+            f"{error}: are all of the {started.size} processes that {started.by} announced "
+            f"running, and is port {started.port} of {started.address} open to their hosts? "
+            f"({MEETING_SECONDS} says how long to wait)"
+        ) from None
+    except RuntimeError as error:
+        raise BatchwrightError(
+            f"{started} cannot meet the others at {started.address}:{started.port} "
+            f"({one_line(error)[:200]}): name another port with MASTER_PORT"
+        ) from None
+
+
+def _reach(started: Started, seconds: float) -> None:
+    """Wait until the port at which all meet can be reached from here."""
+    limit, problem = time.monotonic() + seconds, ""
+    while True:
+        try:
+            left = max(1.0, limit - time.monotonic())
+            with socket.create_connection((started.address, started.port), timeout=left):
+                return
+        except OSError as error:
+            problem = error.strerror or str(error)
+        if time.monotonic() > limit:
+            raise BatchwrightError(
+                f"{started} cannot reach {started.address}:{started.port}, where worker 0 waits "
+                f"({problem}): open that port between the hosts, or name another address and port "
+                "with MASTER_ADDR and MASTER_PORT"
+            )
+        time.sleep(10 * _POLL_SECONDS)
+
+
+def _member(told: Mapping[str, Any]) -> Member:
+    return Member(**{**told, "presence": Presence(**told["presence"])})
+
+
+def _unlike(members: Sequence[Member]) -> str:
+    """What keeps processes from working together, in a line; empty: nothing."""
+    first = members[0]
+    for other in members[1:]:
+        for package, version in first.versions.items():
+            if other.versions.get(package) != version:
+                return (
+                    f"{other} has {package} {other.versions.get(package)}, and {first} has "
+                    f"{version}: install the same on all hosts"
+                )
+        if other.words != first.words:
+            return (
+                f"{other} was started with `{other.words}`, and {first} with `{first.words}`: "
+                "start the same command everywhere"
+            )
+    return ""

@@ -1,0 +1,156 @@
+"""Measures with the processes that another launcher started: worker 0 asks, all carry out.
+
+worker 0: `Together.ask` --order--> the others: `Helper`; all carry the command out at once
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from batchwright.distributed.group import Group
+from batchwright.distributed.joining.gathering import Gathering
+from batchwright.errors import Interrupted, JobError, PlanError
+from batchwright.probing.commands import Command, ignored, read_command
+from batchwright.probing.executor import Executor
+from batchwright.probing.workers import Answer, share_done
+from batchwright.records import Job
+from batchwright.workload.data.sources import open_data
+from batchwright.workload.host import (
+    enter,
+    identity,
+    prepare_process,
+    shared_out,
+    worker_threads,
+)
+
+
+def own_device(job: Job) -> torch.device:
+    """The device of this process among those of its host."""
+    return shared_out(job.device, int(os.environ["LOCAL_RANK"]))
+
+
+def ask_for_places(gathering: Gathering, job: Job, digest: str) -> None:
+    """Have all others look for the job's data and a device of their own.
+
+    Raises:
+        BatchwrightError: A host has other data or none, or two workers have one GPU.
+    """
+    found = gathering.ask("look", job=job.model_dump_json(), digest=digest)
+    own = [gathering.members[0].host, identity(own_device(job))]
+    seen: dict[tuple[str, str], int] = {}
+    for rank, (host, device) in enumerate([own, *found]):
+        if device and (other := seen.setdefault((host, device), rank)) != rank:
+            raise JobError(
+                f"workers {other} and {rank} ({host}) have one GPU between them: start one worker "
+                "for each GPU there, or say device=cpu"
+            )
+
+
+def look(gathering: Gathering, order: Mapping[str, Any]) -> list[str]:
+    """What another than worker 0 answers to `ask_for_places`: its host, and which GPU it has."""
+    job, first = Job.model_validate_json(order["job"]), gathering.started.local_rank == 0
+    device = own_device(job)
+    facts = open_data(job, verify=first).facts  # one of a host does it for all
+    if facts.digest != order["digest"]:
+        raise PlanError(
+            f"data={job.data} is not what worker 0 ({gathering.members[0].host}) has: "
+            f"{facts.train_samples} training images with digest {facts.digest[:12]} here, "
+            f"{order['digest'][:12]} there: give all hosts the same"
+        )
+    return [gathering.members[gathering.started.rank].host, identity(device)]
+
+
+class Together:
+    """Carries commands out with all processes of a start; worker 0's side.
+
+    Args:
+        gathering: The processes.
+        job: What is measured.
+        counts: Numbers of workers that commands may ask for.
+        noted: Stop signals received so far.
+
+    Raises:
+        BatchwrightError: Another worker cannot take part.
+    """
+
+    def __init__(
+        self, gathering: Gathering, job: Job, counts: Sequence[int], noted: Sequence[int]
+    ) -> None:
+        self._gathering, self._noted = gathering, noted
+        if max(counts) > gathering.started.size:
+            raise JobError(
+                f"workers={max(counts)} is to be measured, and {gathering.started.by} has started "
+                f"{gathering.started.size}: start {max(counts)} ({gathering.started.how})"
+            )
+        ask_for_places(gathering, job, open_data(job, verify=False).facts.digest)
+        gathering.order("measure", job=job.model_dump_json(), counts=list(counts))
+        with gathering.explaining():
+            self._part = _Part(job, counts)
+
+    def ask(
+        self, command: Command, answer: type[Answer], heard: Callable[[float], None] = ignored
+    ) -> Answer:
+        """As `workers.Measuring` says."""
+        if self._noted:
+            raise Interrupted(self._noted[0], f"stopped by signal {self._noted[0]}")
+        self._gathering.order("command", text=command.model_dump_json(), workers=command.workers)
+        with self._gathering.explaining():
+            done = self._part.executor.carry_out(command, lambda told: heard(share_done(told)))
+        assert isinstance(done, answer)  # noqa: S101 - tells the type checker
+        return done
+
+    def restart(self) -> None:
+        """Nothing to do: what kills a process is for whoever has started it."""
+
+    def close(self) -> None:
+        """Leave the group; the others do the same when they are told."""
+        self._gathering.order("measured")
+        self._part.close()
+
+
+class Helper:
+    """Another than worker 0 while something is measured."""
+
+    def __init__(self) -> None:
+        self._part: _Part | None = None
+
+    def measure(self, gathering: Gathering, order: Mapping[str, Any]) -> None:
+        """Join the others."""
+        del gathering
+        self._part = _Part(Job.model_validate_json(order["job"]), order["counts"])
+
+    def command(self, gathering: Gathering, order: Mapping[str, Any]) -> None:
+        """Carry a command out, if it is for this one too."""
+        assert self._part is not None  # noqa: S101 - `measure` comes first
+        if gathering.started.rank < order["workers"]:
+            self._part.executor.carry_out(read_command(order["text"]))
+
+    def measured(self, gathering: Gathering, order: Mapping[str, Any]) -> None:
+        """Leave the others."""
+        del gathering, order
+        self.close()
+
+    def close(self, *, failed: bool = False) -> None:
+        """Leave the group, also after an error."""
+        if self._part is not None:
+            self._part.close(failed=failed)
+            self._part = None
+
+
+class _Part:
+    """One worker's part in what is measured."""
+
+    def __init__(self, job: Job, counts: Sequence[int]) -> None:
+        allocator = prepare_process(worker_threads(int(os.environ["LOCAL_WORLD_SIZE"])))
+        self._group = Group(enter(own_device(job)), job.timeout)
+        self.executor = Executor(job, self._group, counts, allocator)
+
+    def close(self, *, failed: bool = False) -> None:
+        if failed:
+            self._group.give_up()
+        self.executor.close()
+        self._group.close()

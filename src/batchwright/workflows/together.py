@@ -1,0 +1,322 @@
+"""A verb in processes that another launcher has started: worker 0 does it, the others help.
+
+    torchrun --nproc-per-node 2 -m batchwright run job.yaml
+    srun batchwright run job.yaml
+
+Only worker 0 reads words and files, prints, plans and writes. The others take part in what needs
+all: timing steps and exchanges, and training. All end with the same exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import wraps
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from batchwright.distributed.joining.environments import (
+    Started,
+    found,
+    joined,
+    note_opened,
+    read_opened,
+)
+from batchwright.errors import (
+    BatchwrightError,
+    FileError,
+    Interrupted,
+    NewPlan,
+    PlanError,
+    WorkerError,
+    one_line,
+)
+from batchwright.records import Plan, Record
+
+if TYPE_CHECKING:
+    from batchwright.distributed.joining.gathering import Ended, Gathering
+
+TOGETHER = ("run", "probe", "check", "train")
+"""Verbs of the command line in which all processes take part."""
+BY_ONE = ("plan", "schedule", "report", "export")
+"""Those that one process does for all."""
+
+_SHARED_SECONDS = 10.0  # for a file that worker 0 has written to be seen on a shared disk
+_MARK = ".shared-"  # begins the name of such a file
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=Record)
+
+
+def together(kind: type[R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a verb done by all processes of a start, each of which gets its result, a ``kind``.
+
+    Where no other launcher has started this process it is called as it is.
+    """
+
+    def decorate(verb: Callable[P, R]) -> Callable[P, R]:
+        @wraps(verb)
+        def begun(*arguments: P.args, **keys: P.kwargs) -> R:
+            started = found() if joined() is None else None
+            if started is None:
+                return verb(*arguments, **keys)
+            if started.rank == 0:
+                led: R = lead(started, lambda: verb(*arguments, **keys), verb.__name__)
+                return led
+            ended = follow(started, verb.__name__)
+            if ended.code:
+                raise _error_of(ended)
+            return kind.model_validate_json(ended.result)
+
+        return begun
+
+    return decorate
+
+
+def lead(started: Started, work: Callable[[], Any], words: str) -> Any:
+    """Do a verb as worker 0 of several processes; the others end as it does.
+
+    Args:
+        started: This process.
+        work: Does the verb.
+        words: What all were started to do.
+
+    Raises:
+        BatchwrightError: What ``work`` raises, or what keeps the processes from working together.
+    """
+    from batchwright.distributed.joining.gathering import Ended
+
+    with _gathered(started, words) as gathering:
+        try:
+            result = work()
+        except BaseException as error:
+            gathering.end(Ended(_code_of(error), one_line(error)))
+            raise
+        gathering.end(Ended(0, result=result.model_dump_json() if result is not None else ""))
+        return result
+
+
+def follow(started: Started, words: str) -> Ended:
+    """Help worker 0 until it has ended; ``started`` is this process, ``words`` as `lead` has it.
+
+    Raises:
+        BatchwrightError: Worker 0 cannot be reached, is gone, or did not hear what was wrong here.
+    """
+    from batchwright.distributed.joining.gathering import Ended
+
+    try:
+        gathering = _gathered(started, words)
+    except PlanError as error:  # of what all know: worker 0 says it
+        return Ended(error.exit_code, one_line(error))
+    with gathering:
+        return gathering.follow(_Work(gathering))
+
+
+def take_part(words: list[str], command: Callable[[], Any]) -> None:
+    """Do a command line, or help with it, where another launcher has started several processes.
+
+    Args:
+        words: The command line.
+        command: Does it in this process; never returns.
+
+    Raises:
+        BatchwrightError: As `lead` and `follow` raise.
+        SystemExit: As ``command`` does, in all processes.
+    """
+    verb = next((word for word in words if not word.startswith("-")), "")
+    helped = "--help" in words or verb not in (*TOGETHER, *BY_ONE, "sweep")
+    started = None if helped else found()
+    if started is None:
+        command()
+    elif verb == "sweep" and started.size > 1:
+        if started.rank:
+            raise SystemExit(2)
+        raise BatchwrightError(
+            f"sweep divides one host among its trainings, and {started.by} has started "
+            f"{started.size} processes: start one, or a sweep on each host with runs of its own"
+        )
+    elif verb not in TOGETHER:
+        if not started.rank:
+            command()
+    elif started.rank:
+        raise SystemExit(follow(started, " ".join(words)).code)
+    else:
+        lead(started, command, " ".join(words))
+
+
+# ------------------------------------------------------------------------------- worker 0's part
+
+
+def train_together(plan: Plan, folder: Path, *, resume: bool, follow_advice: bool) -> None:
+    """Train with all processes of the start, until the training ends or takes another plan.
+
+    Raises:
+        BatchwrightError: What is wrong, on any host, in one line.
+        Interrupted: A stop signal came; a checkpoint was written.
+    """
+    from batchwright.distributed.joining.gathering import Gathering
+    from batchwright.probing.together import ask_for_places
+
+    gathering = Gathering.current
+    assert gathering is not None  # noqa: S101 - the caller has looked
+    ask_for_places(gathering, plan.job, plan.data.digest)
+    token = folder / f"{_MARK}{secrets.token_hex(8)}"
+    try:
+        token.write_bytes(b"")
+        gathering.ask("find", path=str(token.absolute()))
+    finally:
+        token.unlink(missing_ok=True)
+    gathering.order(
+        "train",
+        plan=plan.model_dump_json(),
+        folder=str(folder.absolute()),
+        resume=resume,
+        follow_advice=follow_advice,
+    )
+    with gathering.explaining():
+        _train(plan, folder, resume=resume, follow_advice=follow_advice)
+
+
+def begun_before(folder: str | Path | None) -> Path | None:
+    """The run folder that an earlier start of this very launch has opened, if any.
+
+    A launcher starts all processes again with the same words, where one was lost or a host came or
+    went; a run without a named folder is looked for under ``runs``.
+    """
+    starts = _starts()
+    if starts is None:
+        return None
+    places = [Path(folder)] if folder is not None else sorted(Path("runs").glob("*"), reverse=True)
+    named = ("plan.json", "job.yaml")
+    return next(
+        (
+            place
+            for place in places
+            if any((place / name).exists() for name in named)
+            and read_opened(place).by_an_earlier_start(*starts)
+        ),
+        None,
+    )
+
+
+def note_begun(folder: Path) -> None:
+    """Note in a new run folder which launch has opened it, for `begun_before`."""
+    starts = _starts()
+    if starts is not None:
+        note_opened(folder, *starts)
+
+
+def _starts() -> tuple[set[str], set[str]] | None:
+    """Launches and processes of this start."""
+    if joined() is None:
+        return None
+    from batchwright.distributed.joining.gathering import Gathering
+
+    gathering = Gathering.current
+    assert gathering is not None  # noqa: S101 - or this process had joined none
+    launches = {one.launch for one in gathering.members} - {""}
+    return (launches, {one.process for one in gathering.members}) if launches else None
+
+
+# ------------------------------------------------------------------------------ the others' part
+
+
+class _Work:
+    """What another than worker 0 does, order by order."""
+
+    def __init__(self, gathering: Gathering) -> None:
+        from batchwright.probing.together import Helper, look
+
+        self._gathering, self._helper = gathering, Helper()
+        self._does: dict[str, Callable[[Gathering, Mapping[str, Any]], Any]] = {
+            "look": look,
+            "find": self._find,
+            "train": self._train,
+            "measure": self._helper.measure,
+            "command": self._helper.command,
+            "measured": self._helper.measured,
+        }
+
+    def __call__(self, order: Mapping[str, Any]) -> Any:
+        try:
+            return self._does[order["do"]](self._gathering, order)
+        except (Interrupted, NewPlan):
+            return None  # all workers together: worker 0 says what is next
+        except BaseException as error:
+            if not isinstance(error, BatchwrightError):
+                traceback.print_exc()
+            self._helper.close(failed=True)
+            raise
+
+    def _find(self, gathering: Gathering, order: Mapping[str, Any]) -> None:
+        path = Path(order["path"])
+        limit = time.monotonic() + _SHARED_SECONDS
+        while not path.exists():
+            if time.monotonic() > limit:
+                first = gathering.members[0].host
+                raise FileError(
+                    f"{path.parent} here is not the run folder that worker 0 ({first}) writes: "
+                    "give --out a folder on a disk that all hosts share, under the same path"
+                )
+            time.sleep(0.1)
+            with suppress(OSError), os.scandir(path.parent):
+                pass  # a network disk then looks anew for names that were not there
+
+    def _train(self, gathering: Gathering, order: Mapping[str, Any]) -> None:
+        del gathering
+        _train(
+            Plan.model_validate_json(order["plan"]),
+            Path(order["folder"]),
+            resume=order["resume"],
+            follow_advice=order["follow_advice"],
+        )
+
+
+def _train(plan: Plan, folder: Path, *, resume: bool, follow_advice: bool) -> None:
+    from batchwright.probing.together import own_device
+    from batchwright.training.loop import train
+
+    try:
+        train(
+            plan,
+            run_folder=folder,
+            resume=resume,
+            device=own_device(plan.job),
+            follow_advice=follow_advice,
+        )
+    except NewPlan:
+        return  # the folder's plan is another: worker 0 goes on with it
+
+
+# ---------------------------------------------------------------------------------------- all
+
+
+def _gathered(started: Started, words: str) -> Gathering:
+    from batchwright.distributed.joining.gathering import Gathering
+    from batchwright.distributed.processes import die_with_agent
+
+    die_with_agent()
+    python = ".".join(map(str, sys.version_info[:2]))
+    versions = {"batchwright": metadata.version("batchwright"), "Python": python}
+    return Gathering(started, versions=versions, words=words)
+
+
+def _code_of(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return error.exit_code if isinstance(error, BatchwrightError) else 1
+
+
+def _error_of(ended: Ended) -> BatchwrightError:
+    """What worker 0 has ended with, for a caller in another process."""
+    if ended.code > 128:
+        return Interrupted(ended.code - 128, ended.message)
+    return BatchwrightError(ended.message) if ended.code == 2 else WorkerError(ended.message)

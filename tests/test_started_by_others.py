@@ -1,0 +1,415 @@
+"""Verbs in processes that torchrun, srun or mpirun has started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from batchwright.distributed.joining.environments import (
+    found,
+    note_opened,
+    read_opened,
+)
+from batchwright.distributed.joining.gathering import MEETING_SECONDS
+from batchwright.distributed.processes import LAUNCH, PARENT_PID
+from batchwright.errors import BatchwrightError
+from batchwright.records import Plan, RunSummary
+from batchwright.records.documents import read_record, write_record
+from test_session import make_tiny_plan
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+}
+SLURM = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "2",
+    "SLURM_PROCID": "3",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NODELIST": "gpu[03-05,9]",
+    "SLURM_STEP_TASKS_PER_NODE": "3,2",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_ess_base_jobid": "123456",
+}
+
+
+# ------------------------------------------------------------------------------- what is found
+
+
+def test_what_torchrun_says():
+    started = found(TORCHRUN)
+    assert started is not None
+    assert (started.by, started.rank, started.size) == ("torchrun", 3, 4)
+    assert (started.local_rank, started.local_size) == (1, 2)
+    assert (started.address, started.port) == ("node1", 29500)
+
+
+def test_what_srun_says():
+    started = found(SLURM)
+    assert started is not None
+    assert (started.by, started.rank, started.size) == ("srun", 3, 5)
+    assert (started.local_rank, started.local_size) == (0, 2)
+    assert started.address == "gpu03"
+    assert started.port == found({**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}).port
+    assert started.port != found({**SLURM, "SLURM_STEP_ID": "3"}).port
+    assert started.launch == "slurm:4711.2"  # the same after a requeue
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("gpu[03-05,9],login1", "gpu03"),
+        ("gpu[7]", "gpu7"),
+        ("rack1-gpu[1-2]-ib,x", "rack1-gpu1-ib"),
+    ],
+)
+def test_the_first_host_of_slurms_list(nodes, first):
+    assert found({**SLURM, "SLURM_STEP_NODELIST": nodes}).address == first
+
+
+@pytest.mark.parametrize(("tasks", "here"), [("3(x2)", 3), ("1,4(x7)", 4), ("5", 5), ("", 5)])
+def test_tasks_of_a_host_in_slurms_words(tasks, here):
+    # Where a list ends before this host the step has it all on one.
+    assert found({**SLURM, "SLURM_STEP_TASKS_PER_NODE": tasks}).local_size == here
+
+
+def test_what_mpirun_says():
+    started = found({**SLURM, **OPEN_MPI})  # mpirun may run inside of a batch job
+    assert started is not None
+    assert (started.by, started.rank, started.size, started.local_rank) == ("mpirun", 1, 2, 1)
+    assert started.address == "localhost"
+    named = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    with pytest.raises(BatchwrightError, match="mpirun -x MASTER_ADDR=HOST"):
+        found(named)
+    assert found({**named, "MASTER_ADDR": "node1"}).address == "node1"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {**TORCHRUN, PARENT_PID: "1"},  # workers of our own
+        {**TORCHRUN, LAUNCH: "one"},
+        {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        # A batch script's own shell, which has not gone through srun.
+        {key: value for key, value in SLURM.items() if key != "SLURM_STEP_NUM_TASKS"},
+    ],
+    ids=["nothing", "own worker", "own launch", "one task", "batch script"],
+)
+def test_others_are_by_themselves(variables):
+    assert found(variables) is None
+
+
+def test_one_process_of_torchruns_is_a_group_that_others_may_join():
+    assert found({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}).size == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"RANK": "first"}, "RANK=first: a whole number"),
+        ({"RANK": "4"}, "process 4 of 4"),
+        ({"LOCAL_RANK": "2"}, "2 of 2 on"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(wrong, line):
+    with pytest.raises(BatchwrightError, match=line):
+        found({**TORCHRUN, **wrong})
+
+
+def test_who_has_opened_a_folder_is_read_back(tmp_path):
+    assert not read_opened(tmp_path / "run").launches
+    note_opened(tmp_path / "run", {"one"}, {"a", "b"})
+    opened = read_opened(tmp_path / "run")
+    assert opened.by_an_earlier_start({"one", "two"}, {"c"})
+    assert not opened.by_an_earlier_start({"two"}, {"c"})
+    assert not opened.by_an_earlier_start({"one"}, {"b", "c"})
+
+
+# -------------------------------------------------------------------------------- real processes
+
+JOB = ("data=digits", "epochs=2", "probe.budget=1", "probe.learning=0", "global_batch=128")
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def srun(rank, size):
+    """What srun says to a task, as far as is looked at."""
+    return {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_TASKS_PER_NODE": str(size),
+    }
+
+
+def mpirun(rank, size):
+    """What mpirun says."""
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(size),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
+    }
+
+
+class Started:
+    """Processes that a launcher has started with ``batchwright`` and some words."""
+
+    def __init__(self, folder, cache):
+        self._folder, self._cache = folder, cache
+        self.processes = []
+
+    def __call__(self, *words, size=2, says=srun, before=None, place=None, **more):
+        port, self.processes = str(free_port()), []
+        for rank in range(size):
+            own = {"MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1", **says(rank, size)}
+            where = self._folder if place is None else place(rank)
+            front = [] if before is None else before(rank)
+            mine = words[0](rank) if callable(words[0]) else words
+            self.processes.append(
+                subprocess.Popen(
+                    [*front, sys.executable, "-m", "batchwright", *map(str, mine)],
+                    cwd=where,
+                    env={**environment(self._cache), **own, **more},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        return self
+
+    def end(self):
+        """Exit codes, and what each has printed on standard output and error."""
+        told = [one.communicate(timeout=500) for one in self.processes]
+        return [one.returncode for one in self.processes], told
+
+
+def environment(cache):
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_"))}
+    return {**own, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def start(tmp_path, cache):
+    started = Started(tmp_path, cache)
+    yield started
+    for one in started.processes:
+        one.kill()
+        one.communicate()
+
+
+def torchrun(folder, cache, *words, workers=2, more=()):
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(workers), "--monitor-interval", "0.2", *more),
+        *("-m", "batchwright", *map(str, words)),
+    ]
+    own = environment(cache)
+    return subprocess.run(
+        command, cwd=folder, env=own, capture_output=True, text=True, timeout=500, check=False
+    )
+
+
+def errors(told):
+    return [line for _, err in told for line in err.splitlines() if line.startswith("error: ")]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_all_verbs_in_a_row(tmp_path, cache):
+    done = torchrun(tmp_path, cache, "run", *JOB, "--out", "a", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["workers"] == 2  # by one process alone
+    assert done.stderr.count("held-out accuracy") == 1
+    assert (tmp_path / "a" / "report.html").exists()
+    summary = read_record(tmp_path / "a" / "summary.json", RunSummary)
+    assert [one.samples for one in summary.epochs] == [1437, 1437]
+    assert not list((tmp_path / "a" / "logs" / "train").iterdir())  # no process of our own
+
+
+@pytest.mark.slow
+def test_tasks_of_srun_probe_plan_check_and_train(start, tmp_path):
+    codes, told = start("probe", *JOB, "--out", "profile.json").end()
+    assert codes == [0, 0], told
+    codes, told = start("plan", "profile.json", "--out", "plan.json").end()
+    assert codes == [0, 0], told
+    assert read_record(tmp_path / "plan.json", Plan).workers == 2
+    codes, told = start("check", "plan.json", "--points", 1, "--json").end()
+    assert codes == [0, 0], told
+    assert told[0][0].startswith("{")
+    assert told[1] == ("", "")
+    codes, told = start("train", "plan.json", "--out", "a", says=mpirun).end()
+    assert codes == [0, 0], told
+    assert told[1] == ("", "")
+    assert read_record(tmp_path / "a" / "summary.json", RunSummary).plan.workers == 2
+    codes, told = start("report", "a").end()
+    assert (codes, told[1]) == ([0, 0], ("", ""))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("run", "epochs=no"), "job key epochs = 'no'"),
+        (("run", *JOB, "workers=3"), "workers=3, and srun has started 2: start 3 (--ntasks), or"),
+        (("train", "three.json"), "the plan is for 3 workers, and srun has started 2: start 3"),
+        (("sweep", *JOB, "--grid", "seed=0,1"), "srun has started 2 processes: start one"),
+        (("run", "data=imagefolder:nowhere"), "nowhere"),
+        (("run", *JOB, "device=cuda"), "sees no GPU"),
+    ],
+    ids=["bad key", "too many", "other plan", "sweep", "no data", "no GPU"],
+)
+def test_what_cannot_be_is_one_line_and_code_2_everywhere(start, tmp_path, words, line):
+    write_record(make_tiny_plan((4, 4, 4)), tmp_path / "three.json")
+    codes, told = start(*words).end()
+    assert codes == [2, 2], told
+    assert told[1] == ("", "")
+    assert line in errors(told)[0]
+    assert len(errors(told)) == 1
+
+
+def images(folder, colours):
+    from PIL import Image
+
+    for kind in ("cat", "dog"):
+        for part in ("train", "val"):
+            (folder / part / kind).mkdir(parents=True)
+            for number in range(8):
+                picture = Image.new("RGB", (8, 8), (colours, number * 9, 40 * (kind == "cat")))
+                picture.save(folder / part / kind / f"{number}.png")
+
+
+@pytest.mark.slow
+def test_other_data_on_another_host_are_told_with_its_name(start, tmp_path):
+    for rank in range(2):
+        images(tmp_path / str(rank) / "images", 100 * rank)
+    words = ("run", "data=imagefolder:images", *JOB[1:4])
+    codes, told = start(*words, place=lambda rank: tmp_path / str(rank)).end()
+    assert codes == [2, 2], told
+    assert f"worker 1 ({socket.gethostname()}): data=imagefolder:images is not what" in told[0][1]
+    assert told[1] == ("", "")
+
+
+@pytest.mark.slow
+def test_a_run_folder_that_is_not_shared_is_told_with_the_host(start, tmp_path):
+    if sys.platform != "linux" or os.geteuid() or not shutil.which("unshare"):
+        pytest.skip("a disk of one's own needs Linux, root and unshare")
+    (tmp_path / "runs").mkdir()
+    alone = f'mount -t tmpfs none {tmp_path / "runs"} && exec "$@"'
+    own_disk = ["unshare", "-m", "sh", "-c", alone, "sh"]
+    codes, told = start(
+        "run", *JOB, "--out", "runs/a", before=lambda rank: own_disk if rank else []
+    ).end()
+    assert codes == [2, 2], told
+    assert "worker 1 (" in errors(told)[0]
+    assert "is not the run folder that worker 0" in errors(told)[0]
+    assert "on a disk that all hosts share" in errors(told)[0]
+
+
+@pytest.mark.slow
+def test_other_words_are_refused(start):
+    codes, told = start(lambda rank: ("run", *JOB, f"seed={rank}")).end()
+    assert codes == [2, 2], told
+    assert "seed=1`, and worker 0" in errors(told)[0]
+    assert "start the same command everywhere" in errors(told)[0]
+
+
+@pytest.mark.slow
+def test_a_port_that_cannot_be_reached_is_told_on_both_sides(start):
+    """As a firewall that lets nothing through."""
+
+    def says(rank, size):
+        return {**srun(rank, size), "MASTER_PORT": str(ports[rank])}
+
+    ports = free_port(), free_port()
+    codes, told = start("run", *JOB, says=says, **{MEETING_SECONDS: "4"}).end()
+    assert codes == [2, 2], told
+    assert "worker 1 did not come to the start within 4 s" in told[0][1]
+    assert f"is port {ports[0]} of 127.0.0.1 open to their hosts?" in told[0][1]
+    assert "worker 1 (" in told[1][1]
+    assert f"cannot reach 127.0.0.1:{ports[1]}, where worker 0 waits" in told[1][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_others_end_when_one_is_killed(start, tmp_path, killed):
+    """Between verbs or inside of one: nobody waits for ever."""
+    started = start("run", *JOB[:2], "probe.budget=60", "probe.learning=0", "--out", "a")
+    end = time.monotonic() + 200
+    while not (tmp_path / "a" / "job.yaml").exists():
+        assert time.monotonic() < end, started.end()
+        time.sleep(0.05)
+    started.processes[killed].send_signal(signal.SIGKILL)
+    codes, told = started.end()
+    assert codes[killed] == -signal.SIGKILL
+    assert codes[1 - killed] in (1, 2), told
+    assert "lost contact with" in errors(told)[0]
+    assert "Traceback" not in told[1 - killed][1]
+
+
+SCRIPT = """
+import sys
+import batchwright as bw
+
+if __name__ == "__main__":
+    summary = bw.run(data="digits", epochs=1, probe={"budget": 1, "learning": 0},
+                     global_batch=128, run_folder="a")
+    assert summary.plan.workers == 2
+    print(len(summary.epochs))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_gets_the_summary_in_every_process(tmp_path, cache):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", "script.py"),
+        ],
+        cwd=tmp_path,
+        env=environment(cache),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "1"]
+
+
+@pytest.mark.slow
+def test_processes_of_our_own_when_told_so(start, tmp_path):
+    """``launch=local`` under another launcher: the first host's processes, and nobody waits."""
+    codes, told = start("run", *JOB, "launch=local", "workers=1", "--out", "a").end()
+    assert codes == [0, 0], told
+    assert (tmp_path / "a" / "logs" / "train" / "0").is_dir()
