@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchwright.records.documents import write_record
+import batchwright as bw
+from batchwright.records import Profile, RunSummary
+from batchwright.records.documents import read_record, write_record
 from test_session import make_tiny_plan
 
 EPOCHS, SAMPLES, BATCH = 25, 60, 12
@@ -75,32 +77,42 @@ class Host:
         for device in ("lo", self.card):
             command("ip", "-n", self.space, "link", "set", device, "up")
 
-    def start(self, first, workers):
-        """Start an agent, with the rendezvous on the host ``first``."""
+    def start(self, first, workers, *words, nodes="1:2", **more):
+        """Start an agent, with the rendezvous on the host ``first``; ``words`` are for Python."""
         torchrun = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2"),
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes),
             *("--nproc-per-node", str(workers), "--max-restarts", "5", "--monitor-interval", "0.2"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first.address}:29411"),
             *("--local-addr", self.address, "--rdzv-conf"),
             f"is_host={int(first is self)},last_call_timeout=2,keep_alive_interval=1",
-            *(str(self.folder / "script.py"), str(self.folder)),
+            *(map(str, words) if words else (self.folder / "script.py", self.folder)),
         ]
-        named = f'hostname node-{self.letter}; exec "$@"'
         environment = os.environ | {
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "OMP_NUM_THREADS": "1",
+            **more,
         }
         environment.pop("GLOO_SOCKET_IFNAME", None)
+        self.run(*torchrun, environment=environment)
+
+    def run(self, *command, environment):
+        """Start a command on this host, which logs to a file named by its letter."""
+        named = f'hostname node-{self.letter}; exec "$@"'
         with (self.folder / f"{self.letter}.log").open("ab") as log:
             self.agent = subprocess.Popen(
                 [
                     *("ip", "netns", "exec", self.space, "unshare", "--uts"),
-                    *("sh", "-c", named, "sh", *torchrun),
+                    *("sh", "-c", named, "sh", *map(str, command)),
                 ],
+                cwd=self.folder,
                 env=environment,
                 stdout=log,
                 stderr=log,
             )
+
+    def log(self):
+        """What it has printed."""
+        return (self.folder / f"{self.letter}.log").read_text()
 
     def kill(self):
         """End the agent and its workers at once, as a power cut would."""
@@ -172,3 +184,126 @@ def test_a_host_that_goes_and_comes_back_costs_no_sample(hosts, tmp_path):
     assert [host.agent.wait(timeout=500) for host in hosts] == [0, 0]
     times = torch.load(tmp_path / "weights.pt") / (-0.1 / BATCH)
     assert torch.allclose(times, torch.full_like(times, EPOCHS), atol=1e-9)
+
+
+RUN = (
+    *("-m", "batchwright", "run", "data=digits", "probe.budget=1", "probe.learning=0"),
+    *("global_batch=96", "checkpoint_seconds=0.5", "--out", "run"),
+)
+
+
+def wait_until(done, hosts, seconds=120):
+    """Until something is so, while an agent lives."""
+    end = time.monotonic() + seconds
+    while not done():
+        logs = "\n".join(host.log()[-3000:] for host in hosts)
+        assert time.monotonic() < end, logs
+        assert any(host.agent.poll() is None for host in hosts), logs
+        time.sleep(0.1)
+
+
+def epochs_in(folder):
+    """How many epochs a run's records tell of."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return sum(b'"epoch":' in line and b'"samples":' in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["plain", "dynamic-batch", "cyclic", "dual-batch", "hybrid"])
+def test_every_method_trains_on_two_hosts_with_unequal_workers(hosts, tmp_path, cache, method):
+    for host, workers in zip(hosts, (2, 1), strict=True):
+        words = (*RUN, f"method={method}", "epochs=4")
+        host.start(hosts[0], workers, *words, nodes="2", XDG_CACHE_HOME=str(cache))
+    codes = [host.agent.wait(timeout=500) for host in hosts]
+    assert codes == [0, 0], [host.log()[-3000:] for host in hosts]
+    summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
+    assert (summary.plan.workers, summary.plan.method) == (3, method)
+    assert {one.samples for one in summary.epochs} == {1437}
+    assert "held-out accuracy" in hosts[1].log()  # its address, and so its rank, comes first
+    assert "held-out accuracy" not in hosts[0].log()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "nodes"), [("plain", "1:2"), ("dual-batch", "2")])
+def test_a_run_goes_on_without_its_first_host_and_with_it_again(
+    hosts, tmp_path, cache, method, nodes
+):
+    """The second host has rank 0, which writes, and the parameter server, if there is one."""
+    first, second = hosts
+    words = (*RUN, f"method={method}", "epochs=150")
+
+    def start(host, workers):
+        host.start(first, workers, *words, nodes=nodes, XDG_CACHE_HOME=str(cache))
+
+    start(first, 2)
+    start(second, 1)
+    run = tmp_path / "run"
+    wait_until(lambda: (run / "checkpoints" / "last.pt").exists() and epochs_in(run) > 2, hosts)
+    second.kill()
+    if nodes == "1:2":
+        here = epochs_in(run)
+        wait_until(lambda: epochs_in(run) > here + 2, [first])
+    start(second, 1)
+    codes = [host.agent.wait(timeout=500) for host in hosts]
+    assert codes == [0, 0], [host.log()[-3000:] for host in hosts]
+    summary = read_record(run / "summary.json", RunSummary)
+    assert len(summary.epochs) == 150
+    assert {one.samples for one in summary.epochs} == {1437}  # none lost, none repeated
+
+
+DELAY, BANDWIDTH = 2e-3, 25e6  # seconds; bytes per second, 200 Mbit
+
+
+@pytest.fixture
+def apart(tmp_path):
+    """Two hosts with a wire between them that takes its time."""
+    if sys.platform != "linux" or os.geteuid() or not shutil.which("ip"):
+        pytest.skip("network namespaces need Linux, root and ip")
+    if not Path("/dev/net/tun").exists():
+        pytest.skip("a slow wire needs /dev/net/tun")
+    made, wire = [], None
+    try:
+        for letter, address in (("a", "10.78.0.1"), ("b", "10.78.0.2")):
+            made.append(Host(letter, address, tmp_path))
+        cards = [host.card for host in made]
+        script = Path(__file__).with_name("slow_wire.py")
+        wire = subprocess.Popen(
+            [sys.executable, str(script), *cards, str(DELAY), str(BANDWIDTH)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert wire.stdout.readline() == "ready\n"
+        for host in made:
+            command("ip", "link", "set", host.card, "mtu", "9000", "netns", host.space)
+            host.connect()
+        yield made
+    finally:
+        for host in made:
+            host.remove()
+        if wire is not None:
+            wire.kill()
+            wire.wait()
+            wire.stdout.close()
+
+
+@pytest.mark.slow
+def test_the_network_between_hosts_is_measured_and_planned_with(apart, tmp_path, cache):
+    """Within a third, as this machine may be busy; alone it is within a tenth."""
+    words = ("-m", "batchwright", "probe", "data=digits", "probe.budget=5", "probe.learning=0")
+    for host in apart:
+        more = ("global_batch=96", "--out", "profile.json")
+        host.start(apart[0], 1, *words, *more, nodes="2", XDG_CACHE_HOME=str(cache))
+    codes = [host.agent.wait(timeout=500) for host in apart]
+    assert codes == [0, 0], [host.log()[-3000:] for host in apart]
+    profile = read_record(tmp_path / "profile.json", Profile)
+    (link,) = profile.links
+    assert link.between == "hosts"
+    assert link.latency == pytest.approx(DELAY, rel=1 / 3)
+    assert link.bandwidth == pytest.approx(BANDWIDTH, rel=1 / 3)
+    # All hosts together were measured; more of them are predicted by the network's figures.
+    assert not bw.plan(profile).considered[0].assumed
+    more = bw.plan(profile, ["workers=4"])
+    assert {one.assumed for one in more.considered if one.workers == 4} == {True}
+    assert more.job.link.latency == link.latency
+    assert "from the measured link" in more.explain()

@@ -15,6 +15,7 @@ from batchwright.records import (
     DataFacts,
     GradientNoise,
     Index,
+    LinkTime,
     MemoryParts,
     NetworkFacts,
     NonNegative,
@@ -196,6 +197,22 @@ class Exchanged(Record):
     time: CollectiveTime
 
 
+class TimeLink(Record):
+    """Time messages between rank 0 and another, in silence; answered by `LinkTimed`."""
+
+    do: Literal["link"] = "link"
+    workers: Count
+    partner: Count = Field(description="Rank of the other.")
+    between: Literal["hosts", "workers of a host"]
+    seconds: Positive = Field(description="Time to spend.")
+
+
+class LinkTimed(Record):
+    """What they took."""
+
+    link: LinkTime
+
+
 class MeasureNoise(Record):
     """Gradient noise at the present weights, which stay; answered by `NoiseMeasured`."""
 
@@ -285,6 +302,7 @@ Command = (
     | Visit
     | VisitPair
     | Exchange
+    | TimeLink
     | MeasureNoise
     | Evaluate
     | TimeUpdates

@@ -15,6 +15,7 @@ from batchwright.probing.bench import Bench
 from batchwright.probing.measure.collective import time_exchange
 from batchwright.probing.measure.evaluation import evaluation_seconds
 from batchwright.probing.measure.gradient_noise import measure_noise
+from batchwright.probing.measure.link import time_link
 from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.probing.measure.pair_time import visit_pair
 from batchwright.probing.measure.precision import choose_precision
@@ -86,6 +87,8 @@ class Executor:
                     group, command.operation, command.bytes, seconds=command.seconds
                 )
                 return commands.Exchanged(time=time)
+            case commands.TimeLink():
+                return commands.LinkTimed(link=time_link(self._part(command.workers), command))
             case commands.MeasureNoise():
                 noise = measure_noise(
                     self._joined(command.workers),

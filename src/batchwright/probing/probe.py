@@ -17,13 +17,24 @@ from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
 from batchwright.probing.commands import Compare, Compared, Point, ignored
 from batchwright.probing.controller import PRECISION, Controller, Progress
-from batchwright.probing.together import Together
+from batchwright.probing.together import Together, with_links
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Here, Killed, Measuring, Workers
-from batchwright.records import Cluster, Job, MemoryPoint, OutOfMemory, Profile, StepTime
+from batchwright.records import (
+    Cluster,
+    Job,
+    LinkTime,
+    MemoryPoint,
+    OutOfMemory,
+    Profile,
+    StepTime,
+)
 from batchwright.records.documents import read_record, write_record
 from batchwright.workload.host import default_workers
 from batchwright.workload.load import LoadWatch
+
+LINK = 0.1
+"""Share of the budget for the network between two workers."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,10 @@ def probe(
     begun = None if kept is None else unfinished(kept, job)
     with measuring(job, folder, counts) as workers:
         reporter.begin()
+        links: tuple[LinkTime, ...] = ()
+        if isinstance(workers, Together):
+            reporter("the network")
+            links = workers.links(LINK * job.probe.first_budget)
 
         def controller(job: Job) -> tuple[Visitor, Controller]:
             visitor = Visitor(job, workers, max(counts), reporter, LoadWatch())
@@ -86,7 +101,7 @@ def probe(
             made = (visitor.prepared.data, visitor.prepared.network, here)
             if (begun.data, begun.network, begun.cluster) == made:
                 profile = control.learn(begun)
-        profile = profile or controller(job)[1].measure()
+        profile = with_links(profile or controller(job)[1].measure(), links)
     reporter.finish()
     if kept is not None:
         write_record(profile, kept)

@@ -14,10 +14,10 @@ import torch
 from batchwright.distributed.group import Group
 from batchwright.distributed.joining.gathering import Gathering
 from batchwright.errors import Interrupted, JobError, PlanError
-from batchwright.probing.commands import Command, ignored, read_command
+from batchwright.probing.commands import Command, LinkTimed, TimeLink, ignored, read_command
 from batchwright.probing.executor import Executor
 from batchwright.probing.workers import Answer, share_done
-from batchwright.records import Job
+from batchwright.records import Job, LinkTime, Profile
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import (
     enter,
@@ -26,6 +26,8 @@ from batchwright.workload.host import (
     shared_out,
     worker_threads,
 )
+
+_MOST_HOSTS = 8  # to which the network is measured; beyond, they are taken to be like these
 
 
 def own_device(job: Job) -> torch.device:
@@ -103,6 +105,29 @@ class Together:
         assert isinstance(done, answer)  # noqa: S101 - tells the type checker
         return done
 
+    def links(self, seconds: float) -> tuple[LinkTime, ...]:
+        """The network inside worker 0's host and to the slowest of some other hosts.
+
+        Args:
+            seconds: To spend on each two.
+        """
+        members = self._gathering.members
+        first: dict[str, int] = {}  # the first worker of each host that is not worker 0 itself
+        for one in members[1:]:
+            first.setdefault(one.host, one.rank)
+        found: dict[str, list[LinkTime]] = {}
+        for host, rank in list(first.items())[:_MOST_HOSTS]:
+            here = host == members[0].host
+            command = TimeLink(
+                workers=len(members),
+                partner=rank,
+                between="workers of a host" if here else "hosts",
+                seconds=seconds,
+            )
+            link = self.ask(command, LinkTimed).link
+            found.setdefault(link.between, []).append(link)
+        return tuple(_slowest(links) for links in found.values())
+
     def restart(self) -> None:
         """Nothing to do: what kills a process is for whoever has started it."""
 
@@ -110,6 +135,28 @@ class Together:
         """Leave the group; the others do the same when they are told."""
         self._gathering.order("measured")
         self._part.close()
+
+
+def with_links(profile: Profile, links: Sequence[LinkTime]) -> Profile:
+    """The profile with the network that was measured, which a plan for more workers goes by."""
+    link = profile.job.link
+    for one in links:
+        if one.between == "hosts":
+            told = {"latency": one.latency, "bandwidth": one.bandwidth}
+            open_ = {key: value for key, value in told.items() if getattr(link, key) is None}
+            link = link.model_copy(update=open_)
+    job = profile.job.model_copy(update={"link": link})
+    return profile.model_copy(update={"links": tuple(links), "job": job})
+
+
+def _slowest(links: Sequence[LinkTime]) -> LinkTime:
+    """As a ring goes at the pace of its slowest link, the worst figures of all."""
+    late, narrow = (
+        max(links, key=lambda one: one.latency),
+        min(links, key=lambda one: one.bandwidth),
+    )
+    names = ("latency", "latency_low", "latency_high")
+    return narrow.model_copy(update={name: getattr(late, name) for name in names})
 
 
 class Helper:

@@ -75,6 +75,7 @@ from batchwright.records.profile import (
     CollectiveTime as CollectiveTime,
     DataFacts as DataFacts,
     GradientNoise as GradientNoise,
+    LinkTime as LinkTime,
     MachineLoad as MachineLoad,
     MemoryParts as MemoryParts,
     MemoryPoint as MemoryPoint,

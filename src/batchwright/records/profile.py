@@ -200,6 +200,19 @@ class CollectiveTime(Record):
     repeats: Count = Field(description="Timed calls.")
 
 
+class LinkTime(Record):
+    """The network between two workers, measured by messages that nobody else sends meanwhile."""
+
+    between: Literal["hosts", "workers of a host"] = Field(description="Which two.")
+    latency: NonNegative = Field(description="Half of an empty message's way there and back, s.")
+    latency_low: NonNegative = Field(description="Its lower quartile, in seconds.")
+    latency_high: NonNegative = Field(description="Its upper quartile, in seconds.")
+    bandwidth: Positive = Field(description="Bytes per second, in one direction.")
+    bandwidth_low: Positive = Field(description="Its lower quartile.")
+    bandwidth_high: Positive = Field(description="Its upper quartile.")
+    bytes: Count = Field(description="Of the largest message, in bytes.")
+
+
 class UpdateTime(Record):
     """Time of an optimizer's step alone: it is the same whatever the batch."""
 
@@ -300,6 +313,11 @@ class Profile(Document):
     )
     out_of_memory: tuple[OutOfMemory, ...] = Field((), description="Steps that did not fit.")
     collectives: tuple[CollectiveTime, ...] = Field(description="Exchange times.")
+    links: tuple[LinkTime, ...] = Field(
+        (),
+        description="The network between workers of a host and between hosts, where another "
+        "launcher has started them; the latter is the job's `link`, unless that is given.",
+    )
     updates: tuple[UpdateTime, ...] = Field(
         (),
         description="Of the optimizers that `optimizer=auto` chooses from; the step times are with "

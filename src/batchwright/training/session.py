@@ -26,6 +26,7 @@ from torch.utils.data import Dataset
 
 from batchwright.client.reporter_process import ReporterProcess, outcome_of
 from batchwright.distributed.group import Group, loss_behind
+from batchwright.distributed.joining.environments import adopt, found
 from batchwright.distributed.processes import die_with_agent, refuse_unguarded_script
 from batchwright.distributed.server_child import SERVER
 from batchwright.errors import FileError, Interrupted, NewPlan, PlanError
@@ -153,6 +154,10 @@ class Session:
         self._lock: Lock | None = None
         self._follow_advice, self._profile_memory = follow_advice, profile_memory
         service = checked_service(report_to, run_folder)
+        if self.plan.workers > 1 and "WORLD_SIZE" not in os.environ:
+            started = found()  # by srun or mpirun, which say it in other words
+            if started is not None:
+                adopt(started)
         prepare_process(worker_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         self._group = Group(self.device, self.plan.job.timeout)
         self._stop = StopRequest()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from batchwright.distributed.joining.environments import (
     Started,
+    adopt,
     found,
     joined,
     note_opened,
@@ -298,6 +299,7 @@ def _train(plan: Plan, folder: Path, *, resume: bool, follow_advice: bool) -> No
 
 
 def _gathered(started: Started, words: str) -> Gathering:
+    adopt(started)  # before torch is loaded, which reads some of it
     from batchwright.distributed.joining.gathering import Gathering
     from batchwright.distributed.processes import die_with_agent
 

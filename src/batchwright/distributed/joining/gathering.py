@@ -24,7 +24,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from batchwright.distributed.heartbeat import BEAT_SECONDS, Presence, RollCall, presence
 from batchwright.distributed.joining.environments import (
     Started,
-    adopt,
     join,
     launch_name,
     process_name,
@@ -77,7 +76,7 @@ class Gathering:
     """All processes of one start; a context manager that leaves it.
 
     Args:
-        started: This process.
+        started: This process, whose variables were adopted.
         versions: Of the packages that all must have alike.
         words: What this process was started to do, the same for all.
 
@@ -96,7 +95,6 @@ class Gathering:
     def __init__(self, started: Started, *, versions: Mapping[str, str], words: str) -> None:
         self.started = started
         self._orders = 0
-        adopt(started)
         seconds = float(os.environ.get(MEETING_SECONDS, _MEETING_SECONDS))
         own = Member(
             rank=started.rank,

@@ -336,7 +336,8 @@ def _exchange(mix: ClusterOption) -> str:
     if count == 1:
         return "One worker has no gradients to exchange."
     if mix.assumed and kind.times.assumed(count):
-        return f"More than the {kind.measured[-1]} that were measured: from the stated link."
+        known = "measured" if any(one.between == "hosts" for one in profile.links) else "stated"
+        return f"More than the {kind.measured[-1]} that were measured: from the {known} link."
     reduced = [one.workers for one in profile.collectives if one.operation == "all-reduce"]
     if max(reduced, default=0) < count:
         return ""

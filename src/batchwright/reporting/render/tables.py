@@ -128,6 +128,20 @@ def profile_table(profile: Profile) -> RenderableType:
                 for one in profile.collectives
             ),
         ),
+        table(
+            "network (median; quartiles)",
+            ["between", "latency, ms", "MB/s"],
+            (
+                [
+                    one.between,
+                    f"{number(1e3 * one.latency)} "
+                    f"({_ends(1e3 * one.latency_low, 1e3 * one.latency_high)})",
+                    f"{number(one.bandwidth / 1e6)} "
+                    f"({_ends(one.bandwidth_low / 1e6, one.bandwidth_high / 1e6)})",
+                ]
+                for one in profile.links
+            ),
+        ),
     )
 
 

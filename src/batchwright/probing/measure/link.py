@@ -1,0 +1,98 @@
+r"""Latency and bandwidth between two workers.
+
+An empty message goes there and back: half of that is the latency :math:`\alpha`. Large messages of
+two sizes go one way, each answered by an empty one; what the larger takes longer is the bandwidth,
+
+.. math:: \beta = \frac{G_2 - G_1}{t_2 - t_1},
+
+so that neither the answer nor the slow start of a connection is in it.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from batchwright.distributed.group import Group, naming_the_lost
+from batchwright.probing.commands import TimeLink
+from batchwright.probing.measure.timing import now, spread
+from batchwright.records import LinkTime
+
+_PINGS, _WARM_UP = 50, 5
+_FIRST_BYTES = 2**18  # to learn how much fits into the time
+_LEAST_BYTES, _MOST_BYTES = 2**20, 2**28  # of the large messages
+_PAIRS = 5  # of a small and a large message
+_SMALLER = 4  # times as small
+
+
+def time_link(group: Group, command: TimeLink) -> LinkTime:
+    """Time the messages; what workers other than the two return is not read.
+
+    Args:
+        group: All that carry the command out.
+        command: Who the other is, and how long it may take.
+    """
+    two = _Two(group, command.partner)
+    for _ in range(_WARM_UP):
+        two.send(1)
+    pings = sorted(two.send(1) / 2 for _ in range(_PINGS))
+    two.send(_FIRST_BYTES)  # opens the window of the connection
+    first = max(two.send(_FIRST_BYTES) - 2 * median(pings), 1e-9)
+    in_time = command.seconds * _FIRST_BYTES / first / _PAIRS / (1 + 1 / _SMALLER)
+    large = two.agreed(int(min(_MOST_BYTES, max(_LEAST_BYTES, in_time))))
+    small = large // _SMALLER
+    rates = []
+    for _ in range(_PAIRS):
+        longer = two.send(large) - two.send(small)
+        rates.append((large - small) / max(longer, 1e-9))
+    low, latency, high = spread(pings)
+    slow, rate, fast = spread(rates)
+    return LinkTime(
+        between=command.between,
+        latency=latency,
+        latency_low=low,
+        latency_high=high,
+        bandwidth=rate,
+        bandwidth_low=slow,
+        bandwidth_high=fast,
+        bytes=large,
+    )
+
+
+class _Two:
+    """Rank 0 and its partner; all others look on."""
+
+    def __init__(self, group: Group, partner: int) -> None:
+        self._group, self._partner = group, partner
+        self._answer = torch.zeros(1, dtype=torch.uint8, device=group.device)
+
+    def send(self, size: int) -> float:
+        """A message of so many bytes to the partner, and an empty one back; seconds on rank 0."""
+        group = self._group
+        if group.rank not in (0, self._partner):
+            return 1.0
+        message = torch.zeros(size, dtype=torch.uint8, device=group.device)
+        start = now(group.device)
+        with naming_the_lost():
+            if group.rank == 0:
+                dist.send(message, self._partner, group=group.handle)
+                dist.recv(self._answer, self._partner, group=group.handle)
+            else:
+                dist.recv(message, 0, group=group.handle)
+                dist.send(self._answer, 0, group=group.handle)
+        return now(group.device) - start
+
+    def agreed(self, size: int) -> int:
+        """Rank 0's size, on the partner, too."""
+        group = self._group
+        if group.rank not in (0, self._partner):
+            return size
+        told = torch.tensor([size], device=group.device)
+        with naming_the_lost():
+            if group.rank == 0:
+                dist.send(told, self._partner, group=group.handle)
+            else:
+                dist.recv(told, 0, group=group.handle)
+        return int(told.item())
