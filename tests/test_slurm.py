@@ -47,6 +47,7 @@ def test_the_script_asks_for_what_the_job_says():
         *("nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "partition=gpu", "account=vision"),
         *("time=1-12", "requeue", "signal=USR1@120", "cpus-per-task=8", "constraint=a100"),
     } <= {*asked}
+    assert "#SBATCH --output='/disk/a run/logs/slurm/%j.log'\n" in text
     assert "srun --kill-on-bad-exit=0 --wait=0 batchwright run --out '/disk/a run'\n" in text
 
 
@@ -212,12 +213,12 @@ def number_in(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_a_run_is_submitted_and_followed_to_its_end(slurm: Slurm, tmp_path):
-    words = ("run", *KEYS, *PROBE, "slurm.time=10", "--out", "run", "--json")
+    words = ("run", *KEYS, *PROBE, "slurm.time=10", "--out", "a run", "--json")
     out, err = (command := slurm.batchwright(*words, folder=tmp_path)).communicate()
     assert command.returncode == 0, err
     assert re.search(r"slurm job \d+: running on n\[1-2\]\n", err)
     assert err.count("epoch 2/2: ") == err.count("\nper worker") == 1
-    summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
+    summary = read_record(tmp_path / "a run" / "summary.json", RunSummary)
     assert f'"test_accuracy": {summary.accuracy}' in out
 
 

@@ -66,7 +66,7 @@ def script(folder: Path, job: Job, command: Sequence[str]) -> str:
         "open-mode": "append",
         "output": f"{folder}/logs/slurm/%j.log",
     }
-    asked = [f"--{key}={value}" for key, value in options.items() if value]
+    asked = [f"--{key}={shlex.quote(str(value))}" for key, value in options.items() if value]
     body = _BODY.format(
         restarts=job.restarts,
         command=shlex.join(command),
