@@ -61,18 +61,21 @@ def resumed_by_engine(
         report_to: As `hand_over` takes it.
         advised: As `hand_over` takes it.
     """
-    path = None if folder is None else Path(folder) / "job.yaml"
-    if path is None or not path.exists():
+    if folder is None:
+        return None
+    place = Path(folder)
+    plan = read_record(place / "plan.json", Plan) if (place / "plan.json").exists() else None
+    if plan is None and not (place / "job.yaml").exists():
         return None  # whoever resumes it here says what is missing
-    job = load_job(path)
-    refuse_unconfirmed_code(job, keys, overrides)
-    job = change_job(job, keys, overrides)
+    kept = plan.job if plan is not None else load_job(place / "job.yaml")
+    job = change_job(kept, keys, overrides)
     if not hands_over(job):
         return None
-    if (path.parent / "plan.json").exists():
-        job = with_workers(job, read_record(path.parent / "plan.json", Plan))
+    refuse_unconfirmed_code(kept, keys, overrides)
+    if plan is not None:
+        job = with_workers(job, plan)
     texts = [f"{key}={as_written(value)}" for key, value in flattened(keys)]
-    return hand_over(path.parent, job, [*texts, *overrides], report_to=report_to, advised=advised)
+    return hand_over(place, job, [*texts, *overrides], report_to=report_to, advised=advised)
 
 
 def with_workers(job: Job, plan: Plan) -> Job:
