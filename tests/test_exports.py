@@ -120,6 +120,9 @@ def test_slurm_gets_hosts_cores_and_a_limit() -> None:
     assert "--time=04:00:00" in exported(make_plan(), "sbatch", time="04:00:00")
     on_gpus = make_plan(job=make_job(device="cuda"))
     assert "#SBATCH --gpus-per-node=1" in exported(on_gpus, "sbatch", 2)
+    # srun no longer takes its cores from the job.
+    assert 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"\n' in text
+    assert "SRUN_CPUS_PER_TASK" not in exported(on_gpus, "sbatch", 2)
 
 
 def test_slurm_leaves_time_for_the_epochs_that_a_run_may_go_on_for() -> None:

@@ -118,6 +118,19 @@ def test_exit_codes_and_signals_are_told(program, tmp_path):
         assert not is_there(process.pid)
 
 
+def test_a_stop_that_every_process_of_a_job_gets_leaves_the_server_to_its_workers(
+    program, tmp_path
+):
+    with imported_once():
+        process, told = begin(program, "stays", tmp_path)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(told["parent"], number)
+        assert begin(program, "3", tmp_path)[0].wait() == 3
+        assert process.poll() is None
+        process.send_signal(signal.SIGUSR2)
+        assert process.wait() == -signal.SIGUSR2
+
+
 def test_what_still_runs_at_the_end_ends_with_it(program, tmp_path):
     with imported_once(), imported_once():
         process, _ = begin(program, "stays", tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import batchwright as bw
 from batchwright.distributed.processes import refuse_unguarded_script
 from batchwright.errors import DataError
 from batchwright.records.documents import write_record
-from batchwright.workload.data.loading import batches_of
+from batchwright.workload.data.loading import batches_of, stay_at_a_stop
 from test_session import make_tiny_plan
 
 SECONDS = 600  # each takes a few seconds of computing; a busy machine gives little of it
@@ -244,3 +245,29 @@ def test_nothing_starts_in_a_process_that_only_imports_the_script(start, capsys)
     assert ended.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert 'under `if __name__ == "__main__":`, or give loaders=0' in line
+
+
+class Processes(Dataset):
+    """Each item is the number of the process that loads it."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return os.getpid()
+
+
+def test_a_loader_outlives_a_stop_that_every_process_of_a_job_gets():
+    """Slurm's TERM to all: the workers need batches until the step after which they stop."""
+    loader = DataLoader(Processes(), num_workers=1, worker_init_fn=stay_at_a_stop)
+    batches = batches_of(loader)
+    process = next(batches).item()
+    for name in ("USR1", "USR2", "TERM"):
+        subprocess.run(["/bin/kill", f"-{name}", str(process)], check=True)
+    assert sum(1 for _ in batches) == 39
+    again = DataLoader(
+        Processes(), num_workers=1, worker_init_fn=stay_at_a_stop, persistent_workers=True
+    )
+    process = next(iter(again)).item()
+    os.kill(process, signal.SIGTERM)  # from its own worker
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0

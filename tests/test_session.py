@@ -10,7 +10,9 @@ import signal
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import get_ident
 
 import numpy as np
 import pytest
@@ -22,7 +24,8 @@ from torch.utils.data import Dataset, IterableDataset
 import batchwright as bw
 from batchwright import Session
 from batchwright.algorithms.learning_rate import rate_factor
-from batchwright.errors import DataError, FileError, PlanError, TrainingError
+from batchwright.distributed.processes import STOP_SIGNALS
+from batchwright.errors import DataError, FileError, Interrupted, PlanError, TrainingError
 from batchwright.records import AgsRule, LearningRateRule, Plan, RunSummary, Stage
 from batchwright.records.documents import read_record
 from batchwright.storage.locks import LOCK_FILE
@@ -960,6 +963,41 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, pieces, capsys):
         assert after.train_loss == pytest.approx(before.train_loss, rel=1e-12)
         assert (after.val_correct, after.val_count) == (before.val_correct, before.val_count)
     assert "continue with resume=True in" in capsys.readouterr().err
+
+
+def in_a_thread(work):
+    """What it returns, or raises, in another than the main thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def test_in_a_thread_a_session_trains_as_in_the_main_one(tmp_path):
+    def trained():
+        one = make_session(model=(model := make_model()), run_folder=tmp_path / str(get_ident()))
+        with one:
+            train(one)
+        return weights_of(model)
+
+    assert torch.equal(in_a_thread(trained), trained())
+
+
+def test_in_a_thread_a_session_stops_when_it_is_told_and_goes_on(tmp_path):
+    folder, plan = tmp_path / "run", make_tiny_plan(epochs=2)
+
+    def piece(*, stop):
+        one = make_session(model=(model := make_model()), plan=plan, run_folder=folder, resume=True)
+        with one:
+            train(one, each_step=one.stop if stop else lambda: None)
+        return weights_of(model)
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    with pytest.raises(Interrupted, match="stopped by signal 15 at epoch 1, step 2") as stopped:
+        in_a_thread(lambda: piece(stop=True))
+    assert stopped.value.exit_code == 143
+    assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
+    with make_session(model=(whole := make_model()), plan=plan) as one:
+        train(one)
+    assert torch.equal(in_a_thread(lambda: piece(stop=False)), weights_of(whole))
 
 
 def test_a_stop_during_evaluation_keeps_the_finished_steps(tmp_path):

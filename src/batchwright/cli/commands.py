@@ -26,6 +26,7 @@ from batchwright.cli.output import (
     compare,
     files_and_keys,
     finish,
+    finish_run,
     job_of,
     new_choice,
     print_plan,
@@ -165,7 +166,7 @@ def run(
         follow_advice=follow_advice,
         overrides=(words or ()) if resume else (),
     )
-    finish(summary, as_json)
+    finish_run(summary, as_json)
 
 
 @app.command()
@@ -338,7 +339,7 @@ def train(
         follow_advice=follow_advice,
         overrides=words,
     )
-    finish(summary, as_json)
+    finish_run(summary, as_json)
 
 
 @app.command()

@@ -119,6 +119,16 @@ def show(table: Any) -> None:
     Console(stderr=True).print(table)
 
 
+def finish_run(summary: RunSummary, as_json: bool) -> None:
+    """`finish`, but of a run whose engine's log was shown and has the table already."""
+    from batchwright.workflows.engines import hands_over
+
+    if not hands_over(summary.plan.job):
+        finish(summary, as_json)
+    elif as_json:
+        print(json.dumps(result(summary), indent=2))
+
+
 def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None:
     """What a run comes to: a table for a person, one object for a program."""
     from batchwright.reporting.data.reading import learnt_words, refit_words

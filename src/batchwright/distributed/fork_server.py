@@ -4,7 +4,8 @@
 
 A worker's own start takes two seconds of a core for its imports; forked, it takes milliseconds. The
 server computes nothing, so no thread and no GPU is lost in the fork. It dies with this process, and
-the workers die with it. Where there is none (elsewhere than on Linux, or outside of
+the workers die with it; an engine's request to stop, which every process of a job may get, it
+leaves to them. Where there is none (elsewhere than on Linux, or outside of
 `imported_once`), workers are started as usual.
 """
 
@@ -29,12 +30,18 @@ from importlib import import_module
 from itertools import count
 from typing import IO, Protocol
 
-from batchwright.distributed.processes import PARENT_PID, child_environment, die_with_parent
+from batchwright.distributed.processes import (
+    PARENT_PID,
+    STOP_SIGNALS,
+    child_environment,
+    die_with_parent,
+)
 
 _MODULES = ("batchwright.probing.worker", "batchwright.training.loop")
 _MOST_BYTES = 1 << 20  # of a message: what to start, with its environment
 _MOST_FILES = 64
 _POLL_SECONDS = 0.01
+_FOR_WORKERS = tuple(one for one in STOP_SIGNALS if one != signal.SIGINT)  # that is Python's own
 _PR_SET_NAME = 15  # from <sys/prctl.h>
 
 
@@ -269,7 +276,8 @@ def _serve(line: socket.socket) -> _Order | None:
             pid = os.fork()
         if not pid:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, *_FOR_WORKERS):
+                signal.signal(number, signal.SIG_DFL)
             for end in (line, waking, woken):
                 end.close()
             _become(order, files, parent)
@@ -332,6 +340,8 @@ def _moved(descriptor: int, above: int) -> int:
 
 def _main() -> None:
     die_with_parent(PARENT_PID)
+    for number in _FOR_WORKERS:
+        signal.signal(number, signal.SIG_IGN)
     for module in _MODULES:
         import_module(module)
     with socket.socket(fileno=int(sys.argv[1])) as line:

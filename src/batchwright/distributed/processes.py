@@ -37,6 +37,8 @@ LAUNCH = "BATCHWRIGHT_LAUNCH"  # names the launch, the same after each of its re
 STORE_SOCKET = "BATCHWRIGHT_STORE_SOCKET"  # descriptor at which worker 0 holds the store
 VERB_PARENT = "BATCHWRIGHT_VERB_PARENT"  # a sweep or a job's agent, for the verbs that it runs
 STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What asks a run for a checkpoint and an orderly end."""
 SHORT_SPIN = "1000"  # turns that a waiting OpenMP thread spins before it sleeps
 _OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # its agents set it for their workers
 _IMPORTED_BY = os.getpid(), os.getppid()  # process and parent, for whoever has forked since

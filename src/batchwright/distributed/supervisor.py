@@ -18,13 +18,12 @@ from pathlib import Path
 from types import FrameType
 
 from batchwright.distributed.exit_reports import forget_reports
+from batchwright.distributed.processes import STOP_SIGNALS
 from batchwright.distributed.worker_processes import POLL_SECONDS, Children
 from batchwright.errors import Interrupted
 
 GRACE_SECONDS = 60.0
 """From a stop signal until workers are killed: for the step in progress and a checkpoint."""
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Supervisor(ABC):
@@ -129,7 +128,7 @@ def noting_signals() -> Iterator[list[int]]:
         noted.append(number)
 
     try:
-        former = {number: signal.signal(number, note) for number in _SIGNALS}
+        former = {number: signal.signal(number, note) for number in STOP_SIGNALS}
     except ValueError:  # not the main thread
         yield noted
         return

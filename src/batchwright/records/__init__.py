@@ -53,6 +53,7 @@ from batchwright.records.job_sections import (
     Link as Link,
     ProbeSettings as ProbeSettings,
     Server as Server,
+    Slurm as Slurm,
     Virtual as Virtual,
     WorkerKind as WorkerKind,
 )

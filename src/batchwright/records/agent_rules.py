@@ -69,6 +69,8 @@ def not_allowed(texts: Iterable[str], job: Job) -> str:
 
 def refusal(rules: Rules, job: Job) -> str:
     """As `not_allowed`, of rules that were read already."""
+    if job.launcher.submit:
+        return f"launch={job.launch}: an agent trains on its own machine; leave launch out"
     for key, patterns in rules.items():
         value = getattr(job, key)
         if value is not None and not any(_matches(value, pattern) for pattern in patterns):

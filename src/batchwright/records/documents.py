@@ -47,7 +47,7 @@ _LISTS = (  # keys that take several values, separated by commas
     *("virtual.speeds", "virtual.overheads", "virtual.links"),
     *("virtual.sample_seconds", "virtual.step_seconds"),
     *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
-    *("cycle.batches", "cycle.dropouts", "cycle.strengths"),
+    *("cycle.batches", "cycle.dropouts", "cycle.strengths", "slurm.lines"),
 )
 _ONE_OR_EACH = ("virtual.sample_seconds", "virtual.step_seconds")  # a single value is no list
 _WORDS = ("auto", "knee", "memory")  # which some of them may have instead
@@ -143,7 +143,7 @@ def change_job(
 ) -> Job:
     """``job`` with the keys in ``values`` and then the ``key=value`` texts replaced."""
     merged = job.model_dump(mode="json")
-    from_file = _flatten(values or {})
+    from_file = flattened(values or {})
     known: set[str] = set()
     for key, value in from_file:
         if key in known:
@@ -397,13 +397,14 @@ def _as_table(key: str, value: Any, place: str) -> Any:
     return items
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Job keys and their values, those of parts with a dot, such as ``goal.price``."""
     pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
         if isinstance(value, BaseModel):  # a part of the job, as a record
             value = value.model_dump()
         if isinstance(value, Mapping) and prefix + key not in _TABLES:
-            pairs += _flatten(value, f"{prefix}{key}.")
+            pairs += flattened(value, f"{prefix}{key}.")
         else:
             pairs.append((prefix + key, value))
     return pairs

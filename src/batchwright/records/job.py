@@ -30,6 +30,7 @@ from batchwright.records.job_sections import (
     Link,
     ProbeSettings,
     Server,
+    Slurm,
     Virtual,
 )
 from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
@@ -199,6 +200,9 @@ class Job(Keys):
         "auto",
         description=explained(LAUNCHERS["auto"], *LAUNCHERS.own.values()),
     )
+    nodes: Count = Field(
+        1, description="For `launch=slurm`: machines, which share the workers evenly."
+    )
     loaders: Literal["auto"] | Index = Field(
         "auto",
         description="Loader processes of each worker, for data from a function of your own and for "
@@ -250,6 +254,7 @@ class Job(Keys):
     ags: Ags = Field(Ags(), description="Adaptive gradient scaling.")
     cycle: Cycle = Field(Cycle(), description="Resolutions and rates over the training.")
     virtual: Virtual = Field(Virtual(), description="The simulated cluster.")
+    slurm: Slurm = Field(Slurm(), description="What Slurm is asked for.")
     probe: ProbeSettings = Field(ProbeSettings(), description="Measuring before planning.")
     goal: Goal = Field(Goal(), description="What the plan aims for.")
     link: Link = Field(Link(), description="The network between machines.")
@@ -385,8 +390,20 @@ def _workers(job: Job) -> Iterator[str]:
             f"launch={job.launch} needs to know how many workers to simulate: give workers=4, say, "
             "or goal.max_workers for the plan to choose"
         )
+    if job.nodes > 1 and not launcher.submit:
+        yield (
+            f"nodes={job.nodes} with launch={job.launch}: only launch=slurm asks for machines; "
+            "leave nodes out"
+        )
     if workers == "auto":
         return
+    if workers % job.nodes:
+        yield f"workers={workers} are not the same number on each of nodes={job.nodes}"
+    if job.slurm.gpus_per_node and workers > job.nodes * job.slurm.gpus_per_node:
+        yield (
+            f"workers={workers} with slurm.gpus_per_node={job.slurm.gpus_per_node} and "
+            f"nodes={job.nodes}: give at most {job.nodes * job.slurm.gpus_per_node}"
+        )
     if job.method_spec.takes("dual.small_workers") and small != "auto" and small > workers:
         yield f"dual.small_workers={small} of workers={workers}: give at most {workers}"
     if launcher.simulated:

@@ -303,6 +303,33 @@ class Virtual(Keys):
         return tuple(zip(speeds, overheads, strict=True))
 
 
+SLURM_TIME = r"(\d+-\d+|\d+)(:\d+){0,2}|UNLIMITED|INFINITE"
+"""As Slurm takes a time limit: minutes, hours:minutes:seconds or days-hours."""
+
+
+class Slurm(Keys):
+    """What ``launch=slurm`` asks Slurm for (job keys ``slurm.*``)."""
+
+    partition: str = Field(
+        "", pattern=r"^[\w.,:@+-]*$", description="Partition, or several; unset: Slurm's default."
+    )
+    account: str = Field(
+        "", pattern=r"^[\w.,:@+-]*$", description="Account that pays; unset: your default."
+    )
+    time: str = Field(
+        "",
+        pattern=f"^({SLURM_TIME}|)$",
+        description="Time limit: minutes, hours:minutes:seconds or days-hours. Before it is over a "
+        "checkpoint is written and the job queued again. Unset: the partition's.",
+    )
+    gpus_per_node: Index = Field(
+        0, description="GPUs to ask for on each node, with a worker for each. 0: none."
+    )
+    lines: tuple[Annotated[str, Field(pattern=r"^--[a-z][^\n\r]*$")], ...] = Field(
+        (), description="More options of `sbatch`, as they stand after `#SBATCH`."
+    )
+
+
 class Goal(Keys):
     """What the plan should aim for (job keys ``goal.*``)."""
 

@@ -109,8 +109,13 @@ def telling_how_to_resume(command: str) -> Iterator[None]:
 
 def resuming_command(folder: str | Path, job: Job) -> str:
     """The command line that goes on with a run; it names again what the job imports."""
+    return shlex.join(["batchwright", *resuming_words(folder, job)])
+
+
+def resuming_words(folder: str | Path, job: Job) -> list[str]:
+    """The words of `resuming_command`, without the program's name."""
     named = (f"{key}={getattr(job, key)}" for key in job.code_keys)
-    return shlex.join(["batchwright", "run", "--resume", "--out", str(folder), *named])
+    return ["run", "--resume", "--out", str(folder), *named]
 
 
 def read_summary(run: str | Path) -> RunSummary:

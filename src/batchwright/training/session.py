@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,7 +89,8 @@ class Session:
         sample_weights: How often each sample is drawn relative to the others, shape (samples,);
             drawn with replacement. ``None``: each exactly once per epoch.
         exit_on_stop: After a stop signal and its checkpoint, end the process with code 128 + the
-            signal's number; ``False`` raises `Interrupted` instead.
+            signal's number; ``False`` raises `Interrupted` instead, and so does a session outside
+            the main thread, which only `stop` asks to.
         report_to: Address of a service that is told how the run goes, by a process beside worker
             0; needs a run folder. ``None``: none.
         follow_advice: Stop after an epoch with `errors.NewPlan` where a service's advice for the
@@ -142,7 +144,8 @@ class Session:
         self.device = enter(next(model.parameters()).device)
         self._clip_norm = clip_norm or self.plan.job.clip_norm
         self._own_rates = learning_rate == "mine"
-        self._exit_on_stop = exit_on_stop
+        in_main = threading.current_thread() is threading.main_thread()
+        self._exit_on_stop = exit_on_stop and in_main  # else it would end that thread silently
         self._loaders = planned_loaders(self.plan) if loaders is None else loaders
         self._loading = {"images": images, "resize": resize, "collate": collate}
         self._sides = [stage.resolution for stage in self.plan.stages]
@@ -282,6 +285,14 @@ class Session:
             PlanError: The plan has a parameter server: each worker's things are its own there.
         """
         self._run.keep(name, thing)
+
+    def stop(self) -> None:
+        """Ask for a checkpoint and an orderly end, as SIGTERM does; any thread may.
+
+        All workers stop after the same step, where one of them is asked. Outside the main thread
+        no signal is heard, and this is the only way, such as before a machine is taken away.
+        """
+        self._stop.ask()
 
     def epochs(self) -> Iterator[int]:
         """The zero-based epochs that are left to train.

@@ -1,4 +1,4 @@
-"""Stopping on request: SIGINT, SIGTERM and SIGUSR1 ask for a checkpoint and an orderly end.
+"""Stopping on request: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 ask for a checkpoint and an orderly end.
 
 A handler only notes the signal. The request rides in the next step's last message, so all workers
 stop after the same step and none is left waiting in an exchange.
@@ -11,15 +11,14 @@ import threading
 from types import FrameType
 from typing import Any
 
+from batchwright.distributed.processes import STOP_SIGNALS
 from batchwright.errors import DeadlineReached, Interrupted
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
     """Notes the first stop signal while active; restores the former handlers on `close`.
 
-    Outside the main thread Python allows no handlers, and then it never asks to stop.
+    Outside the main thread Python allows no handlers, and `ask` alone says it.
 
     Attributes:
         number: The signal that arrived, or 0.
@@ -32,6 +31,10 @@ class StopRequest:
             for number in STOP_SIGNALS:
                 self._former[number] = signal.signal(number, self._note)
 
+    def ask(self, number: int = signal.SIGTERM) -> None:
+        """Note what the signal with this number would, from any thread."""
+        self.number = self.number or number
+
     def close(self) -> None:
         """Put the former handlers back."""
         for number, handler in self._former.items():
@@ -40,7 +43,7 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self.number = self.number or number
+        self.ask(number)
 
 
 def stopped(number: int, deadline: float | None, where: str) -> Interrupted:

@@ -68,6 +68,13 @@ from batchwright.workflows.check_plan import (
     own_steps,
     refuse_other_machine,
 )
+from batchwright.workflows.engines import (
+    hand_over,
+    hands_over,
+    refuse_to_hand_over,
+    resumed_by_engine,
+    with_workers,
+)
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, round_checks, settle
 from batchwright.workflows.plan_from_profiles import decide
 from batchwright.workflows.prepare_job import (
@@ -111,6 +118,7 @@ def probe(
     refuse_no_path(out, "out")
     kept = None if out is None else Path(out)
     job = job_of(job, keys)
+    refuse_to_hand_over(job, "probe")
     with _workers_of(job):
         job = ready(job)
         with _logs() as folder, _telling_what_is_kept(kept, job):
@@ -194,6 +202,7 @@ def check(
 
     refuse_unguarded_script()
     plan = _received(plan, keys, texts_of(overrides), "check")
+    refuse_to_hand_over(plan.job, "check")
     if profile is not None:
         profile = record_of(profile, Profile, "check", "profile")
     own = own_steps(plan)
@@ -287,6 +296,9 @@ def train(
     watch, overrides = Stopwatch(), texts_of(overrides)
     if profile is not None:
         profile = record_of(profile, Profile, "train", "profile")
+    reporting: dict[str, Any] = {"report_to": report_to, "advised": follow_advice}
+    if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
+        return done
     again = None if resume else begun_before(run_folder)
     if again is not None and plan is not None:
         keys, overrides = _allowed(_received(plan, keys, overrides, "train").job), []
@@ -300,6 +312,11 @@ def train(
         plan = _received(plan, keys, overrides, "train")
         watch.lap("reading the plan")  # it may come out of a pipe, from a probe
         url = checked_destination(run_folder, plan, report_to, resume=resume, advised=follow_advice)
+        if hands_over(plan.job):
+            job = with_workers(plan.job, plan)
+            with new_run_folder(run_folder, job) as folder:
+                write_inputs(folder, plan, profile)
+            return hand_over(folder, job, report_to=url, advised=follow_advice)
         held.enter_context(_workers_of(plan.job))
         check_training(plan, resume=resume)
         if not resume:
@@ -394,6 +411,9 @@ def run(
     refuse_unguarded_script()
     refuse_no_path(run_folder, "run_folder")
     overrides = texts_of(overrides)
+    reporting: dict[str, Any] = {"report_to": report_to, "advised": follow_advice}
+    if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
+        return done
     again = None if resume else begun_before(run_folder)
     if again is not None:
         keys, overrides = _allowed(job_of(job, keys, overrides)), []
@@ -413,6 +433,10 @@ def run(
             job = job_of(job, keys, overrides)
         watch = Stopwatch()
         url = checked_destination(run_folder, job, report_to, resume=resume, advised=follow_advice)
+        if hands_over(job):
+            with new_run_folder(run_folder, job) as folder:
+                write_text(job_yaml(job), folder / "job.yaml")
+            return hand_over(folder, job, report_to=url, advised=follow_advice)
         held.enter_context(_workers_of(job))
         job = ready(job)
         if not resume:

@@ -16,6 +16,8 @@ class Launcher:
         words: What it does, for the job key's description.
         train: Import string of what trains a run folder's plan: a function of what
             `workflows.run_training.Begun` holds, such as `launch_workers` there.
+        submit: Import string of what hands the whole command to an engine that starts it on its
+            machines, such as `workflows.engines.slurm:submit`; empty: the command trains itself.
         one_worker: Whether there is one worker, in the process that asks for it.
         simulated: Whether all workers' gradients are computed in one process, in simulated time.
         joins: Whether processes that another launcher has started are the workers.
@@ -24,6 +26,7 @@ class Launcher:
     name: str
     words: str
     train: str
+    submit: str = ""
     one_worker: bool = False
     simulated: bool = False
     joins: bool = False
@@ -45,6 +48,13 @@ LAUNCHERS = Registry(
         "all workers' gradients in one process, in simulated time",
         f"{_RUN}:train_simulated",
         simulated=True,
+    ),
+    Launcher(
+        "slurm",
+        "a Slurm job is submitted and followed, which trains on its machines",
+        f"{_RUN}:train_where_started",
+        submit="batchwright.workflows.engines.slurm:submit",
+        joins=True,
     ),
     group="batchwright.launchers",
     auto=Launcher(

@@ -26,6 +26,7 @@ from batchwright.workload.data.loading import (
     LoadingMeter,
     MeteredItems,
     batches_of,
+    stay_at_a_stop,
 )
 from batchwright.workload.data.pipeline import ImagePipeline
 
@@ -246,6 +247,7 @@ class DatasetFeed:
             num_workers=loaders,
             prefetch_factor=ahead if loaders else None,
             collate_fn=metered.collate,
+            worker_init_fn=stay_at_a_stop,
             pin_memory=self._device.type == "cuda",
             persistent_workers=loaders > 0,
             generator=torch.Generator(),  # or each epoch would draw from the global one

@@ -15,6 +15,7 @@ import yaml
 
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan
+from batchwright.records.job_sections import SLURM_TIME
 from batchwright.workflows.exports.target import Target, headline
 
 PORT = 29400
@@ -22,7 +23,6 @@ PORT = 29400
 TIME_MARGIN = 1.5
 """A time limit over the predicted time: start, checkpoints and a slower machine are in it."""
 LEAST_MINUTES = 10
-_SLURM_TIME = re.compile(r"(\d+-\d+|\d+)(:\d+){0,2}|UNLIMITED|INFINITE")
 LARGEST_CONFIG_MAP = 900_000
 """Bytes of a plan in a ConfigMap; Kubernetes takes 1 MiB with all that is around it."""
 
@@ -42,7 +42,7 @@ def torchrun(plan: Plan, target: Target) -> str:
 def sbatch(plan: Plan, target: Target) -> str:
     """A batch script of Slurm that is queued again after a preemption, and then goes on."""
     asked = target.settings.get("time", "")
-    if asked and not _SLURM_TIME.fullmatch(asked):
+    if asked and not re.fullmatch(SLURM_TIME, asked):
         raise ArgumentError(
             f"--set time={asked}: Slurm takes minutes, hours:minutes:seconds or days-hours, such "
             "as 90, 04:00:00 or 2-12"
@@ -58,10 +58,13 @@ def sbatch(plan: Plan, target: Target) -> str:
         options["time"] = limit
     head = [f"#SBATCH --{key}={value}" for key, value in options.items()]
     head += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
+    # From Slurm 22.05 on srun does not take it from the job.
+    cores = ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'] * ("cpus-per-task" in options)
     if target.hosts == 1:
-        lines = _on_one_host(target, "srun ")
+        lines = cores + _on_one_host(target, "srun ")
     else:
         lines = [
+            *cores,
             'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             *_on_several_hosts(
                 plan, target, f'"$head:{_port(plan)}"', "srun ", '--rdzv-id "$SLURM_JOB_ID" '

@@ -35,6 +35,7 @@ from batchwright.reporting.pages.page_sweep import sweep_page
 from batchwright.reporting.render.figures import write_sweep_figures
 from batchwright.reporting.render.sweep_progress import SweepProgress
 from batchwright.storage.files import make_folder
+from batchwright.workflows.engines import refuse_to_hand_over
 from batchwright.workflows.prepare_job import TRAINING_KEYS, job_of, refuse_unconfirmed_code
 from batchwright.workflows.sweep.gathering import Book
 from batchwright.workflows.sweep.grid import (
@@ -104,6 +105,8 @@ def sweep(
                 swept = read_grid(job, grid or {})
                 chosen = seeds_of(job, DEFAULT_SEEDS if seeds is None else seeds)
         cells = cells_of(job, swept, chosen)
+        for cell in cells:
+            refuse_to_hand_over(cell.job, "sweep")
         planner = Planner(swept)
         if resume:
             named = [*keys, *(grid or {})]

@@ -20,7 +20,12 @@ from batchwright.errors import DataError
 from batchwright.records import Augmentation
 from batchwright.workload.data.copying import sent
 from batchwright.workload.data.decoding import UnreadableImageError, decode_square
-from batchwright.workload.data.loading import LoadingMeter, MeteredItems, batches_of
+from batchwright.workload.data.loading import (
+    LoadingMeter,
+    MeteredItems,
+    batches_of,
+    stay_at_a_stop,
+)
 from batchwright.workload.data.pipeline import FIELD_BITS, Normalization, draw, flip, resize
 from batchwright.workload.data.store import free_bytes
 
@@ -145,6 +150,7 @@ class FilePipeline:
             num_workers=loaders,
             prefetch_factor=ahead if loaders else None,
             collate_fn=metered.collate,
+            worker_init_fn=stay_at_a_stop,
             pin_memory=device.type == "cuda",
             persistent_workers=loaders > 0,
             generator=torch.Generator(),  # or each epoch would draw from the global one

@@ -8,6 +8,9 @@ pickled.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pickle import PicklingError
@@ -55,6 +58,25 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
     if first is not None:
         yield first
         yield from batches
+
+
+def stay_at_a_stop(worker: int) -> None:
+    """Have a loader process outlive a request to stop, which an engine sends to every process.
+
+    Its worker still needs batches until the step after which all workers stop. That worker's own
+    TERM ends it. For `DataLoader`'s ``worker_init_fn``.
+    """
+    del worker
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_when_told(by: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != by:
+        pass
+    os._exit(0)
 
 
 def loader_processes(job: Job, local_workers: int, *, files: bool) -> int:

@@ -1,0 +1,207 @@
+"""Slurm: a run as a batch job, submitted, followed until it ends, found again."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from batchwright.errors import FileError, Interrupted, JobError, WorkerError
+from batchwright.records import Job
+from batchwright.records.documents import write_text
+from batchwright.records.run_folder import resuming_command
+from batchwright.records.text.problems import printable
+from batchwright.storage.files import make_folder
+from batchwright.storage.follow_lines import Tail
+from batchwright.workflows.engines.slurm_script import script
+
+LOOK_SECONDS, LONGEST_SECONDS = 1.0, 15.0
+"""Between two questions to Slurm's controller: at first, and where nothing changes."""
+_LOG_SECONDS = 0.2
+_ANSWER_SECONDS = 60.0  # longer than Slurm's own time limits for an answer
+_GOING = {
+    *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING"),
+    *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESIZING", "STAGE_OUT"),
+}
+_NEVER = {
+    "AccountNotAllowed": "slurm.account",
+    "BadConstraints": "nodes and slurm.lines",
+    "InvalidAccount": "slurm.account",
+    "PartitionConfig": "nodes, slurm.time and slurm.gpus_per_node",
+    "PartitionNodeLimit": "nodes",
+    "PartitionTimeLimit": "slurm.time",
+    "QOSNotAllowed": "slurm.lines",
+}
+"""Reasons for which a job would wait for ever, and the job keys to look at."""
+_HINTS = (
+    ("partition", "`sinfo` lists the partitions: give one as slurm.partition"),
+    ("account", "`sacctmgr show associations user=$USER` lists your accounts: give slurm.account"),
+    ("node", "`sinfo` lists the nodes: give fewer nodes, or less of each"),
+    ("generic resource", "`sinfo -o %G` lists what nodes have: look at slurm.gpus_per_node"),
+    ("time limit", "`sinfo -o '%P %l'` lists the limits: give less as slurm.time"),
+    (
+        "contact",
+        "`scontrol ping` tells whether the cluster's controller is up",
+    ),
+)
+
+
+def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
+    """Have Slurm run a command on the job's nodes, a task for each worker, and wait for its end.
+
+    A job of this folder that is still there is followed instead.
+
+    Args:
+        folder: The run folder: the script, the job's number and logs go there.
+        job: What Slurm is asked for.
+        command: What each task runs.
+
+    Raises:
+        BatchwrightError: Slurm refuses the job, or it ended badly; with its exit code.
+        Interrupted: Ctrl-C; the job goes on.
+    """
+    if shutil.which("sbatch") is None:
+        raise JobError(
+            "launch=slurm: there is no sbatch on this machine's PATH: run it on a machine of the "
+            "cluster, such as its login node; `batchwright export PLAN.json --as slurm` writes a "
+            "script to take there"
+        )
+    logs = folder.resolve() / "logs" / "slurm"
+    make_folder(logs)
+    kept = logs / "job"
+    number = kept.read_text("utf-8").strip() if kept.exists() else ""
+    found = bool(number) and _facts(number).get("JobState") in _GOING
+    if not found:
+        text = script(folder.resolve(), job, command)
+        write_text(text, folder / "slurm.sh")
+        number = _sbatch(folder / "slurm.sh")
+        write_text(f"{number}\n", kept)
+    _tell(f"slurm job {number}{' is still there' * found}, log in {logs / f'{number}.log'}")
+    again = resuming_command(folder, job)
+    try:
+        _follow(number, logs / f"{number}.log", again, from_end=found)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            2,
+            f"slurm job {number} goes on by itself; come back to it with `{again}`, end it with "
+            f"`scancel {number}`",
+        ) from None
+
+
+def _sbatch(path: Path) -> str:
+    """The new job's number.
+
+    Raises:
+        JobError: Slurm refuses it.
+    """
+    done = _run("sbatch", "--parsable", str(path))
+    number = done.stdout.strip().partition(";")[0]
+    if done.returncode == 0 and number.isdigit():
+        return number
+    raise JobError(_refusal(f"{done.stderr}\n{done.stdout}"))
+
+
+def _refusal(said: str) -> str:
+    """Why Slurm refused a job, and what to try, in a line."""
+    lines = [re.sub(r"^sbatch: (error: |fatal: )?", "", one).strip() for one in said.splitlines()]
+    why = next((line for line in reversed(lines) if line), "it said nothing")
+    why = why.removeprefix("Batch job submission failed: ")
+    hints = (hint for word, hint in _HINTS if word in why.lower())
+    hint = next(hints, "read slurm.sh in the run folder, and try `sbatch` on it")
+    return f"slurm refuses the job: {why}; {hint}"
+
+
+def _follow(number: str, log: Path, again: str, *, from_end: bool) -> None:
+    """Show state and log until the job has ended."""
+    tail: Tail[bytes] = Tail(log, bytes, from_end=from_end)
+    pause, due, told = LOOK_SECONDS, 0.0, ""
+    while True:
+        tail(_show)
+        if time.monotonic() >= due:
+            facts = _facts(number)
+            state = facts.get("JobState", "")
+            words = _words(number, facts)
+            pause = LOOK_SECONDS if words != told else min(1.3 * pause, LONGEST_SECONDS)
+            due = time.monotonic() + pause
+            if words != told and facts:
+                _tell(words)
+                told = words
+            new = state == "PENDING" and facts.get("Restarts") == "0" and not from_end
+            if new and (keys := _NEVER.get(facts.get("Reason", ""))):
+                _run("scancel", number)
+                raise JobError(
+                    f"slurm job {number} would wait for ever ({facts['Reason']}), so it was "
+                    f"cancelled: look at {keys}; `sinfo` and `scontrol show partition` tell what "
+                    "there is"
+                )
+            if state and state not in _GOING:
+                break
+        time.sleep(_LOG_SECONDS)
+    tail(_show)
+    _raise_unless_well(number, facts, log, again)
+
+
+def _words(number: str, facts: dict[str, str]) -> str:
+    """A job's state, for a person."""
+    state, reason = facts.get("JobState", "").lower(), facts.get("Reason", "None")
+    words = f"slurm job {number}: {state}"
+    if state == "pending" and reason != "None":
+        words += f" ({reason})"
+    if state == "running":
+        words += f" on {facts.get('NodeList')}"
+    if (count := facts.get("Restarts", "0")) != "0":
+        words += f", started again {count} x"
+    return words
+
+
+def _raise_unless_well(number: str, facts: dict[str, str], log: Path, again: str) -> None:
+    state, code = facts["JobState"], int(facts.get("ExitCode", "0:0").partition(":")[0])
+    if state == "COMPLETED" or state == _GONE:
+        return
+    if state == "CANCELLED":
+        raise Interrupted(15, f"slurm job {number} was cancelled; continue with `{again}`")
+    error = WorkerError(
+        f"slurm job {number} ended as {state}, exit code {code}, its log is {log}; continue with "
+        f"`{again}`"
+    )
+    error.exit_code = code or error.exit_code
+    raise error
+
+
+_FACT = re.compile(r"(?:^|\s)(JobState|Reason|Restarts|NodeList|ExitCode)=(\S*)")
+_GONE = "GONE"  # Slurm forgets a job some minutes after its end
+
+
+def _facts(number: str) -> dict[str, str]:
+    """What Slurm's controller knows of a job; empty where it does not answer."""
+    done = _run("scontrol", "show", "job", "-o", number)
+    if done.returncode == 0:
+        return dict(
+            re.findall(r"(?:^|\s)(JobState|Reason|Restarts|NodeList|ExitCode)=(\S*)", done.stdout)
+        )
+    return {"JobState": _GONE} if "Invalid job id" in done.stderr else {}
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS
+        )
+    except FileNotFoundError:
+        raise FileError(f"there is no {words[0]} on this machine's PATH, beside sbatch") from None
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 1, "", f"{words[0]} did not answer")
+
+
+def _show(line: bytes) -> None:
+    with suppress(OSError):
+        sys.stderr.write(printable(line.decode(errors="replace").rstrip("\n")) + "\n")
+
+
+def _tell(line: str) -> None:
+    print(printable(line), file=sys.stderr)  # noqa: T201 - for the person who waits

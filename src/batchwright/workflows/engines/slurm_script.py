@@ -1,0 +1,102 @@
+"""The batch script of a run: asks for nodes, starts a task for each worker, and starts it again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from batchwright.records import Job
+
+NOTICE_SECONDS = 120
+"""Before the time limit: for a step, a checkpoint, and a minute by which Slurm may be early."""
+STOPPED = (138, 140, 143)
+"""Exit codes of a run that USR1, USR2 or TERM has stopped, after its checkpoint."""
+
+_BODY = """\
+set -u
+trap : USR1 USR2 TERM  # they are for the tasks; this shell stays, to queue the job again
+export BATCHWRIGHT_ENGINE=slurm
+export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-1}}"  # srun no longer takes it from the job
+left={restarts}
+while :; do
+  # Tasks see by themselves when another is gone, and the first may write when others have ended.
+  srun --kill-on-bad-exit=0 --wait=0 {command}
+  code=$?
+  case $code in
+    {stopped})
+      # Otherwise it was cancelled, or Slurm has queued it again itself.
+      case $(scontrol show job -o "$SLURM_JOB_ID") in
+        *JobState=RUNNING*)
+          echo "stopped by signal $((code - 128)): the job is queued again, to go on from there"
+          scontrol requeue "$SLURM_JOB_ID"
+          ;;
+      esac
+      exit "$code"
+      ;;
+  esac
+  if [ "$code" -le 128 ] || [ "$left" -eq 0 ]; then
+    exit "$code"
+  fi
+  left=$((left - 1))
+  echo "a task was killed (exit code $code): all are started again"
+done
+"""
+
+
+def script(folder: Path, job: Job, command: Sequence[str]) -> str:
+    """The script's text.
+
+    Args:
+        folder: The run folder, as all nodes see it.
+        job: What is asked for.
+        command: What each task runs.
+    """
+    name = "".join(c if c.isascii() and c.isalnum() else "-" for c in job.network.lower())
+    options: dict[str, object] = {
+        "job-name": f"batchwright-{name}"[:50].strip("-"),
+        "nodes": job.nodes,
+        "ntasks-per-node": tasks_per_node(job),
+        "gpus-per-node": job.slurm.gpus_per_node,
+        "partition": job.slurm.partition,
+        "account": job.slurm.account,
+        "time": job.slurm.time,
+        "signal": f"USR1@{notice(job.slurm.time)}",
+        "open-mode": "append",
+        "output": f"{folder}/logs/slurm/%j.log",
+    }
+    asked = [f"--{key}={shlex.quote(str(value))}" for key, value in options.items() if value]
+    body = _BODY.format(
+        restarts=job.restarts,
+        command=shlex.join(command),
+        stopped=" | ".join(map(str, STOPPED)),
+    )
+    lines = [f"#SBATCH {one}" for one in (*asked, "--requeue", *job.slurm.lines)]
+    return "\n".join(["#!/bin/bash", *lines, body])
+
+
+def tasks_per_node(job: Job) -> int:
+    """Workers on each node: as the job says, or one for each GPU, or one."""
+    if isinstance(job.workers, int):
+        return job.workers // job.nodes
+    return job.slurm.gpus_per_node or 1
+
+
+def notice(limit: str) -> int:
+    """How long before a time limit the run is told, in seconds: at most a quarter of it.
+
+    Of a longer notice than the limit Slurm would tell at the start, and the job make no headway.
+    """
+    if not limit or not limit[0].isdigit():
+        return NOTICE_SECONDS
+    days, _, rest = limit.rpartition("-")
+    parts = [int(one) for one in re.split(":", rest)]
+    if days:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:  # minutes[:seconds]
+        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+    whole = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return max(1, min(NOTICE_SECONDS, whole // 4))

@@ -1,0 +1,317 @@
+"""A run as a job of Slurm: what it asks for, how it is followed, preempted and found again."""
+
+from __future__ import annotations
+
+import re
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+import batchwright as bw
+from batchwright.errors import BatchwrightError, JobError
+from batchwright.planning.planner import plan_without_profile
+from batchwright.records import Job, RunSummary
+from batchwright.records.agent_rules import not_allowed
+from batchwright.records.documents import read_record, write_record
+from batchwright.records.run_folder import write_inputs
+from batchwright.workflows.engines import STARTED_BY
+from batchwright.workflows.engines.slurm_script import notice, script, tasks_per_node
+from batchwright.workflows.prepare_job import data_facts
+from samples import make_job, make_network, make_summary
+from slurm import Slurm, cluster, until
+
+ASKED = {
+    "launch": "slurm",
+    "nodes": 2,
+    "workers": 8,
+    "slurm": {
+        "partition": "gpu",
+        "account": "vision",
+        "time": "1-12",
+        "gpus_per_node": 4,
+        "lines": ["--cpus-per-task=8", "--constraint=a100"],
+    },
+}
+
+
+# ------------------------------------------------------------------------------------- the script
+
+
+def test_the_script_asks_for_what_the_job_says():
+    text = script(Path("/disk/a run"), Job(**ASKED), ["batchwright", "run", "--out", "/disk/a run"])
+    asked = re.findall(r"^#SBATCH --(\S+)", text, re.MULTILINE)
+    assert {
+        *("nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "partition=gpu", "account=vision"),
+        *("time=1-12", "requeue", "signal=USR1@120", "cpus-per-task=8", "constraint=a100"),
+    } <= {*asked}
+    assert "#SBATCH --output='/disk/a run/logs/slurm/%j.log'\n" in text
+    assert "srun --kill-on-bad-exit=0 --wait=0 batchwright run --out '/disk/a run'\n" in text
+
+
+def test_the_script_leaves_out_what_the_job_leaves_open():
+    text = script(Path("run"), Job(launch="slurm"), ["true"])
+    assert not re.search("gpus|partition|account|time=", text)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tasks"),
+    [
+        ({}, 1),
+        ({"nodes": 3}, 1),
+        ({"nodes": 2, "workers": 6}, 3),
+        ({"slurm": {"gpus_per_node": 8}}, 8),
+        ({"slurm": {"gpus_per_node": 8}, "workers": 2}, 2),
+    ],
+)
+def test_a_node_has_a_task_for_each_worker_or_gpu(keys, tasks):
+    assert tasks_per_node(Job(launch="slurm", **keys)) == tasks
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        *(("", 120), ("UNLIMITED", 120), ("60", 120), ("8", 120), ("4", 60), ("1:30", 22)),
+        *(("00:02:00", 30), ("01:00:00", 120), ("1-0", 120), ("0-0:4", 60), ("1", 15)),
+    ],
+)
+def test_the_notice_leaves_three_quarters_of_a_short_time_limit(limit, seconds):
+    assert notice(limit) == seconds
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"nodes": 2}, "nodes=2 with launch=auto: only launch=slurm asks for machines; leave"),
+        ({"launch": "slurm", "nodes": 2, "workers": 3}, "workers=3 are not the same number on"),
+        ({**ASKED, "workers": 10}, "workers=10 with slurm.gpus_per_node=4 and nodes=2: give at m"),
+        ({"slurm": {"time": "soon"}}, "job key slurm.time = 'soon'"),
+        ({"slurm": {"partition": "a b"}}, "job key slurm.partition = 'a b'"),
+        ({"slurm": {"lines": ["rm -r /"]}}, "job key slurm.lines"),
+        ({"slurm": {"lines": ["--mem=4G\nrm -r /"]}}, "job key slurm.lines"),
+    ],
+)
+def test_keys_that_ask_for_the_impossible_are_refused(keys, said):
+    with pytest.raises(JobError, match=re.escape(said)):
+        Job(**keys)
+
+
+def test_an_agent_submits_no_jobs():
+    assert not_allowed((), Job(launch="slurm")).startswith("launch=slurm: an agent trains on its")
+
+
+# ------------------------------------------------------------------------- a machine without Slurm
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Makes programs that are the only ones on the path."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv(STARTED_BY, raising=False)
+
+    def make(name: str, text: str) -> None:
+        program = folder / name
+        program.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+    return make
+
+
+def test_without_sbatch_the_line_says_where_to_run_it(programs, tmp_path):
+    with pytest.raises(JobError, match="there is no sbatch on this machine's PATH: run it on a"):
+        bw.run(launch="slurm", run_folder=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition "
+            "combination specified",
+            "slurm refuses the job: Invalid account or account/partition combination specified; "
+            "`sinfo` lists the partitions",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller "
+            "(connect failure)",
+            "slurm refuses the job: Unable to contact slurm controller (connect failure); "
+            "`scontrol ping` tells",
+        ),
+        ("", "slurm refuses the job: it said nothing; read slurm.sh in the run folder"),
+    ],
+)
+def test_what_sbatch_refuses_is_told_in_a_line(programs, tmp_path, said, told):
+    programs("sbatch", f"echo '{said}' >&2; exit 1")
+    with pytest.raises(JobError, match=f"^{re.escape(told)}") as refused:
+        bw.run(launch="slurm", run_folder=tmp_path / "run")
+    assert refused.value.exit_code == 2
+
+
+def test_probe_and_check_are_not_handed_over():
+    with pytest.raises(JobError, match="launch=slurm is for run and train, and probe takes place"):
+        bw.probe(launch="slurm")
+
+
+def test_a_finished_run_asks_slurm_for_nothing(programs, tmp_path):
+    summary = make_summary()
+    job = make_job(launch="slurm")
+    write_inputs(tmp_path, summary.plan.model_copy(update={"job": job}), None)
+    write_record(summary, tmp_path / "summary.json")
+    assert bw.run(run_folder=tmp_path, resume=True).epochs == summary.epochs
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_plan_is_given_its_workers(programs, tmp_path, again):
+    programs("sbatch", "exit 1")
+    plan = make_summary().plan
+    plan = plan.model_copy(update={"job": make_job(launch="slurm", nodes=2, workers="auto")})
+    assert plan.workers == 2
+    folder = tmp_path / "run"
+    if again:
+        folder.mkdir()
+        write_inputs(folder, plan, None)
+    with pytest.raises(JobError, match="slurm refuses the job"):
+        bw.train(None if again else plan, run_folder=folder, resume=again)
+    asked = (folder / "slurm.sh").read_text("utf-8")
+    assert "--nodes=2\n#SBATCH --ntasks-per-node=1\n" in asked
+    with pytest.raises(JobError, match="workers=2 are not the same number on each of nodes=3"):
+        bw.train(None if again else plan, run_folder=folder, resume=again, nodes=3)
+
+
+def test_a_job_that_slurm_has_forgotten_is_no_job_to_follow(programs, tmp_path):
+    programs("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    programs("sbatch", "echo 8")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "job.yaml").write_text("launch: slurm\n", encoding="utf-8")
+    with pytest.raises(BatchwrightError, match=r"holds no summary\.json: the run has not finished"):
+        bw.run(run_folder=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "logs" / "slurm" / "job").read_text("utf-8") == "8\n"
+
+
+# ------------------------------------------------------------------------------------- real Slurm
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    with cluster(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+KEYS = ("data=digits", "launch=slurm", "device=cpu", "workers=2", "nodes=2", "epochs=2")
+PROBE = ("probe.budget=1", "probe.learning=0")
+
+
+def number_in(folder: Path) -> str:
+    path = folder / "logs" / "slurm" / "job"
+    until(path.exists, "a job")
+    return path.read_text("utf-8").strip()
+
+
+@pytest.mark.slow
+def test_a_run_is_submitted_and_followed_to_its_end(slurm: Slurm, tmp_path):
+    words = ("run", *KEYS, *PROBE, "slurm.time=10", "--out", "a run", "--json")
+    out, err = (command := slurm.batchwright(*words, folder=tmp_path)).communicate()
+    assert command.returncode == 0, err
+    assert re.search(r"slurm job \d+: running on n\[1-2\]\n", err)
+    assert err.count("epoch 2/2: ") == err.count("\nper worker") == 1
+    summary = read_record(tmp_path / "a run" / "summary.json", RunSummary)
+    assert f'"test_accuracy": {summary.accuracy}' in out
+
+
+@pytest.mark.slow
+def test_the_exit_code_is_that_of_the_run(slurm: Slurm, tmp_path):
+    words = ("run", *KEYS, "data=imagefolder:nowhere", "--out", "run")
+    _, err = (command := slurm.batchwright(*words, folder=tmp_path)).communicate()
+    assert command.returncode == 2, err
+    assert re.search(r"^error: .*nowhere", err, re.MULTILINE)
+    assert re.search(r"error: slurm job \d+ ended as FAILED, exit code 2, its log is /", err)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("slurm.partition=q", "Invalid partition name specified; `sinfo` lists the partitions"),
+        ("nodes=5", "would wait for ever (PartitionConfig), so it was cancelled: look at nodes"),
+        ("slurm.time=100", "so it was cancelled: look at nodes, slurm.time and slurm.gpus_per_n"),
+        ("slurm.lines=--gpus=9", "Invalid generic resource (gres) specification; `sinfo -o %G`"),
+    ],
+)
+def test_what_slurm_cannot_give_is_refused_in_a_line(slurm: Slurm, tmp_path, asked, said):
+    words = ("run", *KEYS, "nodes=1", "workers=auto", asked, "--out", "run")
+    _, err = (command := slurm.batchwright(*words, folder=tmp_path)).communicate()
+    assert command.returncode == 2, err
+    assert said in err.splitlines()[-1]
+    assert not slurm.ask("squeue", "-h", "--states=pending,running")
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_the_job_which_is_found_again_and_cancelled(slurm: Slurm, tmp_path):
+    words = ("run", *KEYS, *PROBE, "epochs=3000", "--out", "run")
+    command = slurm.batchwright(*words, folder=tmp_path)
+    number = number_in(tmp_path / "run")
+    until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate()
+    assert command.returncode == 130, err
+    assert (
+        f"slurm job {number} goes on by itself; come back to it with `batchwright run --resume "
+        f"--out run`, end it with `scancel {number}`"
+    ) in err
+    command = slurm.batchwright("run", "--resume", "--out", "run", folder=tmp_path)
+    said = command.stderr.readline()
+    assert said.startswith(f"slurm job {number} is still there, log in ")
+    slurm.ask("scancel", number)
+    _, err = command.communicate()
+    assert command.returncode == 143, err
+    assert f"slurm job {number} was cancelled; continue with `batchwright run --resume" in err
+    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()
+    assert not slurm.ask("squeue", "-h", "--states=pending,running")
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def undisturbed(slurm: Slurm, request, tmp_path_factory):
+    """The folder of a run on so many nodes, and of its plan."""
+    folder, nodes = tmp_path_factory.mktemp(f"nodes-{request.param}"), request.param
+    job = Job(
+        launch="slurm", device="cpu", workers=nodes, nodes=nodes, epochs=40, checkpoint_steps=20
+    )
+    plan = plan_without_profile(job, data_facts(job), make_network(name="resnet8"))
+    write_record(plan, folder / "plan.json")
+    command = slurm.batchwright("train", "plan.json", "--out", "run", folder=folder)
+    _, err = command.communicate()
+    assert command.returncode == 0, err
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["USR1", "USR2", "requeue", "killed"])
+def test_a_preempted_run_ends_with_the_same_weights(slurm: Slurm, undisturbed, tmp_path, how):
+    words = ("train", str(undisturbed / "plan.json"), "--out", "run")
+    command = slurm.batchwright(*words, folder=tmp_path)
+    number = number_in(tmp_path / "run")
+    until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
+    if how == "killed":
+        until((tmp_path / "run" / "checkpoints" / "last.pt").exists, "a checkpoint")
+        slurm.ask("scancel", "--signal=KILL", f"{number}.0")
+    elif how == "requeue":  # as Slurm does for a job of higher priority: TERM to all
+        slurm.ask("scontrol", "requeue", number)
+        slurm.start_again_at_once(number)
+    else:
+        slurm.ask("scancel", f"--signal={how}", number)
+        slurm.start_again_at_once(number)
+    _, err = command.communicate()
+    assert command.returncode == 0, err
+    killed = "a task was killed (exit code 137): all are started again\n"
+    assert (killed if how == "killed" else "started again 1 x\n") in err
+    assert read_record(tmp_path / "run" / "summary.json", RunSummary).resumed == 1
+    for name, value in weights(undisturbed / "run").items():
+        assert torch.equal(value, weights(tmp_path / "run")[name]), name
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["model"]
