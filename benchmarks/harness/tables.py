@@ -25,7 +25,8 @@ NOTHING = "No result has been kept yet."
 HEAD = ("| figure | measured (spread) | goal | met |", "|---|---|---|---|")
 
 ORDER = (
-    *("time_to_accuracy", "main_job", "predict", "decisions", "uneven", "dual_batch"),
+    *("time_to_accuracy", "main_job", "predict", "decisions", "uneven", "simulate"),
+    *("dual_batch",),
     *("dual_accuracy", "dual_uneven", "cyclic", "data_path", "large_batch", "warmup"),
     *("gradient_overhead", "step_overhead", "first_contact", "service"),
 )
