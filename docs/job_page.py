@@ -1,4 +1,6 @@
-"""Writes docs/job.md from the fields of `records.Job`: ``python docs/job_page.py [--check]``.
+"""Writes docs/job.md, and the keys in docs/simulate.md, from the fields of records.
+
+    python docs/job_page.py [--check]
 
 Meaning and default are the record's own; units and examples stand here. A test checks that every
 key has an example that is accepted, and that the page is in step.
@@ -14,12 +16,14 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from batchwright.planning.validation import PLANNING_KEYS
-from batchwright.records import Disturbance, Job, WorkerKind
+from batchwright.records import Disturbance, Job, Scenario, WorkerKind
 from batchwright.records.job_keys import job_keys
 from batchwright.records.registries.registry import Named
 from batchwright.workflows.prepare_job import TRAINING_KEYS
 
 PAGE = Path(__file__).with_name("job.md")
+SIMULATE = Path(__file__).with_name("simulate.md")
+KEYS_BEGIN, KEYS_END = "<!-- keys: written by docs/job_page.py -->", "<!-- /keys -->"
 
 SECTIONS = {
     "data": "Data",
@@ -56,7 +60,17 @@ NOTES = {
     "slurm.partition": "For `launch=slurm`: [Slurm](slurm.md).",
     "probe.budget": "What is measured: [probe](verbs.md#probe).",
     "goal.objective": "How a plan is chosen, also among several kinds of workers (`goal.kinds`): "
-    "[plan](verbs.md#plan), [methods](methods.md#deciding).",
+    "[plan](verbs.md#plan), [methods](methods.md#deciding).\n\n"
+    "`batchwright plan profile.json goal.kinds=prices.csv` takes kinds and prices from a file: "
+    "either of our own, with the columns `kind` and `price` (of one worker for an hour) and, where "
+    "they are known, `spot_price`, `preemptions_per_hour`, `count`, `memory`, `like` and `speed`; "
+    "or a catalogue of SkyPilot's, with the columns `InstanceType`, `AcceleratorName`, "
+    "`AcceleratorCount`, `vCPUs`, `MemoryGiB`, `Price`, `SpotPrice`, `Region` and "
+    "`AvailabilityZone`. Of a catalogue the cheapest place counts, the price is that of one "
+    "accelerator, and the accelerators are those that were measured: by the same name as "
+    "`probe.kind`, or one that stands in the device's name. A kind with a spot price becomes two, "
+    "the second with `-spot` behind its name. There are as many as `count` says, else "
+    "`goal.max_workers`, else (of a catalogue) those of the largest instance.",
     "link.latency": "For more workers than were measured: [plan](verbs.md#plan). How to get both: "
     "[hosts](hosts.md#a-plan-for-several-hosts).",
 }
@@ -127,6 +141,9 @@ UNITS = {
     "goal.max_workers": "workers",
     "goal.price": "currency per hour",
     "goal.accuracy": "share",
+    "goal.preemptions_per_hour": "per hour",
+    "goal.restart_seconds": "s",
+    "goal.checkpoint_cost": "s",
     "goal.confidence": "probability",
     "goal.accuracy_tolerance": "share",
     "goal.tolerance": "share",
@@ -235,6 +252,9 @@ EXAMPLES = {
     "goal.least": "cost",
     "goal.accuracy_tolerance": "0.02",
     "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
+    "goal.preemptions_per_hour": "0.05",
+    "goal.restart_seconds": "60",
+    "goal.checkpoint_cost": "2",
     "goal.tolerance": "0.05",
     "link.latency": "2e-5",
     "link.bandwidth": "1.25e9",
@@ -294,6 +314,18 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def simulate_page(text: str) -> str:
+    """docs/simulate.md with the keys of `Scenario` in their place."""
+    before, _, rest = text.partition(KEYS_BEGIN)
+    _, _, after = rest.partition(KEYS_END)
+    rows = [
+        f"| `{name}` | {one.description} | {_default(one.default)} |"
+        for name, one in Scenario.model_fields.items()
+    ]
+    table = ["| key | meaning | default |", "|---|---|---|", *rows]
+    return "\n".join([f"{before}{KEYS_BEGIN}", *table, f"{KEYS_END}{after}"])
+
+
 def _items(key: str, model: type[BaseModel]) -> list[str]:
     """The keys of an item of a list."""
     fields = model.model_fields
@@ -347,11 +379,12 @@ def _verb(key: str) -> str:
 
 def main() -> None:
     """Write the page, or with ``--check`` compare it."""
-    if sys.argv[1:] == ["--check"]:
-        if PAGE.read_text(encoding="utf-8") != page():
-            raise SystemExit(f"{PAGE.name} is out of step: run python docs/job_page.py")
-    else:
-        PAGE.write_text(page(), encoding="utf-8")
+    made = {PAGE: page(), SIMULATE: simulate_page(SIMULATE.read_text(encoding="utf-8"))}
+    for path, text in made.items():
+        if sys.argv[1:] != ["--check"]:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            raise SystemExit(f"{path.name} is out of step: run python docs/job_page.py")
 
 
 if __name__ == "__main__":

@@ -110,6 +110,8 @@ def test_every_job_key_has_a_row_and_an_example_that_is_accepted(key):
 
 def test_the_page_of_job_keys_is_in_step_with_the_record():
     assert read("docs/job.md") == JOB_PAGE.page(), "run python docs/job_page.py"
+    told = read("docs/simulate.md")
+    assert told == JOB_PAGE.simulate_page(told), "run python docs/job_page.py"
     for table in (JOB_PAGE.SECTIONS, JOB_PAGE.UNITS, JOB_PAGE.EXAMPLES):
         assert set(table) <= set(job_keys(Job))
 
@@ -189,7 +191,7 @@ def test_every_figure_of_the_readme_is_one_of_a_benchmark_and_each_benchmark_has
 def test_every_public_name_is_in_the_documents():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = ("probe", "plan", "check", "train", "report", "run", "sweep", "schedule")
-    named += ("Session", "load", "max_local_batch_size", "muon")
+    named += ("Session", "load", "simulate", "max_local_batch_size", "muon")
     assert set(named) < set(bw.__all__)
     for name in named:
         assert f"bw.{name}" in text

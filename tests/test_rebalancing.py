@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchwright.algorithms.balancer import balancer_of
 from batchwright.algorithms.rebalancing import (
     balanced,
     fixed_cost,
@@ -17,7 +18,6 @@ from batchwright.algorithms.rebalancing import (
     worth_changing,
 )
 from batchwright.planning.validation import idle_keys
-from batchwright.training.batches.balancer import balancer_of
 from samples import make_job
 
 calmly = settings(max_examples=100)

@@ -7,6 +7,7 @@
         plan = bw.plan(profile, epochs=3)  # decide; print(plan.explain())
         check = bw.check(plan, points=2)  # compare
         told = bw.schedule(plan)  # look ahead; told.points
+        bw.simulate(plan, workers=(8, 64), global_batch=512)  # on clusters that nobody here has
         summary = bw.train(plan)  # act; summary.accuracy
         bw.report(summary)  # tell
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from batchwright.records.lines.export import metrics
     from batchwright.records.run_folder import load
     from batchwright.training.session import Session
+    from batchwright.workflows.simulating import simulate
     from batchwright.workflows.sweep.verb import sweep
     from batchwright.workflows.verbs import check, plan, probe, report, run, schedule, train
     from batchwright.workload.muon import muon
@@ -54,6 +56,7 @@ _HOME = {
     "report": "workflows.verbs",
     "run": "workflows.verbs",
     "schedule": "workflows.verbs",
+    "simulate": "workflows.simulating",
     "sweep": "workflows.sweep.verb",
     "train": "workflows.verbs",
 }
@@ -78,6 +81,7 @@ __all__ = [
     "report",
     "run",
     "schedule",
+    "simulate",
     "sweep",
     "train",
 ]

@@ -304,6 +304,54 @@ def schedule(
 
 
 @app.command()
+def simulate(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="PLAN.json [KEY=VALUE]...", help="From plan; - is stdin."),
+    ],
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROFILE.json", help="What the plan was made from; may be repeated, by kind."
+        ),
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2,...", help="Values to compare; may be repeated."),
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="File for a figure: .png, .pdf or .svg.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the result; - is stdout.")] = None,
+) -> None:
+    """Simulate a plan's training on clusters that nobody here has. Needs no torch."""
+    from batchwright.reporting.render.figures import check_figure
+    from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
+    from batchwright.workflows.simulating import searches_of
+    from batchwright.workflows.simulating import simulate as simulated
+
+    places, overrides = files_and_keys(words)
+    if len(places) != 1:
+        raise PlanError("simulate needs one plan: give its file, or - for standard input")
+    refuse_bad_target(out)
+    if figure is not None:
+        check_figure(figure)
+    found = simulated(
+        places[0],
+        overrides,
+        profile=profile or (),
+        search=searches_of(search or ()),  # type: ignore[arg-type]
+    )
+    for table in simulation_tables(found):
+        show(table)
+    for note in found.notes:
+        print(f"assumed: {note}", file=sys.stderr)
+    if figure is not None:
+        print(f"figure: {write_simulation_figure(found, figure)}", file=sys.stderr)
+    write(found, out)
+
+
+@app.command()
 def train(
     plan: Annotated[
         str | None, typer.Argument(metavar="PLAN.json", help="From plan; - is stdin.")

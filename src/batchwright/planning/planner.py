@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from batchwright.errors import PlanError
@@ -32,7 +32,7 @@ from batchwright.planning.candidates.choice import (
     settled_goal,
     workers_reason,
 )
-from batchwright.planning.candidates.cluster_options import cluster_options_of
+from batchwright.planning.candidates.cluster_options import ClusterOption, cluster_options_of
 from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_record
 from batchwright.planning.candidates.learnt import Learnt, learnt_of, why_unknown
 from batchwright.planning.candidates.optimizer import (
@@ -49,9 +49,10 @@ from batchwright.planning.candidates.prediction_records import (
     predictions,
     training_time,
 )
+from batchwright.planning.candidates.preemptions import Offer, spot_reason
 from batchwright.planning.candidates.progress import Progress, progress_reasons
 from batchwright.planning.candidates.table import Row, Table
-from batchwright.planning.candidates.worker_types import link_given, worker_types_of
+from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
 from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.learning_rates import rate_of
@@ -153,7 +154,10 @@ def make_plan(
     batch = chosen.global_batch_size
     update = chosen_optimizer(job, batch, compared)
     job = job.model_copy(update={"epochs": choice.row.epochs})
-    by_runs = {"scaling": job.scaling, "ags": job.ags, "epochs": job.epochs}
+    by_runs: dict[str, Any] = {"scaling": job.scaling, "ags": job.ags, "epochs": job.epochs}
+    losses = table.losses(choice.row.mix)
+    if losses.mean < inf and job.checkpoint_seconds == "auto":
+        by_runs["checkpoint_seconds"] = losses.interval
     settled = asked.model_copy(update={"workers": chosen.workers, **by_runs})
     check_job(settled)
     times = Measured(settled, table, choice, chosen, progress)
@@ -182,11 +186,13 @@ def make_plan(
             *of_batch,
             *of_time,
             training_time(job, chosen),
+            *(losses.reasons(chosen.train_seconds) if chosen.train_seconds else ()),
             *why_update,
             *rates,
             *progress_reasons(progress, batch, in_training),
             *link_reason(settled),
         )
+    explained = (*explained, *_spot_reasons(table, choice.row, kinds))
     virtual = job.launcher.simulated  # nothing that is measured tells of simulated times
     plan = _assembled(
         times,
@@ -281,6 +287,28 @@ def plan_to_measure(profile: Profile) -> Plan:
         elif job.goal.objective != "accuracy":
             raise
         return make_plan(profile, job.model_copy(update={"goal": job.goal.model_copy(update=free)}))
+
+
+def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[Reason, ...]:
+    """Whether workers that may be taken away pay, where the same ones are to be had otherwise."""
+    if len(row.mix.members) > 1:
+        return ()
+    ((mine, count),) = row.mix.members
+    work = row.epochs * row.epoch_seconds + table.evaluating(row.mix, row.epochs)
+
+    def offer(kind: WorkerType) -> Offer:
+        mix = ClusterOption(((kind, count),))
+        return Offer(str(mix), mix.hourly or 0.0, table.losses(mix))
+
+    return tuple(
+        spot_reason(offer(mine), offer(other), work, count)
+        for other in kinds
+        if mine.price
+        and other.price
+        and other.profile is mine.profile
+        and other.speed == mine.speed
+        and bool(other.preemptions) != bool(mine.preemptions)
+    )
 
 
 def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit], Choice]:

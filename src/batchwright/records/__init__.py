@@ -105,6 +105,11 @@ from batchwright.records.schedule import (
     SchedulePoint as SchedulePoint,
     ScheduleRow as ScheduleRow,
 )
+from batchwright.records.clusters.simulation import (
+    Scenario as Scenario,
+    SimulatedCluster as SimulatedCluster,
+    Simulation as Simulation,
+)
 from batchwright.records.sweep import (
     Mean as Mean,
     Sweep as Sweep,

@@ -32,6 +32,7 @@ _KINDS = {
     "Sweep": "sweep",
     "Check": "check",
     "RateSchedule": "schedule",
+    "Simulation": "simulation",
     "Job": "job",
     "KeptAdvice": "advice",
 }
@@ -40,6 +41,7 @@ _WRITTEN_BY = {  # which verb writes what
     "plan": "plan",
     "summary": "train",
     "sweep": "sweep",
+    "simulation": "simulate",
 }
 _TAKEN_BY = {"profile": "plan", "plan": "train", "summary": "report"}
 _LISTS = (  # keys that take several values, separated by commas

@@ -230,8 +230,10 @@ class Job(Keys):
         "samples: the gradient's norm, the largest eigenvalue of the Hessian (10 to 100 steps "
         "of that batch, with several times the memory of one, which the plan does not count).",
     )
-    checkpoint_seconds: Positive = Field(
-        60.0, description="Seconds between checkpoints inside an epoch."
+    checkpoint_seconds: Literal["auto"] | Positive = Field(
+        "auto",
+        description="Seconds between checkpoints inside an epoch. `auto`: what a plan chooses "
+        "where workers are said to be taken away (`goal.preemptions_per_hour`), else 60.",
     )
     checkpoint_steps: Count | None = Field(
         None,
@@ -298,6 +300,11 @@ class Job(Keys):
     def launcher(self) -> Launcher:
         """What is known of `launch`."""
         return LAUNCHERS[self.launch]
+
+    @property
+    def seconds_between_checkpoints(self) -> float:
+        """`checkpoint_seconds`, with `auto` at its usual."""
+        return 60.0 if self.checkpoint_seconds == "auto" else self.checkpoint_seconds
 
     @property
     def preset(self) -> Preset | None:

@@ -76,6 +76,12 @@ class WorkerKind(Keys):
     memory: Count | None = Field(None, description="Bytes one may use; unset: as measured.")
     like: str = Field("", description="Profile it behaves like, where it was not measured itself.")
     speed: Positive = Field(1.0, description="How many times as fast as `like`; assumed.")
+    spot: bool = Field(False, description="Whether such a worker may be taken away at any time.")
+    preemptions_per_hour: NonNegative | None = Field(
+        None,
+        description="How often one is taken away in an hour; unset: of `spot` workers as often as "
+        "`goal.preemptions_per_hour` says, others never.",
+    )
 
 
 class Link(Keys):
@@ -393,7 +399,25 @@ class Goal(Keys):
         description="Held-out accuracy that `auto` gives up for time: share.",
     )
     kinds: tuple[WorkerKind, ...] = Field(
-        (), description="Kinds of workers to choose from; unset: those that were measured."
+        (),
+        description="Kinds of workers to choose from; for `plan` also the name of a file of prices "
+        "that ends in `.csv`. Unset: those that were measured.",
+    )
+    preemptions_per_hour: NonNegative | None = Field(
+        None,
+        description="How often one worker is taken away in an hour, of `goal.kinds` only those "
+        "with `spot`. The plan then counts lost work and restarts, and chooses "
+        "`checkpoint_seconds` where that is `auto`.",
+    )
+    restart_seconds: NonNegative = Field(
+        30.0,
+        description="What a plan counts from the loss of a worker until all train again, in "
+        "seconds.",
+    )
+    checkpoint_cost: NonNegative | None = Field(
+        None,
+        description="What it counts for a checkpoint, in seconds that training is held up; unset: "
+        "weights, momentum and statistics at 200 MB/s (assumed).",
     )
     tolerance: float = Field(
         0.10,
@@ -406,6 +430,15 @@ class Goal(Keys):
     def target(self) -> float | None:
         """Accuracy that ends the training, a share; `None` where the objective is another."""
         return self.accuracy if self.objective in ("auto", "target-accuracy") else None
+
+    def preemptions_of(self, kind: str) -> float:
+        """How often a worker of a kind is taken away in an hour."""
+        named = next((one for one in self.kinds if one.kind == kind), None)
+        if named is None and self.kinds:
+            return 0.0
+        if named is None or (named.spot and named.preemptions_per_hour is None):
+            return self.preemptions_per_hour or 0.0
+        return named.preemptions_per_hour or 0.0
 
     def conflicts(self) -> Iterator[str]:
         """An objective or limit that lacks a price or a target, a line each; a kind named twice."""

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.errors import ArgumentError, BatchwrightError, FileError, Interrupted
-from batchwright.records import Check, Job, Plan, Profile, RateSchedule, RunSummary, Sweep
+from batchwright.records import (
+    Check,
+    Job,
+    Plan,
+    Profile,
+    RateSchedule,
+    RunSummary,
+    Simulation,
+    Sweep,
+)
 from batchwright.records.documents import (
     job_yaml,
     load_job,
@@ -168,7 +177,7 @@ def load(path: str | Path) -> Any:
         if found is None:
             raise FileError(f"{path} holds none of {', '.join(_WHOLE)}: it is no run folder")
         place = place / found
-    record = read_one_of(place, (Plan, Profile, RunSummary, Sweep, Check, RateSchedule))
+    record = read_one_of(place, (Plan, Profile, RunSummary, Sweep, Check, RateSchedule, Simulation))
     return read_summary(place) if isinstance(record, RunSummary) else record
 
 

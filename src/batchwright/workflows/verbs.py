@@ -87,6 +87,7 @@ from batchwright.workflows.prepare_job import (
     tell_idle,
     with_job,
 )
+from batchwright.workflows.prices import with_prices
 from batchwright.workflows.run_training import checked_destination, conduct, with_refit
 from batchwright.workflows.scheduling import Source, plan_to_show
 from batchwright.workflows.stopwatch import Stopwatch
@@ -164,6 +165,7 @@ def plan(
             told += read_summaries(one)
         else:
             told.append(record_of(one, RunSummary, "plan", "runs"))
+    keys, overrides = with_prices(profiles, keys, texts_of(overrides))
     decided = decide(profiles, keys, overrides, runs=told)
     tell_doubts(decided.job, decided.data)
     tell_idle(decided.job)

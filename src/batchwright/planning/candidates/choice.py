@@ -32,6 +32,8 @@ _ADVICE = {
     "goal.memory": "raise goal.memory, or train a smaller network or resolution",
     "goal.deadline": "raise goal.deadline, or train fewer epochs",
     "goal.max_cost": "raise goal.max_cost, or train fewer epochs",
+    "goal.preemptions_per_hour": "plan for fewer workers, for some that are not spot, or for a "
+    "quicker restart (goal.restart_seconds)",
     "goal.accuracy": "give a lower goal.accuracy, or more epochs",
 }
 LEAST_CHANCE = 0.1

@@ -43,6 +43,11 @@ class ClusterOption:
         return total
 
     @property
+    def preemptions(self) -> float:
+        """How often any of them is taken away in an hour."""
+        return sum(count * kind.preemptions for kind, count in self.members)
+
+    @property
     def least(self) -> int:
         """Smallest global batch, in samples."""
         return sum(count * kind.least for kind, count in self.members)

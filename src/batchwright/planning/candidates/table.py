@@ -15,6 +15,7 @@ from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.grid import totals_to_compare
 from batchwright.planning.candidates.local_batches import largest_shares, split
 from batchwright.planning.candidates.optimizer import Compared, chosen_optimizer, extra_seconds
+from batchwright.planning.candidates.preemptions import TOO_OFTEN, Losses, losses_of
 from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.resolution import sides
 from batchwright.planning.validation import check_batch
@@ -181,12 +182,17 @@ class Table:
 
     def trained(self, row: Row, epochs: int) -> Row:
         """A candidate that is trained for so many epochs, and the limits that it misses then."""
-        train = epochs * row.epoch_seconds + self.evaluating(row.mix, epochs)
+        work = epochs * row.epoch_seconds + self.evaluating(row.mix, epochs)
+        train = self.losses(row.mix).seconds(work)
         hourly = row.mix.hourly
         cost = None if hourly is None else hourly / SECONDS_PER_HOUR * train
         row = replace(row, epochs=epochs, train_seconds=train, cost=cost, misses=())
         misses = tuple(self._misses(row))
         return replace(row, misses=misses) if misses else row
+
+    def losses(self, mix: ClusterOption) -> Losses:
+        """What workers that are taken away cost a cluster."""
+        return losses_of(self.job, mix.members[0][0].profile.network, mix.preemptions)
 
     def _step(self, mix: ClusterOption, side: int, totals: Sequence[int], *, asked: bool) -> float:
         workers = mix.workers
@@ -243,6 +249,9 @@ class Table:
                     f"{mebibytes(high)}, the limit is {mebibytes(kind.limit)}"
                 )
                 yield Miss("goal.memory", text, high / kind.limit)
+        if self.losses(row.mix).endless(row.train_seconds):
+            text = f"loses workers so often that it takes {TOO_OFTEN:g} times as long, or longer"
+            yield Miss("goal.preemptions_per_hour", text, TOO_OFTEN)
         if goal.deadline is not None:
             yield from self._over("goal.deadline", "take", row.train_seconds, goal.deadline, row)
         if goal.max_cost is not None and row.cost is not None:

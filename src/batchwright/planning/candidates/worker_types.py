@@ -36,6 +36,7 @@ class WorkerType:
         memory: Peak bytes.
         evaluation_seconds: Per image on one worker, at the highest resolution.
         speed: As a multiple of that of the measured kind.
+        preemptions: How often one is taken away in an hour.
         stated: What of it is stated rather than measured, in words; empty if nothing.
         parting: Into how many parts steps are to be cut besides; `None`: any.
     """
@@ -52,6 +53,7 @@ class WorkerType:
     memory: MemoryModel
     evaluation_seconds: float
     speed: float = 1.0
+    preemptions: float = 0.0
     stated: str = ""
     parting: StepSplit | None = None
     _seconds: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False)
@@ -270,6 +272,7 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> WorkerT
         * (max(sides(job)) / measured_side) ** 2
         / wanted.speed,
         speed=wanted.speed,
+        preemptions=job.goal.preemptions_of(wanted.kind),
         stated=stated,
         parting=step_split_of(job),
     )

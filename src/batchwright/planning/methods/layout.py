@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 
 from batchwright.errors import PlanError
+from batchwright.planning.candidates.preemptions import losses_of
 from batchwright.planning.candidates.table import SECONDS_PER_HOUR
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.methods.time_models import Measured, Stated
@@ -88,12 +89,14 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
         PlanError: No pair of batches exists, or a limit is missed.
     """
     made: Layout = resolve_name(job.method_spec.plan)(job, times, optimizer)
-    total = _total_seconds(made.stages, times.other_seconds)
+    losses = losses_of(job, times.network, times.preemptions)
+    total = losses.estimate(_total_seconds(made.stages, times.other_seconds))
     _check_limits(job, total.high, times.hourly)
     found = (
         *method_reason(job),
         *made.reasons,
         *_training_time(job, made.stages, total),
+        *losses.reasons(total),
         *link_reason(job),
     )
     return replace(made, reasons=found)

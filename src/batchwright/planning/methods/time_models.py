@@ -99,6 +99,11 @@ class Measured:
         return self.choice.row.mix.hourly
 
     @property
+    def preemptions(self) -> float:
+        """How often any worker is taken away in an hour."""
+        return self.choice.row.mix.preemptions
+
+    @property
     def limit(self) -> int:
         """Bytes that a worker may use."""
         return self._kind.limit
@@ -243,6 +248,11 @@ class Stated:
         """Price of all workers for an hour; `None`: not known."""
         price = self.job.goal.price
         return None if price is None else self.workers * price
+
+    @property
+    def preemptions(self) -> float:
+        """How often any worker is taken away in an hour."""
+        return self.workers * self.job.goal.preemptions_of("")
 
     @property
     def least(self) -> int:

@@ -21,7 +21,7 @@ class MethodSpec:
             of the optimizer) -> `planning.methods.layout.Layout`; the times are one of
             `planning.methods.time_models`. Unset: one row, with the steps of `plain`.
         balancer: Import string of what makes the workers' shares of a step again while it trains, a
-            class as `training.batches.balancer.Balancer`. Unset: they stay as planned.
+            class as `algorithms.balancer.Balancer`. Unset: they stay as planned.
         cycles: Whether it goes through the job's resolutions and stages of the rate.
         served: Whether workers step for themselves and meet at a parameter server.
         keys: Job keys that do something with few methods, this one among them; parts of the job
@@ -78,7 +78,7 @@ METHODS = Registry(
         "dynamic-batch",
         "each worker's share follows its measured speed, the global batch stays",
         "shares follow speed",
-        balancer="batchwright.training.batches.balancer:balancer_of",
+        balancer="batchwright.algorithms.balancer:balancer_of",
         keys=("rebalance", "rebalance_steps", "least_local_batch", "most_local_batch"),
         reference="Ye et al. 2020, arXiv 2007.11831",
         reason=f"{_METHODS}.dynamic_batch:reason",

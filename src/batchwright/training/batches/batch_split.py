@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
+from batchwright.algorithms.balancer import Balancer
 from batchwright.algorithms.partition import apportion
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Tally
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
-from batchwright.training.batches.balancer import Balancer
 from batchwright.training.batches.epoch_steps import EpochSteps, Shares
 from batchwright.training.batches.sampler import Step, epoch_order, step_sizes
 from batchwright.training.checkpoints.checkpoint_manager import RunState

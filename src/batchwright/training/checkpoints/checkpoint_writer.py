@@ -51,7 +51,9 @@ class Writer:
                 return False
         every = self._job.checkpoint_steps
         by_steps = every is not None and steps - self.saved_steps >= every
-        return by_steps or time.perf_counter() - self._saved_at > self._job.checkpoint_seconds
+        return (
+            by_steps or time.perf_counter() - self._saved_at > self._job.seconds_between_checkpoints
+        )
 
     def forget(self, name: str) -> None:
         """Let go of one that waits, before a newer one is put together: memory may be short."""

@@ -1,0 +1,245 @@
+r"""Workers that are taken away: what it costs, how often to write a checkpoint, whether spot pays.
+
+With workers lost every M seconds, work takes as much longer as `algorithms.checkpointing` expects.
+A training loses K times, a Poisson number with mean T / M, and each time what was trained since the
+last checkpoint, half an interval in the mean, and the restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, inf, log, sqrt
+
+from batchwright.algorithms.checkpointing import (
+    assumed_cost,
+    daly_interval,
+    expected_seconds,
+    young_interval,
+)
+from batchwright.planning.chosen import Chosen
+from batchwright.prediction.fit import Z_975
+from batchwright.records import Alternative, Estimate, Job, NetworkFacts, Reason, Source
+from batchwright.records.text.formatting import duration, number, percent
+
+TOO_OFTEN = 100.0
+"""Times as long as without losses: a candidate that takes so long is refused."""
+
+_HOUR = 3600.0
+_DALY = "Daly 2006, Future Generation Computer Systems 22(3); Young 1974, CACM 17(9)"
+_HALVINGS = 60
+_FEW = 200.0  # losses, above which their number is taken to be normal
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What workers that are taken away cost a training.
+
+    Attributes:
+        mean: Seconds between two of them; infinite where none is.
+        cost: Seconds that a checkpoint holds up training.
+        restart: From a loss until all train again.
+        asked: Seconds between checkpoints that the job says; `None`: the best.
+        assumed: Whether nobody said what a checkpoint takes.
+    """
+
+    mean: float
+    cost: float
+    restart: float
+    asked: float | None = None
+    assumed: bool = False
+
+    @property
+    def interval(self) -> float:
+        """Seconds of training between checkpoints."""
+        if self.asked is not None or self.mean == inf:
+            return self.asked or inf
+        return float(f"{max(daly_interval(self.cost, self.mean), 1.0):.3g}")
+
+    def seconds(self, work: float) -> float:
+        """What so much work takes in the mean; at most 100 times as long."""
+        if self.mean == inf or work <= 0:
+            return work
+        return min(self._at(work, min(self.interval, work)), TOO_OFTEN * work)
+
+    def _at(self, work: float, interval: float) -> float:
+        return expected_seconds(work, interval, self.cost, self.restart, self.mean)
+
+    def endless(self, seconds: float) -> bool:
+        """Whether training that takes so long is one that does not get on."""
+        return self.mean < inf and self.seconds(seconds) >= TOO_OFTEN * seconds
+
+    def estimate(self, work: Estimate) -> Estimate:
+        """The same of an estimate."""
+        value, low, high = map(self.seconds, (work.value, work.low, work.high))
+        return Estimate(value=value, low=low, high=high)
+
+    def work(self, seconds: float) -> float:
+        """The work that takes so long."""
+        low, high = 0.0, seconds
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.seconds(middle) < seconds else (low, middle)
+        return high
+
+    def spread(self, work: float) -> tuple[float, float]:
+        """Ends of the 95 % interval of what the work takes, by how often workers are lost."""
+        if self.mean == inf:
+            return work, work
+        interval = min(self.interval, work)
+        mean = self.seconds(work)
+        each = interval / 2 + self.cost + self.restart
+        low, high = _poisson_ends(mean / self.mean)
+        times = mean / self.mean
+        return max(work, mean + (low - times) * each), mean + (high - times) * each
+
+    def reasons(self, train: Estimate) -> tuple[Reason, ...]:
+        """Lost work and checkpoints of a training that takes so long, losses included."""
+        if self.mean == inf:
+            return ()
+        work = self.work(train.value)
+        low, high = self.spread(work)
+        share = 1 - work / train.value
+        lost = Chosen(
+            f"{percent(share)} ({percent(max(1 - work / low, 0.0))} to {percent(1 - work / high)})",
+            f"Of the training's time: checkpoints, restarts of {duration(self.restart)} "
+            f"(goal.restart_seconds) and work that is done again, where a worker is taken away "
+            f"every {duration(self.mean)} in the mean. The interval is of how often that happens.",
+            "predicted",
+            _DALY,
+        )
+        return lost.reason("lost work"), self._checkpoints(work).reason("checkpoint interval")
+
+    def _checkpoints(self, work: float) -> Chosen[str]:
+        told = "assumed for one (goal.checkpoint_cost)" if self.assumed else "for one"
+        best = max(daly_interval(self.cost, self.mean), 1.0)
+        young = max(young_interval(self.cost, self.mean), 1.0)
+        why = (
+            f"Daly's for {duration(self.cost)} {told}: short enough for what is lost to be little, "
+            "long enough for checkpoints to be."
+        )
+        if self.asked is not None:
+            why = f"Asked for. Daly's would be {duration(best)}, for {duration(self.cost)} {told}."
+        others = [
+            Alternative(value=f"{words}{duration(one)}", loss=self._loss(work, one))
+            for words, one in (("Young's ", young), ("Daly's ", best), ("", 60.0))
+            if abs(log(one / self.interval)) > 0.005
+        ]
+        source: Source = "published" if self.asked is None else "asked"
+        return Chosen(duration(self.interval), why, source, _DALY, tuple(others))
+
+    def _loss(self, work: float, interval: float) -> str:
+        now, then = (self._at(work, min(one, work)) for one in (self.interval, interval))
+        if then == inf:
+            return "would never end"
+        return f"{percent(abs(then / now - 1))} {'more' if then >= now else 'less'} time"
+
+
+def losses_of(job: Job, network: NetworkFacts, preemptions: float) -> Losses:
+    """What they cost a cluster of which ``preemptions`` workers are taken away in an hour."""
+    goal = job.goal
+    asked = None if job.checkpoint_seconds == "auto" else job.checkpoint_seconds
+    return Losses(
+        mean=_HOUR / preemptions if preemptions else inf,
+        cost=assumed_cost(network) if goal.checkpoint_cost is None else goal.checkpoint_cost,
+        restart=goal.restart_seconds,
+        asked=asked,
+        assumed=goal.checkpoint_cost is None,
+    )
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way to pay for the same workers.
+
+    Attributes:
+        name: Of the cluster, such as ``4 a100-spot``.
+        hourly: Price of all its workers.
+        losses: What is lost on it.
+    """
+
+    name: str
+    hourly: float
+    losses: Losses
+
+    def cost(self, work: float) -> Estimate:
+        """Of so much work, with the interval that follows from how often workers are lost."""
+        seconds = self.losses.seconds(work), *self.losses.spread(work)
+        value, low, high = (one * self.hourly / _HOUR for one in seconds)
+        return Estimate(value=value, low=min(low, value), high=max(high, value))
+
+
+def spot_reason(chosen: Offer, other: Offer, work: float, workers: int) -> Reason:
+    """Which of two offers of the same workers is cheaper, one of them spot, and up to which rate.
+
+    Args:
+        chosen: The plan's.
+        other: The other one.
+        work: Seconds of training without losses.
+        workers: Of either.
+    """
+    spot, steady = (chosen, other) if chosen.losses.mean < inf else (other, chosen)
+    ours, theirs = spot.cost(work), steady.cost(work)
+    ends = sorted(1 - one / theirs.value for one in (ours.low, ours.value, ours.high))
+    saved = 1 - ours.value / theirs.value
+    cheaper = "spot" if saved > 0 else "on demand"
+    words = f"{cheaper}, by {percent(abs(saved))}"
+    interval = f"spot saves {percent(ends[0])} to {percent(ends[2])} of the cost"
+    limit = _break_even(spot, theirs.value, work, workers)
+    if ends[0] <= 0 <= ends[2]:
+        interval += ", so either may turn out cheaper"
+    until = (
+        f" Spot is cheaper up to {number(limit)} preemptions of a worker an hour."
+        if limit > 0
+        else " Spot is not cheaper even if no worker is taken away."
+    )
+    why = (
+        f"{spot.name} cost {number(ours.value)} ({number(ours.low)} to {number(ours.high)}), lost "
+        f"work and restarts included, {steady.name} {number(theirs.value)}: {interval}.{until}"
+    )
+    found = Chosen(
+        words,
+        why,
+        "predicted",
+        _DALY,
+        (
+            Alternative(
+                value=other.name,
+                loss=f"cost {number(other.cost(work).value)}, "
+                f"{duration(other.losses.seconds(work))} of training",
+            ),
+        ),
+    )
+    return found.reason("spot or on demand")
+
+
+def _break_even(spot: Offer, cost: float, work: float, workers: int) -> float:
+    """Preemptions of a worker in an hour at which spot costs as much."""
+    low, high = 0.0, 1000.0
+    if work * spot.hourly / _HOUR >= cost:
+        return 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        losses = Losses(
+            _HOUR / middle / workers,
+            spot.losses.cost,
+            spot.losses.restart,
+            spot.losses.asked,
+        )
+        cheap = losses.seconds(work) * spot.hourly / _HOUR < cost
+        low, high = (middle, high) if cheap else (low, middle)
+    return low
+
+
+def _poisson_ends(mean: float) -> tuple[float, float]:
+    """2.5 % and 97.5 % quantiles of a Poisson number."""
+    if mean > _FEW:
+        return mean - Z_975 * sqrt(mean), mean + Z_975 * sqrt(mean)
+    term = total = exp(-mean)
+    count, ends = 0, []
+    for share in (0.025, 0.975):
+        while total < share:
+            count += 1
+            term *= mean / count
+            total += term
+        ends.append(float(count))
+    return ends[0], ends[1]

@@ -1,0 +1,1 @@
+"""A training on clusters that nobody here has: its time and cost, simulated."""

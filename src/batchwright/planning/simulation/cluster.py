@@ -1,0 +1,423 @@
+r"""What a step takes on each worker of a cluster that is not there, as far as measurements tell.
+
+The plan's own workers are repeated, in proportion, over as many as there are to be. With G bytes
+of gradients, n workers in hosts of g, latency :math:`\alpha` and bandwidth :math:`\beta`, the ring
+all-reduce is `prediction.collective.exchange_seconds`, a tree takes
+
+.. math:: t_{tree} = 2 \left( \alpha \lceil \log_2 n \rceil + \frac G \beta \right)
+
+(double binary trees, Sanders, Speck and Träff 2009), and with hosts the sum inside each comes on
+top: :math:`t_{ring}(g) + t(n / g)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, log, log2, sqrt
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from batchwright.algorithms.batch_size import steps_per_epoch
+from batchwright.algorithms.checkpointing import assumed_cost
+from batchwright.algorithms.partition import apportion
+from batchwright.algorithms.simulated_clock import StepTime, step_times
+from batchwright.errors import PlanError
+from batchwright.planning.candidates.worker_types import WorkerType, worker_types_of
+from batchwright.planning.merging import kind_of
+from batchwright.prediction.collective import exchange_seconds, fit_collectives
+from batchwright.prediction.drift import (
+    ASSUMED_DRIFT,
+    QUARTILES_PER_DEVIATION,
+    SHARED_DRIFT,
+)
+from batchwright.prediction.fit import Z_975
+from batchwright.prediction.overlap import NO_OVERLAP, combine
+from batchwright.records import (
+    VIRTUAL_BANDWIDTH,
+    VIRTUAL_LATENCY,
+    Estimate,
+    Link,
+    Plan,
+    Profile,
+    Stage,
+)
+from batchwright.records.clusters.simulation import Scenario
+from batchwright.records.text.formatting import counted
+
+Floats = npt.NDArray[np.float64]
+
+_BYTES = 4  # of a weight
+_DRAWS = 512  # of the slowest worker's step
+
+
+def tree_seconds(size: float, workers: int, link: Link) -> float:
+    """Seconds to sum ``size`` bytes by double binary trees over a stated link; see above."""
+    if workers == 1:
+        return 0.0
+    assert link.latency is not None  # noqa: S101 - stated
+    assert link.bandwidth is not None  # noqa: S101
+    return 2 * (link.latency * ceil(log2(workers)) + size / link.bandwidth)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the plan on so many workers; arrays are in rank order.
+
+    Attributes:
+        epochs: Its length.
+        steps: Of an epoch.
+        whole: The same, a smaller one at its end counted by what it takes.
+        batches: Local batches.
+        sample_seconds: Computing of a sample on each worker at the plan's speed.
+        step_seconds: Fixed seconds of a step on each, likewise.
+        fixed_samples: Fixed cost of a step, as so many samples' worth; 0: unknown.
+        samples_per_round: Between two exchanges with a server; empty without.
+        exchange: Seconds of a step that exchanging adds to the slowest worker's computing; with a
+            server 0.
+        level: Standard deviation of all times together, as a share: how well they are known.
+    """
+
+    epochs: int
+    steps: int
+    whole: float
+    batches: npt.NDArray[np.int64]
+    sample_seconds: Floats
+    step_seconds: Floats
+    fixed_samples: float
+    samples_per_round: npt.NDArray[np.int64]
+    exchange: float
+    level: float
+
+
+class ImaginedCluster:
+    """So many workers, as a scenario has them, training by a plan.
+
+    Args:
+        plan: What they train.
+        scenario: What they are like.
+        workers: How many there are.
+        profiles: What was measured; empty: only what the plan tells.
+
+    Raises:
+        PlanError: There are fewer samples than workers, or the profiles are others.
+    """
+
+    def __init__(
+        self, plan: Plan, scenario: Scenario, workers: int, profiles: Sequence[Profile] = ()
+    ) -> None:
+        self.plan, self.scenario, self.workers = plan, scenario, workers
+        self.notes: dict[str, None] = {}
+        self._profiles = profiles
+        # Each worker is like one of the plan's, and so are as many as there are in proportion.
+        self.like = np.arange(workers, dtype=np.int64) * plan.workers // workers
+        self.relative = np.ones(workers)
+        if scenario.speeds:
+            self.relative = np.resize(np.array(scenario.speeds, dtype=float), workers)
+
+    # ------------------------------------------------------------------------------------- speeds
+
+    @cached_property
+    def _kinds(self) -> Mapping[str, WorkerType]:
+        if not self._profiles:
+            return {}
+        profile = self._profiles[0]
+        if (profile.network, profile.data.name) != (self.plan.network, self.plan.data.name):
+            raise PlanError(
+                f"the profile is of {profile.network.name} on {profile.data.name}, the plan of "
+                f"{self.plan.network.name} on {self.plan.data.name}: give the profile that the "
+                "plan was made from"
+            )
+        by_kind: dict[str, Profile] = {}
+        for one in self._profiles:
+            by_kind.setdefault(kind_of(one), one)
+        return {kind.name: kind for kind in worker_types_of(list(by_kind.values()), self.plan.job)}
+
+    def _kind(self, rank: int) -> WorkerType:
+        """The kind of a worker of the plan."""
+        name = self._kind_names[rank]
+        if not name:
+            return next(iter(self._kinds.values()))
+        if name not in self._kinds:
+            raise PlanError(
+                f"the plan has workers of kind {name!r}, the profiles only of "
+                f"{', '.join(map(repr, self._kinds))}: give the profiles that it was made from"
+            )
+        return self._kinds[name]
+
+    @cached_property
+    def step_spread(self) -> float:
+        """Standard deviation of one worker's steps, as a share."""
+        if self.scenario.step_spread is not None:
+            return self.scenario.step_spread
+        points = [point for kind in self._kinds.values() for point in kind.profile.steps]
+        if not points:
+            self.notes[f"steps of a worker scatter by {ASSUMED_DRIFT:.0%} (no --profile)"] = None
+            return ASSUMED_DRIFT
+        return median(
+            log(max(one.step_high / one.step_low, 1.0)) / QUARTILES_PER_DEVIATION for one in points
+        )
+
+    @cached_property
+    def speed_spread(self) -> float:
+        """Standard deviation of workers' speeds within a kind, as a share."""
+        if self.scenario.speed_spread is not None:
+            return self.scenario.speed_spread
+        if not self._kinds:
+            words = f"speeds of workers differ by {ASSUMED_DRIFT:.0%} (no --profile)"
+            self.notes[words] = None
+            return ASSUMED_DRIFT
+        drift = max(kind.times.drift for kind in self._kinds.values())
+        return drift * sqrt(1 - SHARED_DRIFT)  # the rest is common to all
+
+    # --------------------------------------------------------------------------------------- rows
+
+    def rows(self) -> list[Row]:
+        """The plan's rows on these workers."""
+        stated = None if self._kinds else self._stated_times()
+        rows = []
+        for at, stage in enumerate(self.plan.stages):
+            batches = self._batches(stage)
+            rounds = self._samples_per_round(stage)
+            samples = self.scenario.samples or self.plan.data.train_samples
+            if self.plan.server is None and samples < self.workers:
+                raise PlanError(
+                    f"workers={self.workers}: an epoch of {samples:,} images leaves some without "
+                    "any: give fewer workers, or samples=..., the images of a larger data set"
+                )
+            if stated is not None:
+                ends = stage.predicted_epoch_seconds
+                level = _deviation(ends) if ends is not None else 0.0
+                line = {rank: tuple(stated[at]) for rank in range(self.plan.workers)}
+            else:
+                line, level = self._measured_lines(stage, batches)
+            slopes = np.array([line[rank][0] for rank in range(self.plan.workers)])
+            fixed = np.array([line[rank][1] for rank in range(self.plan.workers)])
+            batch = int(batches.sum())
+            steps, last = steps_per_epoch(samples, min(batch, samples), self.workers)
+            usual = slopes[self.like] * batches + fixed[self.like]
+            ending = slopes[self.like] * batches * last / batch + fixed[self.like]
+            exchange = 0.0 if self.plan.server else self._exchange_seconds(stage, batches, line)
+            rows.append(
+                Row(
+                    epochs=stage.epochs,
+                    steps=steps,
+                    whole=steps - 1 + float(ending.max() / usual.max()),
+                    batches=batches,
+                    sample_seconds=slopes[self.like],
+                    step_seconds=fixed[self.like],
+                    fixed_samples=stage.fixed_samples,
+                    samples_per_round=rounds,
+                    exchange=exchange,
+                    level=level,
+                )
+            )
+        return rows if self.scenario.epochs is None else _lengthened(rows, self.scenario.epochs)
+
+    def _stated_times(self) -> tuple[StepTime, ...]:
+        try:
+            return step_times(self.plan)
+        except PlanError:
+            raise PlanError(
+                "the plan does not say how long its steps take: give what it was made from with "
+                "--profile"
+            ) from None
+
+    def _batches(self, stage: Stage) -> npt.NDArray[np.int64]:
+        own = np.array(stage.local_batch_sizes, dtype=np.int64)[self.like]
+        wanted = self.scenario.global_batch
+        if wanted is None:
+            return own
+        if wanted < self.workers:
+            raise PlanError(
+                f"global_batch={wanted} leaves some of {counted(self.workers, 'worker')} without a "
+                f"sample: give {self.workers} or more, or leave it out, and each keeps its own"
+            )
+        return np.array(apportion(own.tolist(), wanted, least=1), dtype=np.int64)
+
+    def _samples_per_round(self, stage: Stage) -> npt.NDArray[np.int64]:
+        """An epoch's images, as the plan divides them between its workers."""
+        if not stage.samples_per_round:
+            return np.zeros(0, dtype=np.int64)
+        samples = self.scenario.samples or self.plan.data.train_samples
+        own = np.array(stage.samples_per_round, dtype=np.int64)[self.like]
+        if samples < self.workers:
+            raise PlanError(
+                f"workers={self.workers}: an epoch of {samples:,} images leaves some without any: "
+                "give fewer workers, or samples=..., the images of a larger data set"
+            )
+        return np.array(apportion(own.tolist(), samples, least=1), dtype=np.int64)
+
+    def _measured_lines(
+        self, stage: Stage, batches: npt.NDArray[np.int64]
+    ) -> tuple[dict[int, tuple[float, ...]], float]:
+        """By worker of the plan, seconds of a sample and fixed ones; how well they are known."""
+        lines: dict[int, tuple[float, ...]] = {}
+        levels = [0.0]
+        known: dict[tuple[str, int], tuple[float, ...]] = {}
+        first = {int(rank): int(batches[at]) for at, rank in reversed([*enumerate(self.like)])}
+        for rank in range(self.plan.workers):
+            kind, local = self._kind(rank), first.get(rank, stage.local_batch_sizes[rank])
+            if (kind.name, local) not in known:
+                together = min(self.workers, kind.measured[-1])
+                half = max(local // 2, 1) if local > 1 else 2
+                few, many = (
+                    kind.times.computing(
+                        together, stage.resolution, kind.parts(together, stage.resolution, size)
+                    )
+                    for size in (half, local)
+                )
+                slope = (many - few) / (local - half)
+                fixed = many - slope * local
+                if fixed < 0 or slope < 0:
+                    slope, fixed = (many / local, 0.0) if fixed < 0 else (0.0, many)
+                known[kind.name, local] = slope, fixed
+                parts = kind.parts(together, stage.resolution, local)
+                levels.append(_deviation(kind.times.predict(together, stage.resolution, parts)))
+            lines[rank] = known[kind.name, local]
+        return lines, max(levels)
+
+    # ----------------------------------------------------------------------------------- exchange
+
+    @cached_property
+    def link(self) -> Link:
+        """Between hosts."""
+        asked, planned = self.scenario, self.plan.job.link
+        latency = asked.latency if asked.latency is not None else planned.latency
+        bandwidth = asked.bandwidth if asked.bandwidth is not None else planned.bandwidth
+        if latency is None or bandwidth is None:
+            self.notes[
+                f"links between hosts: {1e3 * VIRTUAL_LATENCY:g} ms and "
+                f"{VIRTUAL_BANDWIDTH / 1e6:g} MB/s (give latency= and bandwidth=)"
+            ] = None
+        return Link(
+            latency=VIRTUAL_LATENCY if latency is None else latency,
+            bandwidth=VIRTUAL_BANDWIDTH if bandwidth is None else bandwidth,
+        )
+
+    def all_reduce_seconds(self, size: int) -> float:
+        """Seconds of summing ``size`` bytes over all workers, inside hosts first; see above."""
+        inside = min(self.scenario.workers_per_host, self.workers)
+        hosts = -(-self.workers // inside)
+        seconds = 0.0
+        if inside > 1:
+            link = self.link
+            if self.scenario.host_latency is not None:
+                link = Link(
+                    latency=self.scenario.host_latency, bandwidth=self.scenario.host_bandwidth
+                )
+            seconds = exchange_seconds(size, inside, link)
+        if hosts > 1 and self.scenario.exchange == "tree":
+            return seconds + tree_seconds(size, hosts, self.link)
+        return seconds + exchange_seconds(size, hosts, self.link)
+
+    def _exchange_seconds(
+        self,
+        stage: Stage,
+        batches: npt.NDArray[np.int64],
+        lines: Mapping[int, Sequence[float]],
+    ) -> float:
+        """What exchanging adds to the slowest worker's step."""
+        if self.workers == 1:
+            return 0.0
+        stated = self.scenario.latency is not None or self.scenario.workers_per_host > 1
+        kind = self._kind(0) if self._kinds else None
+        if kind is None and self.workers == self.plan.workers and not stated:
+            return 0.0  # it is in the predicted epochs, which the lines are made of
+        size = self.plan.network.trained_bytes
+        computing = max(
+            float(lines[int(rank)][0] * local + lines[int(rank)][1])
+            for rank, local in zip(self.like, batches, strict=True)
+        )
+        if kind is not None and not stated and self.workers <= kind.measured[-1]:
+            local = int(batches[0])
+            parts = kind.parts(self.workers, stage.resolution, local)
+            whole = kind.times.seconds(self.workers, stage.resolution, parts)
+            alone = kind.times.computing(self.workers, stage.resolution, parts)
+            # The wait for the slowest is in what was measured, and is simulated besides.
+            return max(whole - alone * self._slowest_of_few(), 0.0)
+        if kind is not None and not stated and self.plan.job.link.latency is None:
+            model = fit_collectives(kind.profile.collectives)
+            if not model.assumed(self.workers):
+                return model.seconds(size, self.workers)
+        exchange = self.all_reduce_seconds(size)
+        overlap = (kind.times.overlap if kind is not None else None) or NO_OVERLAP
+        return combine(computing, exchange, overlap) - computing
+
+    def _slowest_of_few(self) -> float:
+        """Mean time of the slowest of the workers over that of one."""
+        draws = np.random.default_rng(0).standard_normal((_DRAWS, self.workers))
+        return float(np.exp(self.step_spread * draws).max(axis=1).mean())
+
+    # ---------------------------------------------------------------------------- all other times
+
+    @property
+    def model_seconds(self) -> float:
+        """Seconds that the model takes over a server's link."""
+        assert self.link.bandwidth is not None  # noqa: S101 - never without
+        return _BYTES * self.plan.network.parameters / self.link.bandwidth
+
+    @cached_property
+    def evaluation_seconds(self) -> float:
+        """Seconds of one evaluation, its images dealt out evenly."""
+        images = self.plan.data.val_samples
+        if self._kinds:
+            kind = self._kind(0)
+            return -(-images // self.workers) * kind.evaluation_seconds / float(self.relative.min())
+        chosen = self.plan.chosen
+        if chosen is None or chosen.train_seconds is None:
+            return 0.0
+        evaluations = ceil(self.plan.epochs / self.plan.job.evaluate_epochs)
+        spent = chosen.train_seconds.value - self.plan.epochs * chosen.epoch_seconds.value
+        return max(spent, 0.0) / evaluations * self.plan.workers / self.workers
+
+    @cached_property
+    def checkpoint_cost(self) -> float:
+        """Seconds that a checkpoint holds up training."""
+        if self.scenario.checkpoint_cost is not None:
+            return self.scenario.checkpoint_cost
+        seconds = assumed_cost(self.plan.network)
+        self.notes[f"a checkpoint holds up training for {seconds:.2g} s (checkpoint_cost=)"] = None
+        return seconds
+
+    @property
+    def _kind_names(self) -> list[str]:
+        """Of the plan's workers, in rank order; empty names where it names none."""
+        names = [one.kind for one in self.plan.kinds for _ in range(one.count)]
+        return names or [""] * self.plan.workers
+
+    @property
+    def preemptions_per_hour(self) -> float:
+        """How often one worker is taken away, in the mean."""
+        if self.scenario.preemptions_per_hour is not None:
+            return self.scenario.preemptions_per_hour
+        goal = self.plan.job.goal
+        found = np.array([goal.preemptions_of(name) for name in self._kind_names])
+        return float(found[self.like].mean())
+
+    @cached_property
+    def hourly(self) -> float | None:
+        """Price of all workers for an hour, spare ones included; `None`: not known."""
+        asked, goal = self.scenario.price, self.plan.job.goal
+        if asked is not None:
+            return asked * (self.workers + self.scenario.spares)
+        prices = {one.kind: one.price for one in goal.kinds}
+        found = [prices.get(name) or goal.price for name in self._kind_names]
+        if any(price is None for price in found):
+            return None
+        total = float(np.array(found, dtype=float)[self.like].sum())
+        return total * (1 + self.scenario.spares / self.workers)
+
+
+def _deviation(estimate: Estimate) -> float:
+    """Standard deviation of an estimate's logarithm, by its interval."""
+    return log(estimate.high / estimate.low) / (2 * Z_975)
+
+
+def _lengthened(rows: Sequence[Row], epochs: int) -> list[Row]:
+    """The rows in proportion, with so many epochs in all; one that gets none is left out."""
+    shares = apportion([row.epochs for row in rows], epochs)
+    return [replace(row, epochs=share) for row, share in zip(rows, shares, strict=True) if share]

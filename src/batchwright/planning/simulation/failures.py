@@ -1,0 +1,193 @@
+"""Failures, preemptions, checkpoints and restarts: what becomes of some work on a cluster.
+
+Everything between two failures is known beforehand, so time goes from failure to failure: the cost
+is in proportion to their number, whatever the length of the work or the number of workers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+import numpy as np
+
+from batchwright.algorithms.checkpointing import daly_interval, expected_seconds
+from batchwright.errors import PlanError
+from batchwright.records.clusters.simulation import Part, Span
+from batchwright.records.text.formatting import counted, duration
+
+MOST_SPANS = 400
+_MOST_TIMES_WORK, _MOST_FAILURES = 100.0, 1_000_000
+
+
+@dataclass(frozen=True)
+class Hazards:
+    """What befalls a training, and what is done about it.
+
+    Attributes:
+        workers: That train.
+        failures: Of one worker in a second, mean.
+        preemptions: Of one worker in a second, mean.
+        notice: Seconds before a worker is taken away.
+        interval: Seconds of work between two checkpoints.
+        cost: Seconds that a checkpoint holds up work.
+        restart: Seconds from a failure until work goes on from the last checkpoint.
+        replacement: Seconds until a lost worker is replaced.
+        spares: Workers that can take a place meanwhile.
+    """
+
+    workers: int
+    failures: float = 0.0
+    preemptions: float = 0.0
+    notice: float = 0.0
+    interval: float = inf
+    cost: float = 0.0
+    restart: float = 0.0
+    replacement: float = 0.0
+    spares: int = 0
+
+    @property
+    def mean_seconds(self) -> float:
+        """Between two losses of any worker; infinite where none is lost."""
+        rate = self.workers * (self.failures + self.preemptions)
+        return 1 / rate if rate else inf
+
+    def takes(self, generator: np.random.Generator) -> bool:
+        """Whether a worker that is lost was taken away rather than failed."""
+        return generator.random() * (self.failures + self.preemptions) >= self.failures
+
+    def check(self, work: float) -> None:
+        """Refuse what never ends, or as good as never.
+
+        Raises:
+            PlanError: The work takes more than 100 times as long as without failures.
+        """
+        mean = self.mean_seconds
+        if mean == inf:
+            return
+        interval = min(self.interval, max(work, 1e-9))
+        takes = expected_seconds(work, interval, self.cost, self.restart, mean)
+        if takes <= _MOST_TIMES_WORK * work and takes / mean <= _MOST_FAILURES:
+            return
+        best = daly_interval(self.cost, mean)
+        shorter = (
+            f"checkpoint_seconds={best:.3g}, "
+            if expected_seconds(work, best, self.cost, self.restart, mean)
+            <= _MOST_TIMES_WORK * work
+            else ""
+        )
+        raise PlanError(
+            f"with {counted(self.workers, 'worker')} one is lost every {duration(mean)}, and "
+            f"{duration(interval)} of training between checkpoints with {duration(self.restart)} "
+            "for a restart leave no time to get on: this training would as good as never end; try "
+            f"{shorter}fewer workers, a shorter restart_seconds, or workers that are lost less "
+            "often"
+        )
+
+
+@dataclass
+class Course:
+    """What became of some work, in seconds."""
+
+    seconds: float = 0.0
+    done: float = 0.0
+    checkpoints: float = 0.0
+    lost: float = 0.0
+    restarts: float = 0.0
+    waiting: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    spans: list[Span] | None = None
+
+    def book(self, part: Part, seconds: float) -> None:
+        """Time goes on by so much; told where spans are kept."""
+        start, self.seconds = self.seconds, self.seconds + seconds
+        if self.spans is not None and seconds > 0 and len(self.spans) <= MOST_SPANS:
+            self.spans.append(Span(part=part, start=start, end=self.seconds))
+
+
+def run_through(
+    work: float,
+    hazards: Hazards,
+    generator: np.random.Generator,
+    *,
+    until: float = inf,
+    told: bool = False,
+) -> Course:
+    """Do some work while workers are lost.
+
+    Args:
+        work: Seconds of training and evaluation without anything in between.
+        hazards: What befalls it; `Hazards.check` refuses those with which it never ends.
+        generator: Of the moments at which workers are lost.
+        until: Seconds after which the cluster is gone, and nothing counts any more.
+        told: Whether to keep what happened when.
+    """
+    course = Course(spans=[] if told else None)
+    mean, interval = hazards.mean_seconds, min(hazards.interval, max(work, 1e-9))
+    cycle = interval + hazards.cost
+    away: list[float] = []
+    while True:
+        left = work - course.done
+        checkpoints = max(ceil(left / interval - 1e-9) - 1, 0)
+        needed = left + checkpoints * hazards.cost
+        gap = generator.exponential(mean) if mean < inf else inf
+        ran = min(gap, needed, until - course.seconds)
+        if ran == needed:
+            whole, rest = checkpoints, left - checkpoints * interval if checkpoints else left
+        else:
+            whole = int(ran // cycle)
+            rest = ran - whole * cycle
+        for _ in range(whole if told else min(whole, 1)):
+            times = 1 if told else whole
+            course.book("training", times * interval)
+            course.book("checkpoint", times * hazards.cost)
+        course.checkpoints += whole * hazards.cost
+        course.done += whole * interval if whole else 0.0
+        if ran == needed or ran < gap:  # the work has ended, or the time is up
+            course.book("training", rest)
+            course.done = min(course.done + rest, work)
+            return course
+        taken = hazards.takes(generator)
+        course.counts["preemptions" if taken else "failures"] += 1
+        if taken and hazards.notice >= hazards.cost:
+            saved = min(rest, interval)
+            course.book("training", saved)
+            course.book("checkpoint", rest - saved)
+            course.done += saved
+            course.checkpoints += rest - saved
+        else:
+            course.book("lost work", rest)
+            course.lost += rest
+        _come_back(course, hazards, away, generator, until)
+        if course.seconds >= until:
+            return course
+
+
+def _come_back(
+    course: Course,
+    hazards: Hazards,
+    away: list[float],
+    generator: np.random.Generator,
+    until: float,
+) -> None:
+    """Wait for a worker where no spare one is left, and start again, which may fail as well."""
+    while True:
+        heapq.heappush(away, course.seconds + hazards.replacement)
+        while away and away[0] <= course.seconds:
+            heapq.heappop(away)
+        if len(away) > hazards.spares:
+            back = sorted(away)[len(away) - hazards.spares - 1]
+            wait = min(back, until) - course.seconds
+            course.book("waiting for a worker", wait)
+            course.waiting += wait
+        mean = hazards.mean_seconds
+        gap = float(generator.exponential(mean))
+        ran = max(min(hazards.restart, gap, until - course.seconds), 0.0)
+        course.book("restart", ran)
+        course.restarts += ran
+        if gap >= hazards.restart or course.seconds >= until:
+            return
+        taken = hazards.takes(generator)
+        course.counts["preemptions" if taken else "failures"] += 1

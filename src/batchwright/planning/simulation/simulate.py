@@ -1,0 +1,379 @@
+"""A training on clusters that nobody here has: its time, its cost, and where the time goes.
+
+First some steps (or rounds with a server) are simulated one by one, for all workers at once; from
+them follows the work of the whole training. Then the work is done from checkpoint to checkpoint
+while workers are lost. Each repeat draws its own numbers; the same numbers go into each value that
+is searched, so that values differ by what they do and not by luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, sqrt
+from pkgutil import resolve_name
+from statistics import fmean, stdev
+
+import numpy as np
+
+from batchwright.algorithms.balancer import Balancer
+from batchwright.errors import PlanError
+from batchwright.planning.simulation.cluster import Floats, ImaginedCluster, Row
+from batchwright.planning.simulation.failures import MOST_SPANS, Course, Hazards, run_through
+from batchwright.planning.simulation.rounds import round_draws, simulate_rounds
+from batchwright.planning.simulation.steps import (
+    StepSeries,
+    Stragglers,
+    lognormal,
+    simulate_steps,
+    worker_speeds,
+)
+from batchwright.planning.validation import least_local
+from batchwright.prediction.fit import student_t_975
+from batchwright.records import Estimate, Plan, Profile
+from batchwright.records.clusters.simulation import (
+    Scenario,
+    Search,
+    SimulatedCluster,
+    Simulation,
+    Timeline,
+    TimeShares,
+    Tried,
+    WorkerSteps,
+)
+
+_HOUR = 3600.0
+_MOST_EVENTS = 200_000  # of a row with a server, in a repeat
+_FEWEST_ROUNDS = 3
+_SPEEDS, _STEPS, _LOSSES = range(3)  # streams of random numbers of a repeat
+
+
+def simulate(
+    plan: Plan,
+    scenario: Scenario,
+    profiles: Sequence[Profile] = (),
+    searched: Mapping[str, Sequence[Scenario]] | None = None,
+) -> Simulation:
+    """Simulate a plan's training on each number of workers.
+
+    Args:
+        plan: What is trained.
+        scenario: What the clusters are like.
+        profiles: What the plan was made from: step times, how they scatter, exchanges.
+        searched: By key, the scenario with each of its values in turn.
+
+    Raises:
+        PlanError: Too few samples, a training that never ends, or profiles of something else.
+    """
+    asked = scenario.workers or (plan.workers,)
+    found = [_Clusters(plan, scenario, workers, profiles) for workers in asked]
+    told = [one.told() for one in found]
+    searches = [
+        _search(plan, key, values, workers, profiles)
+        for key, values in (searched or {}).items()
+        for workers in asked
+    ]
+    return Simulation(
+        network=plan.network.name,
+        data=plan.data.name,
+        method=plan.method,
+        scenario=scenario,
+        clusters=tuple(told),
+        searches=tuple(searches),
+        timeline=found[0].timeline(),
+        notes=tuple(dict.fromkeys(note for one in found for note in one.notes)),
+    )
+
+
+@dataclass
+class _Repeat:
+    """One training; seconds."""
+
+    computing: float = 0.0
+    stragglers: float = 0.0
+    exchange: float = 0.0
+    evaluation: float = 0.0
+    step_seconds: float = 0.0
+    changes: int = 0
+    course: Course = field(default_factory=Course)
+    series: StepSeries | None = None
+
+    @property
+    def work(self) -> float:
+        return self.computing + self.stragglers + self.exchange + self.evaluation
+
+
+class _Clusters:
+    """One number of workers: all its repeats.
+
+    Args:
+        plan: What is trained.
+        scenario: What the cluster is like.
+        workers: How many.
+        profiles: What was measured.
+    """
+
+    def __init__(
+        self, plan: Plan, scenario: Scenario, workers: int, profiles: Sequence[Profile]
+    ) -> None:
+        self._plan, self._scenario = plan, scenario
+        self._cluster = cluster = ImaginedCluster(plan, scenario, workers, profiles)
+        self._rows = cluster.rows()
+        self._balances = bool(plan.method_spec.balancer) and workers > 1
+        if scenario.rebalance_steps is not None and not plan.method_spec.balancer:
+            raise PlanError(
+                f"rebalance_steps={scenario.rebalance_steps}: with method={plan.method} shares "
+                "stay as planned; plan again with method=dynamic-batch"
+            )
+        every = scenario.rebalance_steps
+        self._job = plan.job.model_copy(update={} if every is None else {"rebalance_steps": every})
+        self._stragglers = None
+        if scenario.straggler_share and scenario.straggler_slowdown > 1:
+            self._stragglers = Stragglers(
+                scenario.straggler_share, scenario.straggler_slowdown, scenario.straggler_seconds
+            )
+        self._hazards = Hazards(
+            workers=workers,
+            failures=1 / scenario.mtbf_hours / _HOUR if scenario.mtbf_hours else 0.0,
+            preemptions=cluster.preemptions_per_hour / _HOUR,
+            notice=scenario.notice_seconds,
+            interval=scenario.checkpoint_seconds or plan.job.seconds_between_checkpoints,
+            cost=cluster.checkpoint_cost,
+            restart=scenario.restart_seconds,
+            replacement=scenario.replacement_seconds,
+            spares=scenario.spares,
+        )
+        self.repeats = [self._repeat(number) for number in range(scenario.repeats)]
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was assumed, in words."""
+        return list(self._cluster.notes)
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of each repeat."""
+        return [one.course.seconds for one in self.repeats]
+
+    @property
+    def values(self) -> list[float]:
+        """What is to be small: cost of each repeat, or seconds without a price."""
+        hourly = self._cluster.hourly
+        return [one if hourly is None else hourly * one / _HOUR for one in self.seconds]
+
+    def told(self) -> SimulatedCluster:
+        """What they came to."""
+        first, hazards, repeats = self._rows[0], self._hazards, self.repeats
+        priced = self._cluster.hourly is not None
+        return SimulatedCluster(
+            workers=self._cluster.workers,
+            spares=hazards.spares,
+            global_batch_size=int(first.batches.sum()),
+            steps_per_epoch=first.steps,
+            rebalance_steps=self._job.rebalance_steps if self._balances else None,
+            checkpoint_seconds=hazards.interval,
+            checkpoint_cost=hazards.cost,
+            step_seconds=estimate_of([one.step_seconds for one in repeats]),
+            seconds=estimate_of(self.seconds),
+            cost=estimate_of(self.values) if priced else None,
+            done=estimate_of([one.course.done / one.work for one in repeats]),
+            failures=fmean(one.course.counts["failures"] for one in repeats),
+            preemptions=fmean(one.course.counts["preemptions"] for one in repeats),
+            rebalancings=fmean(one.changes for one in repeats),
+            shares=self._shares(),
+        )
+
+    def _shares(self) -> TimeShares:
+        found = {
+            name: fmean(
+                getattr(one, name) / one.work * one.course.done / one.course.seconds
+                for one in self.repeats
+            )
+            for name in ("computing", "stragglers", "exchange", "evaluation")
+        }
+        parts = {
+            "checkpoints": "checkpoints",
+            "lost_work": "lost",
+            "restarts": "restarts",
+            "waiting": "waiting",
+        }
+        found |= {
+            name: fmean(getattr(one.course, part) / one.course.seconds for one in self.repeats)
+            for name, part in parts.items()
+        }
+        return TimeShares(**found)
+
+    def timeline(self) -> Timeline:
+        """The first repeat."""
+        first = self.repeats[0]
+        spans = first.course.spans or []
+        return Timeline(
+            workers=self._cluster.workers,
+            spans=tuple(spans[:MOST_SPANS]),
+            cut=len(spans) > MOST_SPANS,
+            steps=_worker_steps(first.series) if first.series is not None else (),
+        )
+
+    # -------------------------------------------------------------------------------- one repeat
+
+    def _generator(self, repeat: int, *stream: int) -> np.random.Generator:
+        return np.random.default_rng([self._scenario.seed, repeat, *stream])
+
+    def _repeat(self, number: int) -> _Repeat:
+        cluster, scenario = self._cluster, self._scenario
+        drawn = self._generator(number, _SPEEDS)
+        level = drawn.standard_normal()
+        speeds = worker_speeds(cluster.relative, cluster.speed_spread, drawn)
+        found = _Repeat()
+        for at, row in enumerate(self._rows):
+            generator = self._generator(number, _STEPS, at)
+            known = float(np.exp(row.level * level))
+            if self._plan.server is None:
+                parts = self._of_steps(row, speeds, generator, found)
+            else:
+                parts = self._of_rounds(row, speeds, generator)
+            if at == 0:
+                steps = row.epochs * row.steps
+                found.step_seconds = known * sum(parts) / steps
+            found.computing += known * parts[0]
+            found.stragglers += known * parts[1]
+            found.exchange += known * parts[2]
+        epochs = sum(row.epochs for row in self._rows)
+        evaluations = -(-epochs // self._plan.job.evaluate_epochs)
+        found.evaluation = evaluations * cluster.evaluation_seconds
+        if number == 0:  # the others are alike
+            self._hazards.check(found.work)
+        found.course = run_through(
+            found.work,
+            self._hazards,
+            self._generator(number, _LOSSES),
+            until=scenario.hours * _HOUR if scenario.hours else inf,
+            told=number == 0,
+        )
+        return found
+
+    def _of_steps(
+        self, row: Row, speeds: Floats, generator: np.random.Generator, found: _Repeat
+    ) -> tuple[float, float, float]:
+        total = row.epochs * row.steps
+        series = simulate_steps(
+            row,
+            speeds,
+            min(total, self._scenario.steps),
+            generator,
+            scatter=lognormal(self._cluster.step_spread),
+            stragglers=self._stragglers,
+            balancer=self._balancer(row) if self._balances else None,
+        )
+        found.changes += series.changes
+        found.series = found.series or series
+        return series.totals(total, row.epochs * row.whole)
+
+    def _balancer(self, row: Row) -> Balancer:
+        made: Balancer = resolve_name(self._plan.method_spec.balancer)(
+            self._job,
+            [str(rank) for rank in range(self._cluster.workers)],
+            least=least_local(self._plan.network),
+            speeds={},
+            fixed_samples=row.fixed_samples,
+        )
+        return made
+
+    def _of_rounds(
+        self, row: Row, speeds: Floats, generator: np.random.Generator
+    ) -> tuple[float, float, float]:
+        server, workers = self._plan.server, self._cluster.workers
+        assert server is not None  # noqa: S101 - its caller has looked
+        each = 1  # exchanges of an epoch
+        if server.exchange_steps is not None:
+            steps = row.samples_per_round / (row.batches * server.exchange_steps)
+            each = max(1, round(float(steps.mean())))
+        total = row.epochs * each
+        count = min(total, self._scenario.steps, max(_FEWEST_ROUNDS, _MOST_EVENTS // workers))
+        service, link = self._cluster.model_seconds, self._cluster.link
+        rounds = simulate_rounds(
+            workers,
+            count,
+            round_draws(
+                row,
+                speeds,
+                generator,
+                samples=np.maximum(row.samples_per_round // each, 1),
+                spread=self._cluster.step_spread,
+                stragglers=self._stragglers,
+            ),
+            transfer=(link.latency or 0.0) + service,
+            service=service,
+            ahead={"asp": inf, "bsp": 0}.get(server.consistency, float(server.staleness or 0)),
+        )
+        times = total / count
+        computing, exchange = rounds.computing.mean(), rounds.exchange.mean()
+        others = rounds.seconds - computing - exchange  # waiting, and ending before the last one
+        return float(computing) * times, float(others) * times, float(exchange) * times
+
+
+def _worker_steps(series: StepSeries) -> tuple[WorkerSteps, ...]:
+    """First steps of the fastest, the median and the slowest worker."""
+    order = np.argsort(series.told.sum(axis=0), kind="stable")
+    ranks = dict.fromkeys(int(order[at]) for at in (0, len(order) // 2, -1))
+    slowest = series.told.max(axis=1)
+    starts = np.concatenate([[0.0], np.cumsum(slowest + series.exchange)[:-1]])
+    return tuple(
+        WorkerSteps(
+            worker=rank,
+            starts=tuple(starts.tolist()),
+            computing=tuple(series.told[:, rank].tolist()),
+            slowest=tuple(slowest.tolist()),
+            exchange=series.exchange,
+        )
+        for rank in ranks
+    )
+
+
+def estimate_of(values: Sequence[float]) -> Estimate:
+    """Mean of some repeats, and the interval that holds 95 of 100 of them."""
+    low, high = np.quantile(np.array(values, dtype=float), [0.025, 0.975]).tolist()
+    mean = fmean(values)
+    return Estimate(value=mean, low=min(low, mean), high=max(high, mean))
+
+
+def _search(
+    plan: Plan,
+    key: str,
+    scenarios: Sequence[Scenario],
+    workers: int,
+    profiles: Sequence[Profile],
+) -> Search:
+    """Each value of a key on the same random numbers."""
+    found = [_Clusters(plan, one, workers, profiles) for one in scenarios]
+    if any(one.told().done.low < 1 for one in found):
+        raise PlanError(
+            f"--search {key}: not every training ends within the hours that the cluster is there, "
+            "so their times cannot be compared: leave out hours="
+        )
+    best = min(found, key=lambda one: fmean(one.values))
+    tried = []
+    for scenario, one in zip(scenarios, found, strict=True):
+        told = one.told()
+        apart = [a - b for a, b in zip(one.values, best.values, strict=True)]
+        mean, half = fmean(apart), 0.0
+        if len(apart) > 1:
+            half = student_t_975(len(apart) - 1) * stdev(apart) / sqrt(len(apart))
+        tried.append(
+            Tried(
+                value=float(getattr(scenario, key)),
+                seconds=told.seconds,
+                cost=told.cost,
+                over_best=Estimate(value=mean, low=mean - half, high=mean + half),
+            )
+        )
+    best_value = tried[found.index(best)].value
+    return Search(
+        key=key,
+        workers=workers,
+        best=best_value,
+        level=tuple(
+            one.value for one in tried if one.value != best_value and one.over_best.low <= 0
+        ),
+        tried=tuple(tried),
+    )

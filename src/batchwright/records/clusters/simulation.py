@@ -1,0 +1,271 @@
+"""A simulated cluster: what it is imagined to be, and what a training on it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from batchwright.records.base import (
+    Count,
+    Document,
+    Estimate,
+    Index,
+    Keys,
+    NonNegative,
+    Positive,
+    Record,
+)
+from batchwright.records.text.formatting import counted, duration, number
+
+MOST_WORKERS = 1_000_000
+
+Part = Literal["training", "checkpoint", "lost work", "restart", "waiting for a worker"]
+
+
+class Scenario(Keys):
+    """What a cluster is imagined to be, and how it is simulated (keys of `simulate`)."""
+
+    workers: tuple[Annotated[int, Field(ge=1, le=MOST_WORKERS)], ...] = Field(
+        (),
+        description="Numbers of workers, such as `8,16,32`, or `8-1024` for all doublings between "
+        "the two. Unset: the plan's.",
+    )
+    hours: Positive | None = Field(
+        None, description="Hours that the cluster is there; unset: until the training has ended."
+    )
+    epochs: Count | None = Field(None, description="Epochs; unset: the plan's.")
+    samples: Count | None = Field(
+        None, description="Training images of an epoch; unset: those of the plan's data."
+    )
+    global_batch: Count | None = Field(
+        None,
+        description="Samples per step over all workers, or with a server of all local batches "
+        "together; unset: each worker keeps the local batch that it has in the plan.",
+    )
+    speeds: tuple[Positive, ...] = Field(
+        (),
+        description="Speeds of workers relative to those measured, repeated over all of them: "
+        "`1,0.5` has every other one half as fast.",
+    )
+    speed_spread: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="How much speeds of workers of one kind differ: standard deviation, as a "
+        "share. Unset: as measured times drift, which needs --profile; else 0.05.",
+    )
+    step_spread: float | None = Field(
+        None,
+        ge=0,
+        le=2,
+        description="How much steps of one worker scatter: standard deviation, as a share. Unset: "
+        "as measured, which needs --profile; else 0.05.",
+    )
+    straggler_share: float = Field(
+        0.0, ge=0, lt=1, description="Share of its time for which a worker is a straggler."
+    )
+    straggler_slowdown: float = Field(
+        2.0, ge=1, description="How many times as long a straggler computes."
+    )
+    straggler_seconds: Positive = Field(
+        60.0, description="How long a worker stays one, mean of an exponential distribution."
+    )
+    rebalance_steps: Index | None = Field(
+        None,
+        description="Steps between two looks at the workers' speeds with `method=dynamic-batch`; "
+        "0: once an epoch. Unset: the plan's. With another method shares stay.",
+    )
+    latency: NonNegative | None = Field(
+        None,
+        description="Seconds of an empty message between hosts. Unset: `link.latency` of the "
+        "plan, or as measured where so many workers were, else 0.0005 (assumed).",
+    )
+    bandwidth: Positive | None = Field(
+        None,
+        description="Bytes per second between hosts, in one direction. Unset: `link.bandwidth` of "
+        "the plan, or as measured where so many workers were, else 125e6 (assumed).",
+    )
+    exchange: Literal["ring", "tree"] = Field(
+        "ring", description="How gradients are summed between hosts."
+    )
+    workers_per_host: Count = Field(
+        1,
+        description="Workers of a host. With more than one, gradients are summed inside each host "
+        "first, then between hosts.",
+    )
+    host_latency: NonNegative | None = Field(
+        None, description="Seconds of an empty message inside a host; unset: as between hosts."
+    )
+    host_bandwidth: Positive | None = Field(
+        None, description="Bytes per second inside a host; unset: as between hosts."
+    )
+    mtbf_hours: Positive | None = Field(
+        None, description="Mean hours between two failures of one worker; unset: none fails."
+    )
+    preemptions_per_hour: NonNegative | None = Field(
+        None,
+        description="How often one worker is taken away in an hour. Unset: as the plan's "
+        "`goal.kinds` or `goal.preemptions_per_hour` say, else never.",
+    )
+    notice_seconds: NonNegative = Field(
+        0.0,
+        description="Notice before a worker is taken away. As long as a checkpoint takes or "
+        "longer: no work is lost.",
+    )
+    replacement_seconds: NonNegative = Field(
+        0.0,
+        description="Until there is another in place of a worker that failed or was taken away, "
+        "where no spare one is left. 0: it can be started again at once.",
+    )
+    spares: Index = Field(
+        0, description="Workers beyond those that train, paid for, each ready to take a place."
+    )
+    checkpoint_seconds: Positive | None = Field(
+        None, description="Seconds of training between two checkpoints; unset: the plan's."
+    )
+    checkpoint_cost: NonNegative | None = Field(
+        None,
+        description="Seconds that a checkpoint holds up training. Unset: weights, momentum and "
+        "statistics at 200 MB/s (assumed).",
+    )
+    restart_seconds: NonNegative = Field(
+        30.0,
+        description="From a failure until all workers train again from the last checkpoint: "
+        "noticing, starting, loading.",
+    )
+    price: Positive | None = Field(
+        None, description="Price of a worker for an hour; unset: that of the plan's goal."
+    )
+    steps: Annotated[int, Field(ge=10, le=1_000_000)] = Field(
+        1000,
+        description="Steps of each row of the plan that are simulated one by one; a longer "
+        "training goes on like the second half of them.",
+    )
+    repeats: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        16, description="How often the training is simulated, each time with other random numbers."
+    )
+    seed: Index = Field(0, description="Of the random numbers.")
+
+    def conflicts(self) -> Iterator[str]:
+        """What does not go together, a line each."""
+        if (self.latency is None) != (self.bandwidth is None):
+            yield "latency and bandwidth are stated together: give both, or neither"
+        if (self.host_latency is None) != (self.host_bandwidth is None):
+            yield "host_latency and host_bandwidth are stated together: give both, or neither"
+        if self.host_latency is not None and self.workers_per_host == 1:
+            yield "host_latency and host_bandwidth need workers_per_host=2 or more"
+        if twice := next((n for n in self.workers if self.workers.count(n) > 1), None):
+            yield f"workers names {twice} twice"
+
+
+class TimeShares(Record):
+    """Where the time of a training goes: shares of all of it, which sum to 1."""
+
+    computing: NonNegative = Field(description="The mean worker's computing.")
+    stragglers: NonNegative = Field(description="Waiting for slower workers.")
+    exchange: NonNegative = Field(description="Exchanging gradients or weights.")
+    evaluation: NonNegative = Field(description="Evaluating on held-out images.")
+    checkpoints: NonNegative = Field(description="Held up by checkpoints.")
+    lost_work: NonNegative = Field(description="Training since the last checkpoint, done again.")
+    restarts: NonNegative = Field(description="From a failure until all train again.")
+    waiting: NonNegative = Field(description="Waiting for a worker in place of one that is gone.")
+
+
+class SimulatedCluster(Record):
+    """A training on so many workers; intervals hold 95 of 100 repeats, counts are means."""
+
+    workers: Count = Field(description="Workers that train.")
+    spares: Index = Field(description="Workers besides that wait to take a place.")
+    global_batch_size: Count = Field(description="Samples per step over all workers, first row.")
+    steps_per_epoch: Count = Field(description="Steps of an epoch of the first row.")
+    rebalance_steps: Index | None = Field(
+        description="Steps between two looks at the workers' speeds; 0: an epoch; null: never."
+    )
+    checkpoint_seconds: Positive = Field(description="Training between two checkpoints.")
+    checkpoint_cost: NonNegative = Field(description="Seconds that one holds up training.")
+    step_seconds: Estimate = Field(description="A step of the first row, mean of a repeat.")
+    seconds: Estimate = Field(description="The whole training, or as much as the hours allow.")
+    cost: Estimate | None = Field(description="Of that, in the price's currency; null: no price.")
+    done: Estimate = Field(description="Share of the training that was done by then.")
+    failures: NonNegative = Field(description="Failures of a worker, mean.")
+    preemptions: NonNegative = Field(description="Workers taken away, mean.")
+    rebalancings: NonNegative = Field(description="Changes of shares in the simulated steps, mean.")
+    shares: TimeShares = Field(description="Where the time went, mean.")
+
+
+class Span(Record):
+    """A stretch of the first repeat."""
+
+    part: Part = Field(description="What all workers did.")
+    start: NonNegative = Field(description="In seconds since training began.")
+    end: NonNegative = Field(description="In seconds since training began.")
+
+
+class WorkerSteps(Record):
+    """The first steps of one worker in the first repeat."""
+
+    worker: Index = Field(description="Rank.")
+    starts: tuple[NonNegative, ...] = Field(description="When each step began, in seconds.")
+    computing: tuple[NonNegative, ...] = Field(description="Seconds of computing of each step.")
+    slowest: tuple[NonNegative, ...] = Field(description="That of the slowest worker.")
+    exchange: NonNegative = Field(description="Seconds of exchange of each step.")
+
+
+class Timeline(Record):
+    """What happened when in the first repeat on one cluster."""
+
+    workers: Count = Field(description="Workers of the cluster.")
+    spans: tuple[Span, ...] = Field(description="In order, the first of them where many are.")
+    cut: bool = Field(description="Whether there were more.")
+    steps: tuple[WorkerSteps, ...] = Field(
+        description="First steps of the fastest, the median and the slowest worker; empty with a "
+        "parameter server."
+    )
+
+
+class Tried(Record):
+    """One value of a key that was searched."""
+
+    value: float = Field(description="The value.")
+    seconds: Estimate = Field(description="The whole training.")
+    cost: Estimate | None = Field(description="Of that; null without a price.")
+    over_best: Estimate = Field(
+        description="Seconds, or cost where there is a price, over those of the best value, repeat "
+        "by repeat: mean and its 95 % interval."
+    )
+
+
+class Search(Record):
+    """Values of one key, compared on the same random numbers."""
+
+    key: str = Field(description="Key of `simulate`.")
+    workers: Count = Field(description="Workers of the cluster.")
+    best: float = Field(description="The value with the least cost, or time without a price.")
+    level: tuple[float, ...] = Field(
+        description="Values that these repeats do not tell from the best."
+    )
+    tried: tuple[Tried, ...] = Field(description="All of them, in the order given.")
+
+
+class Simulation(Document):
+    """What a training would take on clusters that nobody here has."""
+
+    format: Literal["batchwright-simulation/1"] = "batchwright-simulation/1"
+    network: str = Field(description="As in the plan's job.")
+    data: str = Field(description="Name of the data.")
+    method: str = Field(description="As in the plan.")
+    scenario: Scenario = Field(description="What was asked.")
+    clusters: tuple[SimulatedCluster, ...] = Field(description="By number of workers as asked.")
+    searches: tuple[Search, ...] = Field((), description="Keys that were searched.")
+    timeline: Timeline = Field(description="What happened when, on the first cluster.")
+    notes: tuple[str, ...] = Field((), description="What was assumed, in words.")
+
+    def _facts(self) -> list[tuple[str, str]]:
+        rows = [("network", self.network), ("data", self.data), ("method", self.method)]
+        for one in self.clusters:
+            seconds = duration(one.seconds.value)
+            told = seconds if one.cost is None else f"{seconds}, cost {number(one.cost.value)}"
+            rows.append((counted(one.workers, "worker"), told))
+        return rows

@@ -1,0 +1,160 @@
+"""Charts of a simulation: what happened when, and time and cost against the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from batchwright.records import SimulatedCluster, Simulation
+from batchwright.records.clusters.simulation import Search
+from batchwright.records.text.formatting import counted, duration, number
+from batchwright.reporting.charts.chart import (
+    Axis,
+    Box,
+    Chart,
+    Lane,
+    Lanes,
+    Point,
+    Series,
+    batch_axis,
+    exact_axis,
+    linear_axis,
+    log_axis,
+    ratio_axis,
+)
+from batchwright.reporting.data.plan_curves import time_unit
+
+_STYLES = {
+    "training": "part-compute",
+    "checkpoint": "part-checkpoints",
+    "lost work": "part-communication",
+    "restart": "part-set-up",
+    "waiting for a worker": "part-wait",
+}
+_STEP_NAMES = (
+    ("computing", "part-compute"),
+    ("waiting for slower workers", "part-wait"),
+    ("exchange", "part-exchange"),
+)
+
+
+def course_chart(found: Simulation) -> Lanes:
+    """The first repeat on the first cluster: training, checkpoints, what was lost, restarts."""
+    told = found.timeline
+    unit, name = time_unit(told.spans[-1].end)
+    lanes = []
+    for part, style in _STYLES.items():
+        boxes = [
+            Box(
+                f"box {style}",
+                one.start / unit,
+                one.end / unit,
+                f"{part}, {duration(one.end - one.start)} from {duration(one.start)} on",
+            )
+            for one in told.spans
+            if one.part == part
+        ]
+        if boxes:
+            lanes.append(Lane(part, boxes))
+    words = "its first part" if told.cut else "all of it"
+    x = exact_axis(f"simulated {name} since training began", 0.0, told.spans[-1].end / unit)
+    names = [(lane.name, _STYLES[lane.name]) for lane in lanes]
+    title = f"One training of {counted(told.workers, 'worker')}: {words}"
+    return Lanes(title, x, lanes, names)
+
+
+def steps_chart(found: Simulation) -> Lanes | None:
+    """The first steps of the fastest, the median and the slowest worker; `None` with a server."""
+    told = found.timeline.steps
+    if not told:
+        return None
+    ends = [
+        start + slowest + one.exchange
+        for one in told
+        for start, slowest in zip(one.starts, one.slowest, strict=True)
+    ]
+    lanes = []
+    for one in told:
+        boxes = []
+        for start, own, slowest in zip(one.starts, one.computing, one.slowest, strict=True):
+            edges = (start, start + own, start + slowest, start + slowest + one.exchange)
+            for (name, style), at, until in zip(_STEP_NAMES, edges, edges[1:], strict=False):
+                if until > at:
+                    words = f"worker {one.worker}: {name} {duration(until - at)}"
+                    boxes.append(Box(f"box {style}", at, until, words))
+        lanes.append(Lane(f"worker {one.worker}", boxes))
+    x = exact_axis("simulated seconds", 0.0, max(ends))
+    return Lanes("First steps: fastest, median and slowest worker", x, lanes, list(_STEP_NAMES))
+
+
+def workers_charts(found: Simulation) -> list[Chart]:
+    """Time, and cost where there is a price, against the number of workers."""
+    unit, name = time_unit(max(one.seconds.value for one in found.clusters))
+    charts = [
+        _against_workers(
+            found,
+            "Time against workers",
+            f"simulated {name} of training",
+            lambda one: tuple(end / unit for end in _ends(one)),
+        )
+    ]
+    if all(one.cost is not None for one in found.clusters):
+        charts.append(
+            _against_workers(
+                found, "Cost against workers", "cost, in the price's currency", _cost_ends
+            )
+        )
+    return charts
+
+
+def _ends(one: SimulatedCluster) -> tuple[float, ...]:
+    return one.seconds.value, one.seconds.low, one.seconds.high
+
+
+def _cost_ends(one: SimulatedCluster) -> tuple[float, ...]:
+    assert one.cost is not None  # noqa: S101 - its caller has looked
+    return one.cost.value, one.cost.low, one.cost.high
+
+
+def _against_workers(
+    found: Simulation,
+    title: str,
+    label: str,
+    ends: Callable[[SimulatedCluster], tuple[float, ...]],
+) -> Chart:
+    points = []
+    for one in sorted(found.clusters, key=lambda one: one.workers):
+        value, low, high = ends(one)
+        words = (
+            f"{counted(one.workers, 'worker')}: {number(value)} ({number(low)} to {number(high)})"
+        )
+        points.append(Point(one.workers, value, words, up=(low, high)))
+    y = ratio_axis(label, [end for one in found.clusters for end in ends(one)])
+    x = batch_axis("workers", [one.workers for one in found.clusters])
+    return Chart(title, x, y, [Series(label, "blue", tuple(points), "circle")])
+
+
+def search_chart(search: Search) -> Chart:
+    """What each value costs more than the best one."""
+    priced = search.tried[0].cost is not None
+    label = "cost over the best" if priced else "seconds over the best"
+    points = [
+        Point(
+            one.value,
+            one.over_best.value,
+            f"{search.key}={one.value:g}: {number(one.over_best.value)} more",
+            up=(one.over_best.low, one.over_best.high),
+        )
+        for one in sorted(search.tried, key=lambda one: one.value)
+    ]
+    y = linear_axis(
+        label, [e for one in search.tried for e in (one.over_best.low, one.over_best.high)]
+    )
+    title = f"{search.key}, {counted(search.workers, 'worker')}"
+    return Chart(title, _value_axis(search), y, [Series(label, "red", tuple(points), "square")])
+
+
+def _value_axis(search: Search) -> Axis:
+    values = [one.value for one in search.tried]
+    if min(values) > 0 and max(values) > 3 * min(values):
+        return log_axis(search.key, values)
+    return linear_axis(search.key, values, from_zero=False)

@@ -1,0 +1,103 @@
+"""A simulation for a person: tables for a terminal, and a figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchwright.records import SimulatedCluster, Simulation
+from batchwright.records.clusters.simulation import Search
+from batchwright.records.text.formatting import between, counted, duration, number, percent
+from batchwright.reporting.charts.simulation import (
+    course_chart,
+    search_chart,
+    steps_chart,
+    workers_charts,
+)
+from batchwright.reporting.render.figures import check_figure
+from batchwright.reporting.render.image import Row, figure, file_bytes
+from batchwright.reporting.render.terminal import stacked, table
+from batchwright.storage.files import write_whole
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_HIGH = 4.0  # inches
+
+
+def simulation_tables(found: Simulation) -> list[RenderableType]:
+    """Time and cost of each cluster, where the time went, and what was searched."""
+    title = f"{found.network} on {found.data}, {found.method}, simulated"
+    told = table(title, ["workers", "global batch", "step", "training", "95 %", "cost", "done"])
+    went = table(
+        "where the time goes",
+        [
+            *("workers", "computing", "stragglers", "exchange", "evaluation", "checkpoints"),
+            *("lost work", "restarts", "waiting", "failures", "preemptions"),
+        ],
+    )
+    for one in found.clusters:
+        workers = f"{one.workers:,}" + (f" + {one.spares}" if one.spares else "")
+        told.add_row(
+            workers,
+            f"{one.global_batch_size:,}",
+            duration(one.step_seconds.value),
+            duration(one.seconds.value),
+            f"-{_apart(one, 'low')} to +{_apart(one, 'high')}",
+            "" if one.cost is None else number(one.cost.value),
+            percent(one.done.value),
+        )
+        went.add_row(workers, *_shares(one), number(one.failures), number(one.preemptions))
+    searches = [_search_table(one) for one in found.searches]
+    return [stacked(told, went, *searches)]
+
+
+def _shares(one: SimulatedCluster) -> list[str]:
+    return [percent(share) for share in one.shares.model_dump().values()]
+
+
+def _apart(one: SimulatedCluster, end: str) -> str:
+    """How far an end of the interval is from the value, in percent."""
+    return percent(abs(getattr(one.seconds, end) / one.seconds.value - 1))
+
+
+def _search_table(search: Search) -> Table:
+    """Values of a key, the best marked."""
+    made = table(
+        f"{search.key} with {counted(search.workers, 'worker')}",
+        [search.key, "training", "cost", "over the best (95 %)", ""],
+        left=[4],
+    )
+    for one in search.tried:
+        verdict = "best" if one.value == search.best else ""
+        verdict = "level with the best" if one.value in search.level else verdict
+        cost = "" if one.cost is None else between(one.cost)
+        made.add_row(
+            f"{one.value:g}", duration(one.seconds.value), cost, between(one.over_best), verdict
+        )
+    return made
+
+
+def write_simulation_figure(found: Simulation, path: Path) -> Path:
+    """Draw one training on the first cluster, time and cost of all, and what was searched.
+
+    Args:
+        found: What to draw.
+        path: PNG, PDF or SVG, by its suffix.
+
+    Raises:
+        FileError: Another suffix, or the file cannot be written.
+    """
+    check_figure(path)
+    course, steps = course_chart(found), steps_chart(found)
+    rows: list[Row] = [(1.0 + 0.4 * len(course.lanes), [course])]
+    if steps is not None:
+        rows.append((1.0 + 0.4 * len(steps.lanes), [steps]))
+    rows.append((_HIGH, workers_charts(found)))
+    for at in range(0, len(found.searches), 2):
+        ones = [search_chart(one) for one in found.searches[at : at + 2]]
+        rows.append((_HIGH, [*ones, None] if at and len(ones) == 1 else ones))
+    title = f"{found.network} on {found.data}, {found.method}, simulated"
+    write_whole(path, file_bytes(figure(rows, title=title), path.suffix.lower()[1:]))
+    return path

@@ -1,0 +1,278 @@
+"""Kinds of workers from a file of prices: our own columns, or those of SkyPilot's catalogues.
+
+Our own has a row for each kind: ``kind`` and ``price``, and if they are known ``spot_price``,
+``preemptions_per_hour``, ``count``, ``memory``, ``like`` and ``speed``. A catalogue has a row for
+each instance type and place; the cheapest place counts, for each accelerator that was measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from batchwright.errors import FileError, PlanError
+from batchwright.planning.merging import kind_of, merge_profiles
+from batchwright.planning.validation import planning_job
+from batchwright.records import Goal, Profile, WorkerKind
+from batchwright.records.documents import change_job
+from batchwright.records.job import other_keys_come
+
+_KEY = "goal.kinds"
+_CATALOGUE = (
+    *("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB"),
+    *("Price", "SpotPrice", "Region", "AvailabilityZone"),
+)
+_OWN = (
+    *("kind", "price", "spot_price", "preemptions_per_hour", "count", "memory", "like", "speed"),
+)
+
+
+class _Row(NamedTuple):
+    """A row of the file, and where it stands."""
+
+    path: Path
+    line: int
+    values: Mapping[str, str]
+
+    def wrong(self, column: str, what: str) -> FileError:
+        """What is wrong with a value."""
+        value = self.values.get(column, "")
+        return FileError(f"{self.path} line {self.line}, column {column}: {value!r} {what}")
+
+    def number(self, column: str, kind: Callable[[str], float] = float) -> float | None:
+        """A positive number; `None` where the cell is empty.
+
+        Raises:
+            FileError: It is something else.
+        """
+        text = self.values.get(column, "")
+        if not text:
+            return None
+        try:
+            value = kind(text)
+        except ValueError:
+            raise self.wrong(column, "is no number") from None
+        if not isfinite(value) or value <= 0:
+            raise self.wrong(column, "is no positive number")
+        return value
+
+
+def with_prices(
+    profiles: Sequence[Profile], keys: Mapping[str, Any], overrides: Iterable[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Keys and texts with the kinds of a file in place of its name, where they name one.
+
+    Args:
+        profiles: What was measured.
+        keys: Job keys to change.
+        overrides: ``key=value`` texts.
+
+    Raises:
+        FileError: There is no such file, or a row of it is wrong: its line and column.
+        PlanError: None of its kinds was measured.
+    """
+    kept, place = [], None
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key.strip() == _KEY and value.strip().lower().endswith(".csv"):
+            place = value.strip()
+        else:
+            kept.append(text)
+    given = dict(keys)
+    goal = given.get("goal")
+    if isinstance(goal, Mapping) and _names_file(goal.get("kinds")):
+        place = place or str(goal["kinds"])
+        given["goal"] = {key: value for key, value in goal.items() if key != "kinds"}
+    if _names_file(given.get(_KEY)):
+        place = place or str(given.pop(_KEY))
+    if place is None:
+        return given, kept
+    with other_keys_come():  # the kinds
+        job = change_job(planning_job(*merge_profiles(profiles)), given, kept)
+    found = kinds_of_file(Path(place), [kind_of(one) for one in profiles], job.goal)
+    goal = given.get("goal")
+    of_goal = goal if isinstance(goal, Mapping) else goal.model_dump() if goal is not None else {}
+    given["goal"] = {**of_goal, "kinds": [one.model_dump() for one in found]}
+    return given, kept
+
+
+def _names_file(value: Any) -> bool:
+    return isinstance(value, str | Path) and str(value).lower().endswith(".csv")
+
+
+def kinds_of_file(path: Path, measured: Sequence[str], goal: Goal) -> tuple[WorkerKind, ...]:
+    """The kinds of workers that a file prices, spot ones as kinds of their own.
+
+    Args:
+        path: A CSV file with our own columns or a catalogue's.
+        measured: Kinds that were measured.
+        goal: Says how many workers at most, where a file does not say how many there are.
+
+    Raises:
+        FileError: There is no such file, or a row of it is wrong.
+        PlanError: None of its kinds was measured.
+    """
+    rows, columns = _read(path)
+    if "InstanceType" in columns:
+        return _of_catalogue(path, rows, columns, measured, goal)
+    return _of_own(path, rows, columns, measured, goal)
+
+
+def _read(path: Path) -> tuple[list[_Row], list[str]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            columns = [(name or "").strip() for name in reader.fieldnames or ()]
+            reader.fieldnames = columns
+            rows = []
+            for values in reader:
+                if None in values:
+                    raise FileError(
+                        f"{path} line {reader.line_num}: more than the {len(columns)} columns that "
+                        "its first line names"
+                    )
+                told = {name: (value or "").strip() for name, value in values.items()}
+                rows.append(_Row(path, reader.line_num, told))
+            return rows, columns
+    except FileNotFoundError:
+        raise FileError(f"there is no file {path}, which {_KEY} names") from None
+    except UnicodeDecodeError:
+        raise FileError(f"cannot read {path}: it is not text in UTF-8") from None
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from None
+    except csv.Error as error:
+        raise FileError(f"{path} line {reader.line_num} is not CSV: {error}") from None
+
+
+def _need(path: Path, columns: Sequence[str], needed: Sequence[str], all_of: Sequence[str]) -> None:
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        raise FileError(
+            f"{path} line 1: no column {' and '.join(missing)}; a file of prices has "
+            f"{','.join(all_of)}, or is a catalogue with {','.join(_CATALOGUE)}"
+        )
+
+
+# ------------------------------------------------------------------------------------ our own file
+
+
+def _of_own(
+    path: Path, rows: Sequence[_Row], columns: Sequence[str], measured: Sequence[str], goal: Goal
+) -> tuple[WorkerKind, ...]:
+    _need(path, columns, ("kind", "price"), _OWN)
+    if unknown := next((name for name in columns if name not in _OWN), None):
+        raise FileError(f"{path} line 1: column {unknown!r} is unknown; known are {','.join(_OWN)}")
+    found: list[WorkerKind] = []
+    lines: dict[str, int] = {}
+    for row in rows:
+        name, like = row.values["kind"], row.values.get("like", "")
+        if not name:
+            raise row.wrong("kind", "is no name")
+        if name in lines:
+            raise row.wrong("kind", f"is there already, in line {lines[name]}")
+        lines[name] = row.line
+        if (like or name) not in measured:
+            column = "like" if like else "kind"
+            known = ", ".join(map(repr, measured))
+            raise row.wrong(column, f"was not measured, only {known}: say in `like` which of these")
+        price = row.number("price")
+        if price is None:
+            raise row.wrong("price", "is no price of a worker for an hour")
+        count = row.number("count", int) or goal.max_workers
+        if count is None:
+            raise row.wrong("count", "says not how many there are, nor does goal.max_workers")
+        memory = row.number("memory", int)
+        usual = WorkerKind(
+            kind=name,
+            count=int(count),
+            price=price,
+            memory=None if memory is None else int(memory),
+            like=like,
+            speed=row.number("speed") or 1.0,
+        )
+        found.append(usual)
+        spot = row.number("spot_price")
+        rate = row.values.get("preemptions_per_hour", "")
+        often = 0.0 if rate and rate.strip("0.") == "" else row.number("preemptions_per_hour")
+        if spot is not None:
+            found.append(_spot(usual, spot, often))
+    if not found:
+        raise FileError(f"{path} holds no kinds of workers, only its first line")
+    return tuple(found)
+
+
+def _spot(kind: WorkerKind, price: float, often: float | None = None) -> WorkerKind:
+    """The same worker where it may be taken away."""
+    changed = {
+        "kind": f"{kind.kind}-spot",
+        "price": price,
+        "like": kind.like or kind.kind,
+        "spot": True,
+        "preemptions_per_hour": often,
+    }
+    return kind.model_copy(update=changed)
+
+
+# ------------------------------------------------------------------------------------- a catalogue
+
+
+def _of_catalogue(
+    path: Path, rows: Sequence[_Row], columns: Sequence[str], measured: Sequence[str], goal: Goal
+) -> tuple[WorkerKind, ...]:
+    _need(path, columns, ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price"), _OWN)
+    offered: dict[str, list[tuple[float | None, float | None, int]]] = {}
+    for row in rows:
+        name = row.values["AcceleratorName"] or row.values["InstanceType"]
+        if not name:
+            raise row.wrong("InstanceType", "is no name")
+        count = 1.0
+        if row.values["AcceleratorName"]:
+            count = row.number("AcceleratorCount") or 0.0
+            if not count:
+                raise row.wrong("AcceleratorCount", "says not how many there are")
+        prices = row.number("Price"), row.number("SpotPrice")
+        each = (None if one is None else one / count for one in prices)
+        price, spot = each
+        offered.setdefault(name, []).append((price, spot, max(1, int(count))))
+    found = [one for kind in measured for one in _offers(kind, offered, goal)]
+    if not found:
+        names = sorted(offered)
+        told = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        raise PlanError(
+            f"{path} has no price for {', '.join(map(repr, measured))}, only for "
+            f"{told or 'nothing'}: name the kind when probing, such as probe.kind=A100, or write "
+            "a file with the columns kind,price"
+        )
+    return tuple(found)
+
+
+def _offers(
+    kind: str,
+    offered: Mapping[str, Sequence[tuple[float | None, float | None, int]]],
+    goal: Goal,
+) -> Iterator[WorkerKind]:
+    """A measured kind as it is sold: on demand, and spot."""
+    # The most exact name: an A100-80GB is no A100.
+    names = [name for name in offered if _same(name, kind)]
+    if not names:
+        return
+    rows = offered[max(names, key=len)]
+    count = max(max(count for *_, count in rows), goal.max_workers or 0)
+    prices = [price for price, *_ in rows if price is not None]
+    spots = [spot for _, spot, _ in rows if spot is not None]
+    if prices:
+        yield WorkerKind(kind=kind, count=count, price=min(prices))
+    if spots:
+        usual = WorkerKind(kind=kind, count=count, price=min(spots))
+        yield _spot(usual, min(spots))
+
+
+def _same(name: str, kind: str) -> bool:
+    """Whether a catalogue's name is that of a measured kind, or stands in its device's name."""
+    words = re.findall("[a-z0-9.]+", name.lower())
+    own = re.findall("[a-z0-9.]+", kind.lower())
+    return name.lower() == kind.lower() or (bool(words) and set(words) <= set(own))

@@ -1,0 +1,127 @@
+"""A plan's training on clusters that nobody here has, as a function. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from batchwright.errors import ArgumentError
+from batchwright.planning.simulation.simulate import simulate as simulate_plan
+from batchwright.records import Plan, Profile, Scenario, Simulation
+from batchwright.records.documents import record_of, texts_of
+from batchwright.records.job_keys import unknown_key
+from batchwright.records.text.problems import first_problem
+
+_LISTS = ("workers", "speeds")
+_KEYS = tuple(Scenario.model_fields)
+_MOST_VALUES = 1000
+
+
+def simulate(
+    plan: Plan | str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    profile: Profile | str | Path | Sequence[Profile | str | Path] = (),
+    search: Mapping[str, Sequence[float]] | None = None,
+    **keys: Any,
+) -> Simulation:
+    """Simulate a plan's training on other clusters: time, cost, and where the time goes.
+
+    Args:
+        plan: From `plan`, or the path of its file.
+        overrides: ``key=value`` texts, as on the command line.
+        profile: What the plan was made from, one or more: times of each kind of worker, how they
+            scatter, and measured exchanges. Without it, what the plan itself tells.
+        search: By key, values to compare, such as ``{"checkpoint_seconds": [60, 600]}``.
+        keys: What the clusters are like, such as ``workers=(8, 64), hours=24``; see `Scenario`.
+
+    Returns:
+        Time and cost with their intervals on each cluster; the best value of what was searched.
+
+    Raises:
+        ArgumentError: A key or a value is wrong.
+        PlanError: The plan cannot be trained there, or would never end.
+    """
+    plan = record_of(plan, Plan, "simulate")
+    several = isinstance(profile, Sequence) and not isinstance(profile, str)
+    given: Sequence[Any] = profile if several else [profile]  # type: ignore[assignment]
+    profiles = [record_of(one, Profile, "simulate", "profile") for one in given]
+    values = dict(keys)
+    for text in texts_of(overrides):
+        key, equals, raw = (part.strip() for part in text.partition("="))
+        if not (equals and key):
+            raise ArgumentError(f"{text!r} is no key of simulate: write key=value, as hours=24")
+        values[key] = None if raw in ("null", "~") else raw
+    scenario = scenario_of(values)
+    searched = {
+        key: [scenario_of({**values, key: value}) for value in _searchable(key, some)]
+        for key, some in (search or {}).items()
+    }
+    return simulate_plan(plan, scenario, profiles, searched)
+
+
+def scenario_of(values: Mapping[str, Any]) -> Scenario:
+    """What some keys say; texts as on the command line.
+
+    Raises:
+        ArgumentError: A key or a value is wrong, or two contradict each other.
+    """
+    read = {}
+    for key, value in values.items():
+        if key not in _KEYS:
+            raise ArgumentError(unknown_key(key, _KEYS).replace("job key", "key of simulate"))
+        read[key] = _listed(key, value) if key in _LISTS else value
+    try:
+        scenario = Scenario.model_validate(read)
+    except ValidationError as error:
+        raise ArgumentError(first_problem(error, "simulate: ")) from None
+    if conflict := next(scenario.conflicts(), ""):
+        raise ArgumentError(f"simulate: {conflict}")
+    return scenario
+
+
+def _listed(key: str, value: Any) -> Any:
+    """``8,16,32``, ``8-64`` for 8, 16, 32, 64, or a single value."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (value,)
+    if not isinstance(value, str):
+        return value
+    low, dash, high = value.partition("-")
+    if key == "workers" and dash and low.strip().isdigit() and high.strip().isdigit():
+        first, last = int(low), int(high)
+        if not 1 <= first <= last:
+            raise ArgumentError(f"simulate: workers={value}: give a range as 8-1024, low to high")
+        doublings = [first << n for n in range(64) if first << n < last]
+        return (*doublings, last)
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def searches_of(words: Iterable[str]) -> dict[str, list[str]]:
+    """``KEY=V1,V2,...`` texts by key.
+
+    Raises:
+        ArgumentError: A text is something else.
+    """
+    found: dict[str, list[str]] = {}
+    for word in words:
+        key, equals, values = word.partition("=")
+        listed = [one.strip() for one in values.split(",") if one.strip()]
+        if not equals or not listed:
+            raise ArgumentError(
+                f"--search {word}: write KEY=V1,V2,..., as checkpoint_seconds=60,300,900"
+            )
+        found[key.strip()] = listed
+    return found
+
+
+def _searchable(key: str, values: Sequence[Any]) -> Sequence[Any]:
+    """The values of a key that can be searched: a number of which less or more may be better."""
+    numeric = ("rebalance_steps", "checkpoint_seconds", "spares", "workers_per_host")
+    if key not in numeric:
+        raise ArgumentError(f"--search {key}: search one of {', '.join(numeric)}")
+    if not 1 <= len(values) <= _MOST_VALUES:
+        raise ArgumentError(f"--search {key}: give 1 to {_MOST_VALUES} values")
+    return values

@@ -1,0 +1,245 @@
+"""Prices from a file, and workers that may be taken away: what a plan makes of them."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+import batchwright as bw
+from batchwright.algorithms.checkpointing import daly_interval, expected_seconds
+from batchwright.errors import BatchwrightError, PlanError
+from batchwright.planning.candidates.preemptions import Losses, Offer, losses_of, spot_reason
+from batchwright.records import Estimate, Goal, Job, WorkerKind
+from samples import make_kind_profile, make_network, make_profile
+
+LINK = {"latency": 2e-5, "bandwidth": 1e10}
+CATALOGUE = """\
+InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,AvailabilityZone
+p4d.24xlarge,A100,8.0,96,1152,32.0,9.6,us-east-1,us-east-1a
+p4d.24xlarge,A100,8.0,96,1152,40.0,8.0,eu-west-1,eu-west-1b
+p4de.24xlarge,A100-80GB,8.0,96,1152,48.0,,us-east-1,us-east-1a
+g4dn.xlarge,T4,1.0,4,16,0.5,,us-east-1,us-east-1a
+m5.large,,,2,8,0.1,0.04,us-east-1,us-east-1a
+"""
+
+
+def write(folder, text, name="prices.csv"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def plan(*profiles, **keys):
+    return bw.plan(list(profiles), global_batch=256, resolutions=(128,), link=LINK, **keys)
+
+
+def reason(found, choice):
+    return next(one for one in found.reasons if one.choice == choice)
+
+
+# ---------------------------------------------------------------------------------------- the file
+
+
+def test_a_file_of_ones_own_gives_each_kind_and_spot_as_one_of_its_own(tmp_path):
+    path = write(
+        tmp_path,
+        "kind,count,price,spot_price,preemptions_per_hour,like,speed\n"
+        "a,8,2.0,0.5,0.01,,\n"
+        "b,4,1.0,,,a,0.5\n",
+    )
+    found = plan(make_kind_profile("a"), goal={"kinds": str(path)}, workers=4)
+    a = WorkerKind(kind="a", count=8, price=2.0)
+    spot = {"like": "a", "price": 0.5, "spot": True, "preemptions_per_hour": 0.01}
+    b = WorkerKind(kind="b", count=4, price=1.0, like="a", speed=0.5)
+    assert found.job.goal.kinds == (a, WorkerKind(kind="a-spot", count=8, **spot), b)
+    for other in (
+        bw.plan([make_kind_profile("a")], [f"goal.kinds={path}"], link=LINK, workers=4),
+        bw.plan([make_kind_profile("a")], **{"goal.kinds": str(path)}, link=LINK, workers=4),
+    ):
+        assert other.job.goal.kinds == found.job.goal.kinds
+
+
+def test_of_a_catalogue_the_cheapest_place_counts_and_only_what_was_measured(tmp_path):
+    path = write(tmp_path, CATALOGUE)
+    profiles = [make_kind_profile("NVIDIA A100-SXM4"), make_kind_profile("t4", 0.2)]
+    found = plan(
+        *profiles, goal={"kinds": str(path), "preemptions_per_hour": 0.1, "max_workers": 16}
+    )
+    kinds = {one.kind: one for one in found.job.goal.kinds}
+    assert list(kinds) == ["NVIDIA A100-SXM4", "NVIDIA A100-SXM4-spot", "t4"]
+    first, spot, small = kinds.values()
+    assert (first.price, spot.price, small.price) == (4.0, 1.0, 0.5)
+    assert (first.count, spot.count, small.count) == (16, 16, 16)
+    assert (spot.like, spot.spot, spot.preemptions_per_hour) == (first.kind, True, None)
+    exact = plan(make_kind_profile("A100-80GB"), goal={"kinds": str(path)}, workers=4)
+    assert [one.price for one in exact.job.goal.kinds] == [6.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kind,count,price\na,2,1\nb,2,x\n", "line 3, column kind: 'b' was not measured"),
+        ("kind,count,price\na,2,x\n", "line 2, column price: 'x' is no number"),
+        ("kind,count,price\na,2,0\n", "line 2, column price: '0' is no positive number"),
+        ("kind,count,price\na,2,inf\n", "column price: 'inf' is no positive number"),
+        ("kind,count,price\na,2,\n", "line 2, column price: '' is no price of a worker"),
+        ("kind,count,price\na,1.5,1\n", "line 2, column count: '1.5' is no number"),
+        ("kind,price\na,1\n", "column count: '' says not how many there are"),
+        (
+            "kind,count,price\na,2,1\na,2,1\n",
+            "column kind: 'a' is there already, in line 2",
+        ),
+        ("kind,count,price\n,2,1\n", "line 2, column kind: '' is no name"),
+        ("kind,count,price,like\nx,2,1,y\n", "line 2, column like: 'y' was not measured"),
+        ("kind,count,price\na,2,1,5\n", "line 2: more than the 3 columns"),
+        ("kind,count,prize\na,2,1\n", "line 1: no column price"),
+        ("kind,count,price,prize\na,2,1,\n", "line 1: column 'prize' is unknown"),
+        ("kind,count,price\n", "holds no kinds of workers"),
+        ("", "line 1: no column kind and price"),
+        ("InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,1,?\n", "column Price: '?'"),
+        ("InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,0,1\n", "AcceleratorCount: '0'"),
+        ("InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,,1\n", "AcceleratorCount: ''"),
+        ("InstanceType,AcceleratorName,AcceleratorCount\nx,a,1\n", "line 1: no column Price"),
+        (
+            "InstanceType,AcceleratorName,AcceleratorCount,Price\nx,z,1,1\n",
+            "no price for 'a', only",
+        ),
+    ],
+)
+def test_a_bad_row_is_named_by_its_line_and_column(tmp_path, text, words):
+    path = write(tmp_path, text)
+    with pytest.raises(BatchwrightError) as told:
+        plan(make_kind_profile("a"), goal={"kinds": str(path)})
+    assert words in str(told.value)
+    assert str(path) in str(told.value)
+    assert told.value.exit_code == 2
+
+
+def test_files_that_are_none_are_named(tmp_path):
+    for path, words in (
+        (tmp_path / "none.csv", "there is no file"),
+        (tmp_path / "folder.csv", "Is a directory"),
+        (tmp_path / "bytes.csv", "not text in UTF-8"),
+    ):
+        if path.stem == "folder":
+            path.mkdir()
+        if path.stem == "bytes":
+            path.write_bytes(b"\xff\xfe")
+        with pytest.raises(BatchwrightError, match=words):
+            plan(make_kind_profile("a"), goal={"kinds": str(path)})
+
+
+# ------------------------------------------------------------------------------------- preemptions
+
+
+def test_only_those_that_may_be_taken_away_are():
+    kinds = (
+        WorkerKind(kind="a", count=1),
+        WorkerKind(kind="b", count=1, spot=True),
+        WorkerKind(kind="c", count=1, spot=True, preemptions_per_hour=0.5),
+    )
+    goal = Goal(kinds=kinds, preemptions_per_hour=0.1)
+    assert [goal.preemptions_of(name) for name in "abcd"] == [0.0, 0.1, 0.5, 0.0]
+    assert Goal(preemptions_per_hour=0.1).preemptions_of("any") == 0.1
+    assert Goal().preemptions_of("any") == 0.0
+
+
+def test_a_plan_counts_what_is_lost_and_chooses_how_often_to_write_checkpoints():
+    keys = {"workers": 8, "epochs": 20}
+    plain = plan(make_kind_profile("a"), goal={"max_workers": 8}, **keys)
+    goal = {"max_workers": 8, "preemptions_per_hour": 0.25, "checkpoint_cost": 5}
+    found = plan(make_kind_profile("a"), goal=goal, **keys)
+    work, mean = plain.chosen.train_seconds.value, 3600 / 0.25 / 8
+    best = daly_interval(5, mean)
+    assert found.job.checkpoint_seconds == pytest.approx(best, rel=0.01)
+    expected = expected_seconds(work, best, 5, 30, mean)
+    assert found.chosen.train_seconds.value == pytest.approx(expected, rel=0.01)
+    assert found.chosen.train_seconds.value > 1.05 * work
+    told = reason(found, "checkpoint interval")
+    assert told.source == "published"
+    assert "Daly 2006" in told.reference
+    assert [one.value.partition(" ")[0] for one in told.alternatives] == ["Young's", "1"]
+    assert reason(found, "lost work").value.endswith("%)")
+    assert plain.job.checkpoint_seconds == "auto"
+    assert plain.job.seconds_between_checkpoints == 60.0
+    asked = plan(make_kind_profile("a"), goal=goal, checkpoint_seconds=600, **keys)
+    assert asked.job.checkpoint_seconds == 600
+    assert reason(asked, "checkpoint interval").source == "asked"
+    assert asked.chosen.train_seconds.value > found.chosen.train_seconds.value
+    (simulated,) = bw.simulate(found, repeats=200, step_spread=0, speed_spread=0).clusters
+    assert simulated.preemptions > 0
+    assert simulated.checkpoint_seconds == found.job.checkpoint_seconds
+
+
+def spot_goal(rate, spot=0.5, **changes):
+    kinds = [
+        {"kind": "a", "count": 8, "price": 1.0},
+        {"kind": "a-spot", "count": 8, "price": spot, "like": "a", "spot": True},
+    ]
+    return {"kinds": kinds, "preemptions_per_hour": rate, "objective": "cost"} | changes
+
+
+def test_the_cheaper_of_spot_and_on_demand_is_taken_and_said_with_its_interval():
+    keys = {"workers": 8, "epochs": 20}
+    rare = plan(make_kind_profile("a"), goal=spot_goal(0.02), **keys)
+    often = plan(make_kind_profile("a"), goal=spot_goal(20.0), **keys)
+    assert [one.kinds[0].kind for one in (rare, often)] == ["a-spot", "a"]
+    told = reason(rare, "spot or on demand")
+    assert told.value.startswith("spot, by 4")
+    assert "spot saves" in told.why
+    assert "preemptions of a worker an hour" in told.why
+    assert told.alternatives[0].value == "8 a"
+    assert reason(often, "spot or on demand").value.startswith("on demand, by ")
+    assert "spot or on demand" in rare.explain()
+    quick = plan(make_kind_profile("a"), goal=spot_goal(20.0, objective="time"), **keys)
+    assert quick.kinds[0].kind == "a"
+    near = plan(make_kind_profile("a"), goal=spot_goal(1.0, spot=0.75), **keys)
+    assert reason(near, "spot or on demand")
+
+
+def test_spot_breaks_even_at_the_rate_that_is_told():
+    def offer(rate, price, name):
+        return Offer(name, price, Losses(3600 / rate / 4 if rate else inf, 2.0, 30.0))
+
+    told = spot_reason(offer(0.5, 2.0, "s"), offer(0.0, 4.0, "d"), 36_000.0, 4)
+    limit = float(told.why.rpartition("up to ")[2].partition(" ")[0])
+    assert limit > 0.5
+    for factor, cheaper in ((0.9, True), (1.1, False)):
+        at = offer(limit * factor, 2.0, "s")
+        assert (at.cost(36_000.0).value < 40.0) is cheaper
+    never = spot_reason(offer(0.5, 5.0, "s"), offer(0.0, 4.0, "d"), 36_000.0, 4)
+    assert "not cheaper even if no worker is taken away" in never.why
+    assert never.value.startswith("on demand")
+
+
+def test_what_never_ends_is_refused_and_losses_have_bounds():
+    goal = {"max_workers": 8, "preemptions_per_hour": 1000.0}
+    with pytest.raises(PlanError, match="loses workers so often"):
+        plan(make_kind_profile("a"), goal=goal, workers=8)
+    losses = losses_of(Job(), make_network(), 0.0)
+    assert losses.seconds(100.0) == 100.0
+    assert losses.spread(100.0) == (100.0, 100.0)
+    assert losses.reasons(Estimate(value=1, low=1, high=1)) == ()
+    some = losses_of(Job(), make_network(), 2.0)
+    low, high = some.spread(36_000.0)
+    assert 36_000.0 <= low < some.seconds(36_000.0) < high
+    assert some.work(some.seconds(36_000.0)) == pytest.approx(36_000.0)
+    many = losses_of(Job(), make_network(), 50.0).spread(360_000.0)
+    assert many[0] < many[1]
+
+
+def test_methods_of_several_rows_count_lost_work_too():
+    keys = {"epochs": 21, "method": "cyclic", "workers": 1, "global_batch": 64}
+    profile = make_kind_profile("a", sides=(96, 128))
+    goal = {"preemptions_per_hour": 1.0}
+    found = bw.plan(profile, goal=goal, **keys)
+    assert reason(found, "lost work")
+    assert found.job.checkpoint_seconds != "auto"
+    slower = float(reason(found, "training time").value.split()[0])
+    assert slower > float(reason(bw.plan(profile, **keys), "training time").value.split()[0])
+
+
+def test_a_profile_of_one_machine_is_priced_as_before():
+    found = bw.plan(make_profile(), goal={"price": 1.0})
+    assert not [one for one in found.reasons if one.choice in ("lost work", "spot or on demand")]

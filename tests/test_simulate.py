@@ -1,0 +1,515 @@
+"""`simulate`: closed forms, what always holds, what is refused, and what a person is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from math import ceil, inf, log2
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import batchwright as bw
+from batchwright.algorithms import balancer
+from batchwright.algorithms.checkpointing import daly_interval, expected_seconds, young_interval
+from batchwright.errors import ArgumentError, BatchwrightError, PlanError
+from batchwright.planning.simulation import simulate as simulating
+from batchwright.planning.simulation.cluster import ImaginedCluster, Row
+from batchwright.planning.simulation.failures import Hazards, run_through
+from batchwright.planning.simulation.rounds import simulate_rounds
+from batchwright.planning.simulation.steps import lognormal, simulate_steps
+from batchwright.records import Plan, Scenario, Simulation
+from batchwright.records.documents import read_record
+from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
+from batchwright.workflows.simulating import scenario_of
+from samples import make_kind_profile, make_plan, make_profile
+from servers import make_server_plan
+
+calmly = settings(max_examples=25, deadline=None)  # nothing here is about time
+WITHIN = 0.01  # of a closed form
+FAST = {"repeats": 2, "steps": 50}
+
+
+def make_row(workers: int, seconds: float = 1.0, steps: int = 100, **changes) -> Row:
+    """Workers whose step takes so long, whatever their batch."""
+    told = {
+        "epochs": 1,
+        "steps": steps,
+        "whole": float(steps),
+        "batches": np.full(workers, 10, dtype=np.int64),
+        "sample_seconds": np.zeros(workers),
+        "step_seconds": np.full(workers, seconds),
+        "fixed_samples": 0.0,
+        "samples_per_round": np.zeros(0, dtype=np.int64),
+        "exchange": 0.0,
+        "level": 0.0,
+    }
+    return Row(**(told | changes))
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def dynamic_plan(**keys) -> Plan:
+    return bw.plan(make_profile(), epochs=3, method="dynamic-batch", workers=2, **keys)
+
+
+# ------------------------------------------------------------------------------------ closed forms
+
+
+@pytest.mark.parametrize("workers", [2, 8, 1000])
+def test_a_ring_takes_what_its_formula_says(workers):
+    plan = make_plan()
+    size = plan.network.trained_bytes
+    cluster = ImaginedCluster(plan, Scenario(latency=1e-4, bandwidth=1e8), workers)
+    formula = 2 * (workers - 1) / workers * size / 1e8 + 2 * (workers - 1) * 1e-4
+    assert cluster.all_reduce_seconds(size) == pytest.approx(formula, rel=1e-12)
+    tree = ImaginedCluster(plan, Scenario(latency=1e-4, bandwidth=1e8, exchange="tree"), workers)
+    formula = 2 * (1e-4 * ceil(log2(workers)) + size / 1e8)
+    assert tree.all_reduce_seconds(size) == pytest.approx(formula, rel=1e-12)
+
+
+def test_with_hosts_gradients_are_summed_inside_them_first():
+    plan, size = make_plan(), 10**8
+    asked = Scenario(
+        workers_per_host=8, host_latency=1e-6, host_bandwidth=1e11, latency=1e-4, bandwidth=1e9
+    )
+    inside = 2 * 7 * (1e-6 + size / 8 / 1e11)
+    between = 2 * 3 * (1e-4 + size / 4 / 1e9)
+    found = ImaginedCluster(plan, asked, 32).all_reduce_seconds(size)
+    assert found == pytest.approx(inside + between)
+    flat = asked.model_copy(update={"workers_per_host": 1})
+    assert found < ImaginedCluster(plan, flat, 32).all_reduce_seconds(size)
+
+
+def exponential(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return random.exponential(size=shape)
+
+
+def normal(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return 1 + 0.1 * random.standard_normal(shape)
+
+
+def largest_normal(workers: int) -> float:
+    """Expected maximum of standard normal numbers, by the trapezoid rule."""
+    from scipy.special import ndtr
+
+    at = np.linspace(-10, 10, 20_001)
+    below = ndtr(at) ** workers
+    return float(np.trapezoid(1 - below, at) + at[0]) if workers else 0.0
+
+
+@pytest.mark.parametrize("workers", [2, 16, 256])
+def test_a_step_lasts_as_long_as_the_slowest_of_exponential_times(workers):
+    found = simulate_steps(
+        make_row(workers, 0.5), np.ones(workers), 20_000, generator(), scatter=exponential
+    )
+    harmonic = sum(1 / n for n in range(1, workers + 1))
+    assert found.slowest.mean() == pytest.approx(0.5 * harmonic, rel=WITHIN)
+    assert found.computing.mean() == pytest.approx(0.5, rel=WITHIN)
+
+
+@pytest.mark.parametrize("workers", [2, 16, 256])
+def test_a_step_lasts_as_long_as_the_slowest_of_normal_times(workers):
+    found = simulate_steps(make_row(workers), np.ones(workers), 20_000, generator(), scatter=normal)
+    expected = 1 + 0.1 * largest_normal(workers)
+    assert found.slowest.mean() == pytest.approx(expected, rel=WITHIN)
+
+
+@pytest.mark.parametrize("restart", [0.0, 60.0])
+def test_failures_waste_what_daly_says_at_the_best_interval(restart):
+    cost, mean, work = 20.0, 4000.0, 4_000_000.0
+    best = daly_interval(cost, mean)
+    hazards = Hazards(1, failures=1 / mean, interval=best, cost=cost, restart=restart)
+    found = fmean(run_through(work, hazards, generator(n)).seconds for n in range(40))
+    expected = expected_seconds(work, best, cost, restart, mean)
+    assert found == pytest.approx(expected, rel=WITHIN)
+    assert found / work - 1 == pytest.approx(expected / work - 1, rel=0.05)
+
+
+def test_the_best_interval_is_where_the_expected_time_is_least():
+    cost, mean = 20.0, 4000.0
+    tried = np.geomspace(20, 4000, 2001)
+    seconds = [expected_seconds(1.0, float(one), cost, 0.0, mean) for one in tried]
+    least = float(tried[int(np.argmin(seconds))])
+    assert daly_interval(cost, mean) == pytest.approx(least, rel=0.01)
+    assert young_interval(cost, mean) == pytest.approx(400.0)
+    assert abs(young_interval(cost, mean) - least) > abs(daly_interval(cost, mean) - least)
+    assert daly_interval(100.0, 10.0) == 10.0  # checkpoints that take longer than work lasts
+    assert expected_seconds(100.0, 10.0, 1.0, 5.0, inf) == pytest.approx(110.0)
+    assert expected_seconds(1.0, 1e6, 1.0, 1.0, 1.0) == inf
+
+
+def test_models_queue_at_the_servers_link_as_pollaczek_and_khinchine_say():
+    """M/D/1: many workers with exponential rounds push at random, and each push takes the same."""
+    workers, service, load = 2000, 0.001, 0.5
+    mean = workers * service / load
+    random = generator()
+    until = 100 * mean
+    found = simulate_rounds(
+        workers,
+        10**6,
+        lambda _: random.exponential(mean),
+        transfer=0.0,
+        service=service,
+        until=until,
+    )
+    load = found.pushes / until * service
+    assert found.queue == pytest.approx(load * service / (2 * (1 - load)), rel=WITHIN)
+
+
+def test_workers_that_wait_for_each_other_are_as_slow_as_the_slowest():
+    found = simulate_rounds(3, 4, lambda worker: 1.0 + worker, transfer=0.0, service=0.0, ahead=0)
+    assert found.seconds == pytest.approx(12.0)
+    assert found.waiting.tolist() == pytest.approx([6.0, 3.0, 0.0])  # after three rounds of four
+    free = simulate_rounds(3, 4, lambda worker: 1.0 + worker, transfer=0.0, service=0.0)
+    assert free.waiting.tolist() == [0.0, 0.0, 0.0]
+    assert free.seconds == pytest.approx(12.0)
+    bounded = simulate_rounds(3, 4, lambda worker: 1.0 + worker, transfer=0.0, service=0.0, ahead=1)
+    assert 0.0 < bounded.waiting[0] < 6.0
+
+
+# -------------------------------------------------------------------------------- what always holds
+
+
+@calmly
+@given(
+    bandwidth=st.floats(1e6, 1e11),
+    more=st.floats(1.0, 100.0),
+    workers=st.integers(1, 40),
+    host=st.integers(1, 8),
+    exchange=st.sampled_from(["ring", "tree"]),
+)
+def test_more_bandwidth_is_never_slower(bandwidth, more, workers, host, exchange):
+    def seconds(bandwidth: float) -> list[float]:
+        asked = {"latency": 1e-5, "bandwidth": bandwidth, "workers_per_host": host}
+        found = bw.simulate(make_plan(), workers=workers, exchange=exchange, **asked, **FAST)
+        (one,) = found.clusters
+        return [one.seconds.low, one.seconds.value, one.seconds.high]
+
+    slow, fast = seconds(bandwidth), seconds(more * bandwidth)
+    assert all(a <= b * (1 + 1e-12) for a, b in zip(fast, slow, strict=True))
+
+
+@calmly
+@given(
+    work=st.floats(1.0, 1e6),
+    interval=st.floats(0.1, 1e5),
+    cost=st.floats(0.0, 100.0),
+    spares=st.integers(0, 3),
+)
+def test_without_failures_no_work_is_lost(work, interval, cost, spares):
+    hazards = Hazards(5, interval=interval, cost=cost, restart=50, replacement=9, spares=spares)
+    found = run_through(work, hazards, generator())
+    assert (found.lost, found.restarts, found.waiting) == (0.0, 0.0, 0.0)
+    assert found.done == pytest.approx(work)
+    assert found.seconds == pytest.approx(work + found.checkpoints)
+
+
+@calmly
+@given(
+    mean=st.floats(200.0, 1e5),
+    interval=st.floats(10.0, 500.0),
+    notice=st.sampled_from([0.0, 1e9]),
+    replacement=st.floats(0.0, 5000.0),
+    spares=st.integers(0, 3),
+    until=st.sampled_from([inf, 3000.0]),
+    seed=st.integers(0, 100),
+)
+def test_every_second_of_a_training_is_accounted_for(
+    mean, interval, notice, replacement, spares, until, seed
+):
+    hazards = Hazards(
+        4, 1 / mean / 8, 1 / mean / 8, notice, interval, 3.0, 20.0, replacement, spares
+    )
+    found = run_through(10_000.0, hazards, generator(seed), until=until, told=True)
+    parts = found.done + found.checkpoints + found.lost + found.restarts + found.waiting
+    assert parts == pytest.approx(found.seconds)
+    assert found.seconds <= until * (1 + 1e-9)
+    assert found.done <= 10_000.0 * (1 + 1e-9)
+    if until == inf:
+        assert found.done == pytest.approx(10_000.0)
+    ends = [0.0, *(span.end for span in found.spans)]
+    assert [span.start for span in found.spans] == pytest.approx(ends[:-1])
+    told = run_through(10_000.0, hazards, generator(seed), until=until)
+    assert told.seconds == pytest.approx(found.seconds)
+
+
+def test_notice_saves_the_work_and_spares_save_the_wait():
+    def course(**changes):
+        hazards = {"workers": 10, "preemptions": 1e-5, "interval": 600.0, "cost": 5.0}
+        hazards |= {"restart": 60.0, "replacement": 7200.0} | changes
+        return run_through(200_000.0, Hazards(**hazards), generator(1))
+
+    plain = course()
+    assert plain.counts["preemptions"] > 3
+    assert plain.counts["failures"] == 0
+    assert plain.lost > 0
+    assert course(notice=5.0).lost == 0.0
+    assert plain.waiting > 0
+    assert course(spares=10).waiting == 0.0
+    assert course(spares=10).seconds < plain.seconds
+
+
+def test_seeds_reproduce_every_bit_and_others_do_not():
+    keys = {"workers": (2, 5), "mtbf_hours": 0.1, "straggler_share": 0.1, **FAST}
+    found = [bw.simulate(make_plan(), seed=seed, **keys) for seed in (3, 3, 4)]
+    assert found[0].model_dump_json() == found[1].model_dump_json()
+    assert found[0].clusters != found[2].clusters
+
+
+def test_stragglers_are_as_many_and_as_slow_as_stated():
+    plan = make_plan()
+    asked = {"speed_spread": 0.0, "step_spread": 0.0, "repeats": 8, "epochs": 500, "steps": 4000}
+    plain = bw.simulate(plan, workers=1, **asked).clusters[0]
+    slower = bw.simulate(
+        plan, workers=1, straggler_share=0.3, straggler_slowdown=3, straggler_seconds=1, **asked
+    ).clusters[0]
+    assert slower.step_seconds.value / plain.step_seconds.value == pytest.approx(1.6, rel=0.05)
+
+
+def test_a_measured_cluster_takes_what_the_plan_predicts():
+    profile = make_profile()
+    for workers in (1, 2):
+        plan = bw.plan(profile, epochs=3, workers=workers, global_batch=64)
+        (found,) = bw.simulate(plan, profile=profile).clusters
+        predicted = plan.stages[0].predicted_epoch_seconds.value
+        training = found.seconds.value * (1 - found.shares.evaluation) / 3
+        assert training == pytest.approx(predicted, rel=0.05)
+        assert sum(found.shares.model_dump().values()) == pytest.approx(1.0)
+        (alone,) = bw.simulate(plan, speed_spread=0, step_spread=0).clusters  # by the plan's words
+        assert alone.seconds.value == pytest.approx(plan.chosen.train_seconds.value, rel=0.05)
+
+
+def test_shares_follow_speeds_by_the_very_class_that_training_uses(monkeypatch):
+    made = []
+
+    class Watched(balancer.Balancer):
+        def __init__(self, *given, **known):
+            super().__init__(*given, **known)
+            made.append(self)
+
+    plan = dynamic_plan()
+    monkeypatch.setattr(balancer, "Balancer", Watched)
+    asked = {"workers": 4, "speeds": (1, 0.5), "samples": 100_000, "global_batch": 256, **FAST}
+    (found,) = bw.simulate(plan, rebalance_steps=10, **asked).clusters
+    assert len(made) == FAST["repeats"]
+    assert found.rebalancings >= 1
+    (fixed,) = bw.simulate(plan, rebalance_steps=10**6, **asked).clusters
+    assert fixed.rebalancings == 0
+    assert found.seconds.value < 0.85 * fixed.seconds.value
+    with pytest.raises(PlanError, match="rebalance_steps=10: with method=plain shares stay"):
+        bw.simulate(make_plan(), rebalance_steps=10)
+
+
+def test_kinds_of_workers_keep_their_batches_and_speeds():
+    profiles = [make_kind_profile("a", 2.0), make_kind_profile("b")]
+    kinds = [{"kind": "a", "count": 1, "price": 2.0}, {"kind": "b", "count": 1, "price": 1.0}]
+    keys = {"epochs": 2, "workers": 2, "link": {"latency": 1e-5, "bandwidth": 1e10}}
+    plan = bw.plan(profiles, goal={"kinds": kinds}, global_batch=192, resolutions=(96,), **keys)
+    assert [one.kind for one in plan.kinds] == ["a", "b"]
+    (found,) = bw.simulate(plan, profile=profiles, workers=10, spares=2, **FAST).clusters
+    assert found.global_batch_size == 5 * 192
+    assert found.cost.value == pytest.approx(found.seconds.value / 3600 * 15 * 12 / 10)
+    with pytest.raises(PlanError, match=r"kind 'b', the profiles only of 'a'"):
+        bw.simulate(
+            plan.model_copy(update={"job": plan.job.model_copy(update={"goal": bw.Job().goal})}),
+            profile=profiles[:1],
+        )
+
+
+def test_rounds_with_a_server_are_simulated_and_stragglers_lengthen_them():
+    with pytest.raises(PlanError, match="give what it was made from with --profile"):
+        bw.simulate(make_server_plan(), workers=2)
+    plan = make_server_plan(stages=({"sample_seconds": 0.001, "step_seconds": 0.01},))
+    asked = {"workers": (4, 64), "samples": 100_000, "repeats": 3}
+    found = bw.simulate(plan, **asked)
+    slower = bw.simulate(plan, straggler_share=0.5, straggler_slowdown=4, **asked)
+    for one, other in zip(found.clusters, slower.clusters, strict=True):
+        assert sum(one.shares.model_dump().values()) == pytest.approx(1.0)
+        assert one.shares.exchange > 0
+        assert other.seconds.value > one.seconds.value
+    assert found.timeline.steps == ()
+
+
+def test_a_search_finds_the_best_interval_on_the_same_numbers():
+    asked = {"samples": 10**6, "epochs": 300, "workers": 8, "mtbf_hours": 2, "checkpoint_cost": 5}
+    values = [5, 100, 5000]
+    found = bw.simulate(make_plan(), search={"checkpoint_seconds": values}, price=1.0, **asked)
+    (told,) = found.searches
+    assert [one.value for one in told.tried] == values
+    assert (told.best, told.level) == (100, ())
+    best = told.tried[1]
+    assert (best.over_best.value, best.over_best.low) == (0.0, 0.0)
+    for one in (told.tried[0], told.tried[2]):
+        assert 0 < one.over_best.low <= one.over_best.value <= one.over_best.high
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"workers": 0}, "simulate: workers.0 = 0: input should be greater than or equal to 1"),
+        ({"workers": "8-2"}, "workers=8-2: give a range as 8-1024"),
+        ({"workers": "many"}, "workers.0 = 'many'"),
+        ({"workers": (2, 2)}, "workers names 2 twice"),
+        ({"worker": 2}, "unknown key of simulate 'worker': did you mean 'workers'"),
+        ({"latency": 1e-3}, "latency and bandwidth are stated together"),
+        ({"host_latency": 0, "host_bandwidth": 1e9}, "need workers_per_host=2 or more"),
+        ({"mtbf_hours": -1}, "mtbf_hours = -1"),
+        ({"hours": True}, "this key is no yes or no"),
+        ({"workers": 10_000}, "workers=10000: an epoch of 1,437 images leaves some without any"),
+        ({"workers": 8, "global_batch": 4}, "global_batch=4 leaves some of 8 workers without"),
+        ({"mtbf_hours": 1e-6}, "as good as never end"),
+        ({"mtbf_hours": 0.01, "restart_seconds": 1000}, "as good as never end"),
+        ({"search": {"seed": [1, 2]}}, "--search seed: search one of"),
+        ({"search": {"spares": [-1]}}, "spares = -1"),
+        ({"search": {"spares": [0, 1]}, "hours": 1e-4}, "leave out hours="),
+    ],
+)
+def test_what_makes_no_sense_ends_in_one_line(keys, words):
+    with pytest.raises(BatchwrightError) as told:
+        bw.simulate(make_plan(), **keys)
+    assert words in str(told.value)
+    assert "\n" not in str(told.value)
+    assert told.value.exit_code == 2
+
+
+def test_a_profile_of_something_else_is_refused():
+    with pytest.raises(PlanError, match="give the profile that the plan was made from"):
+        bw.simulate(make_plan(), profile=make_kind_profile("a"))
+    with pytest.raises(ArgumentError, match="profile= of simulate takes a profile"):
+        bw.simulate(make_plan(), profile=[3])
+
+
+def test_numbers_of_workers_are_listed_or_a_range_of_doublings():
+    assert scenario_of({"workers": "8,16"}).workers == (8, 16)
+    assert scenario_of({"workers": "8-50"}).workers == (8, 16, 32, 50)
+    assert scenario_of({"workers": "8-8"}).workers == (8,)
+    assert scenario_of({"workers": 8}).workers == (8,)
+    assert scenario_of({"speeds": "1,0.5"}).speeds == (1.0, 0.5)
+
+
+# ------------------------------------------------------------------------------------- the verb
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    profile = make_profile()
+    profile.save("profile.json")
+    bw.plan(profile, epochs=3, workers=2).save("plan.json")
+    return tmp_path
+
+
+def run(*words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "batchwright", "simulate", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_record_tables_and_a_figure(files):
+    words = ("workers=2,8", "samples=50000", "price=1", "mtbf_hours=1", "repeats=3")
+    done = run("plan.json", *words, "--profile", "profile.json", "--figure", "s.svg")
+    found = Simulation.model_validate_json(done.stdout)
+    assert [one.workers for one in found.clusters] == [2, 8]
+    assert "where the time goes" in done.stderr
+    assert "assumed: links between hosts" in done.stderr
+    assert Path("s.svg").read_text().startswith("<?xml")
+    run("plan.json", *words, "--search", "spares=0,1", "--out", "found.json")
+    kept = bw.load("found.json")
+    assert isinstance(kept, Simulation)
+    assert kept.searches[0].key == "spares"
+    assert "2 workers" in repr(kept)
+
+
+@pytest.mark.slow
+def test_bad_words_end_the_command_with_one_line(files):
+    for words in (["workers=0"], ["mtbf_hours=1e-7"], ["--search", "spares"], ["profile.json"]):
+        done = run("plan.json", *words, status=2)
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+        assert done.stdout == ""
+    run(status=2)
+
+
+@pytest.mark.slow
+def test_simulating_loads_no_torch(files):
+    code = (
+        "import sys, batchwright as bw; bw.simulate('plan.json', profile='profile.json', "
+        "workers=8, samples=10000); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_simulation_is_drawn_and_put_into_tables(tmp_path):
+    from rich.console import Console
+
+    found = bw.simulate(
+        make_plan(),
+        workers=(2, 4, 16),
+        samples=50_000,
+        price=1.0,
+        mtbf_hours=0.5,
+        spares=1,
+        replacement_seconds=3600,
+        search={"spares": [0, 1, 2], "checkpoint_seconds": [10, 100]},
+        **FAST,
+    )
+    for suffix in ("png", "pdf", "svg"):
+        assert write_simulation_figure(found, tmp_path / f"a.{suffix}").stat().st_size > 1000
+    with pytest.raises(BatchwrightError, match="a figure ends in one of"):
+        write_simulation_figure(found, tmp_path / "a.gif")
+    console = Console(width=300)
+    with console.capture() as told:
+        for table in simulation_tables(found):
+            console.print(table)
+    text = told.get()
+    assert "16 + 1" in text
+    assert "best" in text
+    (tmp_path / "found.json").write_text(found.model_dump_json())
+    assert read_record(tmp_path / "found.json", Simulation) == found
+    assert json.loads((tmp_path / "found.json").read_text())["format"] == "batchwright-simulation/1"
+
+
+def test_hours_end_a_training_and_say_how_much_was_done():
+    asked = {"samples": 10**6, "epochs": 100, "workers": 2, **FAST}
+    (whole,) = bw.simulate(make_plan(), **asked).clusters
+    half = whole.seconds.value / 2 / 3600
+    (cut,) = bw.simulate(make_plan(), hours=half, **asked).clusters
+    assert cut.seconds.value == pytest.approx(3600 * half)
+    assert cut.done.value == pytest.approx(0.5, rel=0.05)
+    assert whole.done.value == 1.0
+
+
+def test_rows_of_a_cycle_are_simulated_each_and_shortened_in_proportion():
+    profile = make_kind_profile("a", sides=(96, 128))
+    plan = bw.plan(profile, epochs=7, method="cyclic", workers=1, global_batch=64)
+    assert len(plan.stages) > 1
+    (found,) = bw.simulate(plan, profile=profile, **FAST).clusters
+    predicted = sum(one.epochs * one.predicted_epoch_seconds.value for one in plan.stages)
+    training = found.seconds.value * (1 - found.shares.evaluation)
+    assert training == pytest.approx(predicted, rel=0.05)
+    (short,) = bw.simulate(plan, profile=profile, epochs=2, **FAST).clusters
+    assert 0 < short.seconds.value < 0.5 * found.seconds.value
+
+
+def test_lognormal_scatter_keeps_the_measured_median():
+    drawn = lognormal(0.3)(generator(), (10_001, 3))
+    assert np.median(drawn) == pytest.approx(1.0, rel=0.02)
+    assert np.log(drawn).std() == pytest.approx(0.3, rel=0.02)
+    assert simulating.estimate_of([1.0]).low == 1.0
