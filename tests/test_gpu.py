@@ -292,7 +292,7 @@ def test_a_step_that_does_not_fit_is_done_in_smaller_ones():
     "probing.measure.timing:now",
     "probing.measure.timing:passing",
     "probing.measure.timing:passing.when",
-    "probing.executor:_device_name",
+    "probing.executor:device_name",
     "probing.visiting:Visitor.cluster",
     "workload.host:resolve_device",
     "workload.host:computes_in_bfloat16",

@@ -115,7 +115,7 @@ class Executor:
             data=self._data.facts,
             network=facts,
             parts=bench.parts(),
-            device_name=_device_name(group.device),
+            device_name=device_name(group.device),
             threads=torch.get_num_threads(),
             memory_bytes=free_memory(group.device, group.size),
             allocator=self._allocator,
@@ -182,7 +182,8 @@ class Executor:
         return group
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Model of the GPU or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if sys.platform == "linux":
