@@ -42,6 +42,8 @@ class Texts(Dataset):
         return SAMPLES
 
     def __getitem__(self, index):
+        if index >= SAMPLES:
+            raise IndexError(index)  # or going through them would not end
         random = torch.Generator().manual_seed(index)
         tokens = torch.randint(20, (7,), generator=random)
         labels = tokens.clone()
