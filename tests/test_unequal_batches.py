@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import batchwright as bw
+from batchwright.distributed.group import Group
 from batchwright.errors import ArgumentError, DataError, PlanError
 
 SAMPLES, BATCH = 53, 16  # a tail of 5
@@ -149,8 +150,7 @@ def network():
 
 def trained(rank, workers, passes, summed):
     """Two epochs in a plain DDP loop, the shares changed between them; gradients and weights."""
-    if workers > 1:
-        torch.distributed.init_process_group("gloo")
+    group = Group(torch.device("cpu"), 60)  # joins as the environment says
     try:
         plain = network()
         model = DistributedDataParallel(plain) if workers > 1 else plain
@@ -173,8 +173,8 @@ def trained(rank, workers, passes, summed):
             sampler.set_shares((1, 5)[:workers])
         return gradients, [p.detach() for p in plain.parameters()]
     finally:
-        if workers > 1:
-            torch.distributed.destroy_process_group()
+        group.barrier()
+        group.close()
 
 
 @pytest.mark.slow
