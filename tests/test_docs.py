@@ -191,7 +191,8 @@ def test_every_figure_of_the_readme_is_one_of_a_benchmark_and_each_benchmark_has
 def test_every_public_name_is_in_the_documents():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = ("probe", "plan", "check", "train", "report", "run", "sweep", "schedule")
-    named += ("Session", "load", "simulate", "max_local_batch_size", "muon")
+    named += ("Session", "load", "simulate", "max_local_batch_size", "muon", "Sampler", "weight")
+    named += ("ForLightning", "ForTransformers", "ForAccelerate")
     assert set(named) < set(bw.__all__)
     for name in named:
         assert f"bw.{name}" in text
@@ -263,7 +264,8 @@ def test_every_dependency_has_its_reason():
 
 def test_the_constraints_name_one_allowed_version_of_each_dependency():
     wanted = [Requirement(one) for one in PROJECT["dependencies"]]
-    wanted += [Requirement(one) for one in PROJECT["optional-dependencies"]["serve"]]
+    for extra in ("serve", "lightning", "transformers"):
+        wanted += [Requirement(one) for one in PROJECT["optional-dependencies"][extra]]
     lines = [line.partition("#")[0].strip() for line in read("constraints.txt").splitlines()]
     versions = dict(line.split("==") for line in lines if line)
     versions = {canonicalize_name(name): version for name, version in versions.items()}

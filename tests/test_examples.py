@@ -32,3 +32,17 @@ def test_the_example_of_fine_tuning_runs(tmp_path):
     brief = read("examples/finetune.py").replace('"budget": 3', '"budget": 2')
     (tmp_path / "finetune.py").write_text(brief.replace("epochs=8", "epochs=2"))
     assert "of the held-out images" in run(f"{sys.executable} finetune.py", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["lightning", "transformers", "accelerate"])
+def test_an_example_in_somebody_elses_trainer_changes_ten_lines_at_most_and_runs(trainer, tmp_path):
+    pytest.importorskip(trainer, reason=f"pip install 'batchwright[{trainer}]'")
+    text = read(f"examples/in_{trainer}.py")
+    body = text.split('"""', 2)[2]
+    changed = [one for one in body.splitlines() if re.search(r"\bbw\b|\bfeed\b", one)]
+    assert 2 <= len(changed) <= 10
+    (tmp_path / f"in_{trainer}.py").write_text(text)
+    (command,) = re.findall(r"^    (\S.*)$", text.split('"""')[1], re.MULTILINE)
+    printed = run(command, tmp_path)
+    assert float(re.search(r"^right: ([\d.]+)%", printed, re.MULTILINE)[1]) > 50

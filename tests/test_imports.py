@@ -96,6 +96,7 @@ ARROWS = {
         "prediction.memory",
         "workload.muon",
         "training.session",
+        "training.batches.unequal",
         "workflows",
     },
 }

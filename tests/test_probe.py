@@ -19,7 +19,7 @@ from batchwright.probing.measure import gradient_noise
 from batchwright.probing.measure.evaluation import evaluation_seconds
 from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.probing.measure.timing import spread
-from batchwright.probing.probe import _Reporter, measure_points, probe
+from batchwright.probing.probe import Reporter, measure_points, probe
 from batchwright.records import DataFacts, Job, ProbeSettings, Profile
 from batchwright.reporting.render.progress import steps
 from batchwright.workload.data.sources import ImageData
@@ -329,7 +329,7 @@ def test_a_network_that_diverges_starts_over_and_keeps_the_memory_of_training(mo
 
 def test_each_trial_has_its_lines_where_no_display_can_move():
     file = io.StringIO()
-    reporter = _Reporter(steps(Console(file=file, width=200)), 5)
+    reporter = Reporter(steps(Console(file=file, width=200)), 5)
     for number in (1, 2, 3):
         reporter.trial(f"trial {number}: sgd", 0.0, 4000)
         reporter.trial(f"trial {number}: sgd", 0.5, 61.5)

@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from batchwright.records import Check, Job, Plan, Profile, RunSummary, Sweep
     from batchwright.records.lines.export import metrics
     from batchwright.records.run_folder import load
+    from batchwright.training.batches.unequal import Sampler, weight
     from batchwright.training.session import Session
     from batchwright.workflows.simulating import simulate
     from batchwright.workflows.sweep.verb import sweep
+    from batchwright.workflows.trainers.accelerate import ForAccelerate
+    from batchwright.workflows.trainers.lightning import ForLightning
+    from batchwright.workflows.trainers.transformers import ForTransformers
     from batchwright.workflows.verbs import check, plan, probe, report, run, schedule, train
     from batchwright.workload.muon import muon
 
@@ -39,11 +43,15 @@ __version__ = "0.1.0"
 _HOME = {
     "BatchwrightError": "errors",
     "Check": "records",
+    "ForAccelerate": "workflows.trainers.accelerate",
+    "ForLightning": "workflows.trainers.lightning",
+    "ForTransformers": "workflows.trainers.transformers",
     "Interrupted": "errors",
     "Job": "records",
     "Plan": "records",
     "Profile": "records",
     "RunSummary": "records",
+    "Sampler": "training.batches.unequal",
     "Session": "training.session",
     "Sweep": "records",
     "check": "workflows.verbs",
@@ -59,16 +67,21 @@ _HOME = {
     "simulate": "workflows.simulating",
     "sweep": "workflows.sweep.verb",
     "train": "workflows.verbs",
+    "weight": "training.batches.unequal",
 }
 
 __all__ = [
     "BatchwrightError",
     "Check",
+    "ForAccelerate",
+    "ForLightning",
+    "ForTransformers",
     "Interrupted",
     "Job",
     "Plan",
     "Profile",
     "RunSummary",
+    "Sampler",
     "Session",
     "Sweep",
     "check",
@@ -84,6 +97,7 @@ __all__ = [
     "simulate",
     "sweep",
     "train",
+    "weight",
 ]
 
 

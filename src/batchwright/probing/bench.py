@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,27 @@ class Taken(NamedTuple):
     finite: bool = True  # whether the gradient was; else the weights are the starting ones
     stopped: bool = False  # whether a worker wants to stop after it
     exchanged: float = 0.0  # when the exchange of gradients was over
+
+
+class Stepping(Protocol):
+    """What can be timed and weighed: our step, or one of the user's own.
+
+    Attributes:
+        device: Where it computes.
+        group: The workers that measure together now.
+    """
+
+    device: torch.device
+    group: Group
+
+    def step(self, *supplies: Callable[[], Any]) -> tuple[float, float]:
+        """Take one with these batches; seconds of computing, and of waiting for the exchange."""
+
+    def try_step(self, supply: Callable[[], Any]) -> bool:
+        """Take one if it fits into memory on all workers; else nothing is changed."""
+
+    def live_bytes(self) -> int:
+        """Bytes that live between two steps."""
 
 
 class Bench:

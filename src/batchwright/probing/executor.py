@@ -186,7 +186,7 @@ class Executor:
 
 
 def device_name(device: torch.device) -> str:
-    """What a GPU is called, or the processor."""
+    """Model of the GPU or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if sys.platform == "linux":

@@ -78,7 +78,7 @@ def probe(
     """
     started = time.perf_counter()
     counts = counts_of(job)
-    reporter = _Reporter(progress, job.probe.most_budget)
+    reporter = Reporter(progress, job.probe.most_budget)
     begun = None if kept is None else unfinished(kept, job)
     with measuring(job, folder, counts) as workers:
         reporter.begin()
@@ -235,7 +235,7 @@ def _mixed(kinds: Sequence[str]) -> str:
     )
 
 
-class _Reporter:
+class Reporter:
     """Tells how much of the budget is spent, in whole seconds."""
 
     def __init__(self, progress: Progress | None, budget: float) -> None:
@@ -249,6 +249,7 @@ class _Reporter:
         self._began = self._clock()
 
     def __call__(self, what: str) -> None:
+        """Say what is measured now."""
         spent = min(self._total - 1, int(self._clock() - self._began))
         self._tell(spent, f"measuring {what}, seconds")
 

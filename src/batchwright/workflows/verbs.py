@@ -98,14 +98,29 @@ _OPENING, _REPORT = "opening data and network", "report"
 
 @together(Profile)
 def probe(
-    job: Job | str | Path | None = None, *, out: str | Path | None = None, **keys: Any
+    job: Job | str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    step: Callable[[Any], Any] | None = None,
+    batch: Callable[[int], Any] | None = None,
+    loader: Callable[[int], Any] | None = None,
+    samples: int = 0,
+    **keys: Any,
 ) -> Profile:
     """Measure a job on this machine: step times, memory, exchange times, gradient noise.
+
+    With ``step=`` a training step of your own is measured as it is, whatever it computes, by all
+    workers of a launcher such as torchrun, or by this process alone.
 
     Args:
         job: A job, the path of its YAML file, or ``None`` for the defaults.
         out: File for the profile. It is written before each trial, too: the same probe again goes
             on with the trials if it was stopped there.
+        step: Called with a batch; does all that a step does, without the exchange of gradients.
+            Weights and the optimizers' states are put back.
+        batch: With ``step``: f(n) makes a batch of n samples.
+        loader: The same: f(n) makes an iterable of such batches, whose loading is timed, too.
+        samples: With ``step``: of the training set.
         keys: Job keys to change, such as ``data="cifar100:PATH"`` or ``probe={"budget": 10}``.
 
     Returns:
@@ -118,6 +133,12 @@ def probe(
     refuse_unguarded_script()
     refuse_no_path(out, "out")
     kept = None if out is None else Path(out)
+    if step is not None:
+        if job is not None:
+            raise ArgumentError("probe takes either a job or step=, not both: job keys by name")
+        return _probe_own_step(step, batch, loader, samples, kept, keys)
+    if batch or loader or samples:
+        raise ArgumentError("batch=, loader= and samples= of probe go with step=, the step to time")
     job = job_of(job, keys)
     refuse_to_hand_over(job, "probe")
     with _workers_of(job):
@@ -542,6 +563,29 @@ def _telling_what_is_kept(kept: Path | None, job: Job) -> Iterator[None]:
         if kept is not None and unfinished(kept, job):
             stop.args = (f"{stop}; {kept} has what was measured: probe again to go on with trials",)
         raise
+
+
+def _probe_own_step(
+    step: Callable[[Any], Any],
+    batch: Callable[[int], Any] | None,
+    loader: Callable[[int], Any] | None,
+    samples: int,
+    kept: Path | None,
+    keys: dict[str, Any],
+) -> Profile:
+    """Measure a step of the user's own; worker 0 shows how far it is and writes the profile."""
+    from batchwright.probing.own_step import probe_step
+    from batchwright.training.batches.unequal import place_among_workers
+
+    first = place_among_workers()[0] == 0
+    with steps() if first else nullcontext() as show:
+        profile = probe_step(step, batch, loader, samples, keys, progress=show)
+    if first:
+        if warning := busy_warning(profile.load):
+            print(f"warning: {warning}", file=sys.stderr)  # noqa: T201 - for the person who waits
+        if kept is not None:
+            write_record(profile, kept)
+    return profile
 
 
 def _probe_in(folder: Path, job: Job, kept: Path | None) -> Profile:

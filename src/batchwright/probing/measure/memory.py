@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from batchwright.probing.bench import Batch, Bench, sides_of
+from batchwright.probing.bench import Stepping, sides_of
 from batchwright.records import DataFacts, Job, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.workload.host import autocast, release_memory
@@ -20,7 +21,7 @@ from batchwright.workload.task import build_network, build_optimizer, freeze, se
 from batchwright.workload.tensor_bytes import counting_tensors
 
 
-def weigh(bench: Bench, supply: Callable[[], Batch]) -> tuple[int | None, int | None]:
+def weigh(bench: Stepping, supply: Callable[[], Any]) -> tuple[int | None, int | None]:
     """Largest sum of live tensor bytes, and largest resident size, during one training step.
 
     On CUDA the allocator counts, and what it has reserved stands for the resident size: blocks that

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from statistics import fmean, mean
+from typing import Any
 
-from batchwright.probing.bench import Batch, Bench
+from batchwright.probing.bench import Batch, Bench, Stepping
 from batchwright.probing.measure.timing import follow, now
 from batchwright.records import StepLoading
 from batchwright.training.batches.feeding import Feed
@@ -27,7 +28,7 @@ _POLL_SECONDS = 0.0005
 Steps = list[tuple[float, float]]
 
 
-def visit(bench: Bench, supply: Callable[[], Batch], *, seconds: float, most_steps: int) -> Steps:
+def visit(bench: Stepping, supply: Callable[[], Any], *, seconds: float, most_steps: int) -> Steps:
     """Seconds of computing and of waiting for the exchange of a few steps in a row.
 
     The first one or two steps at each visit are discarded: kernels are chosen, caches filled and
@@ -103,7 +104,7 @@ def in_turns(count: int, loaders: int) -> int:
     return max(1, count // loaders) * loaders if loaders else count
 
 
-def _warm(bench: Bench, supply: Callable[[], Batch], *, least: int = 1) -> float:
+def _warm(bench: Stepping, supply: Callable[[], Any], *, least: int = 1) -> float:
     """Seconds of the last of one or two steps that are not timed, or of ``least``."""
     each = sum(bench.step(supply))
     more = max(least - 1, follow(bench.group, int(each < LONG_STEP)))
@@ -112,7 +113,7 @@ def _warm(bench: Bench, supply: Callable[[], Batch], *, least: int = 1) -> float
     return each
 
 
-def _affordable(bench: Bench, each: float, seconds: float, most_steps: int) -> int:
+def _affordable(bench: Stepping, each: float, seconds: float, most_steps: int) -> int:
     """How many steps are timed, the same on all workers."""
     wanted = int(min(most_steps, seconds / each))
     return follow(bench.group, min(most_steps, max(LEAST_STEPS, wanted)))

@@ -56,6 +56,9 @@ DATA = Registry(
 FUNCTION = DataSource("package.module:function", f"{_SOURCES}:open_function", as_they_come=True)
 """Any other import string: what the function that it names returns."""
 
+OWN_STEP = "step"
+"""What the job of a profile of a user's own step has as ``data``; nothing that can be opened."""
+
 
 def source_of(data: str) -> DataSource:
     """The source of a job's ``data``, which may yet be refused when it is opened."""

@@ -64,28 +64,41 @@ def recipe(plan: Plan, trainer: str) -> Recipe:
     Raises:
         PlanError: The trainer cannot follow it.
     """
-    job = plan.job
-    (first, *others), sizes = plan.stages, set(plan.stages[0].local_batch_sizes)
-    for found, what in (
-        (plan.server is not None, f"method={plan.method} trains two batch sizes at once"),
+    first, sizes = plan.stages[0], set(plan.stages[0].local_batch_sizes)
+    refuse_what_trainers_cannot(
+        plan,
+        trainer,
         (bool(plan.method_spec.balancer), f"with method={plan.method} shares follow speed"),
-        (bool(others), f"the plan has {len(plan.stages)} stages"),
         (len(sizes) > 1, f"its local batches differ ({min(sizes)} to {max(sizes)} samples)"),
-        (plan.ags is not None, f"ags.mode={plan.ags and plan.ags.mode} scales gradients"),
-        (plan.learning_rate.scaling == "gain", "scaling=gain measures the rate while it trains"),
-        (job.sampling != "shuffle", f"sampling={job.sampling} draws images with replacement"),
-    ):
-        if found:
-            raise PlanError(
-                f"{trainer} cannot follow this plan: {what}. Train it with batchwright train, in "
-                "a loop of your own with bw.Session, or plan again with method=plain"
-            )
+    )
     (local,) = sizes
     passes = next(
         count for count in range(first.accumulation_steps, local + 1) if local % count == 0
     )
     samples = ceil(plan.data.train_samples / plan.workers)
     return Recipe(plan, local // passes, passes, ceil(samples / local))
+
+
+def refuse_what_trainers_cannot(plan: Plan, trainer: str, *more: tuple[bool, str]) -> None:
+    """Refuse a plan that no trainer with a loop of its own can follow, and for ``more`` reasons.
+
+    Raises:
+        PlanError: The first reason.
+    """
+    job = plan.job
+    for found, what in (
+        (plan.server is not None, f"method={plan.method} trains two batch sizes at once"),
+        (len(plan.stages) > 1, f"the plan has {len(plan.stages)} stages"),
+        (plan.ags is not None, f"ags.mode={plan.ags and plan.ags.mode} scales gradients"),
+        (plan.learning_rate.scaling == "gain", "scaling=gain measures the rate while it trains"),
+        (job.sampling != "shuffle", f"sampling={job.sampling} draws images with replacement"),
+        *more,
+    ):
+        if found:
+            raise PlanError(
+                f"{trainer} cannot follow this plan: {what}. Train it with batchwright train, in "
+                "a loop of your own with bw.Session, or plan again with method=plain"
+            )
 
 
 # ------------------------------------------------------------------------------------------ Python

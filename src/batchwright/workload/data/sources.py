@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from batchwright.errors import DataError
 from batchwright.records import DataFacts, Job
-from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
+from batchwright.records.registries.data_sources import DATA, FUNCTION, OWN_STEP, source_of
 from batchwright.records.text.formatting import data_name
 from batchwright.workload.data import cifar, image_folder
 from batchwright.workload.data.cifar import Arrays
@@ -71,6 +71,11 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     kind, colon, place = job.data.partition(":")
     source = source_of(job.data)
     misplaced = bool(colon) and not source.takes_path
+    if job.data == OWN_STEP:
+        raise DataError(
+            "data=step stands for a step of your own, which only your program has: follow the plan "
+            "there, with bw.Sampler, bw.Session or one of docs/trainers.md"
+        )
     if not _IMPORT_STRING.fullmatch(job.data) if source is FUNCTION else misplaced:
         near = get_close_matches(kind, DATA, n=1, cutoff=0.5)
         if near:

@@ -1,0 +1,274 @@
+"""Unequal batches in somebody else's loop: who takes which samples, and what they weigh.
+
+    sampler = bw.Sampler(dataset, 96, shares=(2, 1))
+    loader = DataLoader(dataset, batch_sampler=sampler)
+    for index, (images, labels) in enumerate(loader):
+        bw.weight(criterion(model(images), labels), *sampler.part(index)).backward()
+
+`DistributedDataParallel` averages the workers' gradients. That is the mean over all samples only if
+all have as many; the weight makes it so whatever they have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed
+from torch.utils.data import Sampler as TorchSampler
+
+from batchwright.algorithms.partition import apportion
+from batchwright.errors import ArgumentError, PlanError
+from batchwright.training.batches.epoch_steps import EpochSteps, Shares
+from batchwright.training.batches.feeding import refuse_iterable
+from batchwright.training.batches.sampler import epoch_order, step_sizes
+
+
+class Part(NamedTuple):
+    """What one forward pass of this worker is of its step; the last arguments of `weight`."""
+
+    samples: int  # that count; 0: the batch only keeps this worker in step with the others
+    total: int  # samples of the step, over all workers and passes
+    passes: int  # forward passes of each worker in the step
+
+    def factor(self, workers: int) -> float:
+        r"""What the mean loss of the pass is to be multiplied by: :math:`n_i W k / \sum n`.
+
+        Args:
+            workers: How many there are, W; the gradients' sum is divided by them.
+        """
+        return self.samples * workers * self.passes / self.total
+
+
+class Sampler(TorchSampler[list[int]]):
+    """Batches of indices for this worker: unequal shares, each sample exactly once an epoch.
+
+    For `torch.utils.data.DataLoader` as ``batch_sampler=``. In each epoch there is one seeded order
+    of all samples; a step takes the next ``global_batch`` of them, each worker its share. So a step
+    has the same samples whatever the shares and the number of workers. Every worker has equally
+    many batches: in a last step of fewer samples than workers some get one that does not count.
+
+    Each pass over the sampler is the next epoch; `set_epoch` says another.
+
+    Args:
+        data: The data set, or how many samples it has.
+        global_batch: Samples of a step over all workers and passes.
+        shares: Of the workers, in rank order: numbers in any unit. ``None``: equal.
+        passes: Forward passes of each worker in a step, for a loop that accumulates gradients.
+        least: Fewest samples of a pass; 2 where there is batch normalization.
+        fill: Whether some workers get a batch that does not count where a last step has fewer
+            samples than passes; else it joins the one before. So it does with ``least=2``.
+        shuffle: Whether each epoch has a random order of its own; else the data set's.
+        seed: Of the order.
+        rank: This worker. ``None``: as `torch.distributed` or the launcher's environment says.
+        workers: How many there are; ``None``: likewise.
+
+    Attributes:
+        epoch: Zero-based.
+        local_batch_sizes: Samples of each worker in a step, in rank order.
+
+    Raises:
+        ArgumentError: A number makes no sense; the message names it.
+        DataError: The data set can only be iterated.
+    """
+
+    def __init__(
+        self,
+        data: Sized | int,
+        global_batch: int,
+        *,
+        shares: Sequence[float] | None = None,
+        passes: int = 1,
+        least: int = 1,
+        fill: bool = True,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        workers: int | None = None,
+    ) -> None:
+        if not isinstance(data, int):
+            refuse_iterable(data)
+        self.samples = data if isinstance(data, int) else len(data)
+        own, count = place_among_workers()
+        self.rank = own if rank is None else rank
+        self.workers = count if workers is None else workers
+        if not 0 <= self.rank < self.workers:
+            raise ArgumentError(f"rank={self.rank} of {self.workers} workers: count from 0")
+        fewest = least * passes * self.workers
+        if min(least, passes) < 1 or not fewest <= global_batch <= self.samples:
+            raise ArgumentError(
+                f"global_batch={global_batch} of Sampler: {self.workers} workers with {passes} "
+                f"pass(es) of at least {least} samples each and {self.samples} samples in all want "
+                f"a number from {fewest} to {self.samples}"
+            )
+        self.global_batch, self.passes = global_batch, passes
+        self._least, self._shuffle, self._seed = least * passes, shuffle, seed
+        self._fill = fill and least == 1
+        self.epoch, self._done, self._handed, self._ended = 0, 0, 0, False
+        self._walk: EpochSteps | None = None
+        self.set_shares(shares or [1.0] * self.workers)
+
+    def set_shares(self, shares: Sequence[float]) -> None:
+        """Other shares, from the next pass over the sampler on; all workers must give the same."""
+        if len(shares) != self.workers:
+            raise ArgumentError(
+                f"{len(shares)} shares for {self.workers} workers: give one number for each"
+            )
+        try:
+            sizes = apportion(shares, self.global_batch, least=self._least)
+        except ValueError as error:
+            raise ArgumentError(f"shares={list(shares)} of Sampler: {error}") from None
+        self.local_batch_sizes = tuple(sizes)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is this epoch; from where it was left if that is what was loaded."""
+        if epoch != self.epoch or self._ended:
+            self._done = 0
+        self.epoch, self._ended, self._walk = epoch, False, None
+
+    def __len__(self) -> int:
+        """Batches of this worker in a whole epoch."""
+        return self.passes * len(self._sizes(0))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self._ended:
+            self.epoch, self._done, self._ended = self.epoch + 1, 0, False
+        order = (
+            epoch_order(self.samples, self.epoch, self._seed)
+            if self._shuffle
+            else torch.arange(self.samples)
+        )
+        walk = self._walk = EpochSteps(
+            order,
+            self._sizes(self._done),
+            Shares(0, self.local_batch_sizes, self.samples),
+            start=self._done,
+            ranks=(self.rank,),
+            least=self._least,
+        )
+        self._handed = 0
+        for index in range(len(walk)):
+            step = walk.step(index)
+            first, last = step.span(self.rank)
+            for part in order[first:last].split(self._parts(last - first)):
+                self._handed += 1
+                # Where none is left for this worker it goes through one that does not count.
+                yield part.tolist() or [int(order[step.start])]
+        self._ended = True
+
+    def part(self, index: int) -> Part:
+        """What a batch is of its step; ``index`` counts those of the pass at hand, from 0."""
+        walk = self._walk
+        if walk is None or not 0 <= index < len(walk) * self.passes:
+            raise ArgumentError(f"part({index}) of Sampler: no such batch in the pass at hand")
+        step = walk.step(index // self.passes)
+        parts = self._parts(step.local_batch_sizes[self.rank])
+        return Part(parts[index % self.passes], step.samples, self.passes)
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Where it is, the same on all workers; any number of workers can go on from there.
+
+        Args:
+            batches: How many of the pass at hand were trained on. ``None``: all that were asked
+                for, which is right where no loader process asks for them ahead.
+        """
+        done, epoch = self._done, self.epoch
+        if self._walk is not None:
+            steps = (self._handed if batches is None else batches) // self.passes
+            done = self.samples
+            if steps < len(self._walk):
+                done = self._walk.step(steps).start
+        if done == self.samples:
+            done, epoch = 0, epoch + 1
+        return {
+            "epoch": epoch,
+            "done": done,
+            "samples": self.samples,
+            "seed": self._seed,
+            "shares": list(self.local_batch_sizes),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave, there or with another number of workers.
+
+        Shares are kept where there are as many workers as before.
+
+        Raises:
+            PlanError: It is of other data or another order.
+        """
+        for key, own in (("samples", self.samples), ("seed", self._seed)):
+            if state[key] != own:
+                raise PlanError(
+                    f"the sampler's state is of {key}={state[key]} and here it is {own}: resume "
+                    "with the same data and seed"
+                )
+        self.epoch, self._done, self._ended, self._walk = state["epoch"], state["done"], False, None
+        if len(state["shares"]) == self.workers:
+            self.set_shares(state["shares"])
+
+    def _sizes(self, done: int) -> list[int]:
+        """Samples of each step that is left after ``done`` of them.
+
+        Where workers are filled up, a tail is a step however small, and steps are the same with any
+        number of workers.
+        """
+        least = 1 if self._fill else self._least * self.workers
+        return step_sizes(self.samples - done, self.global_batch, workers=1, least=least)
+
+    def _parts(self, samples: int) -> list[int]:
+        return apportion([1.0] * self.passes, samples)
+
+
+def weight(
+    loss: Tensor, samples: int, total: int | None = None, passes: int = 1, *, workers: int = 0
+) -> Tensor:
+    r"""The loss of a pass, such that the workers' average is the mean over all samples.
+
+    With :math:`n` samples in this pass, :math:`N` in the step, W workers and k passes of each:
+
+    .. math:: \ell\, n W k / N
+
+    for a gradient that is averaged over workers and a loss that is divided by the passes, as
+    trainers that accumulate do (divide it yourself otherwise). For a mean over something else
+    (labelled pixels, tokens) count those in place of samples.
+
+    Args:
+        loss: Mean over the samples of this pass, a scalar.
+        samples: How many these are. 0: the pass counts nothing, nor does a loss that is no number.
+        total: Of the step, over all workers and passes. ``None``: summed over the workers here,
+            which must then call this equally often.
+        passes: Of each worker in the step.
+        workers: How many average their gradients. 0: all of `torch.distributed`, or one.
+
+    Raises:
+        ArgumentError: Several passes without ``total``, which is not known before the last.
+    """
+    count = workers or place_among_workers()[1]
+    if total is None:
+        if passes > 1:
+            raise ArgumentError(
+                f"weight with passes={passes} needs total=, the samples of all passes of a step"
+            )
+        tally = torch.tensor(float(samples), device=loss.device)
+        if count > 1:
+            distributed.all_reduce(tally)
+        total = int(tally.item())
+    if not samples:
+        return torch.nan_to_num(loss) * 0
+    return loss * Part(samples, total, passes).factor(count)
+
+
+def place_among_workers() -> tuple[int, int]:
+    """This worker's rank and their number: of `torch.distributed`, else of the environment."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def weigh_gradient(loss: Tensor, part: Part, workers: int) -> None:
+    """What flows back from a loss counts as `weight` would have it; its value stays as it is."""
+    if loss.requires_grad:
+        factor = part.factor(workers)
+        loss.register_hook(lambda gradient: gradient * factor)

@@ -1,0 +1,210 @@
+"""A plan in a loop with accelerate: a feed in place of the loader, and its `backward`.
+
+model, optimizer = accelerator.prepare(model, optimizer)
+feed = bw.ForAccelerate(accelerator, model, optimizer, loader, "plan.json")
+for epoch in range(epochs):
+    for batch in feed:
+        with accelerator.accumulate(model):
+            feed.backward(loss_of(model, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import PlanError
+from batchwright.records import Plan, Profile
+from batchwright.training.batches.feeding import to_device
+from batchwright.training.batches.following import Follower
+from batchwright.training.batches.recovering import Recovering
+from batchwright.training.batches.unequal import weigh_gradient
+from batchwright.workflows.trainers.arrangement import (
+    Shares,
+    arranged,
+    fewest_samples,
+    needed,
+    probed,
+    scale_rates,
+    shuffled,
+    tell,
+    tell_taken_over,
+    with_sampler,
+)
+
+needed("accelerate", "accelerate")
+
+_WORDS = {"batch": "batch_size", "accumulation": "gradient_accumulation_steps"}
+
+
+class ForAccelerate:
+    """Feeds a loop with accelerate as a plan says, under its own DDP; iterate it for each epoch.
+
+    Each sample counts exactly once an epoch, also after a checkpoint in its middle, with any number
+    of workers; gradients are means over samples, whatever the shares. Batches come on the device.
+    `accelerator.save_state` keeps where it is, and `load_state` goes on there.
+
+    Args:
+        accelerator: Its `gradient_accumulation_steps` becomes the plan's.
+        model: Prepared.
+        optimizer: Prepared; its rate is multiplied as the plan says.
+        loader: Of the training data, not prepared.
+        plan: A plan or its file. ``None``: batch and accumulation stay as you have them.
+        shares: ``"follow"``: by the workers' speeds, epoch by epoch; ``"equal"``; or numbers, one
+            for each worker. ``None``: as the plan says, without one ``"follow"``.
+        seed: Of the order of the samples.
+
+    Attributes:
+        arrangement: What the plan comes to.
+        sampler: Of this worker.
+
+    Raises:
+        PlanError: The accelerator, the loader or the plan do not go with it.
+        DataError: The data set can only be iterated.
+    """
+
+    def __init__(
+        self,
+        accelerator: Any,
+        model: Any,
+        optimizer: Any,
+        loader: Any,
+        plan: Plan | str | Path | None = None,
+        *,
+        shares: Shares | None = None,
+        seed: int = 0,
+    ) -> None:
+        kind = str(accelerator.distributed_type).rpartition(".")[2]
+        if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+            raise PlanError(f"bw.ForAccelerate does not go with {kind}: use DDP, by torchrun")
+        if any(loader is one for one in accelerator._dataloaders):
+            raise PlanError(
+                "the loader of bw.ForAccelerate is prepared, which divides it another way: leave "
+                "it out of accelerator.prepare(...)"
+            )
+        shuffle = shuffled(loader, "bw.ForAccelerate")
+        workers, first = accelerator.num_processes, accelerator.is_main_process
+        tell_taken_over(loader, first)
+        self.arrangement = arranged(
+            plan,
+            shares,
+            trainer="accelerate",
+            workers=workers,
+            batch=loader.batch_size,
+            passes=accelerator.gradient_accumulation_steps,
+            samples=len(loader.dataset),
+            accumulation=_WORDS["accumulation"],
+        )
+        if plan is not None:
+            tell(self.arrangement.words(workers, **_WORDS), first=first)
+        accelerator.gradient_accumulation_steps = self.arrangement.passes
+        scale_rates([getattr(optimizer, "optimizer", optimizer)], [], self.arrangement.rate)
+        self.sampler = self.arrangement.sampler(
+            loader.dataset,
+            rank=accelerator.process_index,
+            workers=workers,
+            least=fewest_samples(model),
+            shuffle=shuffle,
+            seed=seed,
+        )
+        self._accelerator, self._model = accelerator, model
+        self._loader = with_sampler(loader, self.sampler)
+        trained = list(model.parameters())
+        self._follower = Follower(self.sampler, trained) if self.arrangement.follow else None
+        told = partial(tell, first=True)
+        rank = accelerator.process_index
+        self._recovering = Recovering(trained, lambda line: told(f"worker {rank}: {line}"))
+        self._index, self._batch = -1, None
+        accelerator.register_for_checkpointing(self)
+
+    @staticmethod
+    def probe(
+        accelerator: Any,
+        model: Any,
+        optimizer: Any,
+        loader: Any,
+        loss: Callable[[Any, Any], Any],
+        *,
+        out: str | Path | None = None,
+        **keys: Any,
+    ) -> Profile:
+        """Time and weigh a model with its loss; all workers together. All is put back.
+
+        Args:
+            accelerator: For its device and number format.
+            model: Prepared or not; it is left in training mode.
+            optimizer: Likewise. Its rate is taken to be good for the loader's batch over all
+                workers, unless ``base_batch=`` says another.
+            loader: Not prepared.
+            loss: f(model, batch) -> mean loss.
+            out: File for the profile.
+            keys: Job keys.
+        """
+        plain = accelerator.unwrap_model(model)
+        inner = getattr(optimizer, "optimizer", optimizer)
+
+        def step(batch: Any) -> None:
+            inner.zero_grad()
+            with accelerator.autocast():
+                value = loss(plain, to_device(batch, accelerator.device))
+            value.backward()
+            inner.step()
+
+        base = loader.batch_size * accelerator.num_processes
+        base *= accelerator.gradient_accumulation_steps
+        return probed(step, loader, base_batch=base, out=out, **keys)
+
+    def __len__(self) -> int:
+        """Batches of this worker in an epoch."""
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._index = -1
+        for batch in self._loader:
+            self._batch = to_device(batch, self._accelerator.device)
+            self._index += 1
+            if self._follower is not None:
+                self._follower.begin()
+            yield self._batch
+        self._batch = None
+        if self._follower is not None:
+            before = self.sampler.local_batch_sizes
+            after = self._follower.end_epoch()
+            if after != before:
+                shown = ", ".join(map(str, after))
+                tell(
+                    f"from the next epoch on the workers have {shown} samples of each step",
+                    first=self._accelerator.is_main_process,
+                )
+
+    def backward(self, loss: Any, **how: Any) -> Any:
+        """`accelerator.backward`, such that each sample counts as much as any other.
+
+        Args:
+            loss: Mean loss of the batch at hand; or a function of a batch that computes it, and is
+                called again with smaller ones where memory runs out.
+            how: More of `accelerator.backward`'s.
+
+        Returns:
+            The loss.
+        """
+        if callable(loss):
+            apart = partial(self._accelerator.no_sync, self._model)
+            loss = self._recovering.loss(loss, self._batch, apart=apart)
+        part = self.sampler.part(self._index)
+        weigh_gradient(loss, part, self._accelerator.num_processes)
+        self._accelerator.backward(loss, **how)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training is, for accelerate's checkpoints."""
+        return self.sampler.state_dict(self._index + 1)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there with the next iteration."""
+        self.sampler.load_state_dict(state)
+        self._index = -1

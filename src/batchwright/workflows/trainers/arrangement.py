@@ -1,0 +1,255 @@
+"""What a plan, or nobody, says to a trainer that keeps its own loop; and the data it trains on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
+
+from batchwright.errors import ArgumentError, PlanError
+from batchwright.records import Plan, Profile
+from batchwright.records.documents import record_of
+from batchwright.records.text.formatting import counted
+from batchwright.training.batches.feeding import refuse_iterable
+from batchwright.training.batches.unequal import Sampler
+from batchwright.workflows.exports.trainers import refuse_what_trainers_cannot
+from batchwright.workflows.verbs import plan as decide
+from batchwright.workflows.verbs import probe
+
+Shares = Literal["follow", "equal"] | Sequence[float]
+
+_ORDERS = {"RandomSampler": True, "SeedableRandomSampler": True, "SequentialSampler": False}
+"""Samplers of theirs that ours stands in for: whether they shuffle."""
+
+_LOADING = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "prefetch_factor", "persistent_workers", "generator"),
+)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How a trainer goes through its data.
+
+    Attributes:
+        global_batch: Samples of a step, over all workers and passes.
+        passes: Forward passes of each worker in a step, over which gradients accumulate.
+        shares: Of the workers, in rank order; ``None``: equal.
+        follow: Whether the shares follow the workers' speeds from epoch to epoch.
+        rate: What the user's own learning rates are multiplied by.
+    """
+
+    global_batch: int
+    passes: int
+    shares: tuple[float, ...] | None
+    follow: bool
+    rate: float = 1.0
+
+    def sampler(self, data: Any, *, rank: int, workers: int, least: int, **how: Any) -> Sampler:
+        """Who takes which samples; `least` is 2 where there is batch normalization."""
+        return Sampler(
+            data,
+            self.global_batch,
+            shares=self.shares,
+            passes=self.passes,
+            rank=rank,
+            workers=workers,
+            least=least,
+            **how,
+        )
+
+    def words(self, workers: int, *, batch: str, accumulation: str) -> str:
+        """In the trainer's own words, for a person."""
+        local = self.global_batch / workers / self.passes
+        follow = ", shares follow speed" if self.follow and workers > 1 else ""
+        return (
+            f"{batch}={local:g} on each of {counted(workers, 'worker')}, "
+            f"{accumulation}={self.passes}, learning rate times {self.rate:.3g}{follow}"
+        )
+
+
+def arranged(
+    plan: Plan | str | Path | None,
+    shares: Shares | None,
+    *,
+    trainer: str,
+    workers: int,
+    batch: int,
+    passes: int,
+    samples: int,
+    accumulation: str,
+) -> Arrangement:
+    """What a plan says, or what the trainer has already where there is none.
+
+    Args:
+        plan: A plan, or its file; ``None``: the trainer's own batch and accumulation stay.
+        shares: The user's word on them; ``None``: as the plan says, without one they follow speed.
+        trainer: Its name.
+        workers: Processes that it has.
+        batch: Samples that each of them has in a pass.
+        passes: That it accumulates over.
+        samples: Of its training set.
+        accumulation: Its word for `passes`.
+
+    Raises:
+        PlanError: The plan is for other workers or data, or is none that a trainer can follow.
+    """
+    if plan is None:
+        rate, total, planned, follow = (
+            1.0,
+            batch * passes * workers,
+            None,
+            shares in (None, "follow"),
+        )
+    else:
+        plan = record_of(plan, Plan, trainer, "plan")
+        refuse_what_trainers_cannot(plan, trainer)
+        row = plan.stages[0]
+        if plan.workers != workers:
+            raise PlanError(
+                f"the plan is for {counted(plan.workers, 'worker')} and {trainer} has {workers}: "
+                f"start as many, or plan again with workers={workers}"
+            )
+        if plan.data.train_samples != samples:
+            raise PlanError(
+                f"the plan is for {plan.data.train_samples} training samples and the data set has "
+                f"{samples}: probe and plan again for this data"
+            )
+        wanted = ceil(max(row.local_batch_sizes) / row.micro_batch_size)
+        if passes not in (1, wanted):
+            raise PlanError(
+                f"{accumulation}={passes} and the plan accumulates over {wanted}: leave it out, "
+                "or plan again with another micro_batch="
+            )
+        total, passes, planned = row.global_batch_size, wanted, row.local_batch_sizes
+        rate = plan.learning_rate.peak / plan.learning_rate.base
+        follow = bool(plan.method_spec.balancer) if shares is None else shares == "follow"
+    given = None if shares is None or isinstance(shares, str) else tuple(shares)
+    if shares is not None and given is None and shares not in ("follow", "equal"):
+        raise ArgumentError(
+            f'shares={shares!r}: give "follow", "equal" or a number for each worker'
+        )
+    if shares == "equal":
+        planned = None
+    return Arrangement(total, passes, given or planned, follow and workers > 1, rate)
+
+
+def shuffled(loader: Any, trainer: str) -> bool:
+    """Whether a loader of theirs shuffles; refuses one whose way through the data is its own.
+
+    Raises:
+        DataError: Its data set can only be iterated.
+        PlanError: It is no plain loader, or has a sampler of the user's own.
+    """
+    data = getattr(loader, "dataset", None)
+    if data is None or not hasattr(loader, "collate_fn"):
+        raise PlanError(
+            f"{trainer} trains on {type(loader).__name__}: each sample exactly once takes one "
+            "torch.utils.data.DataLoader; combine data sets, such as by ConcatDataset, not loaders"
+        )
+    refuse_iterable(data)
+    batches = loader.batch_sampler
+    while type(batches).__name__ == "BatchSamplerShard":  # accelerate's, around the loader's own
+        batches = batches.batch_sampler
+    plain, sampler = type(batches).__name__ == "BatchSampler", getattr(batches, "sampler", None)
+    name = type(sampler if plain else batches).__name__
+    drawn = getattr(sampler, "replacement", False) or getattr(sampler, "_num_samples", None)
+    if name == "DistributedSampler":
+        return bool(getattr(sampler, "shuffle", True))
+    if name not in _ORDERS or drawn:
+        raise PlanError(
+            f"the loader's {name} decides which samples come, so that each would not come exactly "
+            "once: leave it out (shuffle=True or False), or train without bw.For..."
+        )
+    return _ORDERS[name]
+
+
+def tell_taken_over(loader: Any, first: bool) -> None:
+    """Say what of their loader does not hold any more."""
+    if first and getattr(loader, "drop_last", False):
+        tell("drop_last=True is left out: the last, smaller step counts by its samples", first=True)
+
+
+def with_sampler(loader: Any, sampler: Sampler) -> Any:
+    """Their loader, going through its data as the sampler says."""
+    return type_of_loader()(loader.dataset, batch_sampler=sampler, **_loading(loader))
+
+
+def with_batch(loader: Any, size: int) -> Any:
+    """Their loader with batches of another size, shuffled, for a probe."""
+    return type_of_loader()(loader.dataset, size, shuffle=True, drop_last=True, **_loading(loader))
+
+
+def type_of_loader() -> type[Any]:
+    """PyTorch's own."""
+    from torch.utils.data import DataLoader
+
+    return DataLoader
+
+
+def _loading(loader: Any) -> dict[str, Any]:
+    given = {key: getattr(loader, key, None) for key in _LOADING}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def fewest_samples(model: Any) -> int:
+    """Of a pass: 2 with batch normalization."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return 2 if any(isinstance(one, _BatchNorm) for one in model.modules()) else 1
+
+
+def probed(
+    step: Callable[[Any], Any], loader: Any, *, base_batch: int, out: Any = None, **keys: Any
+) -> Profile:
+    """A profile of a trainer's own step with its own loader, whose batch its rates are good for."""
+    return probe(
+        step=step,
+        loader=lambda size: with_batch(loader, size),
+        samples=len(loader.dataset),
+        out=out,
+        **{"base_batch": base_batch, **keys},
+    )
+
+
+def automatic(profile: Profile, epochs: int | None, **keys: Any) -> Plan:
+    """The plan of a probe for so many epochs."""
+    return decide(profile, **{**({"epochs": epochs} if epochs else {}), **keys})
+
+
+def scale_rates(optimizers: Sequence[Any], schedulers: Sequence[Any], factor: float) -> None:
+    """Multiply the rates of optimizers and of the schedules that go on from them."""
+    for optimizer in optimizers if factor != 1 else ():
+        for group in optimizer.param_groups:
+            for key in ("lr", "initial_lr", "max_lr", "min_lr"):
+                if key in group:
+                    group[key] *= factor
+    for scheduler in schedulers if factor != 1 else ():
+        if hasattr(scheduler, "base_lrs"):
+            scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+
+
+def needed(module: str, extra: str) -> Any:
+    """Import what an extra installs.
+
+    Raises:
+        ArgumentError: It is not installed; the message has the line that does it.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name.partition(".")[0]):
+            raise
+        raise ArgumentError(
+            f"{module.partition('.')[0]} is not installed: pip install 'batchwright[{extra}]'"
+        ) from None
+
+
+def tell(line: str, *, first: bool) -> None:
+    """A line for the person who waits; worker 0 says it."""
+    if first:
+        print(f"batchwright: {line}", file=sys.stderr)  # noqa: T201

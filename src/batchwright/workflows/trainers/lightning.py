@@ -1,0 +1,377 @@
+"""A plan inside Lightning's Trainer: ``Trainer(callbacks=[bw.ForLightning(...)])``, and no more.
+
+Lightning keeps its loop, DDP, precision, checkpoints and logging. The callback replaces the way
+through the training data, multiplies gradients by what unequal batches weigh, and divides each
+epoch by the workers' speeds in the one before.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import PlanError
+from batchwright.records import Plan, Profile
+from batchwright.training.batches.following import Follower
+from batchwright.training.batches.recovering import Recovering
+from batchwright.training.batches.unequal import Part, Sampler, place_among_workers, weigh_gradient
+from batchwright.workflows.trainers.arrangement import (
+    Arrangement,
+    Shares,
+    arranged,
+    automatic,
+    fewest_samples,
+    needed,
+    probed,
+    scale_rates,
+    shuffled,
+    tell,
+    tell_taken_over,
+    with_sampler,
+)
+
+_Callback: Any = needed("lightning.pytorch", "lightning").Callback
+_connector = needed("lightning.pytorch.trainer.connectors.data_connector", "lightning")
+_Source: Any = _connector._DataLoaderSource
+
+_STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
+_WORDS = {"batch": "batch_size", "accumulation": "accumulate_grad_batches"}
+
+
+class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where it is installed
+    """Runs a plan under Lightning's own DDP.
+
+    Each sample counts exactly once an epoch, also after a checkpoint in its middle, with any number
+    of workers; gradients are means over samples, whatever the shares. Loggers and progress bars see
+    the loss as your `training_step` returns it.
+
+    Args:
+        plan: A plan or its file. ``None``: batch and accumulation stay yours. ``"auto"``:
+            your `training_step` is probed as `fit` begins, by all workers, and planned.
+        shares: ``"follow"``: by the workers' speeds, epoch by epoch; ``"equal"``; or numbers, one
+            for each worker. ``None``: as the plan says, without a plan, or with an automatic one,
+            ``"follow"``.
+        seed: Of the order of the samples.
+        recover: Whether a batch for which memory runs out is computed in smaller parts.
+        keys: With ``"auto"``: job keys for probe and plan, such as ``probe={"budget": 10}``.
+
+    Attributes:
+        plan: That is followed; ``None``: none.
+        arrangement: What it comes to, once `fit` has begun.
+        sampler: Of this worker, once `fit` has begun.
+
+    Raises:
+        PlanError: As `fit` begins, where the Trainer's options do not go with it.
+        DataError: The data set can only be iterated.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | str | Path | None = None,
+        *,
+        shares: Shares | None = None,
+        seed: int = 0,
+        recover: bool = True,
+        **keys: Any,
+    ) -> None:
+        self.plan = None if plan == "auto" else plan
+        self._auto, self._shares, self._seed = plan == "auto", shares, seed
+        self._recover, self._keys = recover, keys
+        self.arrangement: Arrangement | None = None
+        self.sampler: Sampler | None = None
+        self._follower: Follower | None = None
+        self._undo, self._probing = ExitStack(), False
+        self._index, self._part = -1, Part(1, 1, 1)
+        self._kept: dict[str, Any] | None = None
+
+    # --------------------------------------------------------------------------- before and after
+
+    @staticmethod
+    def probe(module: Any, loader: Any, *, out: str | Path | None = None, **keys: Any) -> Profile:
+        """Time and weigh a module's own `training_step` with its loader, without a Trainer.
+
+        Args:
+            module: A LightningModule with automatic optimization, on its device.
+            loader: Its training loader; its batch, times the workers, is the one that the
+                optimizer's rate is taken to be good for, unless ``base_batch=`` says another.
+            out: File for the profile.
+            keys: Job keys.
+        """
+        optimizers, _ = _configured(module)
+        base = loader.batch_size * place_among_workers()[1]
+        return _probe(module, optimizers, loader, base, nullcontext, out=out, **keys)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Check the Trainer's options, and stand in for its training data."""
+        if stage != "fit":
+            return
+        _refuse_options(trainer)
+        loop, theirs = trainer.fit_loop, trainer.fit_loop._data_source
+
+        def request() -> Any:  # a probe builds optimizers, which may ask for the steps to come
+            return theirs.dataloader() if self._probing else self._loader(trainer, theirs)
+
+        loop._data_source = _Stand(theirs.instance, theirs.name, request)
+        passes = trainer.accumulate_grad_batches
+
+        def put_back() -> None:
+            loop._data_source, trainer.accumulate_grad_batches = theirs, passes
+
+        self._undo.callback(put_back)
+        del pl_module
+
+    def _loader(self, trainer: Any, source: Any) -> Any:
+        """Lightning asks for its training data: the plan is settled, and the sampler made."""
+        theirs, module = source.dataloader(), trainer.lightning_module
+        shuffle = shuffled(theirs, "Lightning")
+        first, workers = trainer.global_rank == 0, trainer.world_size
+        tell_taken_over(theirs, first)
+        shares = self._shares
+        if self._auto and self.plan is None and self._kept is None:
+            self.plan = self._probed(trainer, theirs)
+            shares = shares or "follow"
+        self.arrangement = arranged(
+            self.plan,
+            shares,
+            trainer="Lightning",
+            workers=workers,
+            batch=theirs.batch_size,
+            passes=trainer.accumulate_grad_batches,
+            samples=len(theirs.dataset),
+            accumulation=_WORDS["accumulation"],
+        )
+        if self._kept is not None:  # as the run began, which a checkpoint has told
+            self.arrangement = Arrangement(**self._kept)
+        trainer.accumulate_grad_batches = self.arrangement.passes
+        if self.plan is not None:
+            tell(self.arrangement.words(workers, **_WORDS), first=first)
+        self.sampler = self.arrangement.sampler(
+            theirs.dataset,
+            rank=trainer.global_rank,
+            workers=workers,
+            least=fewest_samples(module),
+            shuffle=shuffle,
+            seed=self._seed,
+        )
+        return _Feed(with_sampler(theirs, self.sampler), self.sampler, self)
+
+    def _probed(self, trainer: Any, theirs: Any) -> Plan:
+        module, self._probing = trainer.lightning_module, True
+        optimizers = trainer.optimizers or _configured(module)[0]
+        base = theirs.batch_size * trainer.world_size * trainer.accumulate_grad_batches
+        module.to(trainer.strategy.root_device)
+        profile = _probe(
+            module,
+            optimizers,
+            theirs,
+            base,
+            trainer.precision_plugin.train_step_context,
+            move=partial(trainer.strategy.batch_to_device, device=trainer.strategy.root_device),
+            **self._keys,
+        )
+        self._probing = False
+        return automatic(profile, trainer.max_epochs)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Rates, speeds and memory, now that model and optimizers are where they train."""
+        assert self.arrangement is not None  # noqa: S101 - Lightning has asked for its data
+        assert self.sampler is not None  # noqa: S101 - as above
+        if trainer.ckpt_path is None:  # else the rates in the checkpoint are the plan's already
+            schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
+            scale_rates(trainer.optimizers, schedulers, self.arrangement.rate)
+        trained = list(pl_module.parameters())
+        if self.arrangement.follow:
+            self._follower = Follower(self.sampler, trained)
+            self._undo.callback(self._follower.close)
+        if self._recover and pl_module.automatic_optimization:
+            rank = trainer.global_rank
+            told = partial(tell, first=True)
+            recovering = Recovering(trained, lambda line: told(f"worker {rank}: {line}"))
+            step = pl_module.training_step
+
+            def training_step(batch: Any, *more: Any, **named: Any) -> Any:
+                return recovering.loss(lambda part: step(part, *more, **named), batch)
+
+            pl_module.training_step = _like(step, training_step)
+            self._undo.callback(vars(pl_module).pop, "training_step", None)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Trainer and module as they were."""
+        del trainer, pl_module, stage
+        self._undo.close()
+
+    on_exception = teardown
+
+    # -------------------------------------------------------------------------------- in training
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """The next pass over the data is this epoch."""
+        del pl_module
+        assert self.sampler is not None  # noqa: S101 - as above
+        self.sampler.set_epoch(trainer.current_epoch)
+        self._index = -1
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch is at hand: what it weighs, and when it began."""
+        del trainer, pl_module, batch, batch_idx
+        assert self.sampler is not None  # noqa: S101 - it made the batch
+        self._index += 1
+        self._part = self.sampler.part(self._index)
+        if self._follower is not None:
+            self._follower.begin()
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Weigh what flows back from each loss of the batch."""
+        del pl_module
+        weigh_gradient(loss, self._part, trainer.world_size)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Divide the next epoch."""
+        del pl_module
+        if self._follower is None or self.sampler is None:
+            return
+        before = self.sampler.local_batch_sizes
+        after = self._follower.end_epoch()
+        if after != before:
+            shown = ", ".join(map(str, after))
+            tell(
+                f"from the next epoch on the workers have {shown} samples of each step",
+                first=trainer.global_rank == 0,
+            )
+
+    # --------------------------------------------------------------------------------- checkpoints
+
+    @property
+    def trained(self) -> int:
+        """Batches of the pass at hand that were trained on."""
+        return self._index + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What an automatic plan came to, so that a resumed run keeps its batch."""
+        made = self.arrangement
+        return {} if made is None else {"arrangement": vars(made) | {"shares": None}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with it."""
+        if self._auto:
+            self._kept = state_dict.get("arrangement")
+
+
+class _Stand(_Source):  # type: ignore[misc] # as above
+    """Where Lightning gets its training loader from, in place of the user's."""
+
+    def __init__(self, instance: Any, name: str, request: Callable[[], Any]) -> None:
+        super().__init__(instance, name)
+        self._request = request
+
+    def dataloader(self) -> Any:
+        """Ours."""
+        return self._request()
+
+
+class _Feed:
+    """A loader that Lightning takes as it is, since it is none of PyTorch's.
+
+    Its state is that of the sampler, which Lightning puts into its checkpoints.
+    """
+
+    def __init__(self, loader: Any, sampler: Sampler, training: ForLightning) -> None:
+        self._loader, self._sampler, self._training = loader, sampler, training
+        self.dataset, self.batch_sampler = loader.dataset, sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._loader  # begun with the first batch, when the epoch is known
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training is, not where loader processes are."""
+        return self._sampler.state_dict(self._training.trained)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there."""
+        self._sampler.load_state_dict(state)
+
+
+def _refuse_options(trainer: Any) -> None:
+    """Options with which a sample would not count once, or not as much as any other."""
+    strategy = type(trainer.strategy).__name__
+    schedulers = [c for c in trainer.callbacks if "AccumulationScheduler" in type(c).__name__]
+    for found, what, try_ in (
+        (strategy not in _STRATEGIES, f"strategy {strategy}", 'strategy="ddp"'),
+        (trainer.limit_train_batches != 1.0, "limit_train_batches", "a smaller data set"),
+        (bool(trainer.overfit_batches), "overfit_batches", "a smaller data set"),
+        (
+            bool(trainer.reload_dataloaders_every_n_epochs),
+            "reload_dataloaders_every_n_epochs",
+            "a data set that changes by itself",
+        ),
+        (bool(schedulers), "GradientAccumulationScheduler", "accumulate_grad_batches="),
+    ):
+        if found:
+            raise PlanError(f"bw.ForLightning does not go with {what}: try {try_}")
+
+
+def _configured(module: Any) -> tuple[list[Any], Any]:
+    """The optimizers of a module, whatever its `configure_optimizers` returns."""
+    given = module.configure_optimizers()
+    if isinstance(given, dict):
+        given = given["optimizer"]
+    if isinstance(given, tuple):
+        given = given[0]
+    several = given if isinstance(given, Sequence) else [given]
+    return [one["optimizer"] if isinstance(one, dict) else one for one in several], given
+
+
+def _probe(
+    module: Any,
+    optimizers: Sequence[Any],
+    loader: Any,
+    base: int,
+    context: Callable[[], Any],
+    *,
+    move: Callable[[Any], Any] | None = None,
+    **keys: Any,
+) -> Profile:
+    """A profile of `training_step`, backward pass and update, as Lightning has them."""
+    if not module.automatic_optimization:
+        raise PlanError(
+            "a training_step that optimizes by itself cannot be probed: write its step as a "
+            "function and give it to bw.probe(step=...)"
+        )
+    takes = len(inspect.signature(module.training_step).parameters)
+
+    def step(batch: Any) -> None:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        batch = move(batch) if move else module.transfer_batch_to_device(batch, module.device, 0)
+        with context():
+            output = module.training_step(*(batch, 0)[: max(1, takes)])
+        (output["loss"] if isinstance(output, dict) else output).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    with ExitStack() as undo:
+        for name in ("log", "log_dict"):  # nobody listens
+            setattr(module, name, lambda *_, **__: None)
+            undo.callback(vars(module).pop, name)
+        modes = [(one, one.training) for one in module.modules()]
+        module.train()
+        try:
+            return probed(step, loader, base_batch=base, **keys)
+        finally:
+            for one, mode in modes:
+                one.training = mode
+
+
+def _like(step: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with another's signature, which Lightning reads."""
+    made.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
+    return made

@@ -1,0 +1,296 @@
+"""A plan inside Transformers' Trainer: ``bw.ForTransformers(trainer, ...)`` before ``train()``.
+
+The Trainer keeps its loop, DDP, precision, checkpoints and logging. What is changed is on this one
+Trainer: its way through the training data, what unequal batches weigh in the gradient, and the
+shares of the next epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import PlanError
+from batchwright.records import Plan, Profile
+from batchwright.training.batches.following import Follower
+from batchwright.training.batches.recovering import Recovering
+from batchwright.training.batches.unequal import Part, Sampler, weigh_gradient
+from batchwright.workflows.trainers.arrangement import (
+    Arrangement,
+    Shares,
+    arranged,
+    automatic,
+    fewest_samples,
+    needed,
+    probed,
+    scale_rates,
+    shuffled,
+    tell,
+    tell_taken_over,
+    with_sampler,
+)
+
+_Callback: Any = needed("transformers", "transformers").TrainerCallback
+needed("accelerate", "transformers")
+
+_WORDS = {
+    "batch": "per_device_train_batch_size",
+    "accumulation": "gradient_accumulation_steps",
+}
+
+
+class ForTransformers:
+    """Runs a plan in a `transformers.Trainer`, under its own DDP.
+
+    Each sample counts exactly once an epoch, also after a checkpoint in its middle, with any number
+    of workers; gradients are means over samples, or over tokens where the Trainer counts these.
+
+    Args:
+        trainer: Before its `train()`.
+        plan: A plan or its file. ``None``: batch and accumulation stay yours. ``"auto"``:
+            the Trainer's own loss is probed as `train` begins, by all workers, and planned.
+        shares: ``"follow"``: by the workers' speeds, epoch by epoch; ``"equal"``; or numbers, one
+            for each worker. ``None``: as the plan says, without a plan, or with an automatic one,
+            ``"follow"``.
+        recover: Whether a batch for which memory runs out is computed in smaller parts.
+        keys: With ``"auto"``: job keys for probe and plan, such as ``probe={"budget": 10}``.
+
+    Attributes:
+        plan: That is followed; ``None``: none.
+        arrangement: What it comes to, once `train` has begun.
+        sampler: Of this worker, once `train` has begun.
+
+    Raises:
+        PlanError: The Trainer's options, its sampler or the plan do not go with it.
+        DataError: The data set can only be iterated, as `train` begins.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        plan: Plan | str | Path | None = None,
+        *,
+        shares: Shares | None = None,
+        recover: bool = True,
+        **keys: Any,
+    ) -> None:
+        _refuse_options(trainer)
+        self.plan = None if plan == "auto" else plan
+        self._auto, self._shares, self._keys = plan == "auto", shares, keys
+        self._recover = recover
+        self.arrangement: Arrangement | None = None
+        self.sampler: Sampler | None = None
+        self._trainer = trainer
+        self._theirs = trainer.get_train_dataloader
+        self._compute, self._step = trainer.compute_loss, trainer.training_step
+        self._follower: Follower | None = None
+        self._recovering: Recovering | None = None
+        self._index, self._part = -1, Part(1, 1, 1)
+        self._training = False
+        trainer.get_train_dataloader = self._loader
+        trainer.compute_loss, trainer.training_step = self._loss, self._pass
+        trainer.add_callback(_callback_of(self))
+
+    def probe(self, *, out: str | Path | None = None, **keys: Any) -> Profile:
+        """Time and weigh the Trainer's own loss with its loader; all workers together.
+
+        Its batch over all workers is the one that the rate is taken to be good for, unless
+        ``base_batch=`` says another. Weights and optimizer are put back.
+        """
+        return self._probed(self._their_loader(), out=out, **keys)
+
+    # -------------------------------------------------------------------------------------- begin
+
+    def _their_loader(self) -> Any:
+        """The Trainer's own, which its accelerator forgets again."""
+        loader = self._theirs()
+        kept = self._trainer.accelerator._dataloaders
+        kept[:] = [one for one in kept if one is not loader]
+        return loader
+
+    def _loader(self) -> Any:
+        """The Trainer asks for its training data: the plan is settled, and the sampler made."""
+        trainer, args, theirs = self._trainer, self._trainer.args, self._their_loader()
+        shuffle = shuffled(theirs, "the Trainer")
+        first, workers = args.process_index == 0, args.world_size
+        if args.dataloader_drop_last:
+            tell_taken_over(theirs, first)
+            tell("dataloader_drop_last=True is left out: the last step counts, too", first=first)
+        shares = self._shares
+        if self._auto and self.plan is None:
+            self.plan = automatic(self._probed(theirs, **self._keys), int(args.num_train_epochs))
+            self._shares = shares = shares or "follow"
+        if self.arrangement is None:  # a second `train()` goes on as the first
+            self.arrangement = arranged(
+                self.plan,
+                shares,
+                trainer="the Trainer",
+                workers=workers,
+                batch=args.train_batch_size,
+                passes=args.gradient_accumulation_steps,
+                samples=len(theirs.dataset),
+                accumulation=_WORDS["accumulation"],
+            )
+            if self.plan is not None:
+                tell(self.arrangement.words(workers, **_WORDS), first=first)
+                trainer.create_optimizer()
+                scale_rates([trainer.optimizer], [trainer.lr_scheduler], self.arrangement.rate)
+        made = self.arrangement
+        args.gradient_accumulation_steps = made.passes
+        args.per_device_train_batch_size = max(1, made.global_batch // workers // made.passes)
+        self.sampler = made.sampler(
+            theirs.dataset,
+            rank=args.process_index,
+            workers=workers,
+            least=fewest_samples(trainer.model),
+            fill=not self._counts_items,  # or its labels would be counted
+            shuffle=shuffle,
+            seed=args.data_seed if args.data_seed is not None else args.seed,
+        )
+        return with_sampler(theirs, self.sampler)
+
+    @property
+    def _counts_items(self) -> bool:
+        """Whether losses are sums over labels, divided by how many all workers have."""
+        trainer = self._trainer
+        return bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
+
+    def _probed(self, loader: Any, **keys: Any) -> Profile:
+        trainer, model = self._trainer, self._trainer.model
+        optimizer = trainer.create_optimizer() or trainer.optimizer
+
+        def step(batch: Any) -> None:
+            optimizer.zero_grad()
+            inputs = trainer._prepare_inputs(dict(batch))
+            with trainer.accelerator.autocast(), trainer.compute_loss_context_manager():
+                loss = self._compute(model, inputs)
+            loss.backward()
+            optimizer.step()
+
+        args = trainer.args
+        base = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+        training = model.training
+        model.train()
+        try:
+            return probed(step, loader, base_batch=base, **keys)
+        finally:
+            model.train(training)
+
+    # -------------------------------------------------------------------------------- in training
+
+    def begin_training(self) -> None:
+        """Model and optimizer are where they train."""
+        trained = list(self._trainer.model.parameters())
+        assert self.sampler is not None  # noqa: S101 - the Trainer has asked for its data
+        assert self.arrangement is not None  # noqa: S101 - as above
+        if self.arrangement.follow:
+            self._follower = Follower(self.sampler, trained)
+        if self._recover:
+            rank = self._trainer.args.process_index
+            told = partial(tell, first=True)
+            self._recovering = Recovering(trained, lambda line: told(f"worker {rank}: {line}"))
+
+    def begin_epoch(self, steps: int) -> None:
+        """An epoch begins, after so many steps of the training."""
+        assert self.sampler is not None  # noqa: S101 - as above
+        epoch, done = divmod(steps, len(self.sampler) // self.sampler.passes)
+        self.sampler.set_epoch(epoch)
+        self._index = done * self.sampler.passes - 1
+
+    def end_epoch(self) -> None:
+        """Divide the next epoch."""
+        if self._follower is None or self.sampler is None:
+            return
+        before = self.sampler.local_batch_sizes
+        after = self._follower.end_epoch()
+        if after != before:
+            shown = ", ".join(map(str, after))
+            tell(
+                f"from the next epoch on the workers have {shown} samples of each step",
+                first=self._trainer.args.process_index == 0,
+            )
+
+    def end_training(self) -> None:
+        """Time nothing any more."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+
+    def _pass(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+        """One of the Trainer's training steps, which are passes of ours."""
+        assert self.sampler is not None  # noqa: S101 - as above
+        self._index += 1
+        self._part = self.sampler.part(self._index)
+        if self._follower is not None:
+            self._follower.begin()
+        self._training = True
+        try:
+            return self._step(model, inputs, *more, **named)
+        finally:
+            self._training = False
+
+    def _loss(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+        """The Trainer's loss, weighed, where it trains."""
+        if not self._training:
+            return self._compute(model, inputs, *more, **named)
+        items = named.get("num_items_in_batch") is not None and self._counts_items
+
+        def compute(part: Any) -> Any:
+            return self._compute(model, dict(part), *more, **named)
+
+        apart: Callable[[], AbstractContextManager[Any]] = getattr(model, "no_sync", nullcontext)
+        if self._recovering is None:
+            loss = compute(inputs)
+        else:
+            loss = self._recovering.loss(compute, inputs, apart=apart, summed=items)
+        if not items:  # else each label counts as one already
+            weigh_gradient(loss, self._part, self._trainer.args.world_size)
+        return loss
+
+
+def _callback_of(training: ForTransformers) -> Any:
+    """Tells when training and epochs begin and end."""
+
+    class Telling(_Callback):  # type: ignore[misc] # known where it is installed
+        """Passes the Trainer's events on."""
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            """Once model and optimizer are there."""
+            training.begin_training()
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            """Before the loader is gone through."""
+            del args, control
+            training.begin_epoch(state.global_step)
+
+        def on_epoch_end(self, *_: Any, **__: Any) -> None:
+            """After its last step."""
+            training.end_epoch()
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            """After the last epoch."""
+            training.end_training()
+
+    return Telling()
+
+
+def _refuse_options(trainer: Any) -> None:
+    """Options with which a sample would not count once, or not as much as any other."""
+    args, accelerator = trainer.args, trainer.accelerator
+    kind = str(accelerator.distributed_type).rpartition(".")[2]
+    counting = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    local = counting and not args.average_tokens_across_devices and args.world_size > 1
+    for found, what, try_ in (
+        (kind not in ("NO", "MULTI_CPU", "MULTI_GPU"), f"{kind}", "DDP, as torchrun starts it"),
+        (args.n_gpu > 1, "DataParallel", "torchrun with a process for each GPU"),
+        (args.accelerator_config.split_batches, "split_batches", "leaving it out"),
+        (bool(args.accelerator_config.dispatch_batches), "dispatch_batches", "leaving it out"),
+        (args.auto_find_batch_size, "auto_find_batch_size", 'bw.ForTransformers(trainer, "auto")'),
+        (args.ignore_data_skip, "ignore_data_skip", "leaving it out"),
+        (local, "average_tokens_across_devices=False", "leaving it at True"),
+    ):
+        if found:
+            raise PlanError(f"bw.ForTransformers does not go with {what}: try {try_}")

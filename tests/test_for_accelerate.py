@@ -1,0 +1,169 @@
+"""`bw.ForAccelerate`: unequal, exactly-once batches in a loop with accelerate."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+import batchwright as bw
+from batchwright.errors import PlanError
+
+accelerate = pytest.importorskip("accelerate", reason="pip install 'batchwright[accelerate]'")
+
+SAMPLES, BATCH = 61, 8
+
+
+def data():
+    random = torch.Generator().manual_seed(5)
+    inputs = torch.randn(SAMPLES, 6, generator=random)
+    numbers = torch.arange(SAMPLES)
+    return TensorDataset(inputs, torch.randint(3, (SAMPLES,), generator=random), numbers)
+
+
+def loader(batch=BATCH, **how):
+    return DataLoader(data(), batch, **{"shuffle": True, **how})
+
+
+def network():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def opened(passes=1):
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=passes)
+    plain = network()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.2, momentum=0.9)
+    return accelerator, plain, *accelerator.prepare(plain, optimizer)
+
+
+def closed():
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def loss_of(model, batch, room=None):
+    inputs, labels, _ = batch
+    if room is not None and len(inputs) > room:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: too many samples")
+    return functional.cross_entropy(model(inputs), labels)
+
+
+def trained(rank, shares, *, batch=BATCH, passes=1, room=None, slow=0.0, epochs=2, keep=None):
+    """Samples seen, gradients of each step, weights and shares in the end."""
+    accelerator, plain, model, optimizer = opened(passes)
+    try:
+        feed = bw.ForAccelerate(accelerator, model, optimizer, loader(batch), shares=shares)
+        seen, gradients = [], []
+        if keep and keep[0] == "load":
+            accelerator.load_state(keep[1])
+        for _ in range(epochs):
+            for one in feed:
+                seen.append(one[2].tolist())
+                with accelerator.accumulate(model):
+                    time.sleep(slow * len(one[0]))
+                    compute = partial(loss_of, model, room=room)
+                    feed.backward(compute if room else compute(one))
+                    if accelerator.sync_gradients:
+                        gradients.append([p.grad.clone() for p in plain.parameters()])
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if keep and keep[0] == "save" and len(gradients) == keep[2]:
+                    accelerator.save_state(keep[1])
+                    return seen, gradients, None, None
+        sizes = feed.sampler.local_batch_sizes
+        return seen, gradients, [p.detach() for p in plain.parameters()], sizes
+    finally:
+        closed()
+
+
+def trained_with(rank, shares, how):
+    return trained(rank, shares, **how)
+
+
+def alike(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return trained(0, "equal", batch=2 * BATCH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"passes": 2, "batch": BATCH // 2}, {"room": 4}],
+    ids=["plain", "accumulating", "out of memory"],
+)
+def test_gradients_are_those_of_one_process(crew, alone, how):
+    both = crew.together(trained_with, (3, 1), how, workers=2)
+    seen = [i for one in both for batch in one[0] for i in batch]
+    assert sorted(seen) == sorted(2 * list(range(SAMPLES)))
+    for one in both:
+        assert len(one[1]) == len(alone[1]) == 8
+        for mine, whole in zip(one[1], alone[1], strict=True):
+            alike(mine, whole)
+        alike(one[2], alone[2])
+
+
+def slowed(rank):
+    return trained(rank, None, slow=0.008 if rank == 0 else 0.002, epochs=4)[3]
+
+
+@pytest.mark.slow
+def test_shares_follow_a_slow_worker(crew):
+    one, other = crew.together(slowed, workers=2)
+    assert one == other
+    assert one[0] < one[1] / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_state_in_the_middle_of_an_epoch_goes_on_exactly(crew, tmp_path, alone, workers):
+    folder = str(tmp_path / "state")
+    saving = crew.together(trained_with, (3, 1), {"keep": ("save", folder, 6)}, workers=2)
+    how = {"keep": ("load", folder), "batch": 2 * BATCH // workers, "epochs": 1}
+    after = crew.together(trained_with, None, how, workers=workers)
+    seen = [i for one in saving for batch in one[0][4:] for i in batch]
+    seen += [i for one in after for batch in one[0] for i in batch]
+    assert sorted(seen) == list(range(SAMPLES))
+    for one in after:
+        alike(one[2], alone[2])
+
+
+@pytest.mark.slow
+def test_a_model_with_its_loss_is_probed_planned_and_trained(tmp_path):
+    accelerator, plain, model, optimizer = opened()
+    weights = [p.detach().clone() for p in plain.parameters()]
+    how = {"probe": {"budget": 1}, "epochs": 2}
+    profile = bw.ForAccelerate.probe(accelerator, model, optimizer, loader(), loss_of, **how)
+    alike([p.detach() for p in plain.parameters()], weights)
+    plan = bw.plan(profile, global_batch=32, micro_batch=16)
+    feed = bw.ForAccelerate(accelerator, model, optimizer, loader(), plan)
+    assert (feed.arrangement.global_batch, feed.arrangement.passes) == (32, 2)
+    assert accelerator.gradient_accumulation_steps == 2
+    rate = 0.2 * plan.learning_rate.peak / plan.learning_rate.base
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+    assert len(feed) == len(list(feed)) == 4
+    closed()
+
+
+def test_what_would_break_exactly_once_is_refused_in_a_line():
+    accelerator, _, model, optimizer = opened()
+    make = partial(bw.ForAccelerate, accelerator, model, optimizer)
+    with pytest.raises(PlanError, match=r"leave it out of accelerator\.prepare"):
+        make(accelerator.prepare(loader()))
+    own = loader(shuffle=False, sampler=WeightedRandomSampler(torch.ones(SAMPLES), SAMPLES))
+    with pytest.raises(PlanError, match="WeightedRandomSampler decides"):
+        make(own)
+    closed()

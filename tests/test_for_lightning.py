@@ -1,0 +1,259 @@
+"""`bw.ForLightning`: unequal, exactly-once batches under Lightning's own DDP."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import batchwright as bw
+from batchwright.errors import DataError, PlanError
+
+L = pytest.importorskip("lightning", reason="pip install 'batchwright[lightning]'")
+
+SAMPLES, BATCH = 61, 8
+
+
+def data(samples=SAMPLES):
+    random = torch.Generator().manual_seed(5)
+    numbers = torch.arange(samples)
+    inputs = torch.randn(samples, 6, generator=random)
+    return TensorDataset(inputs, torch.randint(3, (samples,), generator=random), numbers)
+
+
+class Module(L.LightningModule):
+    """A small network that notes which samples it sees, and may be slow or run out of memory."""
+
+    def __init__(self, *, slow=0.0, room=None, manual=False):
+        super().__init__()
+        torch.manual_seed(3)
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.slow, self.room, self.seen, self.gradients = slow, room, [], []
+        self.automatic_optimization = not manual
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels, numbers = batch
+        if self.room is not None and len(inputs) > self.room:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: too many samples")
+        time.sleep(self.slow * len(inputs))
+        self.seen.append(numbers.tolist())
+        loss = functional.cross_entropy(self.body(inputs), labels)
+        self.log("loss", loss)
+        if self.automatic_optimization:
+            return loss
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return None
+
+    def on_before_optimizer_step(self, optimizer):
+        self.gradients.append([p.grad.clone() for p in self.parameters()])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
+
+
+def trainer(workers, *callbacks, **how):
+    return L.Trainer(
+        accelerator="cpu",
+        devices=workers,
+        strategy="ddp" if workers > 1 else "auto",
+        callbacks=list(callbacks),
+        **{
+            "max_epochs": 2,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            **how,
+        },
+    )
+
+
+def loader(batch=BATCH, **how):
+    return DataLoader(data(), batch, **{"shuffle": True, **how})
+
+
+def fitted(rank, workers, shares, *, passes=1, batch=BATCH, module=None, more=(), **how):
+    module = Module(**(module or {}))
+    callback = bw.ForLightning(shares=shares)
+    try:
+        made = trainer(workers, callback, *more, accumulate_grad_batches=passes, **how)
+        made.fit(module, loader(batch))
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    weights = [p.detach().clone() for p in module.parameters()]
+    return module.seen, module.gradients, weights, callback.sampler.local_batch_sizes
+
+
+def alike(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return fitted(0, 1, "equal", batch=2 * BATCH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("passes", "module"),
+    [(1, {}), (2, {}), (1, {"manual": True}), (1, {"room": 4})],
+    ids=["plain", "accumulating", "manual", "out of memory"],
+)
+def test_gradients_are_those_of_one_process(crew, alone, passes, module):
+    how = {"passes": passes, "batch": BATCH // passes, "module": module}
+    both = crew.together(fitted_with, (3, 1), how, workers=2)
+    for epoch in range(2):
+        seen = [i for one in both for i in of_epoch(one[0], epoch)]
+        assert sorted(set(seen)) == list(range(SAMPLES))
+        assert len(seen) == SAMPLES
+    for one in both:
+        assert len(one[1]) == len(alone[1]) == 8
+        for mine, whole in zip(one[1], alone[1], strict=True):
+            alike(mine, whole)
+        alike(one[2], alone[2])
+        assert one[3] == (12, 4)
+
+
+def of_epoch(seen, epoch):
+    half = len(seen) // 2
+    return [i for batch in seen[epoch * half : (epoch + 1) * half] for i in batch]
+
+
+def fitted_with(rank, shares, how):
+    return fitted(rank, 2, shares, **how)
+
+
+@pytest.mark.slow
+def test_shares_follow_a_slow_worker(crew):
+    both = crew.together(slowed, workers=2)
+    assert both[0] == both[1]
+    slow, quick = both[0]
+    assert slow + quick == 2 * BATCH
+    assert slow < quick / 2
+
+
+def slowed(rank):
+    how = {"module": {"slow": 0.008 if rank == 0 else 0.002}, "max_epochs": 3, "batch": BATCH}
+    return fitted(rank, 2, None, **how)[3]
+
+
+def stopped_and_resumed(rank, folder, workers_then):
+    """An epoch left in its middle with two workers; what is seen, and the checkpoint."""
+    module, callback = Module(), bw.ForLightning(shares=(3, 1))
+    save = L.pytorch.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1)
+    try:
+        made = trainer(2, callback, save, max_steps=6, enable_checkpointing=True)
+        made.fit(module, loader())
+    finally:
+        torch.distributed.destroy_process_group()
+    return module.seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_exactly(crew, tmp_path, alone, workers):
+    before = crew.together(stopped_and_resumed, str(tmp_path), workers, workers=2)
+    (kept,) = Path(tmp_path).glob("*step=6.ckpt")
+    after = crew.together(resumed, str(kept), workers, workers=workers)
+    seen = [i for one in before for batch in one[4:] for i in batch]
+    seen += [i for one, _ in after for batch in one for i in batch]
+    assert sorted(seen) == list(range(SAMPLES))
+    for _, weights in after:
+        alike(weights, alone[2])
+
+
+def resumed(rank, kept, workers):
+    module = Module()
+    try:
+        made = trainer(workers, bw.ForLightning())
+        made.fit(module, loader(2 * BATCH // workers), ckpt_path=kept, weights_only=False)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    return module.seen, [p.detach() for p in module.parameters()]
+
+
+def planned(rank, workers):
+    module = Module()
+    callback = bw.ForLightning("auto", probe={"budget": 1}, micro_batch=16)
+    try:
+        made = trainer(workers, callback, max_epochs=1)
+        made.fit(module, loader())
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    rates = [group["lr"] for one in made.optimizers for group in one.param_groups]
+    return callback.plan, callback.arrangement, rates, len(module.gradients)
+
+
+@pytest.mark.slow
+def test_an_automatic_batch_is_planned_by_all_workers_together(crew):
+    (plan, made, rates, steps), other = crew.together(planned, 2, workers=2)
+    assert other[0] == plan
+    assert (plan.workers, made.global_batch) == (2, plan.stages[0].global_batch_size)
+    assert plan.job.base_batch == 2 * BATCH
+    assert rates == pytest.approx([0.2 * plan.learning_rate.peak / plan.learning_rate.base])
+    assert steps == -(-SAMPLES // made.global_batch)
+
+
+@pytest.mark.slow
+def test_a_module_is_probed_without_a_trainer_and_left_as_it_was():
+    module = Module()
+    weights = [p.detach().clone() for p in module.parameters()]
+    profile = bw.ForLightning.probe(module, loader(), probe={"budget": 1})
+    alike([p.detach() for p in module.parameters()], weights)
+    assert (profile.job.base_batch, profile.job.learning_rate) == (BATCH, 0.2)
+    assert bw.plan(profile, epochs=2, global_batch=32).stages[0].global_batch_size == 32
+    assert "log" not in vars(module)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(data())
+
+
+@pytest.mark.parametrize(
+    ("given", "how", "error", "words"),
+    [
+        (DataLoader(Stream(), 4), {}, DataError, "can only be iterated"),
+        ([loader(), loader()], {}, PlanError, "list"),
+        (
+            loader(shuffle=False, sampler=WeightedRandomSampler(torch.ones(SAMPLES), SAMPLES)),
+            {},
+            PlanError,
+            "WeightedRandomSampler",
+        ),
+        (loader(), {"limit_train_batches": 0.5}, PlanError, "limit_train_batches"),
+        (loader(), {"reload_dataloaders_every_n_epochs": 1}, PlanError, "reload_dataloaders"),
+    ],
+    ids=["iterable", "several", "sampler", "limit", "reload"],
+)
+def test_what_would_break_exactly_once_is_refused_in_a_line(given, how, error, words):
+    with pytest.raises(error, match=words) as told:
+        trainer(1, bw.ForLightning(), **how).fit(Module(), given)
+    assert "\n" not in str(told.value)
+
+
+def test_a_loader_that_drops_its_last_batch_is_taken_over_and_the_trainer_left_as_it_was(capsys):
+    module, callback = Module(), bw.ForLightning()
+    made = trainer(1, callback, max_epochs=1)
+    made.fit(module, loader(drop_last=True, shuffle=False))
+    assert "drop_last=True is left out" in capsys.readouterr().err
+    assert [i for batch in module.seen for i in batch] == list(range(SAMPLES))
+    assert "training_step" not in vars(module)
+    assert type(made.fit_loop._data_source).__name__ == "_DataLoaderSource"

@@ -1,0 +1,253 @@
+"""`bw.ForTransformers`: unequal, exactly-once batches under the Trainer's own DDP."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset, IterableDataset
+
+import batchwright as bw
+from batchwright.errors import DataError, PlanError
+
+transformers = pytest.importorskip("transformers", reason="pip install 'batchwright[transformers]'")
+accelerate = pytest.importorskip("accelerate", reason="pip install 'batchwright[transformers]'")
+
+SAMPLES, BATCH = 61, 8
+
+
+class Images(Dataset):
+    """Random images, each with its number in its first pixel."""
+
+    def __init__(self, samples=SAMPLES):
+        random = torch.Generator().manual_seed(5)
+        self.images = torch.randn(samples, 3, 8, 8, generator=random)
+        self.images[:, 0, 0, 0] = torch.arange(samples) / 100
+        self.labels = torch.randint(3, (samples,), generator=random)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return {"pixel_values": self.images[index], "labels": int(self.labels[index])}
+
+
+class Texts(Dataset):
+    """Tokens of which a different number count in each text."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        if index >= SAMPLES:
+            raise IndexError(index)  # or going through them would not end
+        random = torch.Generator().manual_seed(index)
+        tokens = torch.randint(20, (7,), generator=random)
+        labels = tokens.clone()
+        labels[: index % 5] = -100
+        return {"input_ids": tokens, "labels": labels}
+
+
+class Small(nn.Module):
+    """A network whose loss is a mean over samples, as one's own usually is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, pixel_values, labels):
+        logits = self.body(pixel_values)
+        return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def images():
+    return Small(), Images()
+
+
+def texts():
+    config = transformers.GPT2Config(
+        vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, use_cache=False,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    return transformers.GPT2LMHeadModel(config), Texts()
+
+
+class Noting(transformers.Trainer):
+    """Notes which samples it sees and each step's gradient; may be slow or run out of memory."""
+
+    slow, room = 0.0, None
+
+    def compute_loss(self, model, inputs, *more, **named):
+        first = next(iter(inputs.values()))
+        if self.room is not None and len(first) > self.room:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: too many samples")
+        time.sleep(self.slow * len(first))
+        if model.training and "pixel_values" in inputs:
+            numbers = (100 * inputs["pixel_values"][:, 0, 0, 0]).round().int()
+            self.seen.append(numbers.tolist())
+        return super().compute_loss(model, inputs, *more, **named)
+
+
+class Gradients(transformers.TrainerCallback):
+    def __init__(self):
+        self.found = []
+
+    def on_pre_optimizer_step(self, args, state, control, model, **_):
+        self.found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+
+
+def trainer_of(folder, make=images, batch=BATCH, passes=1, data=None, **how):
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+    model, found = make()
+    args = transformers.TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=passes,
+        **{
+            "num_train_epochs": 2,
+            "learning_rate": 0.1,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 0.0,
+            "optim": "sgd",
+            "report_to": "none",
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "seed": 0,
+            **how,
+        },
+    )
+    made = Noting(model, args, train_dataset=data or found)
+    made.seen = []
+    return made
+
+
+def closed():
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def trained(rank, folder, shares, *, make=images, slow=0.0, room=None, resume=None, **how):
+    """Samples seen, gradients of each step, weights and shares in the end."""
+    try:
+        trainer = trainer_of(folder, make, **how)
+        trainer.slow, trainer.room = slow, room
+        follow = bw.ForTransformers(trainer, shares=shares)
+        gradients = Gradients()
+        trainer.add_callback(gradients)
+        trainer.train(resume_from_checkpoint=resume)
+        weights = [p.detach() for p in trainer.model.parameters()]
+        return trainer.seen, gradients.found, weights, follow.sampler.local_batch_sizes
+    finally:
+        closed()
+
+
+def trained_with(rank, folder, shares, how):
+    return trained(rank, folder, shares, **how)
+
+
+def alike(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"passes": 2, "batch": BATCH // 2},
+        {"room": 4},
+        {"make": texts},
+        {"make": texts, "passes": 2, "batch": BATCH // 2, "room": 3},
+    ],
+    ids=["images", "accumulating", "out of memory", "tokens", "tokens in parts"],
+)
+def test_gradients_are_those_of_one_process(crew, tmp_path, how):
+    alone = trained(0, tmp_path, "equal", batch=2 * BATCH, make=how.get("make", images))
+    both = crew.together(trained_with, tmp_path, (3, 1), how, workers=2)
+    if "make" not in how:
+        seen = [i for one in both for batch in one[0] for i in batch]
+        assert sorted(seen) == sorted(2 * list(range(SAMPLES)))
+    for one in both:
+        assert len(one[1]) == len(alone[1])
+        for mine, whole in zip(one[1], alone[1], strict=True):
+            alike(mine, whole)
+        alike(one[2], alone[2])
+
+
+@pytest.mark.slow
+def test_shares_follow_a_slow_worker(crew, tmp_path):
+    one, other = crew.together(slowed, tmp_path, workers=2)
+    assert one == other
+    assert one[0] < one[1] / 2
+
+
+def slowed(rank, folder):
+    how = {"slow": 0.012 if rank == 0 else 0.003, "num_train_epochs": 4}
+    return trained(rank, folder, None, **how)[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_exactly(crew, tmp_path, workers):
+    alone = trained(0, tmp_path / "alone", "equal", batch=2 * BATCH)
+    how = {"save_strategy": "steps", "save_steps": 6, "max_steps": 6}
+    before = crew.together(trained_with, tmp_path, (3, 1), how, workers=2)
+    how = {"resume": str(tmp_path / "checkpoint-6"), "batch": 2 * BATCH // workers}
+    after = crew.together(trained_with, tmp_path, None, how, workers=workers)
+    seen = [i for one in before for batch in one[0][4:] for i in batch]
+    seen += [i for one in after for batch in one[0] for i in batch]
+    assert sorted(seen) == list(range(SAMPLES))
+    for one in after:
+        alike(one[2], alone[2])
+
+
+def planned(rank, folder):
+    try:
+        trainer = trainer_of(folder, num_train_epochs=1)
+        follow = bw.ForTransformers(trainer, "auto", probe={"budget": 1}, micro_batch=16)
+        trainer.train()
+        rate = trainer.optimizer.param_groups[0]["lr"]
+        taken = trainer.state.global_step, len(follow.sampler) // follow.sampler.passes
+        return follow.plan, follow.arrangement, rate, taken
+    finally:
+        closed()
+
+
+@pytest.mark.slow
+def test_an_automatic_batch_is_planned_by_all_workers_together(crew, tmp_path):
+    (plan, made, rate, steps), other = crew.together(planned, tmp_path, workers=2)
+    assert other[0] == plan
+    assert (plan.workers, made.global_batch) == (2, plan.stages[0].global_batch_size)
+    assert (plan.job.base_batch, plan.job.learning_rate) == (2 * BATCH, 0.1)
+    assert rate == pytest.approx(0.1 * plan.learning_rate.peak / plan.learning_rate.base)
+    assert steps[0] == steps[1] <= -(-SAMPLES // made.global_batch)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(Images())
+
+
+def test_what_would_break_exactly_once_is_refused_in_a_line(tmp_path):
+    try:
+        made = trainer_of(tmp_path, data=Stream(), max_steps=2)
+        bw.ForTransformers(made)
+        with pytest.raises(DataError, match="can only be iterated"):
+            made.train()
+        made = trainer_of(tmp_path, texts, train_sampling_strategy="group_by_length")
+        bw.ForTransformers(made)
+        with pytest.raises(PlanError, match="LengthGroupedSampler"):
+            made.train()
+        with pytest.raises(PlanError, match="auto_find_batch_size"):
+            bw.ForTransformers(trainer_of(tmp_path, auto_find_batch_size=True))
+    finally:
+        closed()

@@ -1,0 +1,170 @@
+"""`bw.probe(step=...)`: a step of the user's own, measured as it is."""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import batchwright as bw
+from batchwright.errors import ArgumentError, DataError, JobError
+
+QUICK = {"probe": {"budget": 1}, "epochs": 2}
+
+
+class Text:
+    """A step on text, with two losses and a second network that an optimizer of its own steps."""
+
+    def __init__(self):
+        torch.manual_seed(2)
+        self.words = nn.Embedding(50, 16)
+        self.reads = nn.GRU(16, 16, batch_first=True)
+        self.norm = nn.BatchNorm1d(16)
+        self.judge = nn.Linear(16, 1)
+        both = [*self.words.parameters(), *self.reads.parameters(), *self.norm.parameters()]
+        self.optimizer = torch.optim.AdamW(both, lr=0.01)
+        self.second = torch.optim.SGD(self.judge.parameters(), lr=0.1, momentum=0.9)
+        self.sizes = []
+
+    def batch(self, size):
+        self.sizes.append(size)
+        return {"tokens": torch.randint(50, (size, 12)), "labels": torch.rand(size)}
+
+    def step(self, batch):
+        _, state = self.reads(self.words(batch["tokens"]))
+        state = self.norm(state[0])
+        for optimizer, part in ((self.second, state.detach()), (self.optimizer, state)):
+            optimizer.zero_grad()
+            out = self.judge(part)[:, 0]
+            (functional.mse_loss(out, batch["labels"]) + 0.1 * out.square().mean()).backward()
+            optimizer.step()
+        if len(batch["labels"]) > 40:
+            time.sleep(1e-4)  # whatever a step does is in it
+
+    def state(self):
+        modules = (self.words, self.reads, self.norm, self.judge)
+        tensors = [t.clone() for one in modules for t in one.state_dict().values()]
+        states = [one.state_dict() for one in (self.optimizer, self.second)]
+        return tensors, copy.deepcopy(states)
+
+
+@pytest.mark.slow
+def test_a_step_on_text_with_two_networks_is_measured_planned_and_put_back(tmp_path):
+    text = Text()
+    text.step(text.batch(8))  # the optimizers have a state already
+    before = text.state()
+    draws = torch.get_rng_state()
+    profile = bw.probe(
+        step=text.step, batch=text.batch, samples=2000, out=tmp_path / "profile.json", **QUICK
+    )
+    assert torch.equal(draws, torch.get_rng_state())
+    after = text.state()
+    torch.testing.assert_close(after[0], before[0], rtol=0, atol=0)
+    torch.testing.assert_close(after[1], before[1], rtol=0, atol=0)
+    assert bw.load(tmp_path / "profile.json") == profile
+    assert profile.network.parameters == sum(
+        p.numel()
+        for one in (text.words, text.reads, text.norm, text.judge)
+        for p in one.parameters()
+    )
+    assert profile.network.batch_norm
+    assert profile.job.optimizer == "adamw"
+    assert profile.job.learning_rate == 0.01
+    assert profile.data.train_samples == 2000
+    assert len({one.local_batch_size for one in profile.steps}) >= 2
+    assert {one.local_batch_size for one in profile.steps} <= set(text.sizes)
+    peaks = sorted((one.local_batch_size, one.peak_bytes) for one in profile.memory)
+    assert peaks[0][1] < peaks[-1][1]
+    assert profile.memory_parts.optimizer > 0
+
+    plan = bw.plan(profile, epochs=3)
+    assert plan.workers == 1
+    assert plan.stages[0].predicted_epoch_seconds.value > 0
+    assert plan.explain()
+    with pytest.raises(DataError, match=r"bw\.Session"):
+        bw.train(plan)
+
+
+@pytest.mark.slow
+def test_a_loader_is_timed_with_the_step():
+    data = TensorDataset(torch.randn(400, 1, 20), torch.randn(400, 1))
+    network = nn.Linear(20, 1)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+
+    def step(batch):
+        optimizer.zero_grad()
+        functional.mse_loss(network(batch[0])[:, 0], batch[1]).backward()
+        optimizer.step()
+
+    def slow(items):
+        time.sleep(0.002 * len(items))
+        return torch.utils.data.default_collate(items)
+
+    def loader(size):
+        return DataLoader(data, size, shuffle=True, collate_fn=slow)
+
+    profile = bw.probe(step=step, loader=loader, samples=len(data), base_batch=32, **QUICK)
+    assert profile.job.base_batch == 32
+    for one in profile.steps:
+        assert one.step_seconds > 0.002 * one.local_batch_size
+
+
+def probed(rank):
+    torch.manual_seed(rank)
+    network = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+    def step(batch):
+        optimizer.zero_grad()
+        network(batch).square().mean().backward()
+        optimizer.step()
+
+    return bw.probe(step=step, batch=lambda n: torch.randn(n, 8), samples=500, **QUICK)
+
+
+@pytest.mark.slow
+def test_all_workers_of_a_launcher_probe_together_and_get_one_profile(crew):
+    one, other = crew.together(probed, workers=2)
+    assert one == other
+    assert {step.workers for step in one.steps} == {2}
+    assert any(c.operation == "all-reduce" for c in one.collectives)
+    assert bw.plan(one).workers == 2
+
+
+def linear_step(batch):
+    network = nn.Linear(4, 1)
+    torch.optim.SGD(network.parameters(), lr=0.1)
+    network(batch).sum().backward()
+
+
+def wrapped_step(batch):
+    network = DataParallel(nn.Linear(4, 1))
+    network(batch).sum().backward()
+
+
+def failing_step(batch):
+    raise KeyError("pixels")
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ({"step": linear_step, "batch": lambda n: torch.ones(n, 4)}, ArgumentError, "no weights"),
+        ({"step": wrapped_step, "batch": lambda n: torch.ones(n, 4)}, ArgumentError, r"\.module"),
+        ({"step": failing_step, "batch": lambda n: torch.ones(n, 4)}, JobError, "'pixels'"),
+        ({"step": failing_step}, ArgumentError, "either batch="),
+        ({"batch": lambda n: n}, ArgumentError, "go with step="),
+        ({"job": "x.yaml", "step": failing_step}, ArgumentError, "not both"),
+        ({"step": failing_step, "batch": lambda n: n, "samples": 0}, ArgumentError, "samples=0"),
+    ],
+)
+def test_a_step_that_does_not_fit_is_refused_in_a_line(how, error, words):
+    with pytest.raises(error, match=words) as told:
+        bw.probe(**{"samples": 100, **how})
+    assert "\n" not in str(told.value)
