@@ -135,8 +135,7 @@ class Tokens(Part):
     def find(self, secret: str) -> Caller | None:
         """Who holds ``secret``; `None` if nobody does, or the token was revoked."""
         now = self._clock()
-        with self._database.reading() as connection:
-            found = connection.execute(_VALID, {"hash": hash_of(secret)}).all()
+        found = self._database.ask(_VALID, {"hash": hash_of(secret)})
         if not found:
             return None
         row = found[0]
