@@ -14,8 +14,8 @@ import torch
 from torch import distributed, nn
 from torch.autograd.graph import register_multi_grad_hook
 
+from batchwright.algorithms.balancer import Balancer
 from batchwright.records import Job
-from batchwright.training.batches.balancer import Balancer
 from batchwright.training.batches.unequal import Sampler
 from batchwright.training.step.clock import Moment
 
