@@ -28,6 +28,8 @@ from batchwright.distributed.group import Group
 from batchwright.errors import LostWorkerError
 from batchwright.training.batches import randomness
 from batchwright.training.batches.feeding import DatasetFeed
+from batchwright.training.batches.following import Follower
+from batchwright.training.batches.unequal import Sampler
 from batchwright.training.parameter_server.merging import pack, unpack
 from batchwright.training.simulated.simulated_workers import Randomness
 from batchwright.workflows import doctor, prepare_job
@@ -163,6 +165,22 @@ def test_a_run_goes_on_with_the_random_numbers_of_the_gpu():
     drawn = torch.rand(3, device=GPU)
     randomness.restore_random_states(states, GPU)
     assert torch.equal(torch.rand(3, device=GPU), drawn)
+
+
+@reaches(
+    "training.batches.following:Follower._moment", "training.batches.following:Follower.end_epoch"
+)
+def test_passes_in_another_trainer_are_timed_on_the_device():
+    model = torch.nn.Linear(2048, 2048).to(GPU)
+    sampler = Sampler(range(32), 8, workers=1, rank=0)
+    follower = Follower(sampler, model.parameters())
+    for _ in sampler:
+        follower.begin()
+        model(torch.randn(8, 2048, device=GPU)).sum().backward()
+    torch.cuda.synchronize(GPU)
+    assert all(start.elapsed_time(end) > 0 for start, end in follower._times)
+    assert follower.end_epoch() == (8,)
+    follower.close()
 
 
 @reaches("training.simulated.simulated_workers:_take", "training.simulated.simulated_workers:_put")

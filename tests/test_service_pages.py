@@ -299,7 +299,8 @@ def test_the_page_tells_how_a_run_stands(service, state):
     elif state == "finished":
         service.store.runs.end(run, RunEnd(outcome="finished", summary=make_summary()))
     else:
-        service.store.runs.end(run, RunEnd(outcome=state, error="worker 1 died"))
+        error = "worker 1 died" if state == "failed" else None
+        service.store.runs.end(run, RunEnd(outcome=state, error=error))
     page = browse(service.sign_in(), f"/runs/{run}")
     assert words[state] in page.source
     assert ("data-over" in page.source) == (state in ("finished", "failed"))
