@@ -462,3 +462,6 @@ def test_a_body_in_very_small_pieces_is_refused(pieces):
         connection.sendall(head + b"1\r\nx\r\n" * pieces + b"0\r\n\r\n")
         told = connection.recv(1000)
     assert told.startswith(b"HTTP/1.1 200" if pieces == FREE_PIECES else b"HTTP/1.1 400")
+    if pieces > FREE_PIECES:  # as every other problem is told
+        assert b"content-type: application/json" in told.lower()
+        assert list(json.loads(told.partition(b"\r\n\r\n")[2])) == ["detail"]

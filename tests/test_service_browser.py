@@ -193,9 +193,14 @@ def filled(server):
         store.runs.end(run, RunEnd(outcome=outcome, error="worker 1 was killed: give workers=1"))
     served = story.run("rounds", plan=make_dual_plan(), profile=None)
     profile = store.profiles.add("two workers", make_measured())
-    jobs = [store.jobs.submit("digits", Job(), auto=False, owner="ann").id for _ in range(3)]
-    story.work("planned", jobs[0], profile=make_profile(), plan=make_plan())
+    jobs = [store.jobs.submit("digits", Job(), auto=False, owner="ann").id for _ in range(5)]
+    planned = {"profile": make_profile(), "plan": make_plan()}
+    story.work("planned", jobs[0], **planned)
     story.work("failed", jobs[1], error="this machine has 2 cores: give workers=2")
+    story.work("planned", jobs[2], **planned)
+    store.jobs.approve(jobs[2])
+    story.work("training", jobs[2], run=going)
+    store.jobs.cancel(jobs[3])
     store.agents.introduce(AgentIntroduction(name="by default", allow=()), "report")
     refused = urlencode({"profile": profile, "goal.price": "cheap", "keys": "epoch=3"})
     return [

@@ -127,6 +127,9 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 
 def _tell(request: Request, error: Exception) -> Response:
     response = answer(request, problem_of(error))
+    # It holds what was read of the body, and some of its frames hold the exception: a circle, which
+    # would stay until Python looks for some.
+    error.__traceback__ = None
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
     return response

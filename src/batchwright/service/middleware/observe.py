@@ -114,6 +114,7 @@ class Observe:
                 log.error("failed", exc_info=error, extra={"fields": {"request_id": request_id}})
             if not status:
                 await answer(Request(scope), problem)(scope, receive, watched)
+            error.__traceback__ = problem.__traceback__ = None  # as in `app`: it holds the body
         finally:
             self._meters.in_progress.dec()
             self._note(scope, status, time.perf_counter() - started, request_id)

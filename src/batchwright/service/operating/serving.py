@@ -49,7 +49,7 @@ TAKE_SECONDS = 60.0
 FREE_PIECES, SMALL_PIECE = 500, 256
 """Of a body so many pieces may be of any size; of more, the mean is to be so many bytes."""
 
-COLLECTED_AFTER = (20_000, 20, 50)
+COLLECTED_AFTER = (20_000, 5, 5)
 """Objects, and younger generations, after which Python looks for circles: a batch of records makes
 thousands of objects and no circle, and looking as often as usual took a sixth of the time."""
 
@@ -211,6 +211,15 @@ class TimedProtocol(H11Protocol):
         """Take in what has come."""
         super().data_received(data)
         self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Tell that this is no HTTP, as any other problem is told, and close."""
+        body = json.dumps({"detail": msg}).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        head = h11.Response(status_code=400, headers=[*headers, ("connection", "close")])
+        events = (head, h11.Data(data=body), h11.EndOfMessage())
+        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone."""

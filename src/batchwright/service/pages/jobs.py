@@ -134,9 +134,7 @@ def _state(word: str) -> JobState | None:
 
 
 def _says(request: Request) -> str:
-    live = store_of(request).jobs.live()
-    waiting = sum(one.state == "planned" and not (one.approved or one.auto) for one in live)
-    going = sum(one.state in ("probing", "training") for one in live)
+    going, waiting = store_of(request).jobs.going_and_waiting()
     words = f"{counted(going, 'job')} going on"
     return f"{words}, {counted(waiting, 'plan')} waiting for approval." if waiting else f"{words}."
 
@@ -183,8 +181,7 @@ def _lists(
     seconds, now = store.settings.lease_seconds, store.clock()
     # An agent is there if it was heard of so lately that it would keep a job.
     agents = [(one, now - one.seen <= seconds) for one in store.agents.list()]
-    working = {one.id: one.name for one in (*store.jobs.live(), *shown)}
-    told = fill(request, "agents.html", caller, agents=agents, working=working)
+    told = fill(request, "agents.html", caller, agents=agents)
     return [Part("rows", "", rows), Part("agents", "Agents", told)]
 
 

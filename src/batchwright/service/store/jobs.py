@@ -22,6 +22,7 @@ from sqlalchemy import (
     delete,
     insert,
     not_,
+    or_,
     select,
     tuple_,
     update,
@@ -188,12 +189,12 @@ class Jobs(Part):
                 wanted = wanted.where(tuple_(jobs.c.created, jobs.c.id) < last)
             return self._with_reasons(connection, connection.execute(wanted).mappings().all())
 
-    def live(self, limit: int = 500) -> Sequence[JobInfo]:
-        """Jobs that have not ended, those submitted last first, each with why it waits."""
-        wanted = select(*SHOWN).where(LIVE).order_by(*_NEWEST).limit(limit)
+    def going_and_waiting(self) -> tuple[int, int]:
+        """How many jobs an agent works on, and how many have a plan that waits for approval."""
+        going = jobs.c.state.in_(("probing", "training"))
+        waits = and_(jobs.c.state == "planned", not_(or_(jobs.c.auto, jobs.c.approved)))
         with self._database.reading() as connection:
-            rows = connection.execute(wanted).mappings().all()
-            return self._with_reasons(connection, rows)
+            return count(connection, jobs, LIVE, going), count(connection, jobs, LIVE, waits)
 
     def _info(self, row: RowMapping, waiting: str | None = None) -> JobInfo:
         silent = row["lease_expires"] is not None
