@@ -29,7 +29,7 @@ from batchwright.distributed.processes import LAUNCH, PARENT_PID
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.records import Job, KindCount, Plan, RunSummary
 from batchwright.records.documents import read_record, write_record
-from batchwright.workflows.together import arranged, begun_before, note_begun
+from batchwright.workflows.together import arranged, begun_before, note_begun, take_part
 from batchwright.workflows.verbs import plan
 from test_hosts import BATCH, EPOCHS, SAMPLES, SCRIPT, samples_lost_or_repeated
 from test_session import make_tiny_plan
@@ -181,6 +181,15 @@ def test_only_what_was_asked_for_alike_is_gone_on_with(tmp_path, monkeypatch):
         assert gone_on_with(words, job) == (folder, folder)
         for other in others:
             assert gone_on_with(*other) == (None, None)
+
+
+@pytest.mark.parametrize("verb", ["plan", "simulate", "export", "submit", "doctor"])
+def test_what_is_wanted_once_is_done_once(monkeypatch, verb):
+    done = []
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    take_part([verb], lambda: done.append(verb))
+    assert len(done) == (verb == "doctor")  # each host has an answer of its own
 
 
 def test_mpirun_starts_nothing_again():

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 TOGETHER = ("run", "probe", "check", "train")
 """Verbs of the command line in which all processes take part."""
-BY_ONE = ("plan", "schedule", "report", "export")
-"""Those that one process does for all."""
+BY_ONE = ("plan", "schedule", "simulate", "report", "export", "submit", "fetch", "send")
+"""Those that one process does for all: what they write or send is wanted once."""
 
 _SHARED_SECONDS = 10.0  # for a file that worker 0 has written to be seen on a shared disk
 _MARK = ".shared-"  # begins the name of such a file
