@@ -209,6 +209,16 @@ def epochs_in(folder):
     return sum(b'"epoch":' in line and b'"samples":' in line for line in lines)
 
 
+def samples_lost_or_repeated(summary):
+    """Of all epochs; where a server waits for nobody, a round may be in the next one's record."""
+    if summary.plan.server is None:
+        return [one.samples - 1437 for one in summary.epochs if one.samples != 1437]
+    numbers = sorted(one.number for one in summary.rounds)
+    lost = sum(one.samples for one in summary.rounds) - 1437 * len(summary.epochs)
+    told = sum(one.samples for one in summary.epochs) - 1437 * len(summary.epochs)
+    return [lost or told] * (lost != 0 or told != 0 or numbers != list(range(len(numbers))))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["plain", "dynamic-batch", "cyclic", "dual-batch", "hybrid"])
 def test_every_method_trains_on_two_hosts_with_unequal_workers(hosts, tmp_path, cache, method):
@@ -219,7 +229,8 @@ def test_every_method_trains_on_two_hosts_with_unequal_workers(hosts, tmp_path, 
     assert codes == [0, 0], [host.log()[-3000:] for host in hosts]
     summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
     assert (summary.plan.workers, summary.plan.method) == (3, method)
-    assert {one.samples for one in summary.epochs} == {1437}
+    assert len(summary.epochs) == 4
+    assert not samples_lost_or_repeated(summary)
     assert "held-out accuracy" in hosts[1].log()  # its address, and so its rank, comes first
     assert "held-out accuracy" not in hosts[0].log()
 
@@ -249,7 +260,7 @@ def test_a_run_goes_on_without_its_first_host_and_with_it_again(
     assert codes == [0, 0], [host.log()[-3000:] for host in hosts]
     summary = read_record(run / "summary.json", RunSummary)
     assert len(summary.epochs) == 150
-    assert {one.samples for one in summary.epochs} == {1437}  # none lost, none repeated
+    assert not samples_lost_or_repeated(summary)
 
 
 DELAY, BANDWIDTH = 2e-3, 25e6  # seconds; bytes per second, 200 Mbit

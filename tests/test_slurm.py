@@ -51,6 +51,13 @@ def test_the_script_asks_for_what_the_job_says():
     assert "srun --kill-on-bad-exit=0 --wait=0 batchwright run --out '/disk/a run'\n" in text
 
 
+def test_a_folders_name_is_neither_a_command_nor_a_pattern_of_slurms():
+    with pytest.raises(JobError, match="has a line break or the like"):
+        script(Path("/disk/a\ntouch b"), Job(launch="slurm"), ["true"])
+    text = script(Path("/disk/100%j"), Job(launch="slurm"), ["true"])
+    assert "#SBATCH --output=/disk/100%%j/logs/slurm/%j.log\n" in text
+
+
 def test_the_script_leaves_out_what_the_job_leaves_open():
     text = script(Path("run"), Job(launch="slurm"), ["true"])
     assert not re.search("gpus|partition|account|time=", text)

@@ -10,24 +10,28 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from batchwright.distributed.joining import environments, gathering
 from batchwright.distributed.joining.environments import (
     found,
+    launch_name,
     note_opened,
+    process_name,
     read_opened,
 )
-from batchwright.distributed.joining.gathering import MEETING_SECONDS
+from batchwright.distributed.joining.gathering import MEETING_SECONDS, Gathering
 from batchwright.distributed.processes import LAUNCH, PARENT_PID
 from batchwright.errors import BatchwrightError, PlanError
-from batchwright.records import KindCount, Plan, RunSummary
+from batchwright.records import Job, KindCount, Plan, RunSummary
 from batchwright.records.documents import read_record, write_record
-from batchwright.workflows.together import arranged
+from batchwright.workflows.together import arranged, begun_before, note_begun, take_part
 from batchwright.workflows.verbs import plan
-from test_hosts import BATCH, EPOCHS, SAMPLES, SCRIPT
+from test_hosts import BATCH, EPOCHS, SAMPLES, SCRIPT, samples_lost_or_repeated
 from test_session import make_tiny_plan
 
 TORCHRUN = {
@@ -134,6 +138,7 @@ def test_one_process_of_torchruns_is_a_group_that_others_may_join():
     ("wrong", "line"),
     [
         ({"RANK": "first"}, "RANK=first: a whole number"),
+        ({"RANK": "²"}, "RANK=²: a whole number"),
         ({"RANK": "4"}, "process 4 of 4"),
         ({"LOCAL_RANK": "2"}, "2 of 2 on"),
     ],
@@ -150,6 +155,60 @@ def test_who_has_opened_a_folder_is_read_back(tmp_path):
     assert opened.by_an_earlier_start({"one", "two"}, {"c"})
     assert not opened.by_an_earlier_start({"two"}, {"c"})
     assert not opened.by_an_earlier_start({"one"}, {"b", "c"})
+
+
+def test_only_what_was_asked_for_alike_is_gone_on_with(tmp_path, monkeypatch):
+    """A script that a launcher has started may do several runs in a row."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(LAUNCH, raising=False)
+    folder = Path("runs") / "a"
+    one = replace(found(TORCHRUN), rank=0, size=1)
+
+    def gone_on_with(words, job):
+        environments._name_process()  # as another process does
+        with Gathering(one, versions={}, words=words):
+            return begun_before(None, job), begun_before(folder, job)
+
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "run_1/attempt_0/0/error.json")
+    for words, job, others in (
+        ("run a.yaml", Job(), (("run b.yaml", Job()), ("run", Job()))),
+        ("run", Job(), (("run", Job(epochs=7)), ("run a.yaml", Job()))),
+    ):
+        with Gathering(one, versions={}, words=words):
+            note_begun(folder, job)
+        (folder / "job.yaml").touch()
+        note_opened(folder, {launch_name()}, {process_name()})  # as training does
+        assert gone_on_with(words, job) == (folder, folder)
+        for other in others:
+            assert gone_on_with(*other) == (None, None)
+
+
+@pytest.mark.parametrize("verb", ["plan", "simulate", "export", "submit", "doctor"])
+def test_what_is_wanted_once_is_done_once(monkeypatch, verb):
+    done = []
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    take_part([verb], lambda: done.append(verb))
+    assert len(done) == (verb == "doctor")  # each host has an answer of its own
+
+
+def test_mpirun_starts_nothing_again():
+    assert found(OPEN_MPI).launch == ""
+
+
+def test_a_wait_that_is_no_number_is_refused(monkeypatch):
+    monkeypatch.setenv(MEETING_SECONDS, "soon")
+    with pytest.raises(BatchwrightError, match=f"{MEETING_SECONDS}=soon: a number of seconds"):
+        Gathering(found(TORCHRUN), versions={}, words="run")
+
+
+def test_who_waits_says_so(monkeypatch, capfd):
+    monkeypatch.setattr(gathering, "_TELL_SECONDS", 0.0)
+    with gathering._telling_who_waits(replace(found(TORCHRUN), rank=0), 120):
+        told = ""
+        while not told:
+            told = capfd.readouterr().err
+    assert told.startswith("waiting for all 4 processes that torchrun has announced, 120 s at most")
 
 
 # -------------------------------------------------------------------------------- real processes
@@ -503,7 +562,8 @@ def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cac
         agent.wait()
     assert "exitcode: -9" in (tmp_path / "log").read_text()  # torchrun saw it
     summary = read_record(tmp_path / "a" / "summary.json", RunSummary)
-    assert [one.samples for one in summary.epochs] == [1437] * 40
+    assert len(summary.epochs) == 40
+    assert not samples_lost_or_repeated(summary)
 
 
 @pytest.mark.slow

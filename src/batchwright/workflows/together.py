@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -38,15 +39,15 @@ from batchwright.errors import (
     WorkerError,
     one_line,
 )
-from batchwright.records import Plan, Record
+from batchwright.records import Job, Plan, Record
 
 if TYPE_CHECKING:
     from batchwright.distributed.joining.gathering import Ended, Gathering
 
 TOGETHER = ("run", "probe", "check", "train")
 """Verbs of the command line in which all processes take part."""
-BY_ONE = ("plan", "schedule", "report", "export")
-"""Those that one process does for all."""
+BY_ONE = ("plan", "schedule", "simulate", "report", "export", "submit", "fetch", "send")
+"""Those that one process does for all: what they write or send is wanted once."""
 
 _SHARED_SECONDS = 10.0  # for a file that worker 0 has written to be seen on a shared disk
 _MARK = ".shared-"  # begins the name of such a file
@@ -230,15 +231,21 @@ def arranged(plan: Plan, kinds: Sequence[str]) -> Plan:
     return plan.model_copy(update={"stages": tuple(rows)})
 
 
-def begun_before(folder: str | Path | None) -> Path | None:
+def begun_before(folder: str | Path | None, asked: Job | None = None) -> Path | None:
     """The run folder that an earlier start of this very launch has opened, if any.
 
     A launcher starts all processes again with the same words, where one was lost or a host came or
-    went; a run without a named folder is looked for under ``runs``.
+    went; a run without a named folder is looked for under ``runs``. A script that it has started
+    may do several runs in a row, so only one that was asked for alike is gone on with.
+
+    Args:
+        folder: The run folder, if one was named.
+        asked: The job; ``None``: a plan, which a script may have made anew.
     """
     starts = _starts()
     if starts is None:
         return None
+    what = _asked(asked)
     places = [Path(folder)] if folder is not None else sorted(Path("runs").glob("*"), reverse=True)
     named = ("plan.json", "job.yaml")
     return next(
@@ -246,17 +253,33 @@ def begun_before(folder: str | Path | None) -> Path | None:
             place
             for place in places
             if any((place / name).exists() for name in named)
-            and read_opened(place).by_an_earlier_start(*starts)
+            and (opened := read_opened(place)).by_an_earlier_start(*starts)
+            and opened.asked == what
         ),
         None,
     )
 
 
-def note_begun(folder: Path) -> None:
-    """Note in a new run folder which launch has opened it, for `begun_before`."""
+def note_begun(folder: Path, asked: Job | None = None) -> None:
+    """Note in a new run folder which launch has opened it for what, for `begun_before`."""
     starts = _starts()
     if starts is not None:
-        note_opened(folder, *starts)
+        note_opened(folder, *starts, asked=_asked(asked))
+
+
+def _asked(job: Job | None) -> str:
+    """What was asked for, as one text: the command line, or what a script hands over.
+
+    Of a command line its words, since the files that it names may change while it runs.
+    """
+    from batchwright.distributed.joining.gathering import Gathering
+
+    gathering = Gathering.current
+    assert gathering is not None  # noqa: S101 - only then is this called
+    words = gathering.members[0].words
+    if words not in TOGETHER or job is None:
+        return words
+    return f"{words} {sha256(job.model_dump_json().encode()).hexdigest()}"
 
 
 def _starts() -> tuple[set[str], set[str]] | None:

@@ -437,10 +437,11 @@ def run(
     reporting: dict[str, Any] = {"report_to": report_to, "advised": follow_advice}
     if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
         return done
-    again = None if resume else begun_before(run_folder)
-    if again is not None:
-        keys, overrides = _allowed(job_of(job, keys, overrides)), []
-        run_folder, resume = again, True
+    if not resume:
+        job, keys, overrides = job_of(job, keys, overrides), {}, []
+        asked = job
+        if (again := begun_before(run_folder, asked)) is not None:
+            keys, run_folder, resume = _allowed(job), again, True
     with ExitStack() as held:
         if resume:
             folder = held.enter_context(existing_run(run_folder, "plan.json", "job.yaml"))
@@ -453,7 +454,7 @@ def run(
             refuse_unconfirmed_code(job, keys, overrides)
             job = change_job(job, keys, overrides)
         else:
-            job = job_of(job, keys, overrides)
+            assert isinstance(job, Job)  # noqa: S101 - made above
         watch = Stopwatch()
         url = checked_destination(run_folder, job, report_to, resume=resume, advised=follow_advice)
         if hands_over(job):
@@ -464,7 +465,7 @@ def run(
         job = ready(job)
         if not resume:
             folder = held.enter_context(new_run_folder(run_folder, job))
-            note_begun(folder)
+            note_begun(folder, asked)
         watch.lap(_OPENING)
         decided = _planned_in(folder, job, watch)
         if on_plan is not None:

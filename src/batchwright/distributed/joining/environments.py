@@ -156,10 +156,17 @@ def process_name() -> str:
 
 @dataclass(frozen=True)
 class Opened:
-    """Who has opened a run folder: launches, and the processes of the last start of each."""
+    """Who has opened a run folder.
+
+    Attributes:
+        launches: Their names.
+        processes: Those of the last start of each.
+        asked: What they were asked to do there; empty: a loop of somebody's own has not said it.
+    """
 
     launches: frozenset[str]
     processes: frozenset[str]
+    asked: str = ""
 
     def by_an_earlier_start(self, launches: Iterable[str], processes: Iterable[str]) -> bool:
         """Whether one of these launches has, by other processes than these."""
@@ -170,16 +177,28 @@ def read_opened(folder: Path) -> Opened:
     """What is noted in a run folder; nothing where it cannot be read."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         noted = json.loads((folder / LAUNCH_FILE).read_text("utf-8"))
-        return Opened(frozenset(noted["agents"]), frozenset(noted["processes"]))
+        asked = str(noted.get("asked", ""))
+        return Opened(frozenset(noted["agents"]), frozenset(noted["processes"]), asked)
     return Opened(frozenset(), frozenset())
 
 
-def note_opened(folder: Path, launches: Iterable[str], processes: Iterable[str]) -> None:
-    """Note in a run folder, which is made, who opens it; whoever writes there says if it cannot."""
+def note_opened(
+    folder: Path, launches: Iterable[str], processes: Iterable[str], asked: str | None = None
+) -> None:
+    """Note in a run folder, which is made, who opens it; whoever writes there says if it cannot.
+
+    Args:
+        folder: The run folder.
+        launches: As `Opened` has them, like the rest.
+        processes: Of this start.
+        asked: What they were asked to do; ``None``: as noted before.
+    """
+    if asked is None:
+        asked = read_opened(folder).asked
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         aside = folder / f".{LAUNCH_FILE}.writing"
-        noted = {"agents": sorted(launches), "processes": sorted(processes)}
+        noted = {"agents": sorted(launches), "processes": sorted(processes), "asked": asked}
         aside.write_text(json.dumps(noted, indent=1), encoding="utf-8")
         aside.replace(folder / LAUNCH_FILE)
 
@@ -202,6 +221,7 @@ def _torchrun(said: Mapping[str, str]) -> Started:
 
 
 def _open_mpi(said: Mapping[str, str]) -> Started:
+    # It starts nothing again, and not every version names the job: another launch may look alike.
     job = said.get("OMPI_MCA_ess_base_jobid") or said.get("PMIX_NAMESPACE", "0")
     here = _number(said, "OMPI_COMM_WORLD_LOCAL_SIZE")
     size = _number(said, "OMPI_COMM_WORLD_SIZE")
@@ -219,7 +239,7 @@ def _open_mpi(said: Mapping[str, str]) -> Started:
         local_size=here,
         address=address or _LOCAL_NAME,
         port=_port(said, job),
-        launch=f"mpirun:{job}",
+        launch="",
         how="",
     )
 
@@ -270,7 +290,7 @@ def _port(said: Mapping[str, str], job: str) -> int:
 def _number(said: Mapping[str, str], *names: str, default: int | None = None) -> int:
     for name in names:
         if name in said:
-            if not said[name].isdigit():
+            if not (said[name].isascii() and said[name].isdigit()):
                 raise BatchwrightError(f"{name}={said[name]}: a whole number is expected")
             return int(said[name])
     if default is None:

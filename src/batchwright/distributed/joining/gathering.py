@@ -10,8 +10,11 @@ worker 0 needs for its own work, and an exchange would give up. Gradients go ano
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,6 +39,7 @@ MEETING_SECONDS = "BATCHWRIGHT_MEETING_SECONDS"
 
 _MEETING_SECONDS = 120.0
 _SILENT_SECONDS = 60.0  # without a beat: a process that imports or opens a GPU may miss many
+_TELL_SECONDS = 8.0  # longer than processes usually are apart
 _LAST_SECONDS = 10.0  # for the word that says why an exchange broke, and for all to take leave
 _POLL_SECONDS = 0.02
 
@@ -95,7 +99,7 @@ class Gathering:
     def __init__(self, started: Started, *, versions: Mapping[str, str], words: str) -> None:
         self.started = started
         self._orders = 0
-        seconds = float(os.environ.get(MEETING_SECONDS, _MEETING_SECONDS))
+        seconds = _meeting_seconds()
         own = Member(
             rank=started.rank,
             host=socket.gethostname(),
@@ -311,12 +315,24 @@ def _error_of(code: int) -> type[BatchwrightError]:
     return BatchwrightError if code == BatchwrightError.exit_code else LostWorkerError
 
 
+def _meeting_seconds() -> float:
+    said = os.environ.get(MEETING_SECONDS, "")
+    try:
+        seconds = float(said) if said else _MEETING_SECONDS
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise BatchwrightError(f"{MEETING_SECONDS}={said}: a number of seconds is expected")
+    return seconds
+
+
 def _met(started: Started, seconds: float) -> Store:
     """The store of this start; whoever cannot reach it says so, and so does worker 0."""
     if started.rank:
         _reach(started, seconds)
     try:
-        return meet(started.rank, started.size, seconds)
+        with _telling_who_waits(started, seconds):
+            return meet(started.rank, started.size, seconds)
     except LostWorkerError as error:
         raise BatchwrightError(
             f"{error}: are all of the {started.size} processes that {started.by} announced "
@@ -328,6 +344,27 @@ def _met(started: Started, seconds: float) -> Store:
             f"{started} cannot meet the others at {started.address}:{started.port} "
             f"({one_line(error)[:200]}): name another port with MASTER_PORT"
         ) from None
+
+
+@contextmanager
+def _telling_who_waits(started: Started, seconds: float) -> Iterator[None]:
+    """Inside, worker 0 soon says for what it waits: variables of a launch may be left over."""
+
+    def tell() -> None:
+        print(  # noqa: T201 - for the person who waits
+            f"waiting for all {started.size} processes that {started.by} has announced, "
+            f"{seconds:g} s at most",
+            file=sys.stderr,
+        )
+
+    timer = threading.Timer(_TELL_SECONDS, tell)
+    timer.daemon = True
+    if started.rank == 0:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _reach(started: Started, seconds: float) -> None:

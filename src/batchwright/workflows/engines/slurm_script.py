@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from batchwright.errors import JobError
 from batchwright.records import Job
 
 NOTICE_SECONDS = 120
@@ -52,7 +53,12 @@ def script(folder: Path, job: Job, command: Sequence[str]) -> str:
         folder: The run folder, as all nodes see it.
         job: What is asked for.
         command: What each task runs.
+
+    Raises:
+        JobError: A line of the script cannot have the folder's name.
     """
+    if not str(folder).isprintable():  # what follows a line break would be a command
+        raise JobError(f"launch=slurm: {str(folder)!r} has a line break or the like: rename it")
     name = "".join(c if c.isascii() and c.isalnum() else "-" for c in job.network.lower())
     options: dict[str, object] = {
         "job-name": f"batchwright-{name}"[:50].strip("-"),
@@ -64,7 +70,7 @@ def script(folder: Path, job: Job, command: Sequence[str]) -> str:
         "time": job.slurm.time,
         "signal": f"USR1@{notice(job.slurm.time)}",
         "open-mode": "append",
-        "output": f"{folder}/logs/slurm/%j.log",
+        "output": f"{folder}/logs/slurm/".replace("%", "%%") + "%j.log",
     }
     asked = [f"--{key}={shlex.quote(str(value))}" for key, value in options.items() if value]
     body = _BODY.format(
