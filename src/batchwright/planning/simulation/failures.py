@@ -72,7 +72,8 @@ class Hazards:
         if self.interval < min(work, self.cost / _MOST_TIMES_WORK):
             raise PlanError(
                 f"checkpoint_seconds={self.interval:.3g} with {duration(self.cost)} for each "
-                "checkpoint (checkpoint_cost) leaves hardly any time for training: write fewer of them"
+                "checkpoint (checkpoint_cost) leaves hardly any time for training: "
+                "write fewer of them"
             )
         if mean == inf:
             return
