@@ -41,7 +41,7 @@ if __name__ == "__main__":
     model = ViTForImageClassification(ViTConfig(**shape, **size, intermediate_size=64))
     arguments = TrainingArguments(
         output_dir=sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(),
-        num_train_epochs=5,
+        num_train_epochs=15,
         per_device_train_batch_size=32,
         learning_rate=3e-3,
         save_strategy="no",

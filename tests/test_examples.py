@@ -35,8 +35,12 @@ def test_the_example_of_fine_tuning_runs(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["lightning", "transformers", "accelerate"])
-def test_an_example_in_somebody_elses_trainer_changes_ten_lines_at_most_and_runs(trainer, tmp_path):
+@pytest.mark.parametrize(
+    ("trainer", "least"), [("lightning", 90), ("transformers", 80), ("accelerate", 90)]
+)
+def test_an_example_in_somebody_elses_trainer_changes_ten_lines_at_most_and_runs(
+    trainer, least, tmp_path
+):
     pytest.importorskip(trainer, reason=f"pip install 'batchwright[{trainer}]'")
     text = read(f"examples/in_{trainer}.py")
     body = text.split('"""', 2)[2]
@@ -45,4 +49,4 @@ def test_an_example_in_somebody_elses_trainer_changes_ten_lines_at_most_and_runs
     (tmp_path / f"in_{trainer}.py").write_text(text)
     (command,) = re.findall(r"^    (\S.*)$", text.split('"""')[1], re.MULTILINE)
     printed = run(command, tmp_path)
-    assert float(re.search(r"^right: ([\d.]+)%", printed, re.MULTILINE)[1]) > 50
+    assert float(re.search(r"^right: ([\d.]+)%", printed, re.MULTILINE)[1]) > least

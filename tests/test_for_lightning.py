@@ -257,3 +257,27 @@ def test_a_loader_that_drops_its_last_batch_is_taken_over_and_the_trainer_left_a
     assert [i for batch in module.seen for i in batch] == list(range(SAMPLES))
     assert "training_step" not in vars(module)
     assert type(made.fit_loop._data_source).__name__ == "_DataLoaderSource"
+
+
+def test_arguments_of_a_step_may_have_any_name():
+    lightning = pytest.importorskip("lightning")
+
+    class Named(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def training_step(self, images, number):
+            assert number >= 0
+            return self.layer(images[0]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", callbacks=[bw.ForLightning()], **quiet
+    )
+    images = torch.utils.data.TensorDataset(torch.randn(10, 4))
+    trainer.fit(Named(), torch.utils.data.DataLoader(images, 4))
+    assert trainer.global_step == 3

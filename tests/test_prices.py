@@ -82,6 +82,8 @@ def test_of_a_catalogue_the_cheapest_place_counts_and_only_what_was_measured(tmp
         ("kind,count,price\na,2,1\nb,2,x\n", "line 3, column kind: 'b' was not measured"),
         ("kind,count,price\na,2,x\n", "line 2, column price: 'x' is no number"),
         ("kind,count,price\na,2,0\n", "line 2, column price: '0' is no positive number"),
+        ("kind;count;price\na;2;1,5\n", "separated by semicolons"),
+        ("kind,price,price\na,2,1\n", "column price comes twice"),
         ("kind,count,price\na,2,inf\n", "column price: 'inf' is no positive number"),
         ("kind,count,price\na,2,\n", "line 2, column price: '' is no price of a worker"),
         ("kind,count,price\na,1.5,1\n", "line 2, column count: '1.5' is no number"),

@@ -370,6 +370,10 @@ def test_a_search_finds_the_best_interval_on_the_same_numbers():
         ({"workers": 8, "global_batch": 4}, "global_batch=4 leaves some of 8 workers without"),
         ({"mtbf_hours": 1e-6}, "as good as never end"),
         ({"mtbf_hours": 0.01, "restart_seconds": 1000}, "as good as never end"),
+        ({"mtbf_hours": 1e-320}, "as good as never end"),
+        ({"checkpoint_seconds": 1e-12}, "leaves hardly any time for training"),
+        ({"latency": 0, "bandwidth": 1e-306, "workers": 2}, "that no number holds it"),
+        ({"global_batch": 10**30}, "less than or equal to"),
         ({"search": {"seed": [1, 2]}}, "--search seed: search one of"),
         ({"search": {"spares": [-1]}}, "spares = -1"),
         ({"search": {"spares": [0, 1]}, "hours": 1e-4}, "leave out hours="),
@@ -381,6 +385,11 @@ def test_what_makes_no_sense_ends_in_one_line(keys, words):
     assert words in str(told.value)
     assert "\n" not in str(told.value)
     assert told.value.exit_code == 2
+
+
+def test_checkpoints_without_end_are_not_gone_through_one_by_one():
+    hazards = Hazards(2, failures=1e-4, interval=1e-9)
+    assert run_through(1000.0, hazards, generator(), told=True).done == pytest.approx(1000)
 
 
 def test_a_profile_of_something_else_is_refused():

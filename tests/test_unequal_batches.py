@@ -151,6 +151,7 @@ def network():
 def trained(rank, workers, passes, summed):
     """Two epochs in a plain DDP loop, the shares changed between them; gradients and weights."""
     group = Group(torch.device("cpu"), 60)  # joins as the environment says
+    model = None
     try:
         plain = network()
         model = DistributedDataParallel(plain) if workers > 1 else plain
@@ -174,6 +175,9 @@ def trained(rank, workers, passes, summed):
         return gradients, [p.detach() for p in plain.parameters()]
     finally:
         group.barrier()
+        # DDP holds the process group: were it the last to do so, gloo's threads would be awaited
+        # with the interpreter locked, which one of them may want, to let go of a tensor.
+        model = None
         group.close()
 
 

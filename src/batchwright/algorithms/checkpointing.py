@@ -70,6 +70,6 @@ def expected_seconds(
         return work * (1 + cost / interval)
     try:
         once = mean_seconds * exp(restart / mean_seconds) * expm1((interval + cost) / mean_seconds)
-    except OverflowError:
+    except (OverflowError, ZeroDivisionError):  # too large, also where failures come at once
         return inf
     return once * work / interval

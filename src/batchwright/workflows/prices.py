@@ -128,6 +128,10 @@ def _read(path: Path) -> tuple[list[_Row], list[str]]:
             reader = csv.DictReader(file, strict=True)
             columns = [(name or "").strip() for name in reader.fieldnames or ()]
             reader.fieldnames = columns
+            if len(columns) == 1 and ";" in columns[0]:
+                raise FileError(f"{path} line 1: its columns are separated by semicolons: use ,")
+            if twice := next((name for name in columns if columns.count(name) > 1), ""):
+                raise FileError(f"{path} line 1: column {twice} comes twice")
             rows = []
             for values in reader:
                 if None in values:

@@ -56,16 +56,23 @@ P = ParamSpec("P")
 R = TypeVar("R", bound=Record)
 
 
-def together(kind: type[R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def together(
+    kind: type[R], *, unless: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Have a verb done by all processes of a start, each of which gets its result, a ``kind``.
 
     Where no other launcher has started this process it is called as it is.
+
+    Args:
+        kind: What the verb returns.
+        unless: Argument, by keyword, with which the verb itself is for all processes to call.
     """
 
     def decorate(verb: Callable[P, R]) -> Callable[P, R]:
         @wraps(verb)
         def begun(*arguments: P.args, **keys: P.kwargs) -> R:
-            started = found() if joined() is None else None
+            by_all = unless is not None and keys.get(unless) is not None
+            started = found() if joined() is None and not by_all else None
             if started is None:
                 return verb(*arguments, **keys)
             if started.rank == 0:

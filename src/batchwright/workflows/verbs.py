@@ -96,7 +96,7 @@ from batchwright.workflows.together import begun_before, note_begun, together
 _OPENING, _REPORT = "opening data and network", "report"
 
 
-@together(Profile)
+@together(Profile, unless="step")
 def probe(
     job: Job | str | Path | None = None,
     *,

@@ -20,6 +20,8 @@ from batchwright.records.text.formatting import counted, duration
 
 MOST_SPANS = 400
 _MOST_TIMES_WORK, _MOST_FAILURES = 100.0, 1_000_000
+_LEAST_INTERVAL = 1e-9
+"""Of the work."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,19 @@ class Hazards:
         """Refuse what never ends, or as good as never.
 
         Raises:
-            PlanError: The work takes more than 100 times as long as without failures.
+            PlanError: The work takes more than 100 times as long as without failures and
+                checkpoints.
         """
         mean = self.mean_seconds
+        interval = min(self.interval, max(work, 1e-9))
+        if self.interval < min(work, self.cost / _MOST_TIMES_WORK):
+            raise PlanError(
+                f"checkpoint_seconds={self.interval:.3g} with {duration(self.cost)} for each "
+                "checkpoint (checkpoint_cost) leaves hardly any time for training: "
+                "write fewer of them"
+            )
         if mean == inf:
             return
-        interval = min(self.interval, max(work, 1e-9))
         takes = expected_seconds(work, interval, self.cost, self.restart, mean)
         if takes <= _MOST_TIMES_WORK * work and takes / mean <= _MOST_FAILURES:
             return
@@ -125,7 +134,9 @@ def run_through(
         told: Whether to keep what happened when.
     """
     course = Course(spans=[] if told else None)
-    mean, interval = hazards.mean_seconds, min(hazards.interval, max(work, 1e-9))
+    mean = hazards.mean_seconds
+    # An interval of next to nothing loses no work, and is no number to divide by.
+    interval = min(max(hazards.interval, _LEAST_INTERVAL * work), max(work, 1e-9))
     cycle = interval + hazards.cost
     away: list[float] = []
     while True:
@@ -139,8 +150,8 @@ def run_through(
         else:
             whole = int(ran // cycle)
             rest = ran - whole * cycle
-        for _ in range(whole if told else min(whole, 1)):
-            times = 1 if told else whole
+        apart = min(whole, MOST_SPANS) if told else 0  # those behind need no spans of their own
+        for times in (*[1] * apart, whole - apart):
             course.book("training", times * interval)
             course.book("checkpoint", times * hazards.cost)
         course.checkpoints += whole * hazards.cost

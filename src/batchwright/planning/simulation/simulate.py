@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, sqrt
+from math import inf, isfinite, sqrt
 from pkgutil import resolve_name
 from statistics import fmean, stdev
 
@@ -241,6 +241,11 @@ class _Clusters:
         epochs = sum(row.epochs for row in self._rows)
         evaluations = -(-epochs // self._plan.job.evaluate_epochs)
         found.evaluation = evaluations * cluster.evaluation_seconds
+        if not isfinite(found.work):
+            raise PlanError(
+                "with such speeds, spreads and links a step takes so long that no number holds it: "
+                "give values nearer to those of real clusters"
+            )
         if number == 0:  # the others are alike
             self._hazards.check(found.work)
         found.course = run_through(

@@ -20,6 +20,7 @@ from batchwright.records.base import (
 from batchwright.records.text.formatting import counted, duration, number
 
 MOST_WORKERS = 1_000_000
+Large = Annotated[int, Field(ge=1, le=10**15)]
 
 Part = Literal["training", "checkpoint", "lost work", "restart", "waiting for a worker"]
 
@@ -35,11 +36,11 @@ class Scenario(Keys):
     hours: Positive | None = Field(
         None, description="Hours that the cluster is there; unset: until the training has ended."
     )
-    epochs: Count | None = Field(None, description="Epochs; unset: the plan's.")
-    samples: Count | None = Field(
+    epochs: Large | None = Field(None, description="Epochs; unset: the plan's.")
+    samples: Large | None = Field(
         None, description="Training images of an epoch; unset: those of the plan's data."
     )
-    global_batch: Count | None = Field(
+    global_batch: Large | None = Field(
         None,
         description="Samples per step over all workers, or with a server of all local batches "
         "together; unset: each worker keeps the local batch that it has in the plan.",
