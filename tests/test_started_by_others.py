@@ -509,8 +509,8 @@ def test_a_mixed_plan_for_other_kinds_is_refused():
 def test_a_mixed_cluster_that_was_planned_is_trained(start, tmp_path):
     """Each kind probed alone, planned together over a stated network, and trained in any order."""
     for kind in ("fast", "slow"):
-        words = ("probe", *JOB[:4], "workers=1", f"probe.kind={kind}", "--out", f"{kind}.json")
-        codes, told = start(*words, size=1).end()
+        words = ("probe", *JOB[:4], "workers=1", "precision=float32", f"probe.kind={kind}")
+        codes, told = start(*words, "--out", f"{kind}.json", size=1).end()
         assert codes == [0], told
     mixed = plan(
         [tmp_path / "fast.json", tmp_path / "slow.json"],
