@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -271,3 +272,46 @@ def test_a_loader_outlives_a_stop_that_every_process_of_a_job_gets():
     process = next(iter(again)).item()
     os.kill(process, signal.SIGTERM)  # from its own worker
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_loader_ends_with_the_worker_that_made_it(tmp_path, method):
+    """The server that Python starts processes from lives as long as they do, and is no sign."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, time\n"
+        "from torch.utils.data import DataLoader\n"
+        "from batchwright.workload.data.loading import stay_at_a_stop\n"
+        "from test_loading import Processes\n"
+        "if __name__ == '__main__':\n"
+        "    loader = DataLoader(Processes(), num_workers=1, worker_init_fn=stay_at_a_stop,\n"
+        "                        multiprocessing_context=sys.argv[1])\n"
+        "    batches = iter(loader)\n"
+        "    print(next(batches).item(), flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    paths = os.pathsep.join([*map(str, sys.path), str(Path(__file__).parent)])
+    maker = subprocess.Popen(
+        [sys.executable, str(script), method],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert maker.stdout is not None
+    with maker.stdout:
+        process = int(maker.stdout.readline())
+        maker.kill()
+        maker.wait()
+    end = time.monotonic() + 60
+    while runs(process):
+        assert time.monotonic() < end, "the loader outlives its worker"
+        time.sleep(0.1)
+
+
+def runs(process):
+    """Whether a process runs."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pickle import PicklingError
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ from batchwright.workload.host import worker_threads
 
 OWN_DATA_LOADERS = 2
 """Loader processes of each worker for a data set of the user's own, where nothing is said."""
+
+_LOOK_SECONDS = 1.0  # between two looks whether who made a loader process still lives
 
 _ENDED = (
     "the loader processes ended as they started, and what they said stands above; each imports the "
@@ -64,18 +67,23 @@ def stay_at_a_stop(worker: int) -> None:
     """Have a loader process outlive a request to stop, which an engine sends to every process.
 
     Its worker still needs batches until the step after which all workers stop. That worker's own
-    TERM ends it. For `DataLoader`'s ``worker_init_fn``.
+    TERM ends it, or its death. For `DataLoader`'s ``worker_init_fn``.
     """
     del worker
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+    if (maker := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(maker,), daemon=True).start()
 
 
-def _end_when_told(by: int) -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != by:
-        pass
+def _end_with(maker: BaseProcess) -> None:
+    # Not its parent: where Python starts processes from a server, that is the server, which lives
+    # as long as they do.
+    while maker.is_alive():
+        told = signal.sigtimedwait({signal.SIGTERM}, _LOOK_SECONDS)
+        if told is not None and told.si_pid == maker.pid:
+            break
     os._exit(0)
 
 
