@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from batchwright.workload.data.sources import ImageData
 
 TRAINING_KEYS = (
-    *("checkpoint_seconds", "checkpoint_steps", "data", "launch", "nodes", "port", "rebalance"),
-    *("rebalance_steps", "restarts", "slurm", "timeout"),
+    *("checkpoint_seconds", "checkpoint_steps", "data", "launch", "nodes", "port", "ray"),
+    *("rebalance", "rebalance_steps", "restarts", "slurm", "timeout"),
 )
 """Job keys that may change after planning; ``data`` only to another place of the same images."""
 
