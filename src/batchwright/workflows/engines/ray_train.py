@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 from batchwright.distributed.supervisor import noting_signals
@@ -194,7 +195,7 @@ def _fit(trainer: Any, told: Work, again: str) -> None:
             thread.join(_LOOK_SECONDS)
             tail(_show)
             if noted and given_up == float("inf"):
-                stop.write_text(str(noted[0]), encoding="utf-8")
+                stop.touch()
                 given_up = time.monotonic() + _UNHEARD_SECONDS
             if len(noted) > 1 or (time.monotonic() > given_up and stop.exists()):
                 raise Interrupted(
@@ -202,8 +203,8 @@ def _fit(trainer: Any, told: Work, again: str) -> None:
                 )
     tail(_show)
     code = _exit_code(logs / EXIT_CODE)
-    if noted and code > 128:
-        raise Interrupted(code - 128, f"stopped by signal {code - 128}; continue with `{again}`")
+    if noted and code == 128 + SIGTERM:
+        raise Interrupted(noted[0], f"stopped by signal {noted[0]}; continue with `{again}`")
     if failures or code:
         why = one_line(failures[0])[:_SAID] if failures else f"exit code {code}"
         ended = WorkerError(f"the run under Ray has failed ({why}), its logs are in {logs}")

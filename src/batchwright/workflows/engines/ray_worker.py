@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM
@@ -27,8 +27,8 @@ from batchwright.storage.follow_lines import Tail
 from batchwright.workflows.engines import STARTED_BY
 
 EXIT_CODE, STOP, LOG = "exit-code", "stop", "worker-{rank}.log"
-"""Files in the run's logs/ray: how the run has ended, the signal that is to stop it, what each
-worker has printed."""
+"""Files in the run's logs/ray: how the run has ended, that it is to stop, what each worker has
+printed."""
 
 _STEP_SECONDS = 1.0  # between two words of the first worker
 _LAST_SECONDS = 60.0  # for a process to end, once the first one has
@@ -114,7 +114,8 @@ def _carry_out(told: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str]
         leaving: Machines whose end was announced before.
 
     Returns:
-        The exit code of the first worker's process, and all machines whose end was announced.
+        The exit code of the first worker's process, and all machines whose end was announced; as
+        before where the run is to stop.
     """
     from ray import train
     from ray.train.collective import broadcast_from_rank_zero
@@ -123,7 +124,7 @@ def _carry_out(told: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str]
     lines: Tail[dict[str, Any]] = Tail(Path(told.folder) / METRICS, _epoch, from_end=True)
     epochs: list[dict[str, Any]] = []
     process = _start(told, rank)
-    signalled = 0
+    stop = stopping = False
     try:
         while True:
             time.sleep(_STEP_SECONDS)
@@ -132,23 +133,23 @@ def _carry_out(told: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str]
                 lines(epochs.append)
             own = (ended, bool(epochs), _stop(told)) if rank == 0 else None
             ended, known, asked = broadcast_from_rank_zero(own)
-            if not signalled:
+            stop = stop or asked
+            if not stopping:
                 notice = train.get_preemption_info()
-                named = () if notice is None or asked else notice.preempted_node_ids
-                noticed = leaving.union(named)
-                if signalled := asked or (SIGTERM if noticed > leaving else 0):
-                    process.send_signal(signalled)
+                noticed = leaving.union(() if notice is None else notice.preempted_node_ids)
+                if stopping := stop or noticed > leaving:
+                    process.send_signal(SIGTERM)  # Ray keeps SIGINT from all its processes
             if known:  # the latest alone: Ray takes seconds for each
                 train.report(epochs[-1] if rank == 0 else {})
                 epochs.clear()
             if ended is not None:
                 break
-        if _was_killed(process, signalled):
+        if _was_killed(process, stopping=stopping):
             raise WorkerError(f"worker {rank} on {socket.gethostname()} was killed")
     finally:
         process.kill()
         process.wait()
-    return ended if ended >= 0 else 128 - ended, noticed
+    return ended if ended >= 0 else 128 - ended, leaving if stop else noticed
 
 
 def _start(told: Work, rank: int) -> subprocess.Popen[bytes]:
@@ -187,22 +188,22 @@ def _start(told: Work, rank: int) -> subprocess.Popen[bytes]:
             )
 
 
-def _was_killed(process: subprocess.Popen[bytes], signalled: int) -> bool:
-    """Whether a process was ended by another signal than the one it was sent, if any."""
+def _was_killed(process: subprocess.Popen[bytes], *, stopping: bool) -> bool:
+    """Whether a process was ended by another signal than the one that is to stop it."""
     try:
-        return process.wait(_LAST_SECONDS) not in (-signalled, *range(256))
+        code = process.wait(_LAST_SECONDS)
+        return code < 0 and not (stopping and code == -SIGTERM)
     except subprocess.TimeoutExpired:
         return False
 
 
-def _stop(told: Work) -> int:
-    """The signal that is to stop the run, once; 0: none."""
-    asked = told.logs / STOP
-    with suppress(OSError, ValueError):
-        number = int(asked.read_text(encoding="utf-8"))
-        asked.unlink()  # which says that it was heard
-        return number
-    return 0
+def _stop(told: Work) -> bool:
+    """Whether the run is to stop; says so once."""
+    try:
+        (told.logs / STOP).unlink()  # which tells that it was heard
+    except OSError:
+        return False
+    return True
 
 
 def _epoch(line: bytes) -> dict[str, Any] | None:
