@@ -289,10 +289,10 @@ def questions_in(tree: ast.AST) -> Iterator[tuple[int, ast.AST]]:
 def test_no_member_is_asked_for_by_name():
     source = Path(batchwright.__file__).parent
     found = {
-        f"{path.relative_to(source)}:{line}": names_in(asked)
+        f"{path.relative_to(source)}:{line}": names
         for path in source.rglob("*.py")
         for line, asked in questions_in(ast.parse(path.read_text(encoding="utf-8")))
-        if names_in(asked)
+        if (names := names_in(asked))
     }
     assert not found
 
