@@ -82,6 +82,7 @@ def test_a_record_takes_a_decided_name_and_a_job_an_open_one():
 # ------------------------------------------------------------------------- of another package
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_another_package_is_known_planned_with_and_built():
     found = told_by(
         f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
@@ -101,6 +102,7 @@ def test_an_optimizer_of_another_package_is_known_planned_with_and_built():
     assert json.loads(found) == ["lion", 0.0003, "Lion"]
 
 
+@pytest.mark.slow
 def test_a_network_of_another_package_is_built_and_known_by_its_least_side():
     found = told_by(
         "from batchwright.errors import JobError\n"
@@ -119,6 +121,7 @@ def test_a_network_of_another_package_is_built_and_known_by_its_least_side():
     ]
 
 
+@pytest.mark.slow
 def test_data_of_another_package_are_opened_at_their_place_and_name_no_code_to_confirm():
     found = told_by(
         "from batchwright.errors import DataError\n"
