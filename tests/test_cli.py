@@ -410,6 +410,7 @@ def test_a_run_that_has_not_finished_says_how_to_go_on(refused, place):
     assert f"continue it with {command}" in refused("report", "run")
 
 
+@pytest.mark.slow
 def test_planning_and_reporting_run_no_code(command, mine, place):
     job = make_profile().job.model_copy(update={"network": "mine:network", "data": "mine:data"})
     code, out, err = command("plan", "-", stdin=make_profile(job=job).model_dump_json())
@@ -846,6 +847,7 @@ def test_a_plan_from_what_such_a_check_found_has_rounds_that_end_together(
     assert small == pytest.approx(large, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_run_settles_its_two_batch_sizes_before_it_trains(
     place, dual_plan_of_digits, plan_of_digits, measuring_pairs, monkeypatch
 ):
