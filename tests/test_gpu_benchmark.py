@@ -12,14 +12,23 @@ import pytest
 from benchmarks.gpu import __main__ as programme
 from benchmarks.gpu import telling
 from benchmarks.gpu.findings import NAME, Findings
-from benchmarks.gpu.steps import STEPS
+from benchmarks.gpu.programme import STEPS
+from benchmarks.gpu.steps import TAKE
 from benchmarks.harness.benchmark import ROOT
 
 
 def test_the_limits_are_45_minutes_together_and_each_fits_into_ten():
     assert sum(step.minutes for step in STEPS) == 45
     assert max(step.minutes for step in STEPS) <= 8
-    assert len({step.name for step in STEPS}) == len(STEPS)
+    assert [step.name for step in STEPS] == [*TAKE]
+
+
+def test_what_lacks_is_named_before_anything_of_ours_is_imported():
+    script = "import sys, benchmarks.gpu.__main__; print([*sys.modules])"
+    told = subprocess.run([sys.executable, "-S", "-c", script], cwd=ROOT, capture_output=True)
+    assert not told.returncode, told.stderr
+    assert b"'batchwright" not in told.stdout
+    assert b"'torch" not in told.stdout
 
 
 def test_a_dry_run_names_every_step_and_writes_nothing(tmp_path, capsys):

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.findings import Findings
-from benchmarks.gpu.steps import STEPS, Step
+from benchmarks.gpu.programme import STEPS, Step
 from benchmarks.harness.benchmark import ROOT, commit, say, scratch
 
 LEAST_SECONDS = 60.0  # with less left no step is begun

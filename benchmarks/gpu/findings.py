@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.kept_runs import append_line
-
 NAME = "found.jsonl"
 
 
@@ -47,11 +45,10 @@ class Findings:
     def add(self, step: str, what: str, value: Any) -> None:
         """Write a finding."""
         path = self.folder / NAME
-        if path.exists() and not path.read_bytes().endswith(b"\n"):
-            with path.open("a", encoding="utf-8") as file:
-                file.write("\n")  # after a line that was cut off
+        cut = path.exists() and not path.read_bytes().endswith(b"\n")
         told = {"step": step, "what": what, "value": value, "commit": self.commit}
-        append_line(path, {**told, "time": round(time.time())})
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n" * cut + json.dumps({**told, "time": round(time.time())}) + "\n")
 
     def go_on_from(self, earlier: Path) -> None:
         """Begin with what is in another folder, where nothing is in this one."""

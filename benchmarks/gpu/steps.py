@@ -115,16 +115,6 @@ def _make_up(folder: Path, samples: int) -> None:
     aside.rename(folder)
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step of the programme: its name, its limit, what it tells, and how it is taken."""
-
-    name: str
-    minutes: float
-    words: str
-    take: Callable[[Here], None]
-
-
 def machine(here: Here) -> None:
     """What all else was measured on."""
     here.found("Python", platform.python_version())
@@ -346,9 +336,9 @@ def predictions(here: Here) -> None:
         here.found("points checked", len(check.points))
     limit = 3 * max(one.peak_bytes for one in profile.memory) // 2
     if here.kind == "cuda":
-        limit = CAP
-        whole = torch.cuda.mem_get_info(here.device)[1]
-        torch.cuda.set_per_process_memory_fraction(min(1.0, CAP / whole))
+        free, whole = torch.cuda.mem_get_info(here.device)
+        limit = min(CAP, 3 * free // 4)
+        torch.cuda.set_per_process_memory_fraction(limit / whole)
     _run_out(here, profile, limit)
 
 
@@ -471,34 +461,33 @@ def accuracy(here: Here) -> None:
         script.kill()
 
 
-STEPS = (
-    Step("machine", 1, "what all else is measured on", machine),
-    Step("tests", 8, "pytest -m gpu: does the CUDA path work at all", tests),
-    Step("speed-32", 5, "our loop against plain steps and Lightning, resnet18 at 32 px", speed_32),
-    Step("predictions", 6, "step, memory and batch limit, memory really running out", predictions),
-    Step("speed-224", 5, "the same speeds, resnet50 at 224 px", speed_224),
-    Step("autocast", 2, "bfloat16 against float32", autocast),
-    Step("server", 1, "dual batch: a parameter server beside one GPU", server),
-    Step("virtual", 5, "virtual cluster, resnet18, 0 and 3 workers with small batches", virtual),
-    Step("accuracy", 7, "time to accuracy against a plain script", accuracy),
-    Step("card", 5, "the batch at which the whole memory of the GPU runs out", card),
-)
-"""Most valuable first; the limits add up to 45 minutes, and none is longer than 8."""
+TAKE: dict[str, Callable[[Here], None]] = {
+    "machine": machine,
+    "tests": tests,
+    "speed-32": speed_32,
+    "predictions": predictions,
+    "speed-224": speed_224,
+    "autocast": autocast,
+    "server": server,
+    "virtual": virtual,
+    "accuracy": accuracy,
+    "card": card,
+}
+"""What the steps of `benchmarks.gpu.programme` do."""
 
 
 def main() -> None:
     """Take one step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=[one.name for one in STEPS])
+    parser.add_argument("name", choices=TAKE)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--commit", required=True)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
-    (step,) = (one for one in STEPS if one.name == asked.name)
     findings = Findings(asked.out, asked.commit)
-    step.take(Here(step.name, findings, asked.work, asked.data, asked.tiny))
+    TAKE[asked.name](Here(asked.name, findings, asked.work, asked.data, asked.tiny))
 
 
 if __name__ == "__main__":
