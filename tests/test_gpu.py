@@ -170,6 +170,18 @@ def test_a_training_learns_what_the_cpu_learns_and_tells_time_and_memory(tmp_pat
     assert '"peak_bytes"' in lines
 
 
+def test_float16_learns_what_float32_learns():
+    """In the same direction; the first steps may be left out, until the scale is low enough."""
+    torch.manual_seed(0)
+    first = flat_weights(resnet8(3))
+    half = flat_weights(train(plan=plan_for(precision="float16"))) - first
+    assert functional.cosine_similarity(half, flat_weights(train()) - first, dim=0) > 0.8
+
+
+def flat_weights(network):
+    return torch.cat([p.detach().cpu().flatten() for p in network.parameters()])
+
+
 @reaches("training.batches.randomness:restore_random_states")
 def test_a_run_goes_on_with_the_random_numbers_of_the_gpu():
     states = randomness.random_states(GPU)
@@ -338,6 +350,7 @@ def test_a_step_that_does_not_fit_is_done_in_smaller_ones():
     "probing.visiting:Visitor.cluster",
     "workload.host:resolve_device",
     "workload.host:computes_in_bfloat16",
+    "workload.host:half_of",
     "workload.host:arithmetic",
     "workflows.prepare_job:resolve",
 )

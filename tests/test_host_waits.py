@@ -79,6 +79,7 @@ def with_ags(plan):
 
 KINDS = {
     "plain": (plan_for(), by_sgd, {}),
+    "float16": (plan_for(precision="float16"), by_sgd, {}),
     "accumulation": (plan_for(micro=4), by_sgd, {}),
     "clip": (plan_for(), by_sgd, {"clip_norm": 0.1}),
     "adamw": (plan_for(), lambda network: adamw(network, make_job(), 0.001), {}),

@@ -28,7 +28,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "float16"]
 Augmentation = Literal["none", "crop", "crop-flip"]
 Method = Annotated[str, Named(METHODS)]
 OptimizerName = Annotated[str, Named(OPTIMIZERS)]
