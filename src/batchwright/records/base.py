@@ -32,7 +32,7 @@ Index = Annotated[int, Field(ge=0)]
 StatedSeconds = Annotated[float, Field(ge=0, le=1e9)]
 Price = Annotated[float, Field(gt=0, le=1e9)]
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "float16"]
 Augmentation = Literal["none", "crop", "crop-flip"]
 Method = Annotated[str, Named(METHODS)]
 OptimizerName = Annotated[str, Named(OPTIMIZERS)]
