@@ -117,6 +117,15 @@ FollowAdvice = Annotated[
     bool,
     typer.Option("--follow-advice", help="Take a new plan from there at the end of an epoch."),
 ]
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tracker",
+        metavar="NAME[:PLACE]",
+        help="Shows the run besides: tensorboard:DIR, mlflow:ADDRESS, wandb:PROJECT, "
+        "trackio:PROJECT; may be repeated. Else what BATCHWRIGHT_TRACKERS says.",
+    ),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if there is one.")]
 
@@ -148,6 +157,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     report_to: ReportTo = None,
     follow_advice: FollowAdvice = False,
+    tracker: Trackers = None,
     as_json: JsonFlag = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show every reason.")] = False,
 ) -> None:
@@ -164,6 +174,7 @@ def run(
         on_plan=tell,
         report_to=report_to,
         follow_advice=follow_advice,
+        trackers=tracker,
         overrides=(words or ()) if resume else (),
     )
     finish_run(summary, as_json)
@@ -367,6 +378,7 @@ def train(
     ] = None,
     report_to: ReportTo = None,
     follow_advice: FollowAdvice = False,
+    tracker: Trackers = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Train as a plan says, with real worker processes."""
@@ -385,6 +397,7 @@ def train(
         profile=None if profile is None else read_record(profile, Profile),
         report_to=report_to,
         follow_advice=follow_advice,
+        trackers=tracker,
         overrides=words,
     )
     finish_run(summary, as_json)
