@@ -31,7 +31,8 @@ OTHER_PACKAGE = Path(__file__).parent / "other_package"
 LINES = (
     {"kind": "step", "epoch": 0, "step": 2, "steps": 8, "train/loss": 2.0, "batch/local/0": 8},
     {"kind": "epoch", "epoch": 0, "train/loss": 1.5, "time/epoch_s": 3.0,
-     "plan/predicted_epoch_s": 2.5, "batch/local/0": 8, "batch/global": 8},
+     "plan/predicted_epoch_s": 2.5, "batch/local/0": 8, "batch/global": 8,
+     "throughput/samples_per_sec": 64 / 3},
     {"kind": "note", "text": "on it goes"},
     {"kind": "step", "epoch": 1, "step": 3, "steps": 8, "train/loss": 1.0, "batch/local/0": 8},
 )  # fmt: skip
@@ -43,7 +44,7 @@ AGAIN = (
 
 LOSSES = [(2, 2.0), (8, 1.5), (11, 1.0)]
 ALL_LOSSES = [*LOSSES, (12, 0.9)]
-"""At the updates since the run began; an epoch of `samples.make_data` has eight of 8 samples."""
+"""At the updates since the run began; an epoch has eight."""
 
 
 def written(folder, lines, mode="a"):
@@ -96,6 +97,7 @@ def test_values_stand_at_the_updates_since_the_run_began_and_once():
     assert [one and (one.step, one.values["train/loss"]) for one in found] == [
         *(*LOSSES[:2], None, LOSSES[2], None, ALL_LOSSES[3]),
     ]
+    assert [points.of(typed(one)) for one in LINES] == [None] * 4  # an epoch is done again
     epoch = found[1].values
     assert (epoch["time/epoch_s"], epoch["plan/predicted_epoch_s"]) == (3.0, 2.5)
     late = points.of(typed({"kind": "evaluation", "epoch": 0, "val/top1": 0.25}))
@@ -123,7 +125,7 @@ def test_a_tracker_that_fails_is_told_in_a_line_and_gets_all_of_it_later(run, ke
     one = Following(run, kept, State(run))
     Kept.fails = True
     assert not one.turn()
-    assert one.problem == "kept:there: no room at all"
+    assert one.problem == "kept:there: RuntimeError: no room at all"
     assert one.left == 4
     Kept.fails, Kept.values, one._due = False, [], 0.0
     one.turn()
@@ -207,6 +209,14 @@ def test_tensorboard_shows_each_value_once_and_predictions_beside_them(run, tmp_
     assert [step for step, _ in measured["train/loss"]] == [2, 8, 11, 12]
     assert measured["time/epoch_s"] == [(8, 3.0)]
     assert shown(tmp_path / "tb" / "run" / "predicted") == {"time/epoch_s": [(8, 2.5)]}
+
+    other = tmp_path / "elsewhere" / "run"  # of the same name
+    other.mkdir(parents=True)
+    write_record(make_plan(), other / "plan.json")
+    written(other, LINES)
+    send_to_trackers(other, [f"tensorboard:{tmp_path / 'tb'}"], "finished")
+    found = sorted(one.name.partition("-")[0] for one in (tmp_path / "tb").iterdir())
+    assert found == ["run", "run"]
 
     # A process that was killed wrote a value that its note does not know of.
     state = State(run)

@@ -2,25 +2,24 @@
 
 CIFAR-100 on the CPU, `resnet8`, 32 px, random crop and flip item by item, SGD with Nesterov
 momentum 0.9, weight decay 5e-4, constant rate 0.1, float32; two workers under DDP (gloo), each with
-one thread, pinned to a core, 64 samples each in a step; data are loaded in the workers. Both arms
-of a trainer are alive together and take turns, the order reversed from round to round; a turn is
-one epoch.
+one thread, pinned to a core, 64 samples each in a step; data are loaded in the workers. The arms of
+a trainer are alive together and take turns, the order reversed from round to round; a turn is one
+epoch of 30 steps.
 
 `NAME_over_plain`, for Lightning, Transformers' Trainer and accelerate: images per second with the
-adapter, equal shares, over those without; 5 steps of a turn that are not timed and 25 that are; 6
-rounds with --quick, 24 with --full; median of the ratios within a round, and quartiles.
-`adapter_over_plain` is the lowest of the three medians.
+adapter, equal shares, over those without; the last 25 steps of a turn; 4 rounds with --quick, 16
+with --full; median of the ratios within a round, and quartiles. `adapter_over_plain` is the lowest
+of the three medians.
 
 `NAME_uneven_over_plain`: one of two workers at half speed, a burner process taking its share of the
-second worker's core, from the first step on. Epoch seconds with shares that follow the speeds over
-those without the adapter; epochs of 30 steps with --quick, of 50 with --full, 5 and 8 epochs, of
-which the first two, in which shares are found, do not count; the limit is 2/3. `uneven_pair` is the
-highest of the three medians.
+second worker's core. Epoch seconds with shares that follow the speeds over those without the
+adapter; 4 epochs with --quick, 10 with --full, of which the first two, in which shares are found,
+do not count; the limit is 2/3. `uneven_pair` is the highest of the three medians.
 
 `NAME_overhead`, of a tracker: our own loop by one worker with two threads, batch 128, alone and
 with the process beside it that hands its lines on to TensorBoard, MLflow (SQLite), Weights & Biases
-(offline) or trackio; images per second without over those with, less 1. 8 steps that are not timed
-and 40 that are; 8 rounds with --quick, 30 with --full. `tracker_overhead` is the highest median.
+(offline) or trackio; images per second without over those with, less 1. 6 steps that are not timed
+and 34 that are; 3 rounds with --quick, 16 with --full. `tracker_overhead` is the highest median.
 
 It needs the CIFAR-100 folder and cores 0 and 1; a trainer or tracker that is not installed is left
 out: `pip install ".[benchmark,transformers,tracking]"`, and `pip install trackio`.
@@ -29,7 +28,7 @@ out: `pip install ".[benchmark,transformers,tracking]"`, and `pip install tracki
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,10 +50,11 @@ TRAINERS = {
     "transformers": "Transformers' Trainer",
     "accelerate": "accelerate",
 }
-LEAD_IN_STEPS, TIMED_STEPS = 5, 25
-ROUNDS = {False: 6, True: 24}  # by --full
-TRACKED_ROUNDS, TRACKED_LEAD_IN, TRACKED_STEPS = {False: 8, True: 30}, 8, 40
-UNEVEN_STEPS, UNEVEN_EPOCHS, FIRST_COUNTED = {False: 30, True: 50}, {False: 5, True: 8}, 2
+LEAD_IN_STEPS, TIMED_STEPS = 5, 25  # of an epoch
+STEPS = LEAD_IN_STEPS + TIMED_STEPS
+ROUNDS, UNEVEN_EPOCHS = {False: 4, True: 16}, {False: 4, True: 10}  # by --full
+FIRST_COUNTED = 2  # zero-based: the third epoch
+TRACKED_ROUNDS, TRACKED_LEAD_IN, TRACKED_STEPS = {False: 3, True: 16}, 6, 34
 
 BENCHMARK = Benchmark(
     "adapters",
@@ -110,10 +110,8 @@ def measure(arguments: Arguments, folder: Path) -> Found:
         if find_spec(name) is None:
             say(f"{name} is not installed and left out: pip install 'batchwright[{name}]'")
             continue
-        say(f"{name}: equal shares")
-        rates = equal_rates(name, arguments.data, ROUNDS[arguments.full])
-        say(f"{name}: one worker at half speed")
-        seconds = uneven_seconds(name, arguments.data, arguments.full)
+        say(f"{name}: equal shares, then one worker at half speed")
+        rates, seconds = trainer_measured(name, arguments.data, arguments.full)
         over[name] = ratios(rates["adapter"], rates["plain"])
         uneven[name] = ratios(*(seconds[arm][FIRST_COUNTED:] for arm in ("adapter", "plain")))
         found |= {f"{name}_over_plain": over[name], f"{name}_uneven_over_plain": uneven[name]}
@@ -136,29 +134,29 @@ def measure(arguments: Arguments, folder: Path) -> Found:
     return found, measurements
 
 
-def starters(name: str, data: Path, steps: int, shares: str) -> Mapping[str, Any]:
-    """What starts a trainer without our adapter, and with it."""
+def trainer_measured(
+    name: str, data: Path, full: bool
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Images per second with equal shares, and epoch seconds with a burner beside worker 1."""
     loop = getattr(arms, name)
-    return {
-        arm: partial(Arm, loop, data, steps, given, cores=(0, 1))
-        for arm, given in (("plain", None), ("adapter", shares))
+    shares = {"plain": None, "adapter": "equal", "follow": "follow"}
+    starters = {
+        arm: partial(Arm, loop, data, STEPS, given, cores=(0, 1)) for arm, given in shares.items()
     }
-
-
-def equal_rates(name: str, data: Path, rounds: int) -> dict[str, list[float]]:
-    """Images per second of both arms with equal shares."""
-    steps = LEAD_IN_STEPS + TIMED_STEPS
-    made = starters(name, data, steps, "equal")
-    return images_per_second(made, rounds, lead_in=LEAD_IN_STEPS, steps=TIMED_STEPS, warm_up=steps)
-
-
-def uneven_seconds(name: str, data: Path, full: bool) -> dict[str, list[float]]:
-    """Seconds of each epoch of both arms, with a burner beside the second worker."""
-    steps = UNEVEN_STEPS[full]
-    with started(starters(name, data, steps, "follow")) as alive, Burner(1):
-        turns = {arm: partial(one.turn, lead_in=0, steps=steps) for arm, one in alive.items()}
-        rates = take_turns(turns, UNEVEN_EPOCHS[full])
-    return {arm: [steps * BATCH / rate for rate in some] for arm, some in rates.items()}
+    with started(starters) as alive:
+        equal = {arm: alive[arm] for arm in ("plain", "adapter")}
+        for arm in equal.values():
+            arm.turn(lead_in=0, steps=STEPS)  # caches, and the allocator
+        how = {"lead_in": LEAD_IN_STEPS, "steps": TIMED_STEPS}
+        turns = {arm: partial(one.turn, **how) for arm, one in equal.items()}
+        rates = take_turns(turns, ROUNDS[full])
+        with Burner(1):
+            turns = {
+                "plain": partial(alive["plain"].turn, lead_in=0, steps=STEPS),
+                "adapter": partial(alive["follow"].turn, lead_in=0, steps=STEPS),
+            }
+            uneven = take_turns(turns, UNEVEN_EPOCHS[full])
+    return rates, {arm: [STEPS * BATCH / rate for rate in some] for arm, some in uneven.items()}
 
 
 def tracked_rates(data: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
@@ -173,7 +171,7 @@ def tracked_rates(data: Path, folder: Path, rounds: int) -> dict[str, list[float
             continue
         word = f"{name}:{places.get(name, 'benchmark')}"
         made[name] = partial(Arm, arms.session, data, folder / name, (word,))
-    how = {"lead_in": TRACKED_LEAD_IN, "steps": TRACKED_STEPS, "warm_up": 4 * TRACKED_STEPS}
+    how = {"lead_in": TRACKED_LEAD_IN, "steps": TRACKED_STEPS, "warm_up": 2 * TRACKED_STEPS}
     return images_per_second(made, rounds, **how)
 
 

@@ -490,6 +490,40 @@ def export(
         write_whole(out, text.encode())
 
 
+@app.command()
+def deliver(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder; must be new or empty.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="network=NAME", help="For --onnx, a network of your own again."),
+    ] = None,
+    checkpoint: Annotated[
+        str,
+        typer.Option(metavar="best|last", help="Whose weights: the best epoch's, or the last."),
+    ] = "best",
+    licence: Annotated[
+        str, typer.Option(metavar="NAME", help="For the card, such as apache-2.0.")
+    ] = "unknown",
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write the network as ONNX, too.")] = False,
+) -> None:
+    """Write a trained network for others: weights as safetensors, a model card, ONNX."""
+    from batchwright.workflows.delivery.deliver import deliver as delivered
+
+    keys = dict(_setting(word) for word in words or ())
+    if keys.keys() - {"network"}:
+        raise ArgumentError(f"deliver takes network=NAME alone, not {next(iter(keys))}=")
+    card = delivered(
+        run,
+        to,
+        checkpoint=checkpoint,  # type: ignore[arg-type] # it is looked at there
+        licence=licence,
+        onnx=onnx,
+        network=keys.get("network"),
+    )
+    print(f"model card: {card}", file=sys.stderr)
+
+
 def _setting(word: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
     if not equals:

@@ -28,11 +28,14 @@ from typing import NamedTuple, Protocol
 from batchwright.client.http import Backoff
 from batchwright.client.outbox import METRICS, Lines
 from batchwright.client.reporter import NICENESS, Order, listen
-from batchwright.client.trackers.points import Fact, Points, facts_of
+from batchwright.client.trackers.points import Points
 from batchwright.errors import ArgumentError, BatchwrightError, FileError, one_line
+from batchwright.records.documents import read_record
 from batchwright.records.lines.line_files import sound_line
+from batchwright.records.plan import Plan
 from batchwright.records.registries.registry import listed
 from batchwright.records.registries.trackers import TRACKERS, TrackerSpec
+from batchwright.records.text.plan_facts import Fact, plan_facts
 from batchwright.storage.locks import Busy, Lock, lock_file
 
 STATE = "trackers.json"
@@ -165,7 +168,8 @@ class Following:
     def _open(self) -> None:
         folder, spec = self._folder, self._wanted.spec
         name, after = folder.resolve().name, self._points.last
-        run = Tracked(folder, name, self._state.run, facts_of(folder), after)
+        facts = plan_facts(read_record(folder / "plan.json", Plan))
+        run = Tracked(folder, name, self._state.run, facts, after)
         self._tracker = resolve_name(spec.open)(self._wanted.place, run)
 
     def close(self, outcome: str) -> None:
@@ -253,24 +257,26 @@ def follow(
         state = State(folder)
         all_of_them = [Following(folder, one, state) for one in wanted]
         told: dict[str, str] = {}
-        order, end = None, float("inf")
+        order: Order | None = None
+        end = float("inf")
         while True:
-            if order is None:
-                with suppress(queue.Empty):
-                    order = orders.get_nowait()
-                    end = time.monotonic() + order.seconds
             more = [one.turn() for one in all_of_them]
             for one in all_of_them:
                 if one.problem != told.get(one.word, ""):
                     told[one.word] = one.problem
                     tell(
-                        f"{one.problem}; training goes on" if one.problem else f"{one.word}: again"
+                        f"{one.problem}; training goes on" if one.problem else f"{one.word} is fed"
                     )
             done = not any(more) and not any(one.left for one in all_of_them)
             if order is not None and (done or time.monotonic() >= end):
                 break
-            if not any(more):
-                time.sleep(LOOK_SECONDS if order is None else LOOK_SECONDS / 10)
+            wait = 0.0 if any(more) else LOOK_SECONDS
+            if order is None:
+                with suppress(queue.Empty):
+                    order = orders.get(timeout=wait) if wait else orders.get_nowait()
+                    end = time.monotonic() + order.seconds
+            else:
+                time.sleep(wait / 10)
         for one in all_of_them:
             one.close(order.outcome)
         return done

@@ -16,6 +16,7 @@ from batchwright.client.trackers.following import Tracked
 from batchwright.client.trackers.points import PREDICTED
 
 _DT_STRING = 7
+_OWNER = "run.id"
 
 
 class _TensorBoard:
@@ -67,5 +68,10 @@ class _TensorBoard:
 
 
 def open_tracker(place: str, run: Tracked) -> _TensorBoard:
-    """Event files in a folder of this run."""
-    return _TensorBoard(Path(place) / run.name if place else run.folder / "tensorboard", run)
+    """Event files in a folder of this run, which is another one where a run of that name has it."""
+    folder = Path(place) / run.name if place else run.folder / "tensorboard"
+    if (folder / _OWNER).exists() and (folder / _OWNER).read_text() != run.id:
+        folder = folder.with_name(f"{folder.name}-{run.id[:8]}")
+    made = _TensorBoard(folder, run)
+    (folder / _OWNER).write_text(run.id)
+    return made

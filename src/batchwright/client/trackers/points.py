@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
-from batchwright.records.documents import read_record
 from batchwright.records.lines.flat_lines import flat_values
 from batchwright.records.lines.run_lines import EpochLine, EvaluationLine, RunLine, StepLine
-from batchwright.records.plan import Plan
 
 PREDICTED = {"plan/predicted_epoch_s": "time/epoch_s", "plan/predicted_top1": "val/top1"}
 """Names of predictions, and of what they are beside."""
 
 _PLACES = {"step", "steps", "epochs"}  # a point has its own
-
-Fact = str | int | float
 
 
 class Point(NamedTuple):
@@ -38,7 +33,7 @@ class Points:
 
     def __init__(self) -> None:
         self.last = -1
-        self._begins: dict[int, int] = {}  # by epoch, the steps before it
+        self._begins = {0: 0}  # by epoch, the steps before it
         self._had: dict[str, int] = {}
 
     def of(self, line: RunLine | None) -> Point | None:
@@ -73,35 +68,4 @@ class Points:
 
     def _begin(self, epoch: int) -> int:
         """Steps before an epoch; of one that no line led to, those before the last known one."""
-        return self._begins.get(epoch, max(self._begins.values(), default=0))
-
-
-def facts_of(folder: Path) -> dict[str, Fact]:
-    """What is known of a run before it trains: the plan's choices, and what it predicts.
-
-    Raises:
-        FileError: The folder holds no plan.
-    """
-    plan = read_record(folder / "plan.json", Plan)
-    stage = plan.stages[0]
-    found: dict[str, Fact | None] = {
-        "network": plan.network.name,
-        "data": plan.data.name,
-        "method": plan.method,
-        "workers": plan.workers,
-        "epochs": plan.epochs,
-        "global_batch": stage.global_batch_size,
-        "local_batches": ", ".join(map(str, stage.local_batch_sizes)),
-        "learning_rate": stage.learning_rate,
-        "resolution": stage.resolution,
-        "precision": plan.precision,
-        "optimizer": plan.update,
-        "seed": plan.job.seed,
-    }
-    seconds = stage.predicted_epoch_seconds
-    accuracy = plan.epoch_accuracy[-1] if plan.epoch_accuracy else None
-    for name, one in (("epoch_seconds", seconds), ("accuracy", accuracy)):
-        if one is not None:
-            found |= {f"predicted_{name}": one.value}
-            found |= {f"predicted_{name}_low": one.low, f"predicted_{name}_high": one.high}
-    return {name: value for name, value in found.items() if value is not None}
+        return self._begins.get(epoch, max(self._begins.values()))

@@ -27,7 +27,6 @@ from batchwright.workflows.trainers.arrangement import (
     arranged,
     divide_next_epoch,
     fewest_samples,
-    needed,
     probed,
     recovering,
     scale_rates,
@@ -36,6 +35,7 @@ from batchwright.workflows.trainers.arrangement import (
     tell_taken_over,
     with_sampler,
 )
+from batchwright.workload.extras import needed
 
 needed("accelerate", "accelerate")
 

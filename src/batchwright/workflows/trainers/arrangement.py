@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal
@@ -249,22 +248,6 @@ def divide_next_epoch(follower: Follower | None, sampler: Sampler | None, *, fir
     if after != before:
         shown = ", ".join(map(str, after))
         tell(f"from the next epoch on the workers have {shown} samples of each step", first=first)
-
-
-def needed(module: str, extra: str) -> Any:
-    """Import what an extra installs.
-
-    Raises:
-        ArgumentError: It is not installed; the message has the line that does it.
-    """
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name.partition(".")[0]):
-            raise
-        raise ArgumentError(
-            f"{module.partition('.')[0]} is not installed: pip install 'batchwright[{extra}]'"
-        ) from None
 
 
 def tell(line: str, *, first: bool) -> None:

@@ -25,7 +25,6 @@ from batchwright.workflows.trainers.arrangement import (
     automatic,
     divide_next_epoch,
     fewest_samples,
-    needed,
     probed,
     recovering,
     scale_rates,
@@ -34,6 +33,7 @@ from batchwright.workflows.trainers.arrangement import (
     tell_taken_over,
     with_sampler,
 )
+from batchwright.workload.extras import needed
 
 _Callback: Any = needed("lightning.pytorch", "lightning").Callback
 _connector = needed("lightning.pytorch.trainer.connectors.data_connector", "lightning")

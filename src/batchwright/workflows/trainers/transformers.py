@@ -24,7 +24,6 @@ from batchwright.workflows.trainers.arrangement import (
     automatic,
     divide_next_epoch,
     fewest_samples,
-    needed,
     probed,
     recovering,
     scale_rates,
@@ -33,6 +32,7 @@ from batchwright.workflows.trainers.arrangement import (
     tell_taken_over,
     with_sampler,
 )
+from batchwright.workload.extras import needed
 
 _Callback: Any = needed("transformers", "transformers").TrainerCallback
 needed("accelerate", "transformers")
