@@ -336,6 +336,24 @@ class Slurm(Keys):
     )
 
 
+class Ray(Keys):
+    """What ``launch=ray`` asks a Ray cluster for (job keys ``ray.*``)."""
+
+    address: str = Field(
+        "",
+        pattern=r"^(auto|local|[\w.\[\]:-]+:\d+|)$",
+        description="The cluster's address. Unset: that of RAY_ADDRESS, or the cluster that runs "
+        "on this machine, or else a new one of this machine alone (`local`).",
+    )
+    cpus_per_worker: Positive = Field(1.0, description="Cores that each worker reserves.")
+    gpus_per_worker: Index = Field(0, description="GPUs that each worker reserves.")
+    min_workers: Index = Field(
+        0,
+        description="Fewest workers with which the run goes on where a machine is gone. 0: it "
+        "waits until there is room for all.",
+    )
+
+
 class Goal(Keys):
     """What the plan should aim for (job keys ``goal.*``)."""
 
