@@ -133,7 +133,7 @@ def idle_keys(job: Job) -> tuple[str, ...]:
 
 def precision_of(job: Job) -> Precision:
     """The precision of a job that was resolved."""
-    return "bfloat16" if job.precision == "bfloat16" else "float32"
+    return "float32" if job.precision == "auto" else job.precision
 
 
 def least_local(network: NetworkFacts) -> int:

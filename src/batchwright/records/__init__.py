@@ -76,6 +76,7 @@ from batchwright.records.profile import (
     CollectiveTime as CollectiveTime,
     DataFacts as DataFacts,
     GradientNoise as GradientNoise,
+    KindTimes as KindTimes,
     LinkTime as LinkTime,
     MachineLoad as MachineLoad,
     MemoryParts as MemoryParts,

@@ -160,10 +160,11 @@ class Job(Keys):
         description="Epochs to train; the most, where the plan chooses them to reach "
         "`goal.accuracy`.",
     )
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Of the forward and backward pass. `auto`: bfloat16 autocast where the "
-        "processor computes in it and the probe finds it faster, else float32.",
+        "processor computes in it, float16 on GPUs that compute in that alone, if the probe finds "
+        "it faster, else float32. Losses are scaled for float16.",
     )
     method: AskedMethod = Field(
         "plain",
