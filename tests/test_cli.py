@@ -355,6 +355,20 @@ def test_training_without_a_plan_or_a_run_is_refused(refused, place):
         assert f"empty holds no {file}, so no run to resume" in message
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "--tracker", "tensorbord:tb"), "there is no tracker 'tensorbord'"),
+        (("send", "nothing", "--tracker", "mlflow"), "nothing holds no run that has begun"),
+        (("deliver", "nothing", "--to", "model"), "nothing"),
+        (("deliver", "nothing", "--to", "model", "width=3"), "takes network=NAME alone, not width"),
+        (("deliver", "nothing", "--to", "model", "--checkpoint", "new"), 'give "best" or "last"'),
+    ],
+)
+def test_trackers_and_deliveries_that_cannot_be_are_refused(refused, words, said):
+    assert said in refused(*words)
+
+
 def test_reporting_needs_a_finished_run(refused, place):
     (place / "empty").mkdir()
     assert "there is no file nowhere" in refused("report", "nowhere")

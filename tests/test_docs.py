@@ -264,7 +264,7 @@ def test_every_dependency_has_its_reason():
 
 def test_the_constraints_name_one_allowed_version_of_each_dependency():
     wanted = [Requirement(one) for one in PROJECT["dependencies"]]
-    for extra in ("serve", "lightning", "transformers"):
+    for extra in ("serve", "ray", "lightning", "transformers", "tracking", "delivery"):
         wanted += [Requirement(one) for one in PROJECT["optional-dependencies"][extra]]
     lines = [line.partition("#")[0].strip() for line in read("constraints.txt").splitlines()]
     versions = dict(line.split("==") for line in lines if line)

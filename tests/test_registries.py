@@ -21,6 +21,7 @@ from batchwright.records.registries.launchers import LAUNCHERS
 from batchwright.records.registries.methods import METHODS
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
+from batchwright.records.registries.trackers import TRACKERS
 from batchwright.workload.task import import_object
 
 OTHER_PACKAGE = Path(__file__).parent / "other_package"
@@ -47,7 +48,7 @@ def told_by(code: str, *paths: Path, words: Sequence[str] = ()) -> str:
     return done.stdout.strip()
 
 
-REGISTRIES = (OPTIMIZERS, NETWORKS, DATA, LAUNCHERS, METHODS)
+REGISTRIES = (OPTIMIZERS, NETWORKS, DATA, LAUNCHERS, METHODS, TRACKERS)
 
 
 @pytest.mark.parametrize("registry", REGISTRIES)
