@@ -86,6 +86,7 @@ class Slurm:
     def start_again_at_once(self, number: str) -> None:
         """Spare a job that was queued again its two minutes."""
         until(lambda: "BeginTime" in self.ask("squeue", "-h", "-j", number, "-o", "%r"))
+        time.sleep(1.1)  # a node refuses a job in the very second in which it ended there
         self.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
 
 
