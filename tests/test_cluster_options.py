@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import batchwright as bw
 from batchwright.algorithms.solving import solve_rising
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.candidates import local_batches as shares_module
@@ -391,3 +392,10 @@ def test_more_of_what_was_measured_together_goes_by_the_network():
     plan = make_plan(profile, job.model_copy(update={"link": Link(latency=2e-5, bandwidth=1e10)}))
     assert max(one.workers for one in plan.considered) == 8
     assert {one.assumed for one in plan.considered if one.workers == 8} == {True}
+
+
+def test_a_plan_for_kinds_that_were_measured_together_can_be_simulated():
+    profile, _ = measured_together()
+    plan = make_plan(profile, profile.job.model_copy(update={"global_batch": 90, "epochs": 3}))
+    (found,) = bw.simulate(plan, profile=profile, repeats=1).clusters
+    assert found.workers == 2
