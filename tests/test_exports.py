@@ -236,6 +236,30 @@ def test_batches_are_cut_into_equal_passes(tmp_path: Path) -> None:
     assert (arguments["batch_size"], arguments["grad_accum_steps"]) == (16, 3)
 
 
+def test_every_trainer_computes_in_the_plans_number_format(tmp_path: Path) -> None:
+    def told(precision: str) -> list[object]:
+        plan = make_plan(precision=precision)
+        some = [module(exported(plan, name), tmp_path) for name in ("lightning", "accelerate")]
+        arguments = module(exported(plan, "transformers"), tmp_path)["ARGUMENTS"]
+        config = json.loads(exported(plan, "deepspeed"))
+        timm = yaml.safe_load(exported(plan, "timm"))
+        return [
+            some[0]["TRAINER"]["precision"],
+            next(one["mixed_precision"] for one in some[1].values() if _names_format(one)),
+            (arguments["bf16"], arguments["fp16"]),
+            (config["bf16"]["enabled"], config["fp16"]["enabled"]),
+            timm["amp"] and timm["amp_dtype"],
+        ]
+
+    assert told("float16") == ["16-mixed", "fp16", (False, True), (False, True), "float16"]
+    assert told("bfloat16") == ["bf16-mixed", "bf16", (True, False), (True, False), "bfloat16"]
+    assert told("float32") == ["32-true", "no", (False, False), (False, False), False]
+
+
+def _names_format(one: object) -> bool:
+    return isinstance(one, dict) and "mixed_precision" in one
+
+
 def test_nothing_is_clipped_unless_the_job_says_so(tmp_path: Path) -> None:
     """Transformers clips at 1 by default."""
     defined = module(exported(make_plan(), "transformers"), tmp_path)

@@ -67,7 +67,7 @@ class Pair(NamedTuple):
 
 
 class Compare(Record):
-    """Time the same step in float32 and bfloat16, and choose; answered by `Compared`."""
+    """Time the same step in float32 and in 16 bits, and choose; answered by `Compared`."""
 
     do: Literal["compare"] = "compare"
     workers: Count

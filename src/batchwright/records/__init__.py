@@ -52,6 +52,7 @@ from batchwright.records.job_sections import (
     Goal as Goal,
     Link as Link,
     ProbeSettings as ProbeSettings,
+    Ray as Ray,
     Server as Server,
     Slurm as Slurm,
     Virtual as Virtual,

@@ -119,10 +119,10 @@ class PrecisionTime(Record):
 
 
 class PrecisionRatio(Record):
-    """How a step in bfloat16 compares with the same one in float32, timed in turns."""
+    """How a step in a 16-bit format compares with the same one in float32, timed in turns."""
 
-    ratio: Estimate = Field(description="Step in bfloat16 over one in float32.")
-    rounds: Count = Field(description="Rounds of float32, bfloat16, bfloat16, float32.")
+    ratio: Estimate = Field(description="Step in the 16-bit format over one in float32.")
+    rounds: Count = Field(description="Rounds of float32, the other, the other, float32.")
     wanted_batch_size: Count = Field(
         description="Samples per step on each worker that the choice is for; those compared are "
         "fewer where time or memory allowed no more."

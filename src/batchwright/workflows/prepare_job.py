@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 _WORKERS_PER_CORE, _MINIMUM_ROOM = 8, 16  # processes that a machine may be asked for
 
 TRAINING_KEYS = (
-    *("checkpoint_seconds", "checkpoint_steps", "data", "launch", "nodes", "port", "rebalance"),
-    *("rebalance_steps", "restarts", "slurm", "timeout"),
+    *("checkpoint_seconds", "checkpoint_steps", "data", "launch", "nodes", "port", "ray"),
+    *("rebalance", "rebalance_steps", "restarts", "slurm", "timeout"),
 )
 """Job keys that may change after planning; ``data`` only to another place of the same images."""
 

@@ -388,9 +388,10 @@ def _train(plan: Plan, folder: Path, *, resume: bool, follow_advice: bool) -> No
 def _gathered(started: Started, words: str) -> Gathering:
     adopt(started)  # before torch is loaded, which reads some of it
     from batchwright.distributed.joining.gathering import Gathering
-    from batchwright.distributed.processes import die_with_agent
+    from batchwright.distributed.processes import ENGINE_PARENT, die_with_agent, die_with_parent
 
     die_with_agent()
+    die_with_parent(ENGINE_PARENT)
     python = ".".join(map(str, sys.version_info[:2]))
     versions = {"batchwright": metadata.version("batchwright"), "Python": python}
     return Gathering(started, versions=versions, words=words)

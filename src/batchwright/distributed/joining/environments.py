@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from batchwright.distributed.processes import LAUNCH, PARENT_PID, VERB_PARENT
+from batchwright.distributed.processes import ENGINE_PARENT, LAUNCH, PARENT_PID, VERB_PARENT
 from batchwright.errors import BatchwrightError
 from batchwright.records.registries.registry import Registry
 from batchwright.records.run_folder import LAUNCH_FILE
@@ -327,12 +327,16 @@ def _check(started: Started) -> None:
         )
 
 
+_TORCHRUNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
 ENVIRONMENTS = Registry(
     "the launcher",
+    # The command beside a worker of Ray, which `workflows.engines.ray_train` gives these variables.
+    Environment("ray", "Ray", (ENGINE_PARENT, *_TORCHRUNS), _torchrun, "workers=", alone=True),
     Environment(
         "torchrun",
         "torchrun",
-        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+        _TORCHRUNS,
         _torchrun,
         "--nproc-per-node, or another number of hosts with --nnodes",
         alone=True,
