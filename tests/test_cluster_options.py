@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import batchwright as bw
 from batchwright.algorithms.solving import solve_rising
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.candidates import local_batches as shares_module
@@ -382,3 +383,19 @@ def test_kinds_that_were_measured_together_are_planned_together():
     # All together go at the slowest one's pace, by which predictions are checked.
     exact = 0.003 + 2 * (0.004 + 6e-8 * 96**2 * plan.held_out[0].local_batch_size)
     assert plan.held_out[0].step_seconds.value == pytest.approx(exact, rel=0.05)
+
+
+def test_more_of_what_was_measured_together_goes_by_the_network():
+    profile, _ = measured_together()
+    kinds = tuple(WorkerKind(kind=one.kind, count=4) for one in profile.kinds)
+    job = job_of(profile, kinds, global_batch=360)
+    plan = make_plan(profile, job.model_copy(update={"link": Link(latency=2e-5, bandwidth=1e10)}))
+    assert max(one.workers for one in plan.considered) == 8
+    assert {one.assumed for one in plan.considered if one.workers == 8} == {True}
+
+
+def test_a_plan_for_kinds_that_were_measured_together_can_be_simulated():
+    profile, _ = measured_together()
+    plan = make_plan(profile, profile.job.model_copy(update={"global_batch": 90, "epochs": 3}))
+    (found,) = bw.simulate(plan, profile=profile, repeats=1).clusters
+    assert found.workers == 2

@@ -23,6 +23,13 @@ def test_a_worker_count_that_was_asked_for_stays(workers):
     assert resolve(Job(device="cpu", workers=workers), make_data()).workers == workers
 
 
+def test_more_workers_than_a_machine_can_have_are_refused_before_data_are_opened():
+    with pytest.raises(JobError, match=r"workers=9999 on this machine, which has \d+ core"):
+        ready(Job(device="cpu", data="imagefolder:nowhere", workers=9999))
+    many = Job(device="cpu", data="digits", launch="virtual", workers=9999)
+    assert resolve(many, make_data()).workers == 9999
+
+
 @pytest.mark.parametrize("workers", ["auto", 1])
 def test_one_process_is_one_worker(workers):
     job = Job(device="cpu", workers=workers, launch="in-process")

@@ -242,6 +242,7 @@ def run_and_kill(folder: Path, method: str) -> KilledRun:
         *both, keeper = made
         workers = dict(zip(both, (1, 2), strict=True))  # ranks follow the order of addresses
         keep = keeper.popen(sys.executable, "-c", _KEEP, keeper.address, stdout=subprocess.PIPE)
+        keeper.agent = keep  # which ends with its host
         keep.stdout.readline()
 
         def start(host: Host) -> None:
@@ -274,8 +275,6 @@ def run_and_kill(folder: Path, method: str) -> KilledRun:
             recovered += _goes_on(run, both)
         until(lambda: _ended(both), MOST_SECONDS)
         ended = [one.agent.poll() for one in both if one.agent is not None] == [0, 0]
-        keep.kill()
-        keep.communicate()
         if not ended:
             say("\n".join(one.log()[-3000:] for one in both))
     lost = lost_or_repeated(read_record(run / "summary.json", RunSummary)) if ended else None

@@ -26,9 +26,9 @@ HEAD = ("| figure | measured (spread) | goal | met |", "|---|---|---|---|")
 
 ORDER = (
     *("time_to_accuracy", "main_job", "predict", "large_networks", "decisions", "uneven"),
-    *("adapters", "simulate", "hybrid", "dual_batch", "dual_accuracy", "dual_uneven", "cyclic"),
-    *("data_path", "large_batch", "warmup", "warmup_long", "gradient_overhead", "step_overhead"),
-    *("first_contact", "service"),
+    *("adapters", "simulate", "hosts", "hybrid", "dual_batch", "dual_accuracy", "dual_uneven"),
+    *("cyclic", "data_path", "large_batch", "warmup", "warmup_long", "gradient_overhead"),
+    *("step_overhead", "first_contact", "service"),
 )
 """Benchmarks, in the order of their tables."""
 

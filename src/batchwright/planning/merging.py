@@ -51,7 +51,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> tuple[Profile, ...]:
     """
     if not profiles:
         raise PlanError("a plan needs at least one profile: `batchwright probe` makes one")
-    profiles = [kind for profile in profiles for kind in _apart(profile)]
+    profiles = [kind for profile in profiles for kind in kinds_apart(profile)]
     first = profiles[0]
     for other in profiles[1:]:
         facts = [("data", first.data.digest, other.data.digest)]
@@ -68,7 +68,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> tuple[Profile, ...]:
     return tuple(_merged(group) for group in _grouped(profiles, kind_of))
 
 
-def _apart(profile: Profile) -> Sequence[Profile]:
+def kinds_apart(profile: Profile) -> Sequence[Profile]:
     """A profile for each kind of worker that measured together."""
     if len(profile.kinds) < 2:
         return [profile]

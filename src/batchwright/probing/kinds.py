@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, quantiles
+from statistics import fmean, median
 
 from batchwright.probing.commands import Point
 from batchwright.probing.measure.step_time import Apart
@@ -20,7 +20,7 @@ from batchwright.records import KindTimes, StepTime
 CLEARLY = 1.25
 """Times as slow in three of four visits with larger batches makes hosts of one name two kinds."""
 
-_FEWEST = 2  # visits that tell
+_MINIMUM_VISITS = 2  # that tell
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ def kinds_of(
         steps: Measured together, at the pace of the slowest.
         visits: By point, what each worker took at each visit in which all took part.
     """
-    # With the larger batches, as small ones show what goes around computing.
     rising = sorted(visits, key=lambda point: point.local_batch_size)
-    larger = rising[len(rising) // 2 :]
-    whole = [one for point in larger for one in visits[point] if len(one) == len(places)]
-    if len(whole) < _FEWEST:
+    whole = [one for point in rising for one in visits[point] if len(one) == len(places)]
+    if len(whole) < _MINIMUM_VISITS:
         return ()
+    # Those of larger batches, as small ones show what goes on around computing.
+    whole = whole[len(whole) // 2 :] if len(whole) >= 2 * _MINIMUM_VISITS else whole
     groups = _groups(places, whole)
     if len(groups) < 2:
         return ()
@@ -105,8 +105,8 @@ def _groups(places: Sequence[Place], visits: Sequence[Apart]) -> dict[str, list[
         alike: list[list[str]] = []
         for host in sorted(named, key=pace.__getitem__):
             first = named[alike[-1][0]] if alike else named[host]
-            ratios = [_computing(one, named[host]) / _computing(one, first) for one in visits]
-            if alike and quantiles(ratios, n=4)[0] < CLEARLY:
+            ratios = sorted(_computing(one, named[host]) / _computing(one, first) for one in visits)
+            if alike and ratios[len(ratios) // 4] < CLEARLY:
                 alike[-1].append(host)
             else:
                 alike.append([host])

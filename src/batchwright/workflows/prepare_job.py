@@ -87,6 +87,7 @@ def ready(job: Job) -> Job:
         BatchwrightError: Port, data, batch, warm-up, network or weights cannot be had as asked.
     """
     refuse_busy_port(job.port)
+    _refuse_crowd(job)
     job = ready_for(job, data_facts(job))
     tell_idle(job)
     return job
@@ -189,8 +190,6 @@ def resolve(job: Job, data: DataFacts) -> Job:
                 f"({started.how}), or say workers={started.size}"
             )
         workers = started.size
-    if started is None and workers != "auto":
-        _refuse_crowd(int(workers), job)
     known = {"device": device.type, "workers": workers, "augment": job.augmentation}
     # Networks of other places are tried once they are built.
     least_side = NETWORKS[job.network].least_side if job.network in NETWORKS else 1
@@ -199,15 +198,17 @@ def resolve(job: Job, data: DataFacts) -> Job:
     return job
 
 
-def _refuse_crowd(workers: int, job: Job) -> None:
+def _refuse_crowd(job: Job) -> None:
     """More worker processes than this machine can be meant to have."""
     from batchwright.workload.host import usable_cores
 
+    if job.workers == "auto" or not job.launcher.processes or (job.launcher.joins and joined()):
+        return
     cores = usable_cores()
     room = max(_MINIMUM_ROOM, _WORKERS_PER_CORE * cores)
-    if job.launcher.processes and not job.launcher.submit and workers > room:
+    if job.workers > room:
         raise JobError(
-            f"workers={workers} on this machine, which has {counted(cores, 'core')}: say "
+            f"workers={job.workers} on this machine, which has {counted(cores, 'core')}: say "
             f"workers={room} or less, start them on several hosts (torchrun, srun), or plan for "
             "more than are measured with goal.max_workers and link"
         )

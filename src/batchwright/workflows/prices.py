@@ -98,9 +98,10 @@ def with_prices(
         place = place or str(given.pop(_KEY))
     if place is None:
         return given, kept
+    measured = merge_profiles(profiles)
     with other_keys_come():  # the kinds
-        job = change_job(planning_job(*merge_profiles(profiles)), given, kept)
-    found = kinds_of_file(Path(place), [kind_of(one) for one in profiles], job.goal)
+        job = change_job(planning_job(*measured), given, kept)
+    found = kinds_of_file(Path(place), [kind_of(one) for one in measured], job.goal)
     goal = given.get("goal")
     of_goal = goal if isinstance(goal, Mapping) else goal.model_dump() if goal is not None else {}
     given["goal"] = {**of_goal, "kinds": [one.model_dump() for one in found]}

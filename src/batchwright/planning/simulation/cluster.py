@@ -27,7 +27,7 @@ from batchwright.algorithms.partition import apportion
 from batchwright.algorithms.simulated_clock import StepTime, step_times
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.worker_types import WorkerType, worker_types_of
-from batchwright.planning.merging import kind_of
+from batchwright.planning.merging import kind_of, kinds_apart
 from batchwright.prediction.collective import exchange_seconds, fit_collectives
 from batchwright.prediction.drift import (
     ASSUMED_DRIFT,
@@ -132,7 +132,7 @@ class ImaginedCluster:
                 "plan was made from"
             )
         by_kind: dict[str, Profile] = {}
-        for one in self._profiles:
+        for one in (kind for profile in self._profiles for kind in kinds_apart(profile)):
             by_kind.setdefault(kind_of(one), one)
         return {kind.name: kind for kind in worker_types_of(list(by_kind.values()), self.plan.job)}
 
