@@ -86,16 +86,16 @@ def test_a_run_that_is_started_again_goes_on(tmp_path: Path) -> None:
     assert said() == "train plan.json --out run"
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "plan.json").touch()
-    assert said() == "train --out run --resume"
+    assert said() == "train plan.json --out run --resume"
 
 
 def test_hosts_begin_again_where_a_run_has_no_checkpoint_yet(tmp_path: Path) -> None:
     """Its folder holds a run, which only --resume goes on with."""
     (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "torchrun").chmod(0o755)
-    (tmp_path / "plan.json").touch()
     script = tmp_path / "script"
-    script.write_text(exported(make_plan(), "torchrun", 2))
+    own = make_plan(job=make_job(network="my.networks:small", launch="slurm"))
+    script.write_text(exported(own, "torchrun", 2))
 
     def said() -> str:
         return subprocess.check_output(
@@ -106,9 +106,11 @@ def test_hosts_begin_again_where_a_run_has_no_checkpoint_yet(tmp_path: Path) -> 
             cwd=tmp_path,
         ).strip()
 
-    assert said().endswith("batchwright.training.loop run")
-    (tmp_path / "run" / "metrics.jsonl").touch()
-    assert said().endswith("batchwright.training.loop run --resume")
+    words = "-m batchwright train plan.json network=my.networks:small launch=auto --out run"
+    assert said().endswith(words)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").touch()
+    assert said().endswith(f"{words} --resume")
 
 
 def test_slurm_gets_hosts_cores_and_a_limit() -> None:
@@ -126,13 +128,12 @@ def test_slurm_gets_hosts_cores_and_a_limit() -> None:
 
 
 def test_slurm_leaves_time_for_the_epochs_that_a_run_may_go_on_for() -> None:
-    """Over several hosts it trains the plan's own alone."""
     (stage,) = make_plan().stages
     hour = Estimate(value=3600 / 30, low=100, high=3600 / 30)
     stages = (stage.model_copy(update={"predicted_epoch_seconds": hour}),)
     plan = make_plan(stages=stages, considered=(), max_epochs=90)
     assert "#SBATCH --time=04:30:00" in exported(plan, "sbatch")
-    assert "#SBATCH --time=01:30:00" in exported(plan, "sbatch", 2)
+    assert "#SBATCH --time=04:30:00" in exported(plan, "sbatch", 2)
 
 
 def test_kubernetes_gets_a_job_that_holds_the_plan() -> None:

@@ -95,6 +95,7 @@ def frozen(network):
     return network
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_makes_the_host_wait_once_and_trains_as_on_the_cpu(kind):
     plan, build, options = KINDS[kind]

@@ -156,6 +156,9 @@ class Visited(Record):
     """
 
     steps: tuple[tuple[Positive, NonNegative], ...]
+    apart: tuple[tuple[Positive, NonNegative], ...] = Field(
+        (), description="The same of each worker, in rank order: means of the visit."
+    )
     loading: StepLoading | None = None
 
 

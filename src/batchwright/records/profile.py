@@ -213,6 +213,20 @@ class LinkTime(Record):
     bytes: Count = Field(description="Of the largest message, in bytes.")
 
 
+class KindTimes(Record):
+    """Workers of one of several kinds that measured together, each kind at its own pace."""
+
+    kind: str = Field(description="Name, as in `goal.kinds`; hosts' names where speed sets apart.")
+    workers: Count = Field(description="Of this kind, among all that measured together.")
+    device_name: str = Field(description="Processor or GPU model.")
+    memory_bytes: Count = Field(description="Memory one worker may use, in bytes.")
+    pace: Positive = Field(description="Computing of a step, over the mean of all workers'.")
+    steps: tuple[StepTime, ...] = Field(
+        description="Step times, of all workers at once: its own computing, and the exchange "
+        "without waiting for slower kinds."
+    )
+
+
 class UpdateTime(Record):
     """Time of an optimizer's step alone: it is the same whatever the batch."""
 
@@ -317,6 +331,9 @@ class Profile(Document):
         (),
         description="The network between workers of a host and between hosts, where another "
         "launcher has started them; the latter is the job's `link`, unless that is given.",
+    )
+    kinds: tuple[KindTimes, ...] = Field(
+        (), description="Kinds of workers, where several measured together; else empty."
     )
     updates: tuple[UpdateTime, ...] = Field(
         (),
