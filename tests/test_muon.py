@@ -365,7 +365,7 @@ def test_on_a_gpu_kernels_are_stepped_as_on_the_cpu_up_to_rounding(layout):
             parameter.grad = gradient.to(parameter)
         optimizer.step()
     for one, two in zip(here.parameters(), there.parameters(), strict=True):
-        torch.testing.assert_close(one, two.cpu(), rtol=0, atol=5e-3)  # bfloat16 on the GPU
+        torch.testing.assert_close(one, two.cpu(), rtol=0, atol=1.5e-2)  # bfloat16 on the GPU
 
 
 # ---------------------------------------------------------------------------- which are orthogonal

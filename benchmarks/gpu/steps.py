@@ -106,7 +106,7 @@ def _make_up(folder: Path, samples: int) -> None:
     for name, count in (("train", samples), ("test", samples // 5)):
         labels = random.permutation(np.arange(count) % CLASSES)
         pixels = random.normal(scale=40, size=(count, 3, 32, 32)).astype(np.float32)
-        pixels += 25 * patterns[labels].astype(np.float32) + 128
+        pixels += 10 * patterns[labels].astype(np.float32) + 128
         flat = pixels.clip(0, 255).astype(np.uint8).reshape(count, -1)
         content = {"data": flat, edition.label_key: labels.tolist()}
         (aside / name).write_bytes(pickle.dumps(content, 4))
