@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import batchwright as bw
 from batchwright.errors import PlanError
+from tight import Tight
 
 accelerate = pytest.importorskip("accelerate", reason="pip install 'batchwright[accelerate]'")
 
@@ -50,14 +51,19 @@ def closed():
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def loss_of(model, batch, room=None):
+def loss_of(model, batch, room=None, back=None):
     inputs, labels, _ = batch
     if room is not None and len(inputs) > room:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: too many samples")
+    if back is not None:
+        hidden = Tight.apply(model(inputs), back)
+        return functional.cross_entropy(hidden, labels)
     return functional.cross_entropy(model(inputs), labels)
 
 
-def trained(rank, shares, *, batch=BATCH, passes=1, room=None, slow=0.0, epochs=2, keep=None):
+def trained(
+    rank, shares, *, batch=BATCH, passes=1, room=None, back=None, slow=0.0, epochs=2, keep=None
+):
     """Samples seen, gradients of each step, weights and shares in the end."""
     accelerator, plain, model, optimizer = opened(passes)
     try:
@@ -70,8 +76,8 @@ def trained(rank, shares, *, batch=BATCH, passes=1, room=None, slow=0.0, epochs=
                 seen.append(one[2].tolist())
                 with accelerator.accumulate(model):
                     time.sleep(slow * len(one[0]))
-                    compute = partial(loss_of, model, room=room)
-                    feed.backward(compute if room else compute(one))
+                    compute = partial(loss_of, model, room=room, back=back)
+                    feed.backward(compute if room or back else compute(one))
                     if accelerator.sync_gradients:
                         gradients.append([p.grad.clone() for p in plain.parameters()])
                     optimizer.step()
@@ -102,8 +108,8 @@ def alone():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
-    [{}, {"passes": 2, "batch": BATCH // 2}, {"room": 4}],
-    ids=["plain", "accumulating", "out of memory"],
+    [{}, {"passes": 2, "batch": BATCH // 2}, {"room": 4}, {"back": 4}],
+    ids=["plain", "accumulating", "out of memory", "in backward"],
 )
 def test_gradients_are_those_of_one_process(crew, alone, how):
     both = crew.together(trained_with, (3, 1), how, workers=2)
@@ -114,6 +120,45 @@ def test_gradients_are_those_of_one_process(crew, alone, how):
         for mine, whole in zip(one[1], alone[1], strict=True):
             alike(mine, whole)
         alike(one[2], alone[2])
+
+
+def normalized(rank, room):
+    """Weights after an epoch with batch normalization, whose statistics DDP sends around.
+
+    Memory runs out for worker 0 before the network, then within it, then in its backward pass.
+    """
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+    accelerator = accelerate.Accelerator(cpu=True)
+    torch.manual_seed(3)
+    plain = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    places = iter(("room", "within", "back", ""))
+    place = ""
+
+    def refuse(module, inputs):
+        if place == "within" and len(inputs[0]) > room:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: too many samples")
+
+    plain[2].register_forward_pre_hook(refuse)
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    try:
+        feed = bw.ForAccelerate(accelerator, model, optimizer, loader(), shares="equal")
+        for _ in feed:
+            place = next(places) if rank == 0 else ""
+            feed._recovering.most = None  # or it would be in parts from the first time on
+            how = {place: room} if place in ("room", "back") else {}
+            feed.backward(partial(loss_of, model, **how))
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach() for p in plain.parameters()]
+    finally:
+        closed()
+
+
+@pytest.mark.slow
+def test_workers_stay_together_where_memory_runs_out_and_buffers_are_exchanged(crew):
+    one, other = crew.together(normalized, 3, workers=2)
+    alike(one, other)
 
 
 def slowed(rank):

@@ -18,6 +18,7 @@ from torch.utils.data import (
 
 import batchwright as bw
 from batchwright.errors import DataError, PlanError
+from tight import Tight
 
 L = pytest.importorskip("lightning", reason="pip install 'batchwright[lightning]'")
 
@@ -34,10 +35,11 @@ def data(samples=SAMPLES):
 class Module(L.LightningModule):
     """A small network that notes which samples it sees, and may be slow or run out of memory."""
 
-    def __init__(self, *, slow=0.0, room=None, manual=False):
+    def __init__(self, *, slow=0.0, room=None, manual=False, back=None):
         super().__init__()
         torch.manual_seed(3)
         self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.back = back
         self.slow, self.room, self.seen, self.gradients = slow, room, [], []
         self.automatic_optimization = not manual
 
@@ -47,7 +49,10 @@ class Module(L.LightningModule):
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: too many samples")
         time.sleep(self.slow * len(inputs))
         self.seen.append(numbers.tolist())
-        loss = functional.cross_entropy(self.body(inputs), labels)
+        hidden = self.body[:2](inputs)
+        if self.back is not None:
+            hidden = Tight.apply(hidden, self.back)
+        loss = functional.cross_entropy(self.body[2](hidden), labels)
         self.log("loss", loss)
         if self.automatic_optimization:
             return loss
@@ -111,13 +116,22 @@ def alone():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("passes", "module"),
-    [(1, {}), (2, {}), (1, {"manual": True}), (1, {"room": 4})],
-    ids=["plain", "accumulating", "manual", "out of memory"],
+    [
+        (1, {}),
+        (2, {}),
+        (1, {"manual": True}),
+        (1, {"room": 4}),
+        (1, {"back": 4}),
+        (2, {"back": 2}),
+    ],
+    ids=["plain", "accumulating", "manual", "out of memory", "in backward", "and accumulating"],
 )
 def test_gradients_are_those_of_one_process(crew, alone, passes, module):
     how = {"passes": passes, "batch": BATCH // passes, "module": module}
     both = crew.together(fitted_with, (3, 1), how, workers=2)
     for epoch in range(2):
+        if "back" in module:
+            break  # what is computed again is seen again
         seen = [i for one in both for i in of_epoch(one[0], epoch)]
         assert sorted(set(seen)) == list(range(SAMPLES))
         assert len(seen) == SAMPLES

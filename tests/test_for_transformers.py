@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import batchwright as bw
 from batchwright.errors import DataError, PlanError
+from tight import Tight
 
 transformers = pytest.importorskip("transformers", reason="pip install 'batchwright[transformers]'")
 accelerate = pytest.importorskip("accelerate", reason="pip install 'batchwright[transformers]'")
@@ -54,18 +55,26 @@ class Texts(Dataset):
 class Small(nn.Module):
     """A network whose loss is a mean over samples, as one's own usually is."""
 
-    def __init__(self):
+    def __init__(self, back=None):
         super().__init__()
+        self.back = back
         torch.manual_seed(3)
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Tanh(), nn.Linear(8, 3))
 
     def forward(self, pixel_values, labels):
-        logits = self.body(pixel_values)
+        logits = self.body[:3](pixel_values)
+        if self.back is not None:
+            logits = Tight.apply(logits, self.back)
+        logits = self.body[3](logits)
         return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
 
 
 def images():
     return Small(), Images()
+
+
+def tight_images():
+    return Small(back=4), Images()
 
 
 def texts():
@@ -165,13 +174,15 @@ def alike(one, other):
         {},
         {"passes": 2, "batch": BATCH // 2},
         {"room": 4},
+        {"make": tight_images},
         {"make": texts},
         {"make": texts, "passes": 2, "batch": BATCH // 2, "room": 3},
     ],
-    ids=["images", "accumulating", "out of memory", "tokens", "tokens in parts"],
+    ids=["images", "accumulating", "out of memory", "in backward", "tokens", "tokens in parts"],
 )
 def test_gradients_are_those_of_one_process(crew, tmp_path, how):
-    alone = trained(0, tmp_path, "equal", batch=2 * BATCH, make=how.get("make", images))
+    make = texts if how.get("make") is texts else images
+    alone = trained(0, tmp_path, "equal", batch=2 * BATCH, make=make)
     both = crew.together(trained_with, tmp_path, (3, 1), how, workers=2)
     if "make" not in how:
         seen = [i for one in both for batch in one[0] for i in batch]

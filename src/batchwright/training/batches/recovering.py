@@ -6,15 +6,17 @@ The parts' gradients are computed one after the other, and enter the loss that i
 
 whose value is the loss and whose gradient is :math:`g`. So whatever the trainer does with a loss
 (scaling, accumulation, the exchange of gradients in its backward pass) holds for all parts, and the
-other workers need not know.
+other workers need not know. Where memory runs out in the backward pass itself, the gradients that
+are not there yet come from parts in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +27,7 @@ Compute = Callable[[Any], Any]  # a batch to its mean loss, or a dict that holds
 
 
 class Recovering:
-    """Computes a batch's loss, in smaller parts once memory has run out in a forward pass.
+    """Computes a batch's loss, in smaller parts once memory has run out.
 
     Args:
         parameters: That are trained.
@@ -35,18 +37,25 @@ class Recovering:
         most: Samples of a part; ``None``: a batch as it comes.
     """
 
+    most: int | None
+
     def __init__(self, parameters: Iterable[nn.Parameter], told: Callable[[str], None]) -> None:
         self._trained = [one for one in parameters if one.requires_grad]
         self._told, self.most = told, None
-
-    most: int | None
+        self._whole: _Whole | None = None  # what `backward` may have to compute again
+        self._arrived: Tensor | None = None  # what the loss's own gradient was in it
+        self._done: set[int] = set()  # parameters whose gradient it has computed
+        self._hooks = [
+            one.register_post_accumulate_grad_hook(lambda _, number=number: self._done.add(number))
+            for number, one in enumerate(self._trained)
+        ]
 
     def loss(
         self,
         compute: Compute,
         batch: Any,
         *,
-        apart: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        wrapper: Any = None,
         summed: bool = False,
     ) -> Any:
         """What ``compute(batch)`` gives, or the same from its parts, with the same gradient.
@@ -54,41 +63,95 @@ class Recovering:
         Args:
             compute: A batch to its mean loss, or a dict with that as ``loss``.
             batch: Tensors whose first dimension is the samples, in tuples, lists and dicts.
-            apart: Context for all parts but the last, in which no gradients are exchanged.
+            wrapper: `DistributedDataParallel` that ``compute`` goes through, if it does: it has one
+                forward pass, as on the other workers, and the parts before go past it.
             summed: Whether parts' losses add up to the batch's, in place of their mean.
         """
         samples = samples_in(batch)
+        whole = self._whole = _Whole(compute, batch, samples, wrapper, summed)
         while True:
             cut = samples if self.most is None else min(self.most, samples)
             try:
-                if cut >= samples:
-                    return compute(batch)
-                parts = parts_of(batch, samples, cut)
-                scales = [1.0 if summed else samples_in(one) / samples for one in parts]
-                return self._in_parts(compute, apart, parts, scales)
+                with whole.watched():
+                    output = compute(batch) if cut >= samples else self._in_parts(whole, cut)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or cut < 2:  # nothing to halve
                     raise
-            release_memory(self._trained[0].device)
-            self.most = cut // 2
-            self._told(
-                f"memory ran out with {cut} samples: they are computed again in parts of "
-                f"{self.most}, and so from here on"
-            )
+            else:
+                self._arrived = None
+                loss = output.get("loss") if isinstance(output, dict) else output
+                if isinstance(loss, Tensor) and loss.grad_fn is not None:
+                    loss.grad_fn.register_prehook(partial(self._note_arrival, loss.output_nr))
+                return output
+            self._halve(cut)
 
-    def _in_parts(
-        self,
-        compute: Compute,
-        apart: Callable[[], AbstractContextManager[Any]],
-        parts: list[Any],
-        scales: list[float],
-    ) -> Any:
-        *others, last = parts
+    def backward(self, run: Callable[[], Any]) -> Any:
+        """The backward pass of the loss that was handed back last; parts where memory runs out.
+
+        Some gradients are computed by then, and may be on their way to other workers. The others'
+        are computed in smaller parts, and put in by a loss whose gradient they are; so each is
+        computed once, in the order in which the workers exchange them.
+
+        Args:
+            run: Does it, as the trainer would.
+        """
+        self._done.clear()
+        whole, self._whole = self._whole, None  # nor is the batch held any longer
+        try:
+            return run()
+        except (RuntimeError, MemoryError) as error:
+            arrived = self._arrived
+            cut = min(self.most or whole.samples, whole.samples) if whole is not None else 0
+            if not is_out_of_memory(error) or whole is None or arrived is None or cut < 2:
+                raise
+        self._halve(cut)
+        while True:
+            cut = self.most or 1
+            try:
+                with whole.numbers(), torch.enable_grad():
+                    gradients, _ = self._gradients(whole, whole.parts(cut))
+                break
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or cut < 2:
+                    raise
+            self._halve(cut)
+        left = [
+            (gradient * parameter).sum()
+            for number, (gradient, parameter) in enumerate(
+                zip(gradients, self._trained, strict=True)
+            )
+            if gradient is not None and number not in self._done
+        ]
+        if left:
+            total = torch.stack([one.float() for one in left]).sum()
+            total.backward(arrived.to(total.dtype).reshape(()))
+        return None
+
+    def close(self) -> None:
+        """Watch the parameters no more."""
+        for one in self._hooks:
+            one.remove()
+
+    def _note_arrival(self, number: int, gradients: Sequence[Tensor]) -> None:
+        self._arrived = gradients[number].detach()
+
+    def _halve(self, cut: int) -> None:
+        release_memory(self._trained[0].device)
+        self.most = cut // 2
+        self._told(
+            f"memory ran out with {cut} samples: they are computed again in parts of "
+            f"{self.most}, and so from here on"
+        )
+
+    def _gradients(
+        self, whole: _Whole, parts: Sequence[_Part]
+    ) -> tuple[list[Tensor | None], Tensor | float]:
+        """Sums over parts: of the trained parameters' gradients, and of the loss."""
         gradients: list[Tensor | None] = [None] * len(self._trained)
         value: Tensor | float = 0.0
-        for part, scale in zip(others, scales, strict=False):
-            with apart():
-                loss = _loss_of(compute(part)) * scale
+        for part in parts:
+            with whole.apart():
+                loss = _loss_of(whole.compute(part.batch)) * part.scale
             with torch.autocast(loss.device.type, enabled=False):
                 found = torch.autograd.grad(loss, self._trained, allow_unused=True)
             gradients = [
@@ -96,8 +159,13 @@ class Recovering:
                 for old, new in zip(gradients, found, strict=True)
             ]
             value = value + loss.detach()
-        output = compute(last)
-        loss = _loss_of(output) * scales[-1]
+        return gradients, value
+
+    def _in_parts(self, whole: _Whole, cut: int) -> Any:
+        *others, last = whole.parts(cut)
+        gradients, value = self._gradients(whole, others)
+        output = whole.compute(last.batch)
+        loss = _loss_of(output) * last.scale
         with torch.autocast(loss.device.type, enabled=False):
             for parameter, gradient in zip(self._trained, gradients, strict=True):
                 if gradient is not None:
@@ -105,6 +173,89 @@ class Recovering:
                     loss = loss + (carried - carried.detach()).to(loss.dtype)
         loss = loss + value
         return {**output, "loss": loss} if isinstance(output, dict) else loss
+
+
+class _Part(NamedTuple):
+    """Some samples of a batch, and what their loss is multiplied by."""
+
+    batch: Any
+    scale: float
+
+
+class _Whole:
+    """A batch and what computes its loss, in the number format of the first time."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        batch: Any,
+        samples: int,
+        wrapper: Any,
+        summed: bool,
+    ) -> None:
+        self.compute, self.samples = compute, samples
+        self._batch, self._summed = batch, summed
+        self._wrapper = wrapper if hasattr(wrapper, "no_sync") else None
+        self._past = False  # whether forward passes go past the wrapper
+        self._formats = {
+            kind: (torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in ("cpu", "cuda")
+        }
+
+    def parts(self, cut: int) -> list[_Part]:
+        """The batch in parts of at most ``cut`` samples."""
+        return [
+            _Part(one, 1.0 if self._summed else samples_in(one) / self.samples)
+            for one in parts_of(self._batch, self.samples, cut)
+        ]
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Inside, forward passes go to the wrapped network itself: the wrapper counts its own."""
+        if self._wrapper is None:
+            yield
+            return
+        own = vars(self._wrapper)
+        former = {key: own[key] for key in ("forward",) if key in own}
+        own["forward"], self._past = self._wrapper.module.__call__, True
+        try:
+            yield
+        finally:
+            del own["forward"]
+            own.update(former)
+            self._past = False
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Inside, the wrapper's forward pass is seen; what comes after begins with no buffers.
+
+        It begins by taking worker 0's buffers, with all workers; should it fail then, they have
+        them, and another pass for the same batch must not ask again.
+        """
+        if self._wrapper is None:
+            yield
+            return
+        begun: list[bool] = []
+        hook = self._wrapper.module.register_forward_pre_hook(
+            lambda *_: None if self._past else begun.append(True)
+        )
+        try:
+            yield
+        except BaseException:
+            if begun:
+                self._wrapper.require_forward_param_sync = False
+            raise
+        finally:
+            hook.remove()
+
+    @contextmanager
+    def numbers(self) -> Iterator[None]:
+        """Inside, it is computed in that number format."""
+        with ExitStack() as inside:
+            for kind, (dtype, enabled) in self._formats.items():
+                if enabled:
+                    inside.enter_context(torch.autocast(kind, dtype=dtype))
+            yield
 
 
 def _loss_of(output: Any) -> Tensor:

@@ -184,12 +184,16 @@ class ForAccelerate:
         Returns:
             The loss.
         """
-        if callable(loss):
-            apart = partial(self._accelerator.no_sync, self._model)
-            loss = self._recovering.loss(loss, self._batch, apart=apart)
+        again = callable(loss)
+        if again:
+            loss = self._recovering.loss(loss, self._batch, wrapper=self._model)
         part = self.sampler.part(self._index)
         weigh_gradient(loss, part, self._accelerator.num_processes)
-        self._accelerator.backward(loss, **how)
+        run = partial(self._accelerator.backward, loss, **how)
+        if again:
+            self._recovering.backward(run)
+        else:
+            run()
         return loss
 
     def state_dict(self) -> dict[str, Any]:

@@ -194,8 +194,16 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             def training_step(batch: Any, *more: Any, **named: Any) -> Any:
                 return parts.loss(lambda part: step(part, *more, **named), batch)
 
+            back = pl_module.backward
+
+            def backward(loss: Any, *more: Any, **named: Any) -> None:
+                parts.backward(lambda: back(loss, *more, **named))
+
+            self._undo.callback(parts.close)
             pl_module.training_step = _like(step, training_step)
-            self._undo.callback(vars(pl_module).pop, "training_step", None)
+            pl_module.backward = backward
+            for name in ("training_step", "backward"):
+                self._undo.callback(vars(pl_module).pop, name, None)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Trainer and module as they were."""

@@ -7,8 +7,7 @@ shares of the next epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +189,10 @@ class ForTransformers:
         if self.arrangement.follow:
             self._follower = Follower(self.sampler, trained)
         if self._recover:
-            self._recovering = recovering(trained, self._trainer.args.process_index)
+            parts = recovering(trained, self._trainer.args.process_index)
+            accelerator, back = self._trainer.accelerator, self._trainer.accelerator.backward
+            accelerator.backward = lambda *loss, **how: parts.backward(partial(back, *loss, **how))
+            self._recovering = parts
 
     def begin_epoch(self, steps: int) -> None:
         """An epoch begins, after so many steps of the training."""
@@ -209,6 +211,10 @@ class ForTransformers:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
+        if self._recovering is not None:
+            self._recovering.close()
+            self._recovering = None
+            del self._trainer.accelerator.backward
 
     def _pass(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
         """One of the Trainer's training steps, which are passes of ours."""
@@ -232,11 +238,10 @@ class ForTransformers:
         def compute(part: Any) -> Any:
             return self._compute(model, dict(part), *more, **named)
 
-        apart: Callable[[], AbstractContextManager[Any]] = getattr(model, "no_sync", nullcontext)
         if self._recovering is None:
             loss = compute(inputs)
         else:
-            loss = self._recovering.loss(compute, inputs, apart=apart, summed=items)
+            loss = self._recovering.loss(compute, inputs, wrapper=model, summed=items)
         if not items:  # else each label counts as one already
             weigh_gradient(loss, self._part, self._trainer.args.world_size)
         return loss
