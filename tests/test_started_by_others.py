@@ -145,8 +145,7 @@ def test_leftovers_of_a_single_process_hide_no_group():
 def test_the_same_words_twice_in_a_step_of_srun_are_two_runs(tmp_path, monkeypatch):
     """The job as a whole is started again; then the run goes on."""
     monkeypatch.setattr(environments, "_adopted", None)
-    for name, value in os.environ.items():
-        monkeypatch.setenv(name, value)  # `adopt` sets some
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # `adopt` adds to it
     task = replace(found({**SLURM, "SLURM_PROCID": "0"}), size=1)
     folder = tmp_path / "a"
 
