@@ -21,11 +21,20 @@ if TYPE_CHECKING:
     from gloo import Crew
     from services import HandClock, Service
 
+LONGEST = (
+    *("hosts", "docs", "started_by_others", "slurm", "probe_workers", "examples"),
+    *("for_transformers", "for_accelerate", "for_lightning", "recovery", "service_takeover"),
+    *("session_workers", "loading", "launch", "server_session", "locks", "exports", "loads"),
+)
+"""Files of tests that take half a minute or more in all, longest first."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set up Hypothesis, torch and the garbage collector in a process that runs tests."""
-    if config.getoption("numprocesses", None):
-        return  # others run them
+    if config.getoption("numprocesses", None):  # others run them
+        # Hundreds of processes start: each would compile the package and the tests anew.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        return
     gc.disable()  # until all tests are imported
     import torch
     from hypothesis import settings
@@ -39,6 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
         share = host.worker_threads(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
         os.environ[host.THREADS] = str(share)
         torch.set_num_threads(share)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes come first, so that no process is left with one at the end."""
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem.removeprefix("test_"), len(order)))
 
 
 def pytest_collection_finish() -> None:

@@ -29,7 +29,8 @@ class Crew:
     def __init__(self, start: str = "forkserver") -> None:
         self._context = multiprocessing.get_context(start)
         if start == "forkserver":
-            self._context.set_forkserver_preload([__name__])  # with torch, once for all
+            # With torch and what most work needs, once for all.
+            self._context.set_forkserver_preload([__name__, "batchwright.training.session"])
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
 

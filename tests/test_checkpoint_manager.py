@@ -237,6 +237,7 @@ print(run.step_in())
 """
 
 
+@pytest.mark.slow
 def test_a_full_file_system_keeps_the_last_good_checkpoint(tmp_path):
     """A real one of 1 MB, in a mount namespace of its own, which goes with its process."""
     inside = 'mount -t tmpfs -o size=1m none "$1" && exec "$2" -c "$3" "$1" "$4"'

@@ -355,6 +355,20 @@ def test_training_without_a_plan_or_a_run_is_refused(refused, place):
         assert f"empty holds no {file}, so no run to resume" in message
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "--tracker", "tensorbord:tb"), "there is no tracker 'tensorbord'"),
+        (("send", "nothing", "--tracker", "mlflow"), "nothing holds no run that has begun"),
+        (("deliver", "nothing", "--to", "model"), "nothing"),
+        (("deliver", "nothing", "--to", "model", "width=3"), "takes network=NAME alone, not width"),
+        (("deliver", "nothing", "--to", "model", "--checkpoint", "new"), 'give "best" or "last"'),
+    ],
+)
+def test_trackers_and_deliveries_that_cannot_be_are_refused(refused, words, said):
+    assert said in refused(*words)
+
+
 def test_reporting_needs_a_finished_run(refused, place):
     (place / "empty").mkdir()
     assert "there is no file nowhere" in refused("report", "nowhere")
@@ -410,6 +424,7 @@ def test_a_run_that_has_not_finished_says_how_to_go_on(refused, place):
     assert f"continue it with {command}" in refused("report", "run")
 
 
+@pytest.mark.slow
 def test_planning_and_reporting_run_no_code(command, mine, place):
     job = make_profile().job.model_copy(update={"network": "mine:network", "data": "mine:data"})
     code, out, err = command("plan", "-", stdin=make_profile(job=job).model_dump_json())
@@ -846,6 +861,7 @@ def test_a_plan_from_what_such_a_check_found_has_rounds_that_end_together(
     assert small == pytest.approx(large, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_run_settles_its_two_batch_sizes_before_it_trains(
     place, dual_plan_of_digits, plan_of_digits, measuring_pairs, monkeypatch
 ):

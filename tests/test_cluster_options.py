@@ -12,6 +12,8 @@ from batchwright.planning.candidates.local_batches import largest_shares, local_
 from batchwright.planning.candidates.worker_types import worker_types_of
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.step_time import StepTimeModel
+from batchwright.probing.commands import Point
+from batchwright.probing.kinds import Place, kinds_of
 from batchwright.records import Goal, KindCount, Link, Plan, WorkerKind
 from samples import make_data, make_kind_profile
 
@@ -333,3 +335,50 @@ def test_on_few_data_no_cluster_lists_a_batch_twice(samples):
     assert len(set(keys)) == len(keys)
     assert plan.stages[0].global_batch_size == 17
     assert all(one.global_batch_size <= samples for one in plan.considered)
+
+
+# ------------------------------------------------------------------------ measured together
+
+
+def measured_together(paces=(1.0, 2.0), exchange=0.003):
+    """Two workers of one name on two hosts, the second slower; as a joint probe tells of them."""
+    one = make_kind_profile("gpu", workers=(2,), **FEW)
+    one = one.model_copy(update={"job": one.job.model_copy(update={"link": Link(), "workers": 2})})
+    steps, visits = [], {}
+    for point in one.steps:
+        own = [pace * point.step_seconds for pace in paces]
+        both = max(own) + exchange
+        steps.append(point.model_copy(update={"step_seconds": both, "visits": (both, both)}))
+        key = Point(point.workers, point.resolution, point.local_batch_size)
+        visits[key] = [tuple((seconds, both - seconds) for seconds in own)] * 2
+    places = [Place(host, "", "gpu", "a GPU", GIB * 80) for host in ("node1", "node2")]
+    kinds = kinds_of(places, steps, visits)
+    return one.model_copy(update={"steps": tuple(steps), "kinds": kinds}), places
+
+
+def test_a_host_that_is_clearly_slower_is_a_kind_of_its_own():
+    profile, places = measured_together()
+    fast, slow = profile.kinds
+    assert (fast.kind, slow.kind) == ("gpu", "gpu (node2)")
+    first = profile.steps[0]
+    assert slow.steps[0].step_seconds == pytest.approx(first.step_seconds)
+    assert fast.steps[0].sync_seconds == pytest.approx(0.003)
+    assert fast.steps[0].step_seconds == pytest.approx((first.step_seconds - 0.003) / 2 + 0.003)
+    names = [fast.kind, slow.kind]
+    assert [one.named_among(names) for one in places] == names
+    assert not measured_together(paces=(1.0, 1.1))[0].kinds
+
+
+def test_kinds_that_were_measured_together_are_planned_together():
+    """Shares of equal time over all that were there, with no figure of the network."""
+    profile, _ = measured_together()
+    plan = make_plan(profile, profile.job.model_copy(update={"global_batch": 90, "epochs": 3}))
+    assert plan.kinds == (KindCount(kind="gpu", count=1), KindCount(kind="gpu (node2)", count=1))
+    fast, slow = plan.stages[0].local_batch_sizes
+    assert fast + slow == 90
+    assert fast > 1.7 * slow
+    assert not any(one.assumed for one in plan.considered)
+    assert {one.workers for one in plan.considered} == {2}
+    # All together go at the slowest one's pace, by which predictions are checked.
+    exact = 0.003 + 2 * (0.004 + 6e-8 * 96**2 * plan.held_out[0].local_batch_size)
+    assert plan.held_out[0].step_seconds.value == pytest.approx(exact, rel=0.05)

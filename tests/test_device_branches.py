@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,12 +54,16 @@ def _asks_for_device(node: ast.Compare) -> bool:
     return "cuda" in told or ("cpu" in told and on_type)
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def branches() -> set[str]:
     found = set()
     for path in sorted(ROOT.rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        found |= {f"{module}:{name}" for name in branches_in(tree) if name}
+        found |= {f"{module}:{name}" for name in branches_in(tree_of(path)) if name}
     return found
 
 
@@ -73,7 +78,7 @@ def test_what_tests_say_that_they_reach_is_there():
     known = set()
     for path in sorted(ROOT.rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        known |= {f"{module}:{name}" for name in _functions(ast.parse(path.read_text("utf-8")))}
+        known |= {f"{module}:{name}" for name in _functions(tree_of(path))}
     assert named <= known, named - known
     assert ELSEWHERE.keys() <= known
 

@@ -264,7 +264,7 @@ def test_every_dependency_has_its_reason():
 
 def test_the_constraints_name_one_allowed_version_of_each_dependency():
     wanted = [Requirement(one) for one in PROJECT["dependencies"]]
-    for extra in ("serve", "lightning", "transformers", "data"):
+    for extra in ("serve", "ray", "lightning", "transformers", "tracking", "delivery", "data"):
         wanted += [Requirement(one) for one in PROJECT["optional-dependencies"][extra]]
     lines = [line.partition("#")[0].strip() for line in read("constraints.txt").splitlines()]
     versions = dict(line.split("==") for line in lines if line)
@@ -365,7 +365,7 @@ def test_the_example_in_the_packages_docstring_runs(tmp_path):
     """What `help(batchwright)` shows."""
     text = inspect.getdoc(bw)
     lines = [line for line in text.splitlines() if line.startswith("    ")]
-    script = inspect.cleandoc("\n".join(lines)).replace('"budget": 5', '"budget": 2')
+    script = inspect.cleandoc("\n".join(lines)).replace('"budget": 5', '"budget": 1')
     assert all(f"bw.{verb}(" in script for verb in ("probe", "plan", "check", "schedule", "train"))
     (tmp_path / "example.py").write_text(script)
     run(f"{sys.executable} example.py", tmp_path)
@@ -408,9 +408,9 @@ def followed(tmp_path_factory):
     return folder, {command: run(briefly(command), folder) for command in commands}
 
 
-def shortened(command: str) -> str:
-    """Two seconds of measuring do to see that a command runs."""
-    return re.sub("probe.budget=[0-9]+", "probe.budget=2", command)
+def shortened(command: str, seconds: int = 1) -> str:
+    """A second of measuring does to see that a command runs."""
+    return re.sub("probe.budget=[0-9]+", f"probe.budget={seconds}", command)
 
 
 def briefly(command: str) -> str:
@@ -420,7 +420,7 @@ def briefly(command: str) -> str:
     speed at the moment.
     """
     if command == "batchwright run":
-        return f"{command} probe.budget=2 epochs=2"
+        return f"{command} probe.budget=1 epochs=2"
     if command.endswith("--out runs/digits --explain"):
         command += " global_batch=128 workers=2"
     if "method=hybrid" not in command:
@@ -483,7 +483,7 @@ print(*checkpoint)
 @pytest.mark.slow
 def test_the_verbs_from_python_run_as_shown(tmp_path):
     (code,) = [code for code in blocks(README, "python") if "bw.probe(" in code]
-    code = code.replace('{"budget": 5}', '{"budget": 2}').replace("epochs=3", "epochs=1")
+    code = code.replace('{"budget": 5}', '{"budget": 1}').replace("epochs=3", "epochs=1")
     script = "\n".join(f"    {line}" for line in code.splitlines())
     (tmp_path / "verbs.py").write_text(f"if __name__ == '__main__':\n{script}\n")
     run(f"{sys.executable} verbs.py", tmp_path)

@@ -28,6 +28,7 @@ from batchwright.records import (
     Plan,
     ProbeSettings,
     Profile,
+    Ray,
     RunSummary,
     Server,
     Slurm,
@@ -131,6 +132,7 @@ OTHER_VALUES = Job(
         gpus_per_node=1,
         lines=("--mem=8G", "--exclusive"),
     ),
+    ray=Ray(address="10.0.0.2:6379", cpus_per_worker=8, gpus_per_worker=1, min_workers=1),
     virtual=Virtual(
         sample_seconds=5e-4,
         step_seconds=0.015,

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not inst
 
 from benchmarks.harness.kept_runs import Run
 from benchmarks.harness.plans import Opened
-from benchmarks.methods import dual_accuracy, dual_uneven
+from benchmarks.methods import dual_accuracy, dual_uneven, hybrid
 from benchmarks.methods.dual_accuracy import (
     CHOOSING_SEEDS,
     SEEDS,
@@ -132,3 +132,37 @@ def test_gains_are_paired_and_only_a_clear_one_reaches_its_goal() -> None:
     assert (uniform.value, uniform.goal, uniform.met) == (pytest.approx(-2.0), None, None)
     assert figures["hybrid_accuracy_gain"].met is False
     assert figures["seconds_over_large_k105-3"].value == pytest.approx(1.05)
+
+
+# ----------------------------------------------------------------------------------------- hybrid
+
+
+def test_the_hybrid_is_held_against_large_batches_and_each_half_of_the_same_seed() -> None:
+    seconds = {"large": 100.0, "dual": 110.0, "cyclic": 80.0, "hybrid": 90.0}
+    points = {"large": 13.0, "dual": 23.0, "cyclic": 13.5, "hybrid": 21.0}
+    runs = {
+        arm: [
+            Run(points[arm] + seed, seconds[arm] * (1 + seed), (500, 40)) for seed in hybrid.SEEDS
+        ]
+        for arm in hybrid.ARMS
+    }
+    figures = hybrid.BENCHMARK.values(hybrid.found_of(runs))
+    values = {name: one.value for name, one in figures.items()}
+    assert values["hybrid_time_saved"] == pytest.approx(0.1)
+    assert values["seconds_dual_over_large"] == pytest.approx(1.1)
+    assert values["hybrid_accuracy_points"] == pytest.approx(8)
+    assert values["hybrid_over_dual_points"] == pytest.approx(-2)
+    assert values["hybrid_over_cyclic_points"] == pytest.approx(7.5)
+    assert figures["hybrid_time_saved"].met
+    assert figures["hybrid_accuracy_points"].met
+
+
+def test_each_seed_begins_with_another_arm_of_the_hybrids_benchmark() -> None:
+    known = cifar()
+    plans = {name: plan_of(first_arms()["large"], 0, known) for name in hybrid.ARMS}
+    wanted = hybrid.in_turns(plans, range(2))
+    assert [one.title for one in wanted] == [
+        *("large-0", "dual-0", "cyclic-0", "hybrid-0"),
+        *("dual-1", "cyclic-1", "hybrid-1", "large-1"),
+    ]
+    assert [one.plan.job.seed for one in wanted] == [0] * 4 + [1] * 4

@@ -20,7 +20,7 @@ def test_an_example_of_ones_own_loop_runs_as_its_head_says(name, least, tmp_path
     head = read(f"examples/{name}").split('"""')[1].replace("\\\n", "")
     commands = re.findall(r"^    (\S.*)$", head, re.MULTILINE)
     assert commands[-1].startswith("torchrun --standalone --nproc-per-node 2")
-    printed = [run(shortened(command), tmp_path) for command in commands]
+    printed = [run(shortened(command, 2), tmp_path) for command in commands]
     last = [re.search(r"^epoch \d+: ([\d.]+)%\s*\Z", text, re.MULTILINE) for text in printed]
     scores = [float(found[1]) for found in last if found]
     assert len(scores) == 2  # the plain loop and the planned one

@@ -86,16 +86,16 @@ def test_a_run_that_is_started_again_goes_on(tmp_path: Path) -> None:
     assert said() == "train plan.json --out run"
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "plan.json").touch()
-    assert said() == "train --out run --resume"
+    assert said() == "train plan.json --out run --resume"
 
 
 def test_hosts_begin_again_where_a_run_has_no_checkpoint_yet(tmp_path: Path) -> None:
     """Its folder holds a run, which only --resume goes on with."""
     (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "torchrun").chmod(0o755)
-    (tmp_path / "plan.json").touch()
     script = tmp_path / "script"
-    script.write_text(exported(make_plan(), "torchrun", 2))
+    own = make_plan(job=make_job(network="my.networks:small", launch="slurm"))
+    script.write_text(exported(own, "torchrun", 2))
 
     def said() -> str:
         return subprocess.check_output(
@@ -106,9 +106,11 @@ def test_hosts_begin_again_where_a_run_has_no_checkpoint_yet(tmp_path: Path) -> 
             cwd=tmp_path,
         ).strip()
 
-    assert said().endswith("batchwright.training.loop run")
-    (tmp_path / "run" / "metrics.jsonl").touch()
-    assert said().endswith("batchwright.training.loop run --resume")
+    words = "-m batchwright train plan.json network=my.networks:small launch=auto --out run"
+    assert said().endswith(words)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").touch()
+    assert said().endswith(f"{words} --resume")
 
 
 def test_slurm_gets_hosts_cores_and_a_limit() -> None:
@@ -126,13 +128,12 @@ def test_slurm_gets_hosts_cores_and_a_limit() -> None:
 
 
 def test_slurm_leaves_time_for_the_epochs_that_a_run_may_go_on_for() -> None:
-    """Over several hosts it trains the plan's own alone."""
     (stage,) = make_plan().stages
     hour = Estimate(value=3600 / 30, low=100, high=3600 / 30)
     stages = (stage.model_copy(update={"predicted_epoch_seconds": hour}),)
     plan = make_plan(stages=stages, considered=(), max_epochs=90)
     assert "#SBATCH --time=04:30:00" in exported(plan, "sbatch")
-    assert "#SBATCH --time=01:30:00" in exported(plan, "sbatch", 2)
+    assert "#SBATCH --time=04:30:00" in exported(plan, "sbatch", 2)
 
 
 def test_kubernetes_gets_a_job_that_holds_the_plan() -> None:
@@ -233,6 +234,30 @@ def test_batches_are_cut_into_equal_passes(tmp_path: Path) -> None:
     assert config["train_batch_size"] == 2 * 3 * 16
     arguments = yaml.safe_load(exported(plan, "timm"))
     assert (arguments["batch_size"], arguments["grad_accum_steps"]) == (16, 3)
+
+
+def test_every_trainer_computes_in_the_plans_number_format(tmp_path: Path) -> None:
+    def told(precision: str) -> list[object]:
+        plan = make_plan(precision=precision)
+        some = [module(exported(plan, name), tmp_path) for name in ("lightning", "accelerate")]
+        arguments = module(exported(plan, "transformers"), tmp_path)["ARGUMENTS"]
+        config = json.loads(exported(plan, "deepspeed"))
+        timm = yaml.safe_load(exported(plan, "timm"))
+        return [
+            some[0]["TRAINER"]["precision"],
+            next(one["mixed_precision"] for one in some[1].values() if _names_format(one)),
+            (arguments["bf16"], arguments["fp16"]),
+            (config["bf16"]["enabled"], config["fp16"]["enabled"]),
+            timm["amp"] and timm["amp_dtype"],
+        ]
+
+    assert told("float16") == ["16-mixed", "fp16", (False, True), (False, True), "float16"]
+    assert told("bfloat16") == ["bf16-mixed", "bf16", (True, False), (True, False), "bfloat16"]
+    assert told("float32") == ["32-true", "no", (False, False), (False, False), False]
+
+
+def _names_format(one: object) -> bool:
+    return isinstance(one, dict) and "mixed_precision" in one
 
 
 def test_nothing_is_clipped_unless_the_job_says_so(tmp_path: Path) -> None:

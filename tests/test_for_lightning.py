@@ -238,10 +238,12 @@ class Stream(IterableDataset):
             PlanError,
             "WeightedRandomSampler",
         ),
-        (loader(), {"limit_train_batches": 0.5}, PlanError, "limit_train_batches"),
+        (loader(), {"limit_train_batches": 0.5}, PlanError, "limit_train_batches=0.5"),
+        (loader(), {"limit_train_batches": 1}, PlanError, "limit_train_batches=1"),
+        (loader(), {"overfit_batches": 2}, PlanError, "overfit_batches"),
         (loader(), {"reload_dataloaders_every_n_epochs": 1}, PlanError, "reload_dataloaders"),
     ],
-    ids=["iterable", "several", "sampler", "limit", "reload"],
+    ids=["iterable", "several", "sampler", "limit", "one batch", "overfit", "reload"],
 )
 def test_what_would_break_exactly_once_is_refused_in_a_line(given, how, error, words):
     with pytest.raises(error, match=words) as told:
@@ -257,6 +259,13 @@ def test_a_loader_that_drops_its_last_batch_is_taken_over_and_the_trainer_left_a
     assert [i for batch in module.seen for i in batch] == list(range(SAMPLES))
     assert "training_step" not in vars(module)
     assert type(made.fit_loop._data_source).__name__ == "_DataLoaderSource"
+
+
+def test_a_development_run_says_that_it_does_not_train_on_all_samples(capsys):
+    module = Module()
+    trainer(1, bw.ForLightning(), fast_dev_run=2).fit(module, loader())
+    assert len(module.seen) == 2
+    assert "fast_dev_run=2: an epoch is its first 2 batches" in capsys.readouterr().err
 
 
 def test_arguments_of_a_step_may_have_any_name():

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from benchmarks.gpu import __main__ as programme
-from benchmarks.gpu.steps import STEPS
+from benchmarks.gpu import telling
+from benchmarks.gpu.findings import NAME, Findings
+from benchmarks.gpu.programme import STEPS
+from benchmarks.gpu.steps import TAKE
+from benchmarks.harness.benchmark import ROOT
 
 
-def test_the_limits_are_45_minutes_together_and_names_differ():
+def test_the_limits_are_45_minutes_together_and_each_fits_into_ten():
     assert sum(step.minutes for step in STEPS) == 45
-    assert len({step.name for step in STEPS}) == len(STEPS)
+    assert max(step.minutes for step in STEPS) <= 8
+    assert [step.name for step in STEPS] == [*TAKE]
+
+
+def test_what_lacks_is_named_before_anything_of_ours_is_imported():
+    script = "import sys, benchmarks.gpu.__main__; print([*sys.modules])"
+    told = subprocess.run([sys.executable, "-S", "-c", script], cwd=ROOT, capture_output=True)
+    assert not told.returncode, told.stderr
+    assert b"'batchwright" not in told.stdout
+    assert b"'torch" not in told.stdout
 
 
 def test_a_dry_run_names_every_step_and_writes_nothing(tmp_path, capsys):
@@ -22,35 +39,162 @@ def test_a_dry_run_names_every_step_and_writes_nothing(tmp_path, capsys):
     assert not out.exists()
 
 
-def test_what_is_done_is_not_taken_again_and_what_failed_comes_last(tmp_path, monkeypatch, capsys):
-    taken, outcomes = [], {"speed-32": "failed with 1"}
+@pytest.fixture
+def taking(tmp_path, monkeypatch):
+    """Runs the programme with steps that take no time; the names of those that were taken."""
+    monkeypatch.setattr(programme, "commit", lambda: "abc")
+    outcomes = {}
 
-    def take(name, asked, seconds):
-        taken.append(name)
-        return outcomes.get(name, "done")
+    def run(*words, out="out", **ends):
+        outcomes.clear()
+        outcomes.update({name.replace("_", "-"): told for name, told in ends.items()})
+        taken = []
 
-    monkeypatch.setattr(programme, "_taken", take)
-    words = ["--out", str(tmp_path), "--steps", "speed-32", "server", "autocast"]
-    assert programme.main(words) == 1
-    assert taken == ["speed-32", "autocast", "server"]
-    outcomes.clear()
-    assert programme.main([*words, "virtual"]) == 0
-    assert taken[3:] == ["virtual", "speed-32"]
-    assert programme.main(words) == 0
-    assert len(taken) == 5
-    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-    assert [one["outcome"] for one in lines] == ["failed with 1", *["done"] * 4]
+        def take(step, *_):
+            taken.append(step.name)
+            return outcomes.get(step.name, "done")
+
+        monkeypatch.setattr(programme, "_taken", take)
+        code = programme.main(["--out", str(tmp_path / out), *words])
+        return code, taken
+
+    return run
 
 
-def test_no_step_is_begun_without_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(programme, "_taken", lambda *_: pytest.fail("began"))
-    assert programme.main(["--out", str(tmp_path), "--minutes", "0.1"]) == 0
+def test_what_is_done_is_not_taken_again_and_what_failed_comes_last(taking, tmp_path):
+    some = ["--steps", "speed-32", "server", "autocast"]
+    assert taking(*some, speed_32="failed with 1") == (1, ["speed-32", "autocast", "server"])
+    assert taking(*some, "virtual") == (0, ["virtual", "speed-32"])
+    assert taking(*some) == (0, [])
+    found = Findings(tmp_path / "out", "abc")
+    assert found.of("speed-32") == {"outcome": "done"}
+    assert [line["value"] for line in found.lines] == ["failed with 1", *["done"] * 4]
+
+
+def test_what_was_cut_short_goes_on_first(taking):
+    some = ["--steps", "speed-32", "autocast"]
+    assert taking(*some, speed_32=programme.CUT) == (0, ["speed-32", "autocast"])
+    assert taking(*some, "server") == (0, ["speed-32", "server"])
+
+
+def test_a_step_waits_where_another_fits_into_what_is_left(taking):
+    # Of predictions (6 min), autocast (2) and server (1), three minutes hold the last two.
+    some = ["--steps", "predictions", "autocast", "server"]
+    assert taking(*some, "--minutes", "3") == (0, ["autocast", "server", "predictions"])
+
+
+def test_no_step_is_begun_without_time(taking):
+    assert taking("--minutes", "0.5") == (0, [])
+
+
+def test_a_command_with_an_empty_folder_goes_on_from_another(taking, tmp_path, capsys):
+    assert taking("--steps", "server", "autocast", autocast="failed with 1", out="first")[0] == 1
+    kept = (tmp_path / "first" / NAME).read_text()
+    words = ["--steps", "server", "autocast", "--resume", str(tmp_path / "first")]
+    capsys.readouterr()
+    assert taking(*words, "--dry-run", out="second") == (0, [])
+    assert "server       done already" in capsys.readouterr().out
+    assert taking(*words, out="second") == (0, ["autocast"])
+    assert (tmp_path / "second" / NAME).read_text().startswith(kept)
+    assert (tmp_path / "first" / NAME).read_text() == kept
+
+
+def test_what_other_commits_have_found_counts_for_nothing(taking):
+    assert taking("--steps", "server") == (0, ["server"])
+    assert taking("--steps", "server", "--commit", "other") == (0, ["server"])
+    assert taking("--steps", "server") == (0, [])
+
+
+def test_a_line_that_was_cut_off_is_passed_over(tmp_path):
+    found = Findings(tmp_path, "abc")
+    found.add("server", "one", 1)
+    with (tmp_path / NAME).open("a") as file:
+        file.write('{"step": "server", "wh')
+    assert found.of("server") == {"one": 1}
+    found.add("server", "two", 2)
+    assert found.of("server") == {"one": 1, "two": 2}
+
+
+def test_the_table_counts_tests_and_names_those_that_failed(tmp_path):
+    found = Findings(tmp_path, "abc")
+    for name, outcome in (("a", "passed"), ("b", "passed"), ("c", "failed: x | y")):
+        found.add("tests", name, outcome)
+    table = programme.table(found)
+    assert "| tests | tests passed | 2 |" in table
+    assert "| tests | c | failed: x / y |" in table
+
+
+def test_what_a_step_has_started_ends_with_it():
+    words = ["sh", "-c", "sleep 600 & echo $!; wait"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+    child = int(process.stdout.readline())
+    programme._end(process)
+    process.stdout.close()
+    end = time.monotonic() + 60
+    while _runs(child) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not _runs(child)
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+TESTS = """
+import time, pytest
+def test_a(): pass
+def test_b(): assert 1 == 2
+@pytest.mark.skip
+def test_c(): pass
+def test_d(): raise RuntimeError("CUDA error: an illegal memory access was encountered")
+def test_e(): time.sleep(600)
+def test_e_too(): pass
+"""
+
+
+@pytest.mark.slow
+def test_every_test_is_told_though_one_hangs_and_one_breaks_the_gpu(tmp_path):
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "conftest.py").write_text(
+        "from benchmarks.gpu import telling\ntelling.SECONDS = 1\n"
+    )
+    found = Findings(tmp_path, "abc")
+    env = {**os.environ, telling.FOLDER: str(tmp_path), telling.COMMIT: "abc"}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    words = [sys.executable, "-m", "pytest", "-p", "benchmarks.gpu.telling", "--rootdir=."]
+    words += ["-c", os.devnull, "--capture=sys", "-p", "no:cacheprovider", "test_it.py"]
+    codes = []
+    while len(codes) < 4:
+        done = subprocess.run(
+            words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        codes.append(done.returncode)
+        hung = [name for name, value in found.of("tests").items() if value == telling.BEGAN]
+        for name in hung:
+            found.add("tests", name, "failed: hangs")
+        if not hung and done.returncode != telling.AGAIN:
+            break
+    told = {name.rpartition("::")[2]: value for name, value in found.of("tests").items()}
+    assert told == {
+        "test_a": "passed",
+        "test_b": "failed: assert 1 == 2",
+        "test_c": "skipped",
+        "test_d": "failed: RuntimeError: CUDA error: an illegal memory access was encountered",
+        "test_e": "failed: hangs",
+        "test_e_too": "passed",
+    }, done.stdout + done.stderr
+    assert codes == [telling.AGAIN, 1, 0]
 
 
 @pytest.mark.slow
 def test_a_step_in_little_writes_what_it_finds(tmp_path, capsys):
-    assert programme.main(["--tiny", "--out", str(tmp_path), "--steps", "server", "speed-32"]) == 0
-    found = [json.loads(line) for line in (tmp_path / "speed-32.jsonl").read_text().splitlines()]
-    assert any("session over resident batch" in one["what"] for one in found)
-    assert all(one["tiny"] for one in found)
+    words = ["--tiny", "--out", str(tmp_path), "--steps", "machine", "server", "speed-32"]
+    assert programme.main(words) == 0, (tmp_path / "log.txt").read_text()
+    found = Findings(tmp_path, programme._commit())
+    assert any("session over resident batch" in what for what in found.of("speed-32"))
+    assert "PyTorch" in found.of("machine")
     assert "handed in" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {NAME, "log.txt"}  # all else is elsewhere

@@ -222,6 +222,7 @@ def _measured(rank):
     return noise, data.asked
 
 
+@pytest.mark.slow
 def test_workers_share_the_samples_and_come_to_one_estimate(crew):
     (noise, first), (other, second) = crew.together(_measured, workers=2)
     assert noise == other

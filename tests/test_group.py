@@ -45,6 +45,7 @@ def fall_silent(call):
     call._thread.join()
 
 
+@pytest.mark.slow
 def test_a_silent_worker_is_named_with_its_place_and_silence(roll_calls):
     fall_silent(roll_calls[2])
     for call in roll_calls[:2]:
@@ -71,6 +72,7 @@ def test_a_worker_that_left_is_named_at_once(roll_calls):
     assert roll_calls[0].inquire() == "worker 1 (node1/cpu:0) left the run"
 
 
+@pytest.mark.slow
 def test_a_worker_that_beats_but_does_not_come_is_named(roll_calls):
     for call in roll_calls[:2]:
         call.exchanging = True
@@ -215,6 +217,7 @@ def test_each_start_gets_a_part_of_the_store_for_itself(agent_store):
     assert len(set.union(*tokens)) == 3
 
 
+@pytest.mark.slow
 def test_those_who_do_not_come_are_named_and_spoil_no_later_start(agent_store):
     assert start([1, 0], 3, timeout=2.0) == dict.fromkeys(
         (0, 1), "worker 2 did not come to the start within 2 s"

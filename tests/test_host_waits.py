@@ -72,20 +72,20 @@ def by_sgd(network):
     return sgd(network, make_job(), 0.1)
 
 
+def with_ags(plan):
+    rule = AgsRule(mode="norm", base_batch=4, least=0.5, most=None, lookback=5)
+    return plan.model_copy(update={"ags": rule})
+
+
 KINDS = {
     "plain": (plan_for(), by_sgd, {}),
+    "float16": (plan_for(precision="float16"), by_sgd, {}),
     "accumulation": (plan_for(micro=4), by_sgd, {}),
     "clip": (plan_for(), by_sgd, {"clip_norm": 0.1}),
     "adamw": (plan_for(), lambda network: adamw(network, make_job(), 0.001), {}),
     "muon": (plan_for(optimizer="muon"), lambda network: muon(network, 0.02), {}),
     "gain": (plan_for(micro=4, rule=GAIN), by_sgd, {}),
-    "ags": (
-        plan_for(micro=4).model_copy(
-            update={"ags": AgsRule(mode="norm", base_batch=4, least=0.5, most=None, lookback=5)}
-        ),
-        by_sgd,
-        {},
-    ),
+    "ags": (with_ags(plan_for(micro=4)), by_sgd, {}),
     "frozen": (plan_for(), lambda network: by_sgd(frozen(network)), {}),
 }
 
@@ -95,6 +95,7 @@ def frozen(network):
     return network
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_makes_the_host_wait_once_and_trains_as_on_the_cpu(kind):
     plan, build, options = KINDS[kind]
@@ -149,13 +150,17 @@ def of_two(rank, kind):
         "clip": (plan_for((6, 6)), by_sgd, {"clip_norm": 0.1}),
         "dynamic-batch": (plan_for((4, 8), method="dynamic-batch", rebalance_steps=2), by_sgd, {}),
         "muon": (plan_for((6, 6), optimizer="muon"), lambda network: muon(network, 0.02), {}),
+        "gain": (plan_for((6, 6), rule=GAIN), by_sgd, {}),
+        "ags": (with_ags(plan_for((6, 6))), by_sgd, {}),
     }[kind]
     steps, _, _, waits = waits_of(plan, build, **options)
     return steps, waits
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "accumulation", "clip", "dynamic-batch", "muon"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "accumulation", "clip", "dynamic-batch", "muon", "gain", "ags"]
+)
 def test_so_does_a_step_of_several_workers(crew, kind):
     for steps, waits in crew.together(of_two, kind, workers=2):
         assert max(steps) <= HOST_SYNCHRONIZATIONS_PER_STEP, waits

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +14,16 @@ import batchwright as bw
 from batchwright.records import Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
 from test_session import make_tiny_plan
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # benchmarks are not installed
+from benchmarks.harness.namespaces import (  # noqa: E402
+    Host,
+    NoHosts,
+    command,
+    hosts_apart,
+    refuse_without_namespaces,
+)
 
 EPOCHS, SAMPLES, BATCH = 25, 60, 12
 
@@ -56,89 +63,12 @@ with bw.Session(model, optimizer, OneHot(), plan=folder / "plan.json", run_folde
 """
 
 
-def command(*words, check=True):
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
-    if check and done.returncode:
-        pytest.skip(f"no network namespaces here: {done.stderr.strip()}")
-
-
-class Host:
-    """A network namespace with a host name and address of its own, in which an agent runs."""
-
-    def __init__(self, letter, address, folder):
-        self.letter, self.address, self.folder = letter, address, folder
-        self.space = f"bw{letter}{os.getpid()}"
-        self.card = f"bw{letter}{os.getpid()}"
-        self.agent = None
-        command("ip", "netns", "add", self.space)
-
-    def connect(self):
-        command("ip", "-n", self.space, "addr", "add", f"{self.address}/24", "dev", self.card)
-        for device in ("lo", self.card):
-            command("ip", "-n", self.space, "link", "set", device, "up")
-
-    def start(self, first, workers, *words, nodes="1:2", **more):
-        """Start an agent, with the rendezvous on the host ``first``; ``words`` are for Python."""
-        torchrun = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes),
-            *("--nproc-per-node", str(workers), "--max-restarts", "5", "--monitor-interval", "0.2"),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first.address}:29411"),
-            *("--local-addr", self.address, "--rdzv-conf"),
-            f"is_host={int(first is self)},last_call_timeout=2,keep_alive_interval=1",
-            *(map(str, words) if words else (self.folder / "script.py", self.folder)),
-        ]
-        environment = os.environ | {
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            "OMP_NUM_THREADS": "1",
-            **more,
-        }
-        environment.pop("GLOO_SOCKET_IFNAME", None)
-        self.run(*torchrun, environment=environment)
-
-    def run(self, *command, environment):
-        """Start a command on this host, which logs to a file named by its letter."""
-        named = f'hostname node-{self.letter}; exec "$@"'
-        with (self.folder / f"{self.letter}.log").open("ab") as log:
-            self.agent = subprocess.Popen(
-                [
-                    *("ip", "netns", "exec", self.space, "unshare", "--uts"),
-                    *("sh", "-c", named, "sh", *map(str, command)),
-                ],
-                cwd=self.folder,
-                env=environment,
-                stdout=log,
-                stderr=log,
-            )
-
-    def log(self):
-        """What it has printed."""
-        return (self.folder / f"{self.letter}.log").read_text()
-
-    def kill(self):
-        """End the agent and its workers at once, as a power cut would."""
-        if self.agent is None or self.agent.poll() is not None:
-            return
-        for number in (self.agent.pid, *children(self.agent.pid)):
-            os.kill(number, signal.SIGKILL)
-        self.agent.wait()
-
-    def remove(self):
-        self.kill()
-        command("ip", "netns", "del", self.space, check=False)
-
-
-def children(parent):
-    lists = Path(f"/proc/{parent}/task").glob("*/children")
-    return [int(number) for path in lists for number in path.read_text().split()]
-
-
 @pytest.fixture
 def hosts(tmp_path):
     """Two hosts on one wire; the second one's address, and so its rank, comes first."""
-    if sys.platform != "linux" or os.geteuid() or not shutil.which("ip"):
-        pytest.skip("network namespaces need Linux, root and ip")
     made = []
     try:
+        refuse_without_namespaces()
         for letter, address in (("a", "10.77.0.2"), ("b", "10.77.0.1")):
             made.append(Host(letter, address, tmp_path))
         first, second = made
@@ -149,6 +79,8 @@ def hosts(tmp_path):
         for host in made:
             host.connect()
         yield made
+    except NoHosts as reason:
+        pytest.skip(str(reason))
     finally:
         for host in made:
             host.remove()
@@ -172,13 +104,14 @@ def test_a_host_that_goes_and_comes_back_costs_no_sample(hosts, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     plan = make_tiny_plan((4, 4, 4), epochs=EPOCHS, samples=SAMPLES, checkpoint_seconds=0.5)
     write_record(plan, tmp_path / "plan.json")
-    first.start(first, workers=2)
-    second.start(first, workers=1)
+    script = (tmp_path / "script.py", tmp_path)
+    first.start(first, 2, *script)
+    second.start(first, 1, *script)
     wait_for(tmp_path / "with-3", hosts)
     second.kill()
     wait_for(tmp_path / "with-2", hosts)
     (tmp_path / "with-3").unlink(missing_ok=True)
-    second.start(first, workers=1)
+    second.start(first, 1, *script)
     wait_for(tmp_path / "with-3", hosts)
     (tmp_path / "go").touch()
     assert [host.agent.wait(timeout=500) for host in hosts] == [0, 0]
@@ -263,39 +196,51 @@ def test_a_run_goes_on_without_its_first_host_and_with_it_again(
     assert not samples_lost_or_repeated(summary)
 
 
+NETWORK = """
+import socket
+from batchwright.workload.networks import resnet8
+from benchmarks.harness.loads import Slowdown
+
+def network(**keys):
+    made = resnet8(**keys)
+    if socket.gethostname() == "node-b":
+        Slowdown(made, 3.0)
+    return made
+"""
+
+
+@pytest.mark.slow
+def test_hosts_of_two_speeds_get_batches_of_their_own_from_one_run(hosts, tmp_path, cache):
+    """The slower one has rank 0; both have the same processor."""
+    (tmp_path / "slower.py").write_text(NETWORK)
+    more = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    words = (*RUN, "network=slower:network", "method=plain", "epochs=2", "probe.budget=4")
+    for host in hosts:
+        host.start(hosts[0], 1, *words, nodes="2", **more)
+    codes = [host.agent.wait(timeout=500) for host in hosts]
+    assert codes == [0, 0], [host.log()[-3000:] for host in hosts]
+    assert "a plan gives each kind a batch of its own" in hosts[1].log()
+    summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
+    fast, slow = summary.plan.kinds
+    assert (fast.count, slow.count, slow.kind) == (1, 1, f"{fast.kind} (node-b)")
+    of_slow, of_fast = summary.plan.stages[0].local_batch_sizes
+    assert of_slow + of_fast == 96
+    assert of_fast > 1.2 * of_slow
+    assert not summary.plan.considered[0].assumed
+    assert not samples_lost_or_repeated(summary)
+
+
 DELAY, BANDWIDTH = 2e-3, 25e6  # seconds; bytes per second, 200 Mbit
 
 
 @pytest.fixture
 def apart(tmp_path):
     """Two hosts with a wire between them that takes its time."""
-    if sys.platform != "linux" or os.geteuid() or not shutil.which("ip"):
-        pytest.skip("network namespaces need Linux, root and ip")
-    if not Path("/dev/net/tun").exists():
-        pytest.skip("a slow wire needs /dev/net/tun")
-    made, wire = [], None
     try:
-        for letter, address in (("a", "10.78.0.1"), ("b", "10.78.0.2")):
-            made.append(Host(letter, address, tmp_path))
-        cards = [host.card for host in made]
-        script = Path(__file__).with_name("slow_wire.py")
-        wire = subprocess.Popen(
-            [sys.executable, str(script), *cards, str(DELAY), str(BANDWIDTH)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert wire.stdout.readline() == "ready\n"
-        for host in made:
-            command("ip", "link", "set", host.card, "mtu", "9000", "netns", host.space)
-            host.connect()
-        yield made
-    finally:
-        for host in made:
-            host.remove()
-        if wire is not None:
-            wire.kill()
-            wire.wait()
-            wire.stdout.close()
+        with hosts_apart(tmp_path, delay=DELAY, bandwidth=BANDWIDTH) as made:
+            yield made
+    except NoHosts as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.mark.slow

@@ -95,6 +95,7 @@ ARROWS = {
         "records",
         "prediction.memory",
         "workload.muon",
+        "workload.model_files",
         "training.session",
         "training.batches.unequal",
         "workflows",

@@ -75,7 +75,7 @@ class Machine:
 
 
 def chosen(machine, monkeypatch, *, seconds=1.0, samples=50_000, bfloat16=True, **changes):
-    monkeypatch.setattr(module, "computes_in_bfloat16", lambda device: bfloat16)
+    monkeypatch.setattr(module, "half_of", lambda device: "bfloat16" if bfloat16 else None)
     monkeypatch.setattr(module, "Bench", machine.bench)
     monkeypatch.setattr(module, "weigh", machine.weigh)
     monkeypatch.setattr(module, "now", lambda device: machine.seconds)
@@ -186,7 +186,7 @@ def test_the_reason_tells_batch_ratio_and_interval(monkeypatch):
 
 
 def test_real_steps_are_compared(monkeypatch):
-    monkeypatch.setattr(module, "computes_in_bfloat16", lambda device: True)
+    monkeypatch.setattr(module, "half_of", lambda device: "bfloat16")
     job = tiny_job(precision="auto", global_batch=8)
     choice = choose_precision(job, tiny_image_data(), Group(CPU), seconds=0.5)
     assert [one.precision for one in choice.times] == ["float32", "bfloat16"]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
+from batchwright.prediction import step_time
 from batchwright.prediction.contradictions import contradictions
 from batchwright.prediction.drift import ASSUMED_DRIFT
 from batchwright.prediction.overlap import combine
@@ -72,6 +73,20 @@ def test_a_straight_step_time_is_recovered_everywhere():
     assert not model.extrapolates(2, 32, 100)
     assert model.extrapolates(2, 32, 8)
     assert model.extrapolates(2, 32, 129)
+
+
+def test_the_same_steps_are_fitted_once_whatever_is_asked_of_them(monkeypatch):
+    fitted, usual = [], step_time.fit_curve
+    monkeypatch.setattr(step_time, "fit_curve", lambda *some: fitted.append(some) or usual(*some))
+    points = points_of(visits=2, rng=random.Random(7), drift=0.01)
+    model = fit_step_time(points)
+    assert len(fitted) == 2  # the whole step and its computing
+    other = fit_step_time([one.model_copy() for one in points], gradient_bytes=1000, link=LINK)
+    assert len(fitted) == 2
+    assert other.curve(2, 32) == model.curve(2, 32)
+    assert other.seconds(4, 32, [16]) > 0
+    with pytest.raises(PlanError, match="link"):
+        model.seconds(4, 32, [16])  # nothing of the other's link is kept
 
 
 def test_points_may_come_in_any_order():

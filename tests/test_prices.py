@@ -11,6 +11,7 @@ from batchwright.algorithms.checkpointing import daly_interval, expected_seconds
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.candidates.preemptions import Losses, Offer, losses_of, spot_reason
 from batchwright.records import Estimate, Goal, Job, WorkerKind
+from batchwright.workflows import prices
 from samples import make_kind_profile, make_network, make_profile
 
 LINK = {"latency": 2e-5, "bandwidth": 1e10}
@@ -84,13 +85,14 @@ def test_of_a_catalogue_the_cheapest_place_counts_and_only_what_was_measured(tmp
         ("kind,count,price\na,2,0\n", "line 2, column price: '0' is no positive number"),
         ("kind;count;price\na;2;1,5\n", "separated by semicolons"),
         ("kind,price,price\na,2,1\n", "column price comes twice"),
+        ("kind,count,price\na,2,1e308\n", "column price: '1e308' is more than 1e+09"),
         ("kind,count,price\na,2,inf\n", "column price: 'inf' is no positive number"),
         ("kind,count,price\na,2,\n", "line 2, column price: '' is no price of a worker"),
         ("kind,count,price\na,1.5,1\n", "line 2, column count: '1.5' is no number"),
         ("kind,price\na,1\n", "column count: '' says not how many there are"),
         (
             "kind,count,price\na,2,1\na,2,1\n",
-            "column kind: 'a' is there already, in line 2",
+            "column kind: 'a' is there already, by line 2",
         ),
         ("kind,count,price\n,2,1\n", "line 2, column kind: '' is no name"),
         ("kind,count,price,like\nx,2,1,y\n", "line 2, column like: 'y' was not measured"),
@@ -99,6 +101,16 @@ def test_of_a_catalogue_the_cheapest_place_counts_and_only_what_was_measured(tmp
         ("kind,count,price,prize\na,2,1,\n", "line 1: column 'prize' is unknown"),
         ("kind,count,price\n", "holds no kinds of workers"),
         ("", "line 1: no column kind and price"),
+        ("\nkind,count,price\na,2,1\n", "line 1 is empty"),
+        ("kind,count,price\na,1_0,1\n", "column count: '1_0' is no number"),
+        (
+            "kind,count,price,spot_price\na,2,3,1\na-spot,2,1,\n",
+            "line 3, column kind: 'a-spot' is there already, by line 2",
+        ),
+        (
+            "kind,count,price,spot_price,like\na-spot,2,1,,a\na,2,3,1,\n",
+            "line 3, column spot_price: '1' makes a kind 'a-spot', which line 2 names",
+        ),
         ("InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,1,?\n", "column Price: '?'"),
         ("InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,0,1\n", "AcceleratorCount: '0'"),
         ("InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,,1\n", "AcceleratorCount: ''"),
@@ -116,6 +128,13 @@ def test_a_bad_row_is_named_by_its_line_and_column(tmp_path, text, words):
     assert words in str(told.value)
     assert str(path) in str(told.value)
     assert told.value.exit_code == 2
+
+
+def test_a_file_that_would_take_the_memory_is_not_read(tmp_path, monkeypatch):
+    path = write(tmp_path, "kind,count,price\na,2,1\n")
+    monkeypatch.setattr(prices, "MOST_BYTES", 10)
+    with pytest.raises(BatchwrightError, match="keep the rows"):
+        plan(make_kind_profile("a"), goal={"kinds": str(path)})
 
 
 def test_files_that_are_none_are_named(tmp_path):

@@ -99,6 +99,7 @@ def measured_here(tmp_path, **changes):
     return probe(job, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_users_own_data_and_network_are_measured_and_planned(importable, tmp_path):
     seen = []
     job = tiny_job(launch="in-process", precision="auto")
@@ -122,6 +123,7 @@ def test_a_users_own_data_and_network_are_measured_and_planned(importable, tmp_p
     assert plan.stages[0].local_batch_sizes == (4,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaders", [0, 1])
 def test_loading_is_in_the_times_of_a_users_own_data(loaders, importable, tmp_path):
     others = set(multiprocessing.active_children())
@@ -184,6 +186,7 @@ def test_no_points_are_refused(tmp_path):
         measure_points(tiny_job(), [], tmp_path)
 
 
+@pytest.mark.slow
 def test_digits_are_measured_through_the_real_pipeline(tmp_path, monkeypatch):
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path))
     monkeypatch.setattr(gradient_noise, "_MOST_TIME", 1e6)  # a busy machine takes what it takes

@@ -30,6 +30,7 @@ from batchwright.records import (
 from samples import make_data, make_job, make_network
 
 MIB = 2**20
+LONG_VISITS = ProbeSettings(budget=30, steps=100)  # fewer of them, and fewer plans between
 TRIAL_FIELDS = {"optimizer", "global_batch_size", "resolution", "samples", "held_out"}
 
 
@@ -232,7 +233,7 @@ def controller_of(machine, job, counts, **told):
 @pytest.mark.parametrize("drift", [0.02, 0.1, 0.3])
 @pytest.mark.parametrize("sample_seconds", [0.00005, 0.0005, 0.005])
 def test_the_budget_is_kept_and_used(drift, sample_seconds):
-    profile = measured_on(Machine(drift=drift, sample_seconds=sample_seconds))
+    profile = measured_on(Machine(drift=drift, sample_seconds=sample_seconds), probe=LONG_VISITS)
     assert profile.probe_seconds <= 30 * 1.1
     if drift > 0.05:  # where nothing is ever certain
         assert profile.probe_seconds >= 30 * 0.8
@@ -242,7 +243,8 @@ def test_the_budget_is_kept_and_used(drift, sample_seconds):
 def test_a_probe_takes_a_tenth_of_the_training_within_limits(epochs, seconds):
     """50,000 images take 1.25 s on two workers, at best."""
     machine = Machine(drift=0.1, sample_seconds=0.00005, latency=0.0)
-    profile = measured_on(machine, epochs=epochs, probe=ProbeSettings())
+    settings = LONG_VISITS.model_copy(update={"budget": "auto"})
+    profile = measured_on(machine, epochs=epochs, probe=settings)
     assert 0.8 * seconds <= profile.probe_seconds <= 1.2 * seconds
 
 
@@ -412,14 +414,14 @@ def test_what_stays_contradictory_ends_the_probe_in_time_and_widens_the_plans_in
 
 def test_points_that_agree_are_not_visited_for_it(monkeypatch):
     machines = [Machine(drift=0.05), Machine(drift=0.05)]
-    usual = measured_on(machines[0])
+    usual = measured_on(machines[0], probe=LONG_VISITS)
     monkeypatch.setattr(Controller, "_reconcile", lambda self: None)
-    assert measured_on(machines[1]).steps == usual.steps
+    assert measured_on(machines[1], probe=LONG_VISITS).steps == usual.steps
 
 
 def test_optimizers_are_timed_where_the_plan_is_to_choose_one():
     for asked, timed in (("auto", {"sgd", "muon"}), ("sgd", set()), ("muon", set())):
-        profile = measured_on(Machine(), optimizer=asked)
+        profile = measured_on(Machine(), optimizer=asked, probe=LONG_VISITS)
         assert {one.optimizer for one in profile.updates} == timed
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchwright.distributed.fork_server import imported_once
 from batchwright.distributed.group import Group
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.probing import commands
@@ -67,8 +68,8 @@ class Broken(Deadly):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Where a probe works; afterwards no process that names it is left."""
+def apart(tmp_path, monkeypatch):
+    """Where a process of the test's own probes; afterwards no process that names it is left."""
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "probed_networks.py").write_text(NETWORKS)
@@ -77,6 +78,13 @@ def folder(tmp_path, monkeypatch):
     place.mkdir()
     yield place
     assert wait_until(lambda: not processes_naming(tmp_path))
+
+
+@pytest.fixture
+def folder(apart):
+    """Where this process probes, with workers that are forked as a verb's are."""
+    with imported_once():
+        yield apart
 
 
 def job_of(**changes):
@@ -156,13 +164,13 @@ def test_workers_that_die_before_any_measurement_are_told(folder, monkeypatch):
         probe(job_of(network="probed_networks:Deadly"), folder)
 
 
-def test_a_worker_that_is_killed_as_it_starts_is_told(folder, monkeypatch):
+def test_a_worker_that_is_killed_as_it_starts_is_told(apart, monkeypatch):
     def start(*_, **__):
         return subprocess.Popen(["/bin/sh", "-c", "kill -KILL $$"])
 
     monkeypatch.setattr("batchwright.distributed.fork_server.start", start)
-    said = rf"one of 2 workers .*out of memory\?\): .*fewer workers; logs are in {folder}$"
-    with pytest.raises(WorkerError, match=said), Workers(job_of(), folder, [1, 2], []):
+    said = rf"one of 2 workers .*out of memory\?\): .*fewer workers; logs are in {apart}$"
+    with pytest.raises(WorkerError, match=said), Workers(job_of(), apart, [1, 2], []):
         pass
 
 
@@ -182,21 +190,21 @@ probe(job, Path(sys.argv[1]), progress=lambda done, total, what: print(what, flu
 """
 
 
-def test_the_end_of_the_probe_is_the_end_of_its_workers(folder):
+def test_the_end_of_the_probe_is_the_end_of_its_workers(apart):
     process = subprocess.Popen(
-        [sys.executable, "-c", PROBING, str(folder)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROBING, str(apart)], stdout=subprocess.PIPE, text=True
     )
     try:
         for line in process.stdout:
             if "local batch" in line:
                 break
-        assert len(processes_naming(folder)) >= 3  # the probe and two workers
+        assert len(processes_naming(apart)) >= 3  # the probe and two workers
         process.kill()  # a signal that it can see: the next test
         process.communicate(timeout=500)
     finally:
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    assert wait_until(lambda: not processes_naming(folder))
+    assert wait_until(lambda: not processes_naming(apart))
 
 
 def test_a_stop_signal_is_told_to_the_caller(folder):
@@ -216,12 +224,9 @@ def test_a_worker_that_is_killed_while_idle_ends_nothing(folder):
 
     def kill_once(done, total, what):
         if done == 1 and not killed:
-            for process in processes_naming(folder):
-                environment = Path(f"/proc/{process}/environ").read_bytes()
-                if b"\0RANK=1\0" in b"\0" + environment:
-                    os.kill(process, signal.SIGKILL)
-                    killed.append(process)
-                    time.sleep(0.2)
+            killed.append(rank_of(folder, 1))
+            os.kill(killed[0], signal.SIGKILL)
+            time.sleep(0.2)
 
     killed = []
     points = [(1, 8, 4), (1, 8, 8), (2, 8, 4)]
@@ -324,14 +329,13 @@ def test_a_worker_that_is_killed_in_a_trial_loses_nothing_else(folder, tmp_path)
 def rank_of(folder, rank):
     """The process of a worker."""
     for process in processes_naming(folder):
-        environment = Path(f"/proc/{process}/environ").read_bytes()
-        if f"\0RANK={rank}\0".encode() in b"\0" + environment:
+        if Path(f"/proc/{process}/comm").read_text() == f"worker {rank}\n":
             return process
     raise AssertionError(f"there is no worker {rank}")
 
 
 @pytest.mark.timeout(500)
-def test_a_run_that_is_stopped_in_its_trials_goes_on(folder, tmp_path):
+def test_a_run_that_is_stopped_in_its_trials_goes_on(apart, tmp_path):
     """By the very commands, as one types them."""
     run, code = tmp_path / "run", "network=probed_networks:Slow"
     words = [code, "workers=2", "device=cpu", "precision=float32", "epochs=1"]

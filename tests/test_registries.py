@@ -21,6 +21,7 @@ from batchwright.records.registries.launchers import LAUNCHERS
 from batchwright.records.registries.methods import METHODS
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
+from batchwright.records.registries.trackers import TRACKERS
 from batchwright.workload.task import import_object
 
 OTHER_PACKAGE = Path(__file__).parent / "other_package"
@@ -47,7 +48,7 @@ def told_by(code: str, *paths: Path, words: Sequence[str] = ()) -> str:
     return done.stdout.strip()
 
 
-REGISTRIES = (OPTIMIZERS, NETWORKS, DATA, LAUNCHERS, METHODS)
+REGISTRIES = (OPTIMIZERS, NETWORKS, DATA, LAUNCHERS, METHODS, TRACKERS)
 
 
 @pytest.mark.parametrize("registry", REGISTRIES)
@@ -82,6 +83,7 @@ def test_a_record_takes_a_decided_name_and_a_job_an_open_one():
 # ------------------------------------------------------------------------- of another package
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_another_package_is_known_planned_with_and_built():
     found = told_by(
         f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
@@ -101,6 +103,7 @@ def test_an_optimizer_of_another_package_is_known_planned_with_and_built():
     assert json.loads(found) == ["lion", 0.0003, "Lion"]
 
 
+@pytest.mark.slow
 def test_a_network_of_another_package_is_built_and_known_by_its_least_side():
     found = told_by(
         "from batchwright.errors import JobError\n"
@@ -119,6 +122,7 @@ def test_a_network_of_another_package_is_built_and_known_by_its_least_side():
     ]
 
 
+@pytest.mark.slow
 def test_data_of_another_package_are_opened_at_their_place_and_name_no_code_to_confirm():
     found = told_by(
         "from batchwright.errors import DataError\n"
@@ -290,10 +294,10 @@ def questions_in(tree: ast.AST) -> Iterator[tuple[int, ast.AST]]:
 def test_no_member_is_asked_for_by_name():
     source = Path(batchwright.__file__).parent
     found = {
-        f"{path.relative_to(source)}:{line}": names_in(asked)
+        f"{path.relative_to(source)}:{line}": names
         for path in source.rglob("*.py")
         for line, asked in questions_in(ast.parse(path.read_text(encoding="utf-8")))
-        if names_in(asked)
+        if (names := names_in(asked))
     }
     assert not found
 

@@ -533,6 +533,7 @@ def test_a_reporter_whose_training_was_killed_sends_the_rest_and_says_nothing_of
     assert read_report(folder).state == "running"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", ["", '{"kind": "st'])  # a full disk leaves half a line
 def test_a_run_with_nothing_to_say_is_still_heard_of(service, folder, clock, monkeypatch, begun):
     report = a_report(folder)
@@ -885,6 +886,7 @@ def test_a_session_without_a_run_folder_has_nothing_to_report():
         make_session(report_to="http://localhost:8400")
 
 
+@pytest.mark.slow
 def test_neither_training_nor_a_reporter_loads_what_it_does_not_need():
     code = (
         "import sys, batchwright.client.reporter as r, batchwright.client.reporter_process\n"

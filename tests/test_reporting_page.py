@@ -162,6 +162,7 @@ def test_a_wide_table_shows_that_it_goes_on():
     assert STYLE.count("no-repeat local") == STYLE.count("no-repeat scroll") == 2
 
 
+@pytest.mark.slow
 def test_a_phone_shows_every_column_or_where_to_find_it(tmp_path):
     write_page(make_summary(plan=make_choice(), profile=make_measured()), tmp_path / "report.html")
     with browsing(viewport={"width": 390, "height": 800}) as phone:

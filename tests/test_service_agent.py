@@ -218,6 +218,7 @@ def test_a_cancelled_job_stops_at_once(service, queued, hold, tmp_path, verb):
     assert state(service, queued).state == "cancelled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owner", ["report", "two"])
 def test_an_agent_that_lost_its_job_stops_and_says_no_more(
     service, queued, hold, tmp_path, clock, owner
@@ -284,6 +285,7 @@ def test_a_stopped_agent_gives_its_job_back_and_goes_on_later(service, queued, h
     assert service.store.runs.get(found.run).records == 21
 
 
+@pytest.mark.slow
 def test_a_service_that_is_away_at_the_end_hears_of_it_later(service, queued, hold, tmp_path):
     here = Here(service, tmp_path / "agent")
     hold.write_text("report")
@@ -539,6 +541,7 @@ def test_a_folder_is_known_again_and_its_copy_is_another(tmp_path):
     assert usual_name(tmp_path / "a b/../c:d").endswith("-c-d")
 
 
+@pytest.mark.slow
 def test_two_agents_without_names_on_one_machine_carry_out_a_job_each(service, hold, tmp_path):
     """They were both called as the machine is, and took each other's job until it had failed."""
     first, second = (

@@ -441,6 +441,7 @@ def test_an_upload_that_comes_byte_by_byte_is_given_up(monkeypatch):
         anyio.run(anyio.to_thread.run_sync, take)
 
 
+@pytest.mark.slow
 def test_an_upload_that_breaks_off_or_stalls_leaves_nothing_and_does_not_hold_up_the_end(tmp_path):
     with a_server(tmp_path) as server, Remote(server.url, server.token) as remote:
         lease = a_lease(remote)

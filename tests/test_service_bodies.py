@@ -385,6 +385,7 @@ def test_errors_come_back_as_what_they_are(workers):
         workers.call(SECONDS, int, "x")
 
 
+@pytest.mark.slow
 def test_further_callers_are_sent_away(workers):
     asked = [threading.Thread(target=workers.call, args=(SECONDS, time.sleep, 1)) for _ in range(2)]
     for one in asked:
@@ -399,6 +400,7 @@ def test_further_callers_are_sent_away(workers):
     assert workers.call(SECONDS, abs, -1) == 1
 
 
+@pytest.mark.slow
 def test_a_caller_whose_turn_does_not_come_is_sent_away(workers, monkeypatch):
     monkeypatch.setattr(processes, "PATIENCE_SECONDS", 0.01)
     waits = threading.Thread(target=workers.call, args=(SECONDS, time.sleep, 1))

@@ -146,6 +146,7 @@ class Agent:
                 self.further = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_in_any_order_of_misfortunes_every_job_is_done_once_and_every_epoch_trained_once(
     tmp_path, seed

@@ -154,6 +154,7 @@ def test_a_service_starts_says_where_it_is_and_ends_in_good_order(tmp_path):
         assert service.end(signal.SIGINT) == 0
 
 
+@pytest.mark.slow
 def test_who_connects_and_does_not_ask_is_sent_away(monkeypatch):
     """Else a thousand silent connections would keep everybody out."""
     monkeypatch.setattr(process, "HEAD_SECONDS", 1.0)

@@ -96,6 +96,7 @@ def test_a_jobs_files_are_at_the_service_when_it_is_done(kept, waiting, hold, tm
     assert checkpoint_at(kept, waiting) == "after step 20"
 
 
+@pytest.mark.slow
 def test_a_log_is_there_while_it_is_written_and_after_a_failure(kept, waiting, hold, tmp_path):
     hold.write_text("probe")
     thread = Here(kept, tmp_path / "one").begin()
@@ -140,6 +141,7 @@ def test_a_service_with_too_little_room_is_told_of_once_and_holds_nothing_up(
     assert len(told) == len(set(told))
 
 
+@pytest.mark.slow
 def test_a_service_that_is_away_gets_the_newest_later(kept, waiting, hold, tmp_path):
     hold.write_text("train")
     one = Here(kept, tmp_path / "one")
@@ -174,6 +176,7 @@ def test_another_agent_goes_on_from_the_checkpoint(kept, waiting, hold, tmp_path
     assert not list((tmp_path / "two" / "jobs" / waiting.id).glob("fetched"))
 
 
+@pytest.mark.slow
 def test_a_job_whose_agent_stopped_with_all_at_the_service_is_kept_for_nobody(
     kept, waiting, hold, tmp_path, clock
 ):
@@ -189,6 +192,7 @@ def test_a_job_whose_agent_stopped_with_all_at_the_service_is_kept_for_nobody(
     assert "a job: goes on from the checkpoint that the service has" in two.told
 
 
+@pytest.mark.slow
 def test_an_agent_that_comes_back_goes_on_from_its_own_folder(kept, waiting, hold, tmp_path):
     one, thread = held_in_training(kept, waiting, hold, tmp_path / "one")
     one.agent._stopping.set()
@@ -202,6 +206,7 @@ def test_an_agent_that_comes_back_goes_on_from_its_own_folder(kept, waiting, hol
     assert [line.get("step") for line in lines_of(run)] == [*range(20), None]
 
 
+@pytest.mark.slow
 def test_an_agent_whose_folder_was_overtaken_takes_what_is_newer(
     kept, waiting, hold, tmp_path, clock
 ):
@@ -221,6 +226,7 @@ def test_an_agent_whose_folder_was_overtaken_takes_what_is_newer(
 LONGER = tuple(one.model_copy(update={"epochs": 10**6}) for one in make_plan().stages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"job": make_job(seed=9)}, {"stages": LONGER}, {"method": "cyclic"}]
 )
@@ -242,6 +248,7 @@ def test_a_checkpoint_of_another_plan_is_not_gone_on_from(
     assert [line.get("step") for line in lines_of(run)] == [*range(20), None]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_has_gone_is_told_of_and_training_begins_anew(
     kept, waiting, hold, tmp_path, clock
 ):

@@ -550,6 +550,7 @@ def test_a_process_group_that_was_joined_before_is_used_and_left_open(group_of_o
     assert torch.distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_compiled_model_trains_as_the_model_itself():
     """The session gets the model, the loop calls what the compiler made of it."""
     plain, model = make_model(), make_model()

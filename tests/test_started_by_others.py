@@ -130,8 +130,39 @@ def test_others_are_by_themselves(variables):
     assert found(variables) is None
 
 
+ALONE = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+
+
 def test_one_process_of_torchruns_is_a_group_that_others_may_join():
-    assert found({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}).size == 1
+    assert found(ALONE).size == 1
+
+
+def test_leftovers_of_a_single_process_hide_no_group():
+    assert found({**SLURM, **ALONE}).by == "srun"
+    assert found({**SLURM, **ALONE, "TORCHELASTIC_RUN_ID": "one"}).by == "torchrun"
+
+
+def test_the_same_words_twice_in_a_step_of_srun_are_two_runs(tmp_path, monkeypatch):
+    """The job as a whole is started again; then the run goes on."""
+    monkeypatch.setattr(environments, "_adopted", None)
+    for name, value in os.environ.items():
+        monkeypatch.setenv(name, value)  # `adopt` sets some
+    task = replace(found({**SLURM, "SLURM_PROCID": "0"}), size=1)
+    folder = tmp_path / "a"
+
+    def begun():
+        environments._name_process()
+        environments.adopt(task)
+        with Gathering(task, versions={}, words="run a.yaml"):
+            return begun_before(folder, Job())
+
+    assert begun() is None
+    with Gathering(task, versions={}, words="run a.yaml"):
+        note_begun(folder, Job())
+    (folder / "job.yaml").touch()
+    assert begun() is None
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert begun() == folder
 
 
 @pytest.mark.parametrize(
@@ -141,6 +172,9 @@ def test_one_process_of_torchruns_is_a_group_that_others_may_join():
         ({"RANK": "²"}, "RANK=²: a whole number"),
         ({"RANK": "4"}, "process 4 of 4"),
         ({"LOCAL_RANK": "2"}, "2 of 2 on"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999: a port is from 1 to 65535"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0: a port"),
+        ({"MASTER_ADDR": " "}, "MASTER_ADDR is empty"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(wrong, line):
@@ -183,12 +217,13 @@ def test_only_what_was_asked_for_alike_is_gone_on_with(tmp_path, monkeypatch):
             assert gone_on_with(*other) == (None, None)
 
 
-@pytest.mark.parametrize("verb", ["plan", "simulate", "export", "submit", "doctor"])
+@pytest.mark.parametrize("verb", ["plan", "simulate", "export", "submit", "serve", "doctor"])
 def test_what_is_wanted_once_is_done_once(monkeypatch, verb):
     done = []
-    for name, value in TORCHRUN.items():
-        monkeypatch.setenv(name, value)
-    take_part([verb], lambda: done.append(verb))
+    for local in "01":
+        for name, value in {**TORCHRUN, "LOCAL_RANK": local}.items():
+            monkeypatch.setenv(name, value)
+        take_part([verb], lambda: done.append(verb))
     assert len(done) == (verb == "doctor")  # each host has an answer of its own
 
 
@@ -438,6 +473,47 @@ def test_the_others_end_when_one_is_killed(start, tmp_path, killed):
     assert codes[1 - killed] in (1, 2), told
     assert "lost contact with" in errors(told)[0]
     assert "Traceback" not in told[1 - killed][1]
+
+
+FAILING = """
+import os
+from batchwright.workload.networks import resnet8
+
+def network(**keys):
+    made = resnet8(**keys)
+    if os.environ.get("RANK") == "1":
+        made.register_forward_pre_hook(lambda *_: {}["a key of the user's"])
+    return made
+"""
+
+
+@pytest.mark.slow
+def test_what_fails_on_another_host_is_told_with_its_name(start, tmp_path):
+    """An error that nobody has foreseen, while all measure."""
+    (tmp_path / "failing.py").write_text(FAILING)
+    codes, told = start("probe", *JOB, "network=failing:network", "--out", "p.json").end()
+    assert all(codes), told
+    (line,) = errors(told)
+    assert f"worker 1 ({socket.gethostname()}): " in line
+    assert "a key of the user's" in line
+    assert "Traceback" not in told[0][1]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_with_one_line(start, tmp_path):
+    """A terminal sends it to every process."""
+    started = start("run", *JOB[:2], "probe.budget=60", "probe.learning=0", "--out", "a")
+    end = time.monotonic() + 200
+    while not (tmp_path / "a" / "job.yaml").exists():
+        assert time.monotonic() < end, started.end()
+        time.sleep(0.05)
+    for one in started.processes:
+        one.send_signal(signal.SIGINT)
+    codes, told = started.end()
+    assert codes == [130, 130], told
+    (line,) = errors(told)
+    assert "stopped by signal 2" in line
+    assert "Traceback" not in told[0][1] + told[1][1]
 
 
 RUN_SCRIPT = """

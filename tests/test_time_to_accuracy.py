@@ -66,7 +66,7 @@ def test_a_look_trains_on_a_quarter_of_the_images_and_judges_on_others(tmp_path:
         for number in range(20):
             image = Image.new("RGB", (16, 12), (number, 0, 0))
             image.save(tmp_path / part / name / f"{number:02}.png")
-    asked = Namespace(data=f"imagefolder:{tmp_path}", side=8, loaders=0, look=True)
+    asked = Namespace(data=f"imagefolder:{tmp_path}", side=8, loaders=0, device="cpu", look=True)
     train, held_out, classes = plain_images.loaders(asked)
     assert classes == 2
     assert not set(train.dataset.indices) & set(held_out.dataset.indices)

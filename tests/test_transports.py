@@ -6,12 +6,14 @@ import multiprocessing
 import os
 import signal
 import time
+from threading import get_ident as thread
 
 import pytest
 import torch
 
 import silent
 from batchwright.distributed import transports
+from batchwright.distributed.buckets import Bucket
 from batchwright.distributed.group import Group, naming_the_lost
 from batchwright.distributed.heartbeat import RollCall
 from batchwright.errors import LostWorkerError
@@ -52,8 +54,40 @@ def test_waiting_ends_where_a_worker_is_missed(soon, monkeypatch):
 
 def test_what_takes_too_long_is_left_to_itself():
     began = time.monotonic()
-    transports._within(0.05, lambda: time.sleep(3))
+    transports._within(0.05, lambda: time.sleep(3), CPU)
     assert time.monotonic() - began < 3
+
+
+def test_groups_are_left_and_aborted_on_the_workers_own_gpu(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda one: chosen.append((one, thread())))
+    device = torch.device("cuda", 3)
+    transports._within(60, lambda: chosen.append(thread()), device)
+    assert chosen == [(device, chosen[1]), chosen[1]]
+    assert chosen[1] != thread()
+
+
+@pytest.mark.parametrize(
+    ("told", "by_torchrun", "then"),
+    [
+        (None, False, "0"),
+        ("1", True, "0"),  # torchrun says so to every worker
+        ("1", False, "1"),
+        ("3", True, "3"),
+        ("2", False, "0"),  # sums that were never finished would be taken for such
+    ],
+)
+def test_pytorchs_watchdog_leaves_the_process_alone(told, by_torchrun, then, monkeypatch):
+    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "7")
+    if told is not None:
+        monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", told)
+    if by_torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    transports.Nccl(torch.device("cuda", 0), 60).prepare()
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == then
+    assert os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "7"
 
 
 def test_an_error_of_the_workers_own_device_is_not_laid_on_others():
@@ -115,6 +149,34 @@ def test_a_worker_does_so_before_it_builds_or_joins_anything(method, monkeypatch
         loop.train(make_tiny_plan(method=method), run_folder=tmp_path, resume=False)
     with pytest.raises(Seen):
         make_session()
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        torch.zeros(4, 3).T,
+        torch.zeros(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d),
+        torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.zeros(2, 3, 1, 1).to(memory_format=torch.channels_last),
+        torch.zeros(()),
+    ],
+    ids=lambda one: f"{tuple(one.shape)} {one.stride()}",
+)
+def test_gradients_lie_in_memory_as_their_weights_do(weights):
+    # Fused optimizers on GPUs refuse others.
+    first, second = torch.nn.Parameter(torch.zeros(5)), torch.nn.Parameter(weights)
+    bucket = Bucket(0, [first, second], 2, Group(CPU), per_tensor=False)
+    view = bucket.views[1]
+    assert view.stride() == weights.stride()
+    view.fill_(1)
+    assert bucket.flat.tolist() == [0.0] * 5 + [1.0] * weights.numel() + [0.0] * 2
+
+
+def test_weights_whose_numbers_share_memory_get_a_gradient_that_does_not():
+    weights = torch.nn.Parameter(torch.zeros(3, 1).expand(3, 2))
+    bucket = Bucket(0, [weights], 2, Group(CPU), per_tensor=False)
+    assert bucket.views[0].shape == (3, 2)
+    assert bucket.views[0].is_contiguous()
 
 
 # ---------------------------------------------------------------------------------- real processes

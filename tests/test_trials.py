@@ -487,6 +487,7 @@ def _trial(rank, changes, asked):
     return told(trial) if trial else None, signs.asked, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [
@@ -507,6 +508,7 @@ def test_several_workers_learn_what_one_does(asked, workers, crew):
     assert sorted(index for _, own, _ in found for index in own) == sorted(signs.asked)
 
 
+@pytest.mark.slow
 def test_statistics_of_several_workers_are_judged_as_one(crew):
     changes = {"network": "test_trials:normalizing"}
     alone = told(run_trial(bench_of(**changes)[0], command_of(samples=400)))
@@ -538,11 +540,13 @@ def _late_trial(rank, most_seconds):
     return told(trial)
 
 
+@pytest.mark.slow
 def test_a_trial_that_one_worker_gives_up_ends_on_all(crew):
     trial, same = crew.together(_late_trial, [None, 1e-9], workers=2)
     assert trial == same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 4, 15])  # at once, while training, while judging
 def test_memory_that_runs_out_on_one_worker_ends_the_trial_of_all(after, crew):
     (lost, trial), (others, same) = crew.together(_short_trial, after, workers=2)
@@ -551,6 +555,7 @@ def test_memory_that_runs_out_on_one_worker_ends_the_trial_of_all(after, crew):
     assert trial["accuracy"] > 0.5
 
 
+@pytest.mark.slow
 def test_workers_of_a_diverging_trial_end_together(crew):
     (trial, _, _), (other, _, _) = crew.together(_trial, {}, {"rate_scale": 1e38}, workers=2)
     assert trial == other
@@ -572,6 +577,7 @@ def _after_commands(rank, folder):
     return [told(trial) for trial in found]
 
 
+@pytest.mark.slow
 def test_commands_for_one_worker_and_for_two_take_turns(tmp_path, crew):
     first, second = crew.together(_after_commands, tmp_path, workers=2)
     assert first[0] == first[2]

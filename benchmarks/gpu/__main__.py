@@ -1,97 +1,172 @@
 """45 minutes on one GPU, most valuable first; goes on where it was stopped.
 
-    python -m benchmarks.gpu [--minutes 45] [--out gpu-results] [--data DIR] [--steps NAME...]
+    python -m benchmarks.gpu [--minutes 45] [--out gpu-results] [--resume DIR] [--data DIR]
+        [--steps NAME...]
 
-Each step is a process of its own with a limit of its own; what it finds is written, line by line,
-to ``OUT/STEP.jsonl`` as it goes. A step that has ended is not taken again on the same commit; one
-that failed or ran out of time is, last of all. ``OUT/steps.jsonl`` says how each ended, and its
-output is in ``OUT/STEP.log``. Without ``--data`` (a folder with ``cifar-100-python/``), steps train
-on made-up images, or on digits, and those that reach for an accuracy are left out.
+All that is found goes into ``OUT/found.jsonl``, line by line, and what the steps print into
+``OUT/log.txt``; a third file keeps a profile, and nothing else is written there. Nothing needs to
+be installed but the packages that the project depends on, pytest and hypothesis: what lacks is
+named at the start.
 
-``--dry-run`` says what would be done. ``--tiny`` does all of it in little, on the CPU, too: it
-shows that the programme works and measures nothing.
+Each step is a process with a limit of its own, and goes on within itself. One that has ended is not
+taken again on the same commit; one that failed or ran out of time is, last of all. So the whole
+fits into any number of commands: where one may take ten minutes, say ``--minutes 9.5``, and where
+each begins with an empty folder, ``--resume`` names the one that came back from the command before.
+A step that would not end in what is left waits for the next command, if another would.
+
+Without ``--data`` (a folder with ``cifar-100-python/``) images are made up that can be learnt: of
+as many, of the same size. ``--dry-run`` says what would be done; ``--tiny`` does all of it in
+little, on the CPU, too: it shows that the programme works and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
+import tomllib
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.steps import STEPS
-from benchmarks.harness.benchmark import ROOT, commit, say
-from benchmarks.harness.kept_runs import append_line, read_lines
+from benchmarks.gpu.findings import Findings
+from benchmarks.gpu.programme import STEPS, Step
+from benchmarks.harness.benchmark import ROOT, commit, say, scratch
 
-LEAST_SECONDS = 30.0  # with less left no step is begun
+LEAST_SECONDS = 60.0  # with less left no step is begun
+ENDING_SECONDS = 10.0  # for a step that has run out of time
+OUTCOME = "outcome"  # what a step "finds" at its end
+CUT = "to go on"  # of a step that had less time than it may take
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Take the steps; the exit code is 1 if one failed."""
+    began = time.monotonic()
     asked = _arguments(words)
+    findings = Findings(asked.out, asked.commit or _commit())
+    if asked.resume and not asked.dry_run:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        findings.go_on_from(asked.resume)
+    elif asked.resume:
+        findings = Findings(asked.resume, findings.commit)
     chosen = [step for step in STEPS if not asked.steps or step.name in asked.steps]
-    notes = asked.out / "steps.jsonl"
-    known = read_lines(notes)
-    ended = {one["step"]: one["outcome"] for one in known if one["commit"] == commit()}
-    todo = [step for step in chosen if ended.get(step.name) != "done"]
-    todo.sort(key=lambda step: step.name in ended)  # what failed comes last
-    left = 60.0 * asked.minutes
+    todo = _todo(chosen, findings)
     for step in chosen:
         done = "done already" if step not in todo else f"at most {step.minutes:g} min"
-        print(f"{step.name:14} {done:16} {step.words}")
+        print(f"{step.name:12} {done:16} {step.words}")
+    if lacking := _lacking():
+        say(f"not installed here, so some steps will fail: {', '.join(lacking)}")
     if asked.dry_run:
         return 0
     asked.out.mkdir(parents=True, exist_ok=True)
     failed = False
-    for step in todo:
-        if left < LEAST_SECONDS:
-            say("the time is up; the same command goes on from here")
-            break
-        say(f"{step.name}: {step.words}")
-        began = time.monotonic()
-        outcome = _taken(step.name, asked, min(left, 60 * step.minutes))
-        seconds = time.monotonic() - began
-        left -= seconds
-        failed |= outcome != "done"
-        note = {"step": step.name, "outcome": outcome, "seconds": round(seconds, 1)}
-        append_line(notes, {**note, "commit": commit(), "time": round(time.time())})
-        say(f"{step.name}: {outcome} after {seconds:.0f} s")
-    print(table(asked.out))
+    with scratch() as work:
+        while todo:
+            left = 60 * asked.minutes - (time.monotonic() - began)
+            if left < LEAST_SECONDS:
+                say("the time is up; the same command goes on from here")
+                break
+            step = next((one for one in todo if 60 * one.minutes <= left), todo[0])
+            todo.remove(step)
+            say(f"{step.name}: {step.words}")
+            outcome = _taken(step, asked, findings, left, work)
+            findings.add(step.name, OUTCOME, outcome)
+            failed |= outcome not in ("done", CUT)
+            say(f"{step.name}: {outcome}, {(time.monotonic() - began) / 60:.1f} min so far")
+    print(table(findings))
     return int(failed)
 
 
-def table(folder: Path) -> str:
-    """All that was found so far, as Markdown."""
+def _todo(chosen: Sequence[Step], findings: Findings) -> list[Step]:
+    """What is not done, in order; what has failed before comes last."""
+    ended = {step.name: findings.of(step.name).get(OUTCOME) for step in chosen}
+    todo = [step for step in chosen if ended[step.name] != "done"]
+    return sorted(todo, key=lambda step: ended[step.name] not in (None, CUT))
+
+
+def table(findings: Findings) -> str:
+    """All that was found so far, as Markdown; of tests that passed or were skipped the number."""
     rows = ["", "| step | what | value |", "|---|---|---|"]
     for step in STEPS:
+        found = findings.of(step.name)
+        usual = {what for what, value in found.items() if value in ("passed", "skipped")}
+        counts = Counter(found[what] for what in usual)
+        rows += [f"| {step.name} | tests {value} | {n} |" for value, n in sorted(counts.items())]
         rows += [
-            f"| {step.name} | {line['what']} | {_told(line['value'])} |"
-            for line in read_lines(folder / f"{step.name}.jsonl")
+            f"| {step.name} | {what} | {_told(value)} |"
+            for what, value in found.items()
+            if what not in usual
         ]
     return "\n".join(rows)
 
 
 def _told(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
 
 
-def _taken(name: str, asked: argparse.Namespace, seconds: float) -> str:
+def _taken(
+    step: Step, asked: argparse.Namespace, findings: Findings, left: float, work: Path
+) -> str:
     """How the process of a step ended, in a word or two."""
-    words = [sys.executable, "-m", "benchmarks.gpu.steps", name, "--out", str(asked.out.absolute())]
+    words = [sys.executable, "-m", "benchmarks.gpu.steps", step.name, "--work", str(work)]
+    words += ["--out", str(asked.out.absolute()), "--commit", findings.commit]
     words += ["--tiny"] * asked.tiny
     if asked.data is not None:
         words += ["--data", str(asked.data.absolute())]
-    with (asked.out / f"{name}.log").open("ab") as log:
+    places = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    env["PYTHONUNBUFFERED"] = "1"
+    whole = 60 * step.minutes <= left
+    seconds = 60 * step.minutes if whole else left - ENDING_SECONDS
+    with (asked.out / "log.txt").open("ab") as log:
+        log.write(f"\n===== {step.name}\n".encode())
+        log.flush()
+        process = subprocess.Popen(
+            words, cwd=ROOT, stdout=log, stderr=log, env=env, start_new_session=True
+        )
         try:
-            done = subprocess.run(
-                words, cwd=ROOT, stdout=log, stderr=log, timeout=seconds, check=False
-            )
+            code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return "out of time"
-    return "done" if not done.returncode else f"failed with {done.returncode}"
+            return "out of time" if whole else CUT
+        finally:
+            _end(process)
+    return "done" if not code else f"failed with {code}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a step and all that it has started: what goes on would slow down the next."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_SECONDS)
+
+
+def _commit() -> str:
+    try:
+        return commit()
+    except OSError:  # a machine without git
+        return "unknown"
+
+
+def _lacking() -> list[str]:
+    """Packages that are needed and not there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = [re.split(r"[^\w-]", one)[0] for one in project["dependencies"]]
+    lacking = []
+    for name in (*names, "pytest", "hypothesis"):
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            lacking.append(name)
+    return lacking
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -99,8 +174,10 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=head, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=45.0, help="for all steps together")
+    parser.add_argument("--minutes", type=float, default=45.0, help="that this command may take")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="takes what is found")
+    parser.add_argument("--resume", type=Path, help="what an earlier command has found")
+    parser.add_argument("--commit", help="what is measured, where there is no git")
     parser.add_argument("--data", type=Path, help="folder with cifar-100-python/")
     parser.add_argument("--steps", nargs="*", choices=[one.name for one in STEPS], default=[])
     parser.add_argument("--dry-run", action="store_true", help="say what would be done")

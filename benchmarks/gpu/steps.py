@@ -1,23 +1,28 @@
 """The steps of `benchmarks.gpu`, one a function; each writes what it finds as it goes.
 
-python -m benchmarks.gpu.steps NAME --out FOLDER [--data DIR] [--tiny]
+python -m benchmarks.gpu.steps NAME --out DIR --work DIR --commit NAME [--data DIR] [--tiny]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import pickle
+import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -27,18 +32,22 @@ import batchwright as bw
 from batchwright.prediction.memory import max_local_batch_size
 from batchwright.probing.measure.timing import now
 from batchwright.probing.probe import measure_points
-from batchwright.records import Job, Plan
+from batchwright.records import Job, Plan, Profile
+from batchwright.records.documents import read_record, write_record
 from batchwright.training.parameter_server.merging import pack, unpack
+from batchwright.workload.data.cifar import EDITIONS
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.host import arithmetic, enter, resolve_device
 from batchwright.workload.task import build_network, build_optimizer, set_training
+from benchmarks.gpu.findings import Findings
+from benchmarks.gpu.telling import AGAIN, BEGAN, COMMIT, FOLDER, SECONDS
 from benchmarks.harness.benchmark import ROOT, batchwright
-from benchmarks.harness.kept_runs import append_line, read_lines
 from benchmarks.harness.plans import ENDLESS, facts_of, fixed_plan, job_from, made_up_data
 
 CLASSES = 100
 MIDDLE = (0.5, 0.5, 0.5)
+CAP = 24 * 2**30  # bytes of a GPU that a step which runs out of memory may take
 
 
 @dataclass(frozen=True)
@@ -47,13 +56,15 @@ class Here:
 
     Attributes:
         name: The step's.
-        out: Folder that takes what is found.
-        data: Folder with ``cifar-100-python/``; ``None``: there is none.
+        findings: Take what is found.
+        work: Folder for all else, which may be gone with the command.
+        data: Folder with ``cifar-100-python/``; ``None``: images are made up.
         tiny: Whether all is in little, to show that it works.
     """
 
     name: str
-    out: Path
+    findings: Findings
+    work: Path
     data: Path | None
     tiny: bool
 
@@ -69,32 +80,81 @@ class Here:
 
     def found(self, what: str, value: Any) -> None:
         """Write a finding."""
-        line = {"what": what, "value": value, "time": round(time.time()), "tiny": self.tiny}
-        append_line(self.out / f"{self.name}.jsonl", line)
+        self.findings.add(self.name, what, value)
 
     def has(self, what: str) -> bool:
         """Whether an earlier start has found it."""
-        return any(one["what"] == what for one in read_lines(self.out / f"{self.name}.jsonl"))
+        return what in self.findings.of(self.name)
+
+    def image_data(self) -> str:
+        """The key ``data`` of a job: CIFAR-100, or as many made-up images of that size."""
+        if self.data is not None:
+            return f"cifar100:{self.data}"
+        folder = self.work / EDITIONS["cifar100"].folder
+        if not folder.exists():
+            _make_up(folder, 2_000 if self.tiny else 50_000)
+        return f"cifar100:{self.work}"
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step of the programme: its name, its limit, what it tells, and how it is taken."""
+def _make_up(folder: Path, samples: int) -> None:
+    """Files as CIFAR-100 has them, with images that can be learnt: a pattern for each class."""
+    random = np.random.default_rng(0)
+    patterns = random.normal(size=(CLASSES, 3, 4, 4)).repeat(8, axis=2).repeat(8, axis=3)
+    edition = EDITIONS["cifar100"]
+    aside = folder.with_suffix(".writing")
+    aside.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train", samples), ("test", samples // 5)):
+        labels = random.permutation(np.arange(count) % CLASSES)
+        pixels = random.normal(scale=40, size=(count, 3, 32, 32)).astype(np.float32)
+        pixels += 25 * patterns[labels].astype(np.float32) + 128
+        flat = pixels.clip(0, 255).astype(np.uint8).reshape(count, -1)
+        content = {"data": flat, edition.label_key: labels.tolist()}
+        (aside / name).write_bytes(pickle.dumps(content, 4))
+    names = {edition.name_key: [f"class {number}" for number in range(CLASSES)]}
+    (aside / "meta").write_bytes(pickle.dumps(names, 4))
+    aside.rename(folder)
 
-    name: str
-    minutes: float
-    words: str
-    take: Callable[[Here], None]
+
+def machine(here: Here) -> None:
+    """What all else was measured on."""
+    here.found("Python", platform.python_version())
+    here.found("PyTorch", torch.__version__)
+    here.found("cores", len(os.sched_getaffinity(0)))
+    here.found("arithmetic", arithmetic(here.device) or "that of the CPU")
+    if here.kind != "cuda":
+        return
+    about = torch.cuda.get_device_properties(here.device)
+    free, whole = torch.cuda.mem_get_info(here.device)
+    here.found("GPU", f"{about.name}, compute capability {about.major}.{about.minor}")
+    here.found("memory, GiB", f"{whole / 2**30:.1f}, {free / 2**30:.1f} of it free")
+    here.found("CUDA", torch.version.cuda)
+    here.found("cuDNN", torch.backends.cudnn.version())
+    here.found("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
 
 
 def tests(here: Here) -> None:
-    """All tests that need a GPU."""
-    words = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    print(done.stdout, done.stderr)
-    here.found("pytest -m gpu", done.stdout.strip().splitlines()[-1])
-    if done.returncode not in (0, 5):
-        raise SystemExit(done.returncode)
+    """All tests that need a GPU, each told as it ends; see `telling`."""
+    files = sorted(
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").glob("test_*.py")
+        if "mark.gpu" in path.read_text(encoding="utf-8")
+    )
+    words = [
+        *(sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--capture=sys"),
+        *("-o", "addopts=", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.telling"),
+        *("--continue-on-collection-errors", *files),
+    ]
+    told = {FOLDER: str(here.findings.folder), COMMIT: here.findings.commit}
+    code = AGAIN
+    while code == AGAIN:
+        code = subprocess.run(words, cwd=ROOT, env={**os.environ, **told}, check=False).returncode
+        for name, value in here.findings.of(here.name).items():
+            if value == BEGAN:
+                here.found(name, f"failed: took {SECONDS} s, or ended the process")
+                code = AGAIN
+    found = here.findings.of(here.name).values()
+    if code not in (0, 1, 5) or any(str(value).startswith("failed:") for value in found):
+        raise SystemExit(1)
 
 
 # ------------------------------------------------------------------------------------------ speed
@@ -102,6 +162,7 @@ def tests(here: Here) -> None:
 
 def speed_32(here: Here) -> None:
     """`resnet18` at 32 px."""
+    _overhead(here)
     _speed(here, "resnet18", 32, 256)
 
 
@@ -111,29 +172,49 @@ def speed_224(here: Here) -> None:
     _speed(here, network, 224, 64)
 
 
+def _overhead(here: Here) -> None:
+    """What our step takes the host besides a plain one, where the GPU has next to nothing to do."""
+    what = "resnet18, 32 px, batch 8: ms of a step that are ours"
+    if here.has(what):
+        return
+    network, side = ("resnet8", 8) if here.tiny else ("resnet18", 32)
+    arms = {name: ARMS[name](here, network, side, 8, "float32") for name in ("session", PLAIN)}
+    rates = _rates(here, arms, 8)
+    here.found(what, 1000 * (8 / median(rates["session"]) - 8 / median(rates[PLAIN])))
+
+
 def _speed(here: Here, network: str, side: int, batch: int) -> None:
     """Images per second of our loop and of others, in turns, in each number format."""
     if here.tiny:
         network, side, batch = "resnet8", 8, 16
-    here.found("arithmetic", arithmetic(here.device) or "that of the CPU")
-    steps, rounds = (3, 2) if here.tiny else (30, 6)
     for precision in ("bfloat16", "float32"):
+        where = f"{network}, {side} px, {precision}"
+        if here.has(f"{where}: session over {PLAIN}"):
+            continue
         arms = {name: arm(here, network, side, batch, precision) for name, arm in ARMS.items()}
-        rates: dict[str, list[float]] = {name: [] for name in arms}
-        for round_ in range(rounds):
-            order = list(arms) if round_ % 2 else list(arms)[::-1]
-            for name in order:
-                for _ in range(2 if here.tiny else 8):  # what a pause has changed passes
-                    next(arms[name])
-                began = now(here.device)
-                for _ in range(steps):
-                    next(arms[name])
-                rates[name].append(batch * steps / (now(here.device) - began))
+        rates = _rates(here, arms, batch)
+        del arms
         for name, each in rates.items():
-            here.found(f"{network}, {side} px, {precision}, {name}: images/s", median(each))
-        for name in set(rates) - {"session"}:
+            here.found(f"{where}, {name}: images/s", median(each))
+        for name in sorted(set(rates) - {"session"}):
             ratio = median(a / b for a, b in zip(rates["session"], rates[name], strict=True))
-            here.found(f"{network}, {side} px, {precision}: session over {name}", ratio)
+            here.found(f"{where}: session over {name}", ratio)
+
+
+def _rates(here: Here, arms: dict[str, Iterator[None]], batch: int) -> dict[str, list[float]]:
+    """Images per second of each arm, turn by turn."""
+    steps, rounds = (3, 2) if here.tiny else (30, 6)
+    rates: dict[str, list[float]] = {name: [] for name in arms}
+    for round_ in range(rounds):
+        order = list(arms) if round_ % 2 else list(arms)[::-1]
+        for name in order:
+            for _ in range(2 if here.tiny else 8):  # what a pause has changed passes
+                next(arms[name])
+            began = now(here.device)
+            for _ in range(steps):
+                next(arms[name])
+            rates[name].append(batch * steps / (now(here.device) - began))
+    return rates
 
 
 def _plan(here: Here, network: str, side: int, batch: int, precision: str) -> Plan:
@@ -143,8 +224,13 @@ def _plan(here: Here, network: str, side: int, batch: int, precision: str) -> Pl
         f"scaling=none warmup_epochs=0 decay=none epochs={ENDLESS} resolutions={side} "
         f"augment=crop-flip checkpoint_seconds={ENDLESS}"
     )
-    facts = made_up_data("made up", 8 * batch, CLASSES, side)
+    facts = made_up_data("made up", _samples(here, batch), CLASSES, side)
     return fixed_plan(job, facts, facts_of(network, CLASSES, side), batches=(batch,))
+
+
+def _samples(here: Here, batch: int) -> int:
+    """Of an epoch: its end is not to count for much."""
+    return (8 if here.tiny else 64) * batch
 
 
 def _images(samples: int, side: int) -> ImageStore:
@@ -166,8 +252,8 @@ def session(here: Here, network: str, side: int, batch: int, precision: str) -> 
     plan = _plan(here, network, side, batch, precision)
     model, optimizer = _network(here, plan)
     pipeline = ImagePipeline(
-        _images(8 * batch, side), device=here.device, side=side, mean=MIDDLE, std=MIDDLE,
-        augmentation="crop-flip", seed=0,
+        _images(_samples(here, batch), side),
+        device=here.device, side=side, mean=MIDDLE, std=MIDDLE, augmentation="crop-flip", seed=0,
         dtype=torch.bfloat16 if precision == "bfloat16" else torch.float32,
     )  # fmt: skip
     with bw.Session(model, optimizer, pipeline, plan=plan) as training:
@@ -193,19 +279,24 @@ def plain(here: Here, network: str, side: int, batch: int, precision: str) -> It
         yield
 
 
-def lightning(here: Here, network: str, side: int, batch: int, precision: str) -> Iterator[None]:
+def lightning(
+    here: Here, network: str, side: int, batch: int, precision: str, *, loaders: int
+) -> Iterator[None]:
     """Lightning's Fabric with a loader, as it is usually started."""
-    import lightning
-
     kind = "bf16-mixed" if precision == "bfloat16" else "32-true"
-    fabric = lightning.Fabric(accelerator=here.kind, devices=1, precision=kind)
+    fabric = import_module(FABRIC).Fabric(accelerator=here.kind, devices=1, precision=kind)
     plan = _plan(here, network, side, batch, precision)
     model, optimizer = fabric.setup(*_network(here, plan))
-    store = _images(8 * batch, side)
+    store = _images(_samples(here, batch), side)
     assert store.images is not None
     images = store.images.permute(0, 3, 1, 2).float() / 127.5 - 1
     data = TensorDataset(images, store.labels)
-    loader = fabric.setup_dataloaders(DataLoader(data, batch, shuffle=True, drop_last=True))
+    options: dict[str, Any] = {"num_workers": loaders, "persistent_workers": loaders > 0}
+    loader = fabric.setup_dataloaders(
+        DataLoader(
+            data, batch, shuffle=True, drop_last=True, pin_memory=here.kind == "cuda", **options
+        )
+    )
     while True:
         for some, labels in loader:
             loss = functional.cross_entropy(model(some), labels)
@@ -215,9 +306,13 @@ def lightning(here: Here, network: str, side: int, batch: int, precision: str) -
             yield
 
 
-ARMS = {"session": session, "resident batch": plain}
-if find_spec("lightning"):
-    ARMS["lightning"] = lightning
+PLAIN = "resident batch"
+ARMS: dict[str, Callable[..., Iterator[None]]] = {"session": session, PLAIN: plain}
+# The package of Lightning, or that of PyTorch Lightning, which has Fabric under a name of its own.
+FABRIC = "lightning.fabric" if find_spec("lightning") else "lightning_fabric"
+if find_spec(FABRIC.partition(".")[0]):
+    ARMS["lightning"] = partial(lightning, loaders=0)
+    ARMS["lightning, 8 loaders"] = partial(lightning, loaders=8)
 
 
 # ------------------------------------------------------------------------------------ predictions
@@ -226,35 +321,67 @@ if find_spec("lightning"):
 def predictions(here: Here) -> None:
     """Step time and memory against measurements, and the batch at which memory really runs out."""
     job = _probed(here, 60)
-    profile = bw.probe(job)
-    check = bw.check(bw.plan(profile), points=2 if here.tiny else 6)
-    for point in check.points:
-        where = f"{point.quantity}, batch {point.local_batch_size}, {point.resolution} px"
-        here.found(f"{where}: error of the prediction", point.error)
-        here.found(f"{where}: inside its interval", point.inside)
+    kept = here.findings.folder / "profile.json"
+    if not (kept.exists() and here.has("seconds of the probe")):
+        began = time.monotonic()
+        write_record(bw.probe(job), kept)
+        here.found("seconds of the probe", time.monotonic() - began)
+    profile = read_record(kept, Profile)
+    if not here.has("points checked"):
+        check = bw.check(bw.plan(profile), points=2 if here.tiny else 6)
+        for point in check.points:
+            where = f"{point.quantity}, batch {point.local_batch_size}, {point.resolution} px"
+            here.found(f"{where}: error of the prediction", point.error)
+            here.found(f"{where}: inside its interval", point.inside)
+        here.found("points checked", len(check.points))
+    limit = 3 * max(one.peak_bytes for one in profile.memory) // 2
+    if here.kind == "cuda":
+        free, whole = torch.cuda.mem_get_info(here.device)
+        limit = min(CAP, 3 * free // 4)
+        torch.cuda.set_per_process_memory_fraction(limit / whole)
+    _run_out(here, profile, limit)
+
+
+def _run_out(here: Here, profile: Profile, limit: int) -> None:
+    """Steps of batches around the largest that is predicted to fit."""
     side = max(point.resolution for point in profile.memory)
-    free = profile.cluster.memory_bytes
-    limit = int(1.5 * max(one.peak_bytes for one in profile.memory)) if here.tiny else free
     most = max_local_batch_size(profile, limit=limit, resolution=side, workers=1)
-    here.found(f"largest batch that fits {limit / 2**20:.0f} MiB, predicted", most)
-    folder = here.out / "limits"
+    here.found(f"largest batch that fits {limit / 2**30:.1f} GiB, predicted", most)
+    folder = here.work / "limits"
     folder.mkdir(exist_ok=True)
     for factor in (0.97, 1.0, 1.05):
         batch = max(2, int(factor * most))
-        found = measure_points(job, [(1, side, batch)], folder, visits=1)
+        what = f"batch {batch} ({factor:g} of it) takes"
+        if here.has(what):
+            continue
+        found = measure_points(profile.job, [(1, side, batch)], folder, visits=1)
         peak = found.memory[0].peak_bytes if found.memory else None
-        told = "does not fit" if peak is None else f"{peak / limit:.3f} of the limit"
-        here.found(f"batch {batch} ({factor:g} of it) takes", told)
+        here.found(what, "does not fit" if peak is None else f"{peak / limit:.3f} of it, and fits")
 
 
-def _data(here: Here) -> str:
-    return "digits" if here.data is None else f"cifar100:{here.data / 'cifar-100-python'}"
+def card(here: Here) -> None:
+    """The same with all memory of the GPU, by images and a network that can fill it."""
+    words = ["epochs=100", "resolutions=224"]
+    network = "torchvision.models:resnet50" if find_spec("torchvision") else "resnet18"
+    job = _job(here, network, *words) if not here.tiny else _job(here, "resnet8", "epochs=2")
+    profile = bw.probe(job.model_copy(update={"probe": _budget(here, 40)}))
+    tiny = 2 * max(one.peak_bytes for one in profile.memory)
+    _run_out(here, profile, tiny if here.tiny else profile.cluster.memory_bytes)
 
 
-def _probed(here: Here, budget: float) -> Job:
-    network, epochs, budget = ("resnet8", 2, 5) if here.tiny else ("resnet18", 100, budget)
-    words = f"network={network} device={here.kind} launch=in-process workers=1 epochs={epochs}"
-    return job_from(words, data=_data(here), probe={"budget": budget, "learning": 0})
+def _budget(here: Here, seconds: float) -> Any:
+    return Job(probe={"budget": 5 if here.tiny else seconds, "learning": 0}).probe
+
+
+def _job(here: Here, network: str, *words: str) -> Job:
+    told = f"network={network} device={here.kind} launch=in-process workers=1 {' '.join(words)}"
+    return job_from(told, data=here.image_data())
+
+
+def _probed(here: Here, seconds: float) -> Job:
+    network, epochs = ("resnet8", 2) if here.tiny else ("resnet18", 100)
+    job = _job(here, network, f"epochs={epochs}")
+    return job.model_copy(update={"probe": _budget(here, seconds)})
 
 
 def autocast(here: Here) -> None:
@@ -295,10 +422,10 @@ def virtual(here: Here) -> None:
         method = ["method=dual-batch", f"dual.small_workers={small}"] if small else ["method=plain"]
         began = time.monotonic()
         result = batchwright(
-            "run", f"data={_data(here)}", f"network={network}", f"device={here.kind}",
+            "run", f"data={here.image_data()}", f"network={network}", f"device={here.kind}",
             *method, "launch=virtual", "workers=4", f"epochs={epochs}", "probe.learning=0",
-            f"probe.budget={5 if here.tiny else 20}", "--out", here.out / f"virtual-{small}",
-            cwd=here.out,
+            f"probe.budget={5 if here.tiny else 20}", "--out", here.work / f"virtual-{small}",
+            cwd=here.work,
         )  # fmt: skip
         here.found(f"{what}: real seconds", time.monotonic() - began)
         here.found(f"{what}: accuracy", result["test_accuracy"])
@@ -306,59 +433,61 @@ def virtual(here: Here) -> None:
 
 def accuracy(here: Here) -> None:
     """Seconds to an accuracy, probe and all, and those of a plain script to the same."""
-    if here.data is None and not here.tiny:
-        here.found("left out", "no --data")
-        return
-    target, epochs = (0.9, 30) if here.data is None or here.tiny else (0.5, 60)
-    began = time.monotonic()
-    result = batchwright(
-        "run", f"data={_data(here)}", "network=resnet8", f"device={here.kind}",
-        f"goal.accuracy={target}", f"epochs={epochs}",
-        *(["probe.budget=5", "probe.learning=0"] if here.tiny else []),
-        "--out", here.out / "accuracy", cwd=here.out,
-    )  # fmt: skip
-    here.found(f"seconds to {target:g} with `batchwright run`", time.monotonic() - began)
-    here.found("accuracy at the end", result["test_accuracy"])
-    if here.data is None or here.tiny:
-        return
+    target, epochs = (0.02, 2) if here.tiny else (0.5, 60)
+    images = "made-up images" if here.data is None else "CIFAR-100"
+    where = f"{images}, resnet8, seconds to {target:g}"
+    if not here.has(f"{where}: `batchwright run`"):
+        began = time.monotonic()
+        result = batchwright(
+            "run", f"data={here.image_data()}", "network=resnet8", f"device={here.kind}",
+            f"goal.accuracy={target}", f"epochs={epochs}",
+            *(["probe.budget=5", "probe.learning=0"] if here.tiny else []),
+            "--out", here.work / "accuracy", cwd=here.work,
+        )  # fmt: skip
+        here.found("accuracy at the end", result["test_accuracy"])
+        here.found(f"{where}: `batchwright run`", time.monotonic() - began)
     words = [
-        *(sys.executable, "-m", "benchmarks.planning.plain_torch", "--data", _data(here)),
-        *("--network", "resnet8", "--side", "32", "--epochs", "30", "--rate", "0.1"),
-        *("--loaders", "8"),
+        *(sys.executable, "-m", "benchmarks.planning.plain_torch", "--data", here.image_data()),
+        *("--network", "resnet8", "--side", "32", "--epochs", str(epochs), "--rate", "0.1"),
+        *("--loaders", "0" if here.tiny else "8", "--device", here.kind),
     ]
     began = time.monotonic()
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as script:
         assert script.stdout is not None
         for line in script.stdout:
             if json.loads(line)["accuracy"] >= target:
-                here.found(f"seconds to {target:g} with a plain script", time.monotonic() - began)
+                here.found(f"{where}: a plain script", time.monotonic() - began)
                 break
         script.kill()
 
 
-STEPS = (
-    Step("tests", 8, "pytest -m gpu: does the CUDA path work at all", tests),
-    Step("speed-32", 6, "our loop against plain steps and Lightning, resnet18 at 32 px", speed_32),
-    Step("predictions", 7, "step, memory and batch limit, memory really running out", predictions),
-    Step("speed-224", 6, "the same speeds, resnet50 at 224 px", speed_224),
-    Step("autocast", 3, "bfloat16 against float32", autocast),
-    Step("server", 2, "dual batch: a parameter server beside one GPU", server),
-    Step("virtual", 6, "virtual cluster, resnet18, 0 and 3 workers with small batches", virtual),
-    Step("accuracy", 7, "time to accuracy against a plain script", accuracy),
-)
-"""Most valuable first; the limits add up to 45 minutes."""
+TAKE: dict[str, Callable[[Here], None]] = {
+    "machine": machine,
+    "tests": tests,
+    "speed-32": speed_32,
+    "predictions": predictions,
+    "speed-224": speed_224,
+    "autocast": autocast,
+    "server": server,
+    "virtual": virtual,
+    "accuracy": accuracy,
+    "card": card,
+}
+"""What the steps of `benchmarks.gpu.programme` do."""
 
 
 def main() -> None:
     """Take one step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=[one.name for one in STEPS])
+    parser.add_argument("name", choices=TAKE)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--commit", required=True)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
-    (step,) = (one for one in STEPS if one.name == asked.name)
-    step.take(Here(step.name, asked.out, asked.data, asked.tiny))
+    findings = Findings(asked.out, asked.commit)
+    TAKE[asked.name](Here(asked.name, findings, asked.work, asked.data, asked.tiny))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,10 @@ from benchmarks.harness.figures import Figure, Value, print_values
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+_PEERS = (
+    *("torch", "numpy", "lightning", "transformers", "accelerate", "pytorch-optimizer"),
+    *("tensorboard", "mlflow", "wandb", "trackio"),
+)  # whose versions a report tells, where they are installed
 BUSY_LOAD = 0.5  # programs that want to compute, over the last minute
 
 Measurements = dict[str, Any]
@@ -259,7 +263,7 @@ def make_report(
 def environment(seeds: Iterable[int]) -> dict[str, Any]:
     """Where the run took place: enough to repeat it, nothing that names the machine or its user."""
     versions = {}
-    for package in ("torch", "numpy", "lightning", "accelerate", "pytorch-optimizer"):
+    for package in _PEERS:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

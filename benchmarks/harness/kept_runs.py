@@ -1,4 +1,5 @@
-"""Runs of a benchmark of accuracy: two at a time, a core each, kept as each one ends.
+"""Runs of a benchmark of accuracy: two at a time, a core each, kept as each one ends; or one at a
+time with all cores.
 
 Such a benchmark takes hours. What came of each run is written down at once, and a run that is there
 already is not made again if the very same plan made it; so it can be stopped at any time and
@@ -102,10 +103,11 @@ class KeptRuns:
     Args:
         keep: Takes a file for each finished run.
         folder: Takes run folders.
+        alone: A run has the machine to itself, because it has several workers or is timed.
     """
 
-    def __init__(self, keep: Path, folder: Path) -> None:
-        self._keep, self._folder = keep, folder
+    def __init__(self, keep: Path, folder: Path, *, alone: bool = False) -> None:
+        self._keep, self._folder, self._alone = keep, folder, alone
         keep.mkdir(parents=True, exist_ok=True)
 
     def make(self, wanted: Sequence[Wanted]) -> list[Run]:
@@ -139,27 +141,29 @@ class KeptRuns:
         return Run(**{**values, **lists})
 
     def _carry_out(self, todo: Iterator[Wanted]) -> None:
-        cores = sorted(os.sched_getaffinity(0))[:AT_A_TIME]
-        busy: dict[int, tuple[subprocess.Popen[bytes], Wanted]] = {}
+        cores = sorted(os.sched_getaffinity(0))
+        places = [frozenset(cores)] if self._alone else [frozenset({one}) for one in cores]
+        places = places[:AT_A_TIME]
+        busy: dict[frozenset[int], tuple[subprocess.Popen[bytes], Wanted]] = {}
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # runs end with it
         try:
             while True:
-                for core in cores:
-                    if core not in busy and (one := next(todo, None)) is not None:
-                        busy[core] = self._started(core, one), one
+                for place in places:
+                    if place not in busy and (one := next(todo, None)) is not None:
+                        busy[place] = self._started(place, one), one
                 if not busy:
                     return
                 time.sleep(POLL_SECONDS)
-                for core, (process, one) in list(busy.items()):
+                for place, (process, one) in list(busy.items()):
                     if process.poll() is not None:
-                        del busy[core]
+                        del busy[place]
                         self._finish(process.returncode, one)
         finally:
             for process, _ in busy.values():
                 process.terminate()
                 process.wait()
 
-    def _started(self, core: int, one: Wanted) -> subprocess.Popen[bytes]:
+    def _started(self, cores: Iterable[int], one: Wanted) -> subprocess.Popen[bytes]:
         plan = self._folder / f"{one.title}.json"
         write_record(one.plan, plan)
         words = [*one.words, str(plan), "--out", str(self._run(one))]
@@ -172,7 +176,7 @@ class KeptRuns:
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        os.sched_setaffinity(process.pid, {core})  # before it has any threads
+        os.sched_setaffinity(process.pid, cores)  # before it has any threads
         return process
 
     def _finish(self, code: int, one: Wanted) -> None:

@@ -26,8 +26,8 @@ HEAD = ("| figure | measured (spread) | goal | met |", "|---|---|---|---|")
 
 ORDER = (
     *("time_to_accuracy", "main_job", "predict", "large_networks", "decisions", "uneven"),
-    *("simulate", "dual_batch", "dual_accuracy", "dual_uneven", "cyclic", "data_path"),
-    *("large_batch", "warmup", "warmup_long", "gradient_overhead", "step_overhead"),
+    *("adapters", "simulate", "hybrid", "dual_batch", "dual_accuracy", "dual_uneven", "cyclic"),
+    *("data_path", "large_batch", "warmup", "warmup_long", "gradient_overhead", "step_overhead"),
     *("first_contact", "service"),
 )
 """Benchmarks, in the order of their tables."""

@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--loaders", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--look", action="store_true", help="a quarter of the training images, "
                         "judged on others of them")  # fmt: skip
     return parser.parse_args()
@@ -118,6 +119,7 @@ def loaders(asked: argparse.Namespace) -> tuple[DataLoader, DataLoader, int]:
     else:
         judged = Images(asked.data, "test", asked.side, augment=False)
     more = {"num_workers": asked.loaders, "persistent_workers": asked.loaders > 0}
+    more["pin_memory"] = asked.device != "cpu"
     return (
         DataLoader(trained, BATCH, shuffle=True, **more),
         DataLoader(judged, BATCH, **more),

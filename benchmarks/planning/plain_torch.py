@@ -19,11 +19,12 @@ def main() -> None:
     asked = arguments()
     torch.manual_seed(asked.seed)
     train, test, classes = loaders(asked)
-    network = NETWORKS[asked.network](classes)
+    network = NETWORKS[asked.network](classes).to(asked.device)
     optimizer, schedule = optimizer_of(network, asked.rate, asked.epochs)
     for _ in range(asked.epochs):
         network.train()
-        for images, labels in train:
+        for batch in train:
+            images, labels = (one.to(asked.device, non_blocking=True) for one in batch)
             optimizer.zero_grad()
             functional.cross_entropy(network(images), labels).backward()
             optimizer.step()
@@ -31,7 +32,8 @@ def main() -> None:
         network.eval()
         correct = total = 0
         with torch.no_grad():
-            for images, labels in test:
+            for batch in test:
+                images, labels = (one.to(asked.device, non_blocking=True) for one in batch)
                 correct += int((network(images).argmax(1) == labels).sum())
                 total += len(labels)
         told = {"accuracy": correct / total, "versions": {"torch": torch.__version__}}

@@ -88,7 +88,7 @@ def train_session(
     samples = plan.data.train_samples
     store = ImageStore.from_images(images[:samples], labels[:samples])
     pipeline = image_pipeline(plan, data, store)
-    network = _network(data)
+    network = cifar_network(data)
     if prepare is not None:
         prepare(network)
     loss = build_loss(plan.job)
@@ -107,8 +107,8 @@ def train_session(
 def bare(turns: Turns, folder: Path, *_: Path) -> None:
     """A loop as one writes it by hand: data in memory, augmented a batch at a time, fused SGD."""
     prepare_process(usable_cores())
-    data = _open(folder)
-    _train_bare(turns, data, _network(data))
+    data = opened_cifar(folder)
+    _train_bare(turns, data, cifar_network(data))
 
 
 def bare_ddp(turns: Turns, folder: Path) -> None:
@@ -119,10 +119,10 @@ def bare_ddp(turns: Turns, folder: Path) -> None:
     """
     prepare_process(usable_cores())
     dist.init_process_group("gloo")
-    data = _open(folder)
+    data = opened_cifar(folder)
     warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # its heir syncs first
     network = nn.parallel.DistributedDataParallel(
-        _network(data), broadcast_buffers=False, gradient_as_bucket_view=True
+        cifar_network(data), broadcast_buffers=False, gradient_as_bucket_view=True
     )
     try:
         _train_bare(turns, data, network, worker=dist.get_rank(), workers=dist.get_world_size())
@@ -137,7 +137,7 @@ def _train_bare(
     padded = functional.pad(images, (0, 0, *[BORDER] * 4))
     factor = 1 / (255 * torch.tensor(data.std))
     offset = -torch.tensor(data.mean) / torch.tensor(data.std)
-    optimizer = _sgd(network, fused=True)
+    optimizer = sgd(network, fused=True)
     order = torch.Generator().manual_seed(0)  # the same for all workers
     turns.ready()
     while True:
@@ -157,13 +157,13 @@ def _train_bare(
 def resident_batch(turns: Turns, folder: Path, *_: Path) -> None:
     """Its steps on one batch that is there already: what the processor can do."""
     prepare_process(usable_cores())
-    data = _open(folder)
+    data = opened_cifar(folder)
     images, labels = _stored(data)
     batch = images[:BATCH].float().div_(255).sub_(torch.tensor(data.mean))
     batch = batch.div_(torch.tensor(data.std)).permute(0, 3, 1, 2)
     targets = labels[:BATCH].clone()
-    network = _network(data)
-    optimizer = _sgd(network, fused=True)
+    network = cifar_network(data)
+    optimizer = sgd(network, fused=True)
     turns.ready()
     while True:
         loss = functional.cross_entropy(network(batch), targets)
@@ -229,7 +229,7 @@ def lightning(turns: Turns, folder: Path, *_: Path) -> None:
             return functional.cross_entropy(self.network(images), labels)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return _sgd(self)
+            return sgd(self)
 
     class Steps(pl.Callback):
         def on_train_start(self, *arguments: Any) -> None:  # noqa: ARG002
@@ -239,7 +239,7 @@ def lightning(turns: Turns, folder: Path, *_: Path) -> None:
             _, _, _, batch, _ = arguments
             turns.step_done(len(batch[1]))
 
-    data = _open(folder)
+    data = opened_cifar(folder)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
@@ -250,7 +250,7 @@ def lightning(turns: Turns, folder: Path, *_: Path) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Module(_network(data)), _loader(data))
+    trainer.fit(Module(cifar_network(data)), _loader(data))
 
 
 def accelerate(turns: Turns, folder: Path, *_: Path) -> None:
@@ -258,9 +258,9 @@ def accelerate(turns: Turns, folder: Path, *_: Path) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    data = _open(folder)
-    plain = _network(data)
-    network, optimizer, loader = accelerator.prepare(plain, _sgd(plain), _loader(data))
+    data = opened_cifar(folder)
+    plain = cifar_network(data)
+    network, optimizer, loader = accelerator.prepare(plain, sgd(plain), _loader(data))
     turns.ready()
     while True:
         for images, labels in loader:
@@ -284,7 +284,8 @@ def _loader(data: ImageData) -> DataLoader[tuple[Tensor, int]]:
 # ---------------------------------------------------------------------------- what all arms share
 
 
-def _open(folder: Path) -> ImageData:
+def opened_cifar(folder: Path) -> ImageData:
+    """CIFAR-100, out of the cache."""
     return open_data(Job(data=f"cifar100:{folder}"), verify=False)
 
 
@@ -295,14 +296,15 @@ def _stored(data: ImageData) -> tuple[Tensor, Tensor]:
     return data.train.images, data.train.labels
 
 
-def _network(data: ImageData) -> nn.Module:
+def cifar_network(data: ImageData) -> nn.Module:
     """The network of all arms: same weights, in channels-last memory format."""
     network = build_network("resnet8", classes=len(data.facts.classes), side=SIDE, seed=0)
     set_training(network)
     return network
 
 
-def _sgd(network: nn.Module, *, fused: bool | None = None) -> torch.optim.Optimizer:
+def sgd(network: nn.Module, *, fused: bool | None = None) -> torch.optim.Optimizer:
+    """The optimizer of all arms."""
     return torch.optim.SGD(
         network.parameters(),
         lr=RATE,

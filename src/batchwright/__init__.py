@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from batchwright.records.run_folder import load
     from batchwright.training.batches.unequal import Sampler, weight
     from batchwright.training.session import Session
+    from batchwright.workflows.delivery.deliver import deliver
     from batchwright.workflows.simulating import simulate
     from batchwright.workflows.sweep.verb import sweep
     from batchwright.workflows.trainers.accelerate import ForAccelerate
     from batchwright.workflows.trainers.lightning import ForLightning
     from batchwright.workflows.trainers.transformers import ForTransformers
     from batchwright.workflows.verbs import check, plan, probe, report, run, schedule, train
+    from batchwright.workload.model_files import load_model
     from batchwright.workload.muon import muon
 
 __version__ = "0.1.0"
@@ -55,7 +57,9 @@ _HOME = {
     "Session": "training.session",
     "Sweep": "records",
     "check": "workflows.verbs",
+    "deliver": "workflows.delivery.deliver",
     "load": "records.run_folder",
+    "load_model": "workload.model_files",
     "max_local_batch_size": "prediction.memory",
     "metrics": "records.lines.export",
     "muon": "workload.muon",
@@ -85,7 +89,9 @@ __all__ = [
     "Session",
     "Sweep",
     "check",
+    "deliver",
     "load",
+    "load_model",
     "max_local_batch_size",
     "metrics",
     "muon",

@@ -5,6 +5,7 @@ from batchwright.records.registries.launchers import Launcher
 from batchwright.records.registries.methods import MethodSpec
 from batchwright.records.registries.networks import NetworkSpec
 from batchwright.records.registries.optimizers import OptimizerSpec
+from batchwright.records.registries.trackers import TrackerSpec
 
 PLATES = DataSource("plates", "other_torch:open_plates", takes_path=True, as_they_come=True)
 TINY = NetworkSpec("tiny", "other_torch:tiny", least_side=2)
@@ -16,5 +17,8 @@ GROWING = MethodSpec(
     plan="other_planning:lay_out",
     why="A larger batch later does what a lower rate does.",
     reference="Smith et al. 2018, arXiv 1711.00489",
+)
+WRITTEN = TrackerSpec(
+    "written", "other_tracker:open_tracker", "other_tracker", "a file", folder=True
 )
 NOTED = Launcher("noted", "one worker, here, noted", "other_torch:train_noted", one_worker=True)

@@ -133,14 +133,22 @@ def send(
         str | None,
         typer.Option(metavar="URL", help="The service; without it, where the run reported before."),
     ] = None,
+    tracker: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[:PLACE]", help="A tracker, as for `run`; may be repeated."),
+    ] = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Send a service what it does not have of a run."""
+    """Send a service, or trackers, what they do not have of a run."""
     from batchwright.client.http import Service, checked_url
     from batchwright.client.outbox import seal_of
     from batchwright.client.sending import report_to_send
     from batchwright.client.sending import send as send_run
 
+    if tracker:
+        _send_to_trackers(run, tracker)
+        if to is None:
+            return
     report = report_to_send(run, checked_url(to) if to is not None else None)
     url, token = _reached(report.url, token_file)
     if to is None and token_file is None and report.seal != seal_of(url, token):
@@ -152,6 +160,15 @@ def send(
     with Service(url, token) as service:
         done = send_run(run, report, service, _tell)
     _tell(f"{done.next} lines of {run} are at {url}/runs/{done.run}")
+
+
+def _send_to_trackers(run: Path, words: list[str]) -> None:
+    """Hand trackers what they do not have; a run with a summary has finished."""
+    from batchwright.client.trackers.following import send_to_trackers
+
+    outcome = "finished" if (run / "summary.json").exists() else ""
+    for word, lines in send_to_trackers(run, words, outcome).items():
+        _tell(f"{lines} lines of {run} are in {word}")
 
 
 def agent(

@@ -117,6 +117,15 @@ FollowAdvice = Annotated[
     bool,
     typer.Option("--follow-advice", help="Take a new plan from there at the end of an epoch."),
 ]
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tracker",
+        metavar="NAME[:PLACE]",
+        help="Shows the run besides: tensorboard:DIR, mlflow:ADDRESS, wandb:PROJECT, "
+        "trackio:PROJECT; may be repeated. Else what BATCHWRIGHT_TRACKERS says.",
+    ),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if there is one.")]
 
@@ -148,6 +157,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     report_to: ReportTo = None,
     follow_advice: FollowAdvice = False,
+    tracker: Trackers = None,
     as_json: JsonFlag = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show every reason.")] = False,
 ) -> None:
@@ -164,6 +174,7 @@ def run(
         on_plan=tell,
         report_to=report_to,
         follow_advice=follow_advice,
+        trackers=tracker,
         overrides=(words or ()) if resume else (),
     )
     finish_run(summary, as_json)
@@ -367,6 +378,7 @@ def train(
     ] = None,
     report_to: ReportTo = None,
     follow_advice: FollowAdvice = False,
+    tracker: Trackers = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Train as a plan says, with real worker processes."""
@@ -385,6 +397,7 @@ def train(
         profile=None if profile is None else read_record(profile, Profile),
         report_to=report_to,
         follow_advice=follow_advice,
+        trackers=tracker,
         overrides=words,
     )
     finish_run(summary, as_json)
@@ -475,6 +488,40 @@ def export(
         print(text, end="")
     else:
         write_whole(out, text.encode())
+
+
+@app.command()
+def deliver(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder; must be new or empty.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="network=NAME", help="For --onnx, a network of your own again."),
+    ] = None,
+    checkpoint: Annotated[
+        str,
+        typer.Option(metavar="best|last", help="Whose weights: the best epoch's, or the last."),
+    ] = "best",
+    licence: Annotated[
+        str, typer.Option(metavar="NAME", help="For the card, such as apache-2.0.")
+    ] = "unknown",
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write the network as ONNX, too.")] = False,
+) -> None:
+    """Write a trained network for others: weights as safetensors, a model card, ONNX."""
+    from batchwright.workflows.delivery.deliver import deliver as delivered
+
+    keys = dict(_setting(word) for word in words or ())
+    if keys.keys() - {"network"}:
+        raise ArgumentError(f"deliver takes network=NAME alone, not {next(iter(keys))}=")
+    card = delivered(
+        run,
+        to,
+        checkpoint=checkpoint,  # type: ignore[arg-type] # it is looked at there
+        licence=licence,
+        onnx=onnx,
+        network=keys.get("network"),
+    )
+    print(f"model card: {card}", file=sys.stderr)
 
 
 def _setting(word: str) -> tuple[str, str]:

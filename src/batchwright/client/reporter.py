@@ -181,7 +181,7 @@ class Reporter:
             print(text, file=self._out, flush=True)
 
 
-def _listen(orders: queue.Queue[Order], source: IO[bytes]) -> None:
+def listen(orders: queue.Queue[Order], source: IO[bytes]) -> None:
     """Hand on the order on standard input; its end without one means that training is gone."""
     for line in source:
         with suppress(ValueError, KeyError, TypeError):
@@ -196,7 +196,7 @@ def _main() -> None:
         os.nice(NICENESS)
     orders: queue.Queue[Order] = queue.Queue()
     source = sys.stdin.buffer
-    threading.Thread(target=_listen, args=(orders, source), daemon=True).start()
+    threading.Thread(target=listen, args=(orders, source), daemon=True).start()
     try:
         done = Reporter(Path(sys.argv[1]), orders, sys.stdout).run()
     except BatchwrightError as error:

@@ -194,10 +194,11 @@ def _refuse_sparse(gradients: Sequence[Tensor]) -> None:
 
 
 def _shaped_like(parameter: nn.Parameter, piece: Tensor) -> Tensor:
-    """A view of a flat piece with the parameter's shape and, where dense, its memory format.
+    """A view of a flat piece with the parameter's shape and, where it is dense, its strides.
 
-    Same strides for weights and gradients keep the optimizer's passes over them dense.
+    Same strides for weights and gradients keep the optimizer's passes over them dense; fused
+    optimizers on GPUs take no others.
     """
-    if parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last):
+    if torch.empty_like(parameter, device="meta").stride() == parameter.stride():  # dense
         return piece.as_strided(parameter.size(), parameter.stride(), piece.storage_offset())
     return piece.view(parameter.size())

@@ -36,6 +36,7 @@ PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its workers
 LAUNCH = "BATCHWRIGHT_LAUNCH"  # names the launch, the same after each of its restarts
 STORE_SOCKET = "BATCHWRIGHT_STORE_SOCKET"  # descriptor at which worker 0 holds the store
 VERB_PARENT = "BATCHWRIGHT_VERB_PARENT"  # a sweep or a job's agent, for the verbs that it runs
+ENGINE_PARENT = "BATCHWRIGHT_ENGINE_PARENT"  # an engine's worker, for the command beside it
 STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What asks a run for a checkpoint and an orderly end."""

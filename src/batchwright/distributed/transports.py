@@ -22,10 +22,12 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from batchwright.distributed.heartbeat import BEAT_SECONDS, RollCall
+from batchwright.workload.host import enter
 
 _POLL_SECONDS = 50e-6  # between two looks at the device: what a message may be noticed late
 _SHORT_SECONDS = 1e-3  # within which others only get their turn between two looks
 _GIVE_UP_SECONDS = 10.0  # for what should take none, and may wait for a worker that is gone
+_WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 class Gloo:
@@ -94,11 +96,11 @@ class Queued(Gloo):
         """Abort, for some seconds: it may itself wait for a worker that was killed."""
         if not self._gave_up:
             self._gave_up = True
-            _within(_GIVE_UP_SECONDS, self.abort)
+            _within(_GIVE_UP_SECONDS, self.abort, self.device)
 
     def leave(self) -> None:
         """Leave the group; where a worker is gone without a word, not wait for it for ever."""
-        _within(_GIVE_UP_SECONDS, dist.destroy_process_group)
+        _within(_GIVE_UP_SECONDS, dist.destroy_process_group, self.device)
 
 
 class Nccl(Queued):
@@ -107,8 +109,18 @@ class Nccl(Queued):
     backend = "cpu:gloo,cuda:nccl"
 
     def prepare(self) -> None:
-        """Keep PyTorch's watchdog from ending the process: the run has more to say, and to save."""
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        """Keep PyTorch's watchdog from ending the process: the run has more to say, and to save.
+
+        What the user has set stays, but for 2: the watchdog then aborts exchanges by itself, and a
+        step would take what had arrived for the sum. torchrun gives its workers 1 unless the user
+        has set something, so there 1 is nobody's word.
+        """
+        told = os.environ.get(_WATCHDOG)
+        if told in (None, "2") or (told == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
+            os.environ[_WATCHDOG] = "0"
+        # After an error the watchdog sleeps four times as long, a minute by default, before it lets
+        # go of the group: the process could not end before.
+        os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "250")
 
     def mark(self) -> Callable[[], bool]:
         """An event behind all that is queued."""
@@ -166,14 +178,15 @@ def _await(done: Callable[[], bool], timeout: float) -> None:
             raise TimeoutError("the exchange will not end")
 
 
-def _within(seconds: float, work: Callable[[], None]) -> None:
+def _within(seconds: float, work: Callable[[], None], device: torch.device) -> None:
     """Do something for some seconds at most; what takes longer is left to end with the process."""
-    thread = threading.Thread(target=_quietly, args=(work,), name="giving-up", daemon=True)
+
+    def quietly() -> None:
+        # The group is in pieces, and is being left; versions of PyTorch differ in how.
+        with suppress(RuntimeError, ValueError, AttributeError):
+            enter(device)  # a thread has a current device of its own, the first GPU at first
+            work()
+
+    thread = threading.Thread(target=quietly, name="giving-up", daemon=True)
     thread.start()
     thread.join(seconds)
-
-
-def _quietly(work: Callable[[], None]) -> None:
-    # The group is in pieces, and is being left; versions of PyTorch differ in how.
-    with suppress(RuntimeError, ValueError, AttributeError):
-        work()

@@ -61,8 +61,8 @@ def _ratio_words(profile: Profile) -> str:
     words = f": {ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in turns"
     if ratio.low <= 1 <= ratio.high:
         words += (
-            ", which is not certain to be a difference; bfloat16 is taken where it seems to save "
-            "1 % or more, else float32, which rounds less"
+            f", which is not certain to be a difference; {profile.precisions[-1].precision} is "
+            "taken where it seems to save 1 % or more, else float32, which rounds less"
         )
     if size < told.wanted_batch_size:
         words += (

@@ -51,6 +51,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> tuple[Profile, ...]:
     """
     if not profiles:
         raise PlanError("a plan needs at least one profile: `batchwright probe` makes one")
+    profiles = [kind for profile in profiles for kind in _apart(profile)]
     first = profiles[0]
     for other in profiles[1:]:
         facts = [("data", first.data.digest, other.data.digest)]
@@ -65,6 +66,29 @@ def merge_profiles(profiles: Sequence[Profile]) -> tuple[Profile, ...]:
         ]
         _refuse_difference(facts, "give profiles of one workload and the same settings")
     return tuple(_merged(group) for group in _grouped(profiles, kind_of))
+
+
+def _apart(profile: Profile) -> Sequence[Profile]:
+    """A profile for each kind of worker that measured together."""
+    if len(profile.kinds) < 2:
+        return [profile]
+    return [
+        profile.model_copy(
+            update={
+                "kinds": (one,),
+                "steps": one.steps,
+                "cluster": profile.cluster.model_copy(
+                    update={
+                        "kind": one.kind,
+                        "device_name": one.device_name,
+                        "memory_bytes": one.memory_bytes,
+                    }
+                ),
+                "evaluation_seconds_per_image": one.pace * profile.evaluation_seconds_per_image,
+            }
+        )
+        for one in profile.kinds
+    ]
 
 
 def _refuse_difference(facts: Iterable[tuple[str, object, object]], advice: str) -> None:

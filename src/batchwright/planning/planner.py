@@ -81,6 +81,7 @@ from batchwright.planning.validation import (
 from batchwright.records import (
     DataFacts,
     Estimate,
+    HeldOut,
     Job,
     NetworkFacts,
     OptimizerName,
@@ -211,7 +212,7 @@ def make_plan(
             knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MOST_SHOWN)
             for bend in bends
         ),
-        held_out=() if virtual else next((held_out(kind) for kind in kinds if not kind.stated), ()),
+        held_out=() if virtual else _held_out(kinds),
         kinds=choice.row.mix.kinds if named else (),
     )
     told_of = runs or any(profile.trials for profile in given)
@@ -287,6 +288,14 @@ def plan_to_measure(profile: Profile) -> Plan:
         elif job.goal.objective != "accuracy":
             raise
         return make_plan(profile, job.model_copy(update={"goal": job.goal.model_copy(update=free)}))
+
+
+def _held_out(kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
+    """Steps to check predictions by: workers that were measured together go at the slowest pace."""
+    measured = [kind for kind in kinds if not kind.stated]
+    together = [kind for kind in measured if kind.together]
+    slowest = max(together, key=lambda kind: kind.profile.kinds[0].pace, default=None)
+    return held_out(slowest or measured[0]) if measured else ()
 
 
 def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[Reason, ...]:

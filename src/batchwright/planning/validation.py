@@ -22,7 +22,8 @@ PLANNING_KEYS = frozenset(
         *("label_smoothing", "launch", "learning_rate", "least_local_batch", "link", "method"),
         *("micro_batch", "most_local_batch", "port", "rebalance", "rebalance_steps"),
         *("resolutions", "restarts", "sampling", "scaling", "seed", "server", "timeout", "virtual"),
-        *("nodes", "slurm", "track", "warmup_epochs", "warmup_law", "warmup_start", "workers"),
+        *("nodes", "ray", "slurm", "track", "warmup_epochs", "warmup_law", "warmup_start"),
+        "workers",
     )
 )
 """Job keys that may change after measuring, because they do not change what was measured.
@@ -132,7 +133,7 @@ def idle_keys(job: Job) -> tuple[str, ...]:
 
 def precision_of(job: Job) -> Precision:
     """The precision of a job that was resolved."""
-    return "bfloat16" if job.precision == "bfloat16" else "float32"
+    return "float32" if job.precision == "auto" else job.precision
 
 
 def least_local(network: NetworkFacts) -> int:

@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import exp, hypot, log, log2
 from typing import Protocol
 
@@ -334,6 +335,40 @@ def fit_step_time(
     Raises:
         PlanError: Too few points, or one twice.
     """
+    fitted = _fit_points(tuple(points))
+    overlap = _find_overlap(points, collectives, gradient_bytes, fitted.errors)
+    groups, degrees = fitted.groups, fitted.degrees
+    return StepTimeModel(
+        workers=tuple(sorted({workers for workers, _ in groups})),
+        drift=fitted.drift,
+        drift_measured=degrees > 0,
+        overlap=overlap,
+        notes=tuple(_notes(fitted, overlap, collectives)),
+        _degrees=degrees,
+        _skew=pooled_skew(points) if degrees else 1.0,
+        _level=level_error(points, fitted.drift),
+        _whole=fitted.whole,
+        _compute=fitted.compute,
+        _gradient_bytes=gradient_bytes,
+        _link=link,
+    )
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """What follows from measured steps alone."""
+
+    drift: float
+    degrees: int  # of freedom behind the drift
+    groups: Mapping[tuple[int, int], Sequence[StepTime]]  # by workers and resolution
+    doubtful: Sequence[tuple[StepTime, StepTime]]  # pairs that contradict each other
+    errors: Mapping[Key, float]
+    whole: Mapping[tuple[int, int], Curve]
+    compute: Mapping[tuple[int, int], Curve]
+
+
+@lru_cache(maxsize=8)  # a probe fits between two visits, and so does the plan that it asks for
+def _fit_points(points: tuple[StepTime, ...]) -> _Fitted:
     if not points:
         raise PlanError("the profile has no step times; run probe first")
     seen = set()
@@ -346,21 +381,8 @@ def fit_step_time(
     doubtful = contradictions(points, drift)
     errors = point_errors(points, drift, doubtful)
     whole = _fit_all(groups, point_seconds, errors)
-    overlap = _find_overlap(points, collectives, gradient_bytes, errors)
-    return StepTimeModel(
-        workers=tuple(sorted({workers for workers, _ in groups})),
-        drift=drift,
-        drift_measured=degrees > 0,
-        overlap=overlap,
-        notes=tuple(_notes(groups, whole, drift, degrees, overlap, collectives, doubtful)),
-        _degrees=degrees,
-        _skew=pooled_skew(points) if degrees else 1.0,
-        _level=level_error(points, drift),
-        _whole=whole,
-        _compute=_fit_all(groups, _computing_seconds, errors),
-        _gradient_bytes=gradient_bytes,
-        _link=link,
-    )
+    compute = _fit_all(groups, _computing_seconds, errors)
+    return _Fitted(drift, degrees, groups, doubtful, errors, whole, compute)
 
 
 def _computing_seconds(point: StepTime) -> float:
@@ -432,32 +454,26 @@ def _find_overlap(
 
 
 def _notes(
-    groups: Mapping[tuple[int, int], Sequence[StepTime]],
-    curves: Mapping[tuple[int, int], Curve],
-    drift: float,
-    degrees: int,
-    overlap: float | None,
-    collectives: Sequence[CollectiveTime],
-    doubtful: Sequence[tuple[StepTime, StepTime]],
+    fitted: _Fitted, overlap: float | None, collectives: Sequence[CollectiveTime]
 ) -> list[str]:
     notes = [
         f"{place_of(large)} takes {point_seconds(large):.4g} s a step, but batch "
         f"{small.local_batch_size} takes {point_seconds(small):.4g} s: one was disturbed, and both "
         "count for little; probe again while the machine is quiet"
-        for small, large in doubtful
+        for small, large in fitted.doubtful
     ]
-    if not degrees:
+    if not fitted.degrees:
         notes.append(
             f"too few points were visited twice to see how repeatable this machine is: a drift of "
-            f"{drift:.0%} is assumed"
+            f"{fitted.drift:.0%} is assumed"
         )
-    if overlap is None and max(workers for workers, _ in groups) > 1:
+    if overlap is None and max(workers for workers, _ in fitted.groups) > 1:
         why = "the exchange is too short beside computing" if collectives else "none was timed"
         notes.append(
             f"how far the exchange of gradients overlaps with computing is not identified ({why}): "
             "none is assumed for more workers than measured"
         )
-    for (workers, resolution), curve in curves.items():
+    for (workers, resolution), curve in fitted.whole.items():
         if curve.caveat:
             notes.append(f"resolution {resolution}, {counted(workers, 'worker')}: {curve.caveat}")
     return notes

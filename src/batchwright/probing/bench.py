@@ -27,7 +27,8 @@ from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import AtResolution, ImageData, resized, to_resolution
-from batchwright.workload.host import autocast, is_out_of_memory
+from batchwright.workload.host import NARROW, autocast, dtype_of, is_out_of_memory
+from batchwright.workload.loss_scaling import LossScale
 from batchwright.workload.task import (
     build_loss,
     build_network,
@@ -96,6 +97,7 @@ class Bench:
         trained: These parameters.
         classes: Number of classes.
         group: The workers that measure together now.
+        scale: What losses are multiplied by.
     """
 
     def __init__(self, job: Job, data: ImageData, group: Group) -> None:
@@ -108,8 +110,9 @@ class Bench:
         rate = usual if job.learning_rate == "auto" else job.learning_rate
         self.optimizer = build_optimizer(self.network, job, rate)
         self._loss = build_loss(job)
-        self._precision: Precision = "bfloat16" if job.precision == "bfloat16" else "float32"
-        self._dtype = torch.bfloat16 if self._precision == "bfloat16" else torch.float32
+        self._precision: Precision = "float32" if job.precision == "auto" else job.precision
+        self._dtype = dtype_of(self._precision)
+        self.scale = LossScale.of(self._precision)
         self._random = torch.Generator().manual_seed(1 + group.rank)
         self._train = self._source(data, data.train)
         self._data, self._feeds = data, dict[int, Feed]()
@@ -130,7 +133,10 @@ class Bench:
 
     def _take_first_step(self) -> None:
         """So that the optimizer's state is there when memory is measured."""
-        self.step(self.supply(SMALLEST_BATCH, min(sides_of(self.job))))
+        supply = self.supply(SMALLEST_BATCH, min(sides_of(self.job)))
+        self.step(supply)
+        while self._precision in NARROW and not self.scale.good_steps and self.scale.scale > 1:
+            self.step(supply)  # the one before was left out
 
     def _weights(self) -> tuple[Tensor, ...]:
         return (*self.network.parameters(), *self.network.buffers())
@@ -339,6 +345,7 @@ class Bench:
         usual = self.optimizer
         self.optimizer = build_optimizer(self.network, self.job, rate, name=optimizer)
         usual.state.clear()  # a training would not have it in memory either
+        self.scale = LossScale.of(self._precision)
         self.start_over()
         yield self.optimizer
         self.optimizer = usual
@@ -370,7 +377,7 @@ class Bench:
         """One of them; its samples and their mean loss, still on the device."""
         loss = self.loss(batch)
         with torch.autocast(self.device.type, enabled=False):
-            (loss * share).backward()
+            self.scale.scaled(loss, share).backward()
         return len(batch[1]), loss.detach().double()
 
     def _set_rates(self, own: Tally) -> None:
@@ -390,14 +397,22 @@ class Bench:
         if tally.out_of_memory:
             self._clear()
             return Taken(fits=False, exchanged=exchanged)
-        norm = math.sqrt(float(tally.sqr_norms.sum()))
+        scale, clip = self.scale, self.job.clip_norm
+        norm = math.sqrt(float(tally.sqr_norms.sum())) / scale.scale
         finite = math.isfinite(norm)
+        if self._precision in NARROW:
+            self.scale = scale.after(good=finite)
+            if not finite and scale.scale > 1:  # left out: nothing is wrong yet
+                self._clear()
+                return Taken(stopped=bool(tally.stop), exchanged=exchanged)
         gradients = [p.grad for p in self.trained if p.grad is not None]
-        clip = self.job.clip_norm
+        factor = 1 / scale.scale
         if not finite:
             self.start_over()
         elif clip is not None and norm > clip:
-            torch._foreach_mul_(gradients, clip / norm)
+            factor *= clip / norm
+        if finite and factor != 1:
+            torch._foreach_mul_(gradients, factor)
         self.optimizer.step()
         self._clear()
         return Taken(finite=finite, stopped=bool(tally.stop), exchanged=exchanged)

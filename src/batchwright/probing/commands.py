@@ -67,7 +67,7 @@ class Pair(NamedTuple):
 
 
 class Compare(Record):
-    """Time the same step in float32 and bfloat16, and choose; answered by `Compared`."""
+    """Time the same step in float32 and in 16 bits, and choose; answered by `Compared`."""
 
     do: Literal["compare"] = "compare"
     workers: Count
@@ -156,6 +156,9 @@ class Visited(Record):
     """
 
     steps: tuple[tuple[Positive, NonNegative], ...]
+    apart: tuple[tuple[Positive, NonNegative], ...] = Field(
+        (), description="The same of each worker, in rank order: means of the visit."
+    )
     loading: StepLoading | None = None
 
 

@@ -157,6 +157,7 @@ class Controller:
             precisions=visitor.precisions,
             precision_ratio=visitor.precision_ratio,
             steps=visitor.step_times(),
+            kinds=visitor.kinds(),
             memory=visitor.memory_points(),
             memory_parts=prepared.parts,
             out_of_memory=visitor.lost_points(),

@@ -132,12 +132,13 @@ class Executor:
         seconds, most = command.seconds, command.most_steps
         feed = bench.feed(command.workers)
         if feed is None:
-            steps = visit(bench, bench.supply(size, side), seconds=seconds, most_steps=most)
-            return commands.Visited(steps=tuple(steps))
-        steps, loading = visit_beside_loading(
+            supply = bench.supply(size, side)
+            steps, apart = visit(bench, supply, seconds=seconds, most_steps=most)
+            return commands.Visited(steps=tuple(steps), apart=apart)
+        steps, apart, loading = visit_beside_loading(
             bench, feed, size, side, seconds=seconds, most_steps=most
         )
-        return commands.Visited(steps=tuple(steps), loading=loading)
+        return commands.Visited(steps=tuple(steps), apart=apart, loading=loading)
 
     def _trial(
         self, command: commands.RunTrial, tell: Callable[[Record], None]

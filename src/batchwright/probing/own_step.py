@@ -314,7 +314,9 @@ class OwnStep:
                 supply = self.supply(command.local_batch_size)
                 for _ in range(_read_ahead(self._loader, command.local_batch_size)):
                     bench.step(supply)  # those that were loaded before anything was timed
-                steps = visit(bench, supply, seconds=command.seconds, most_steps=command.most_steps)
+                steps, _ = visit(
+                    bench, supply, seconds=command.seconds, most_steps=command.most_steps
+                )
                 bench.found.put_back(whole=False)
                 return commands.Visited(steps=tuple(steps))
             case commands.Exchange():

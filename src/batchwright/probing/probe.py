@@ -86,11 +86,10 @@ def probe(
         if isinstance(workers, Together):
             reporter("the network")
             links = workers.links(LINK * job.probe.first_budget)
-            if len(set(workers.kinds)) > 1:
-                tell(_mixed(workers.kinds))
+        places = workers.places if isinstance(workers, Together) else ()
 
         def controller(job: Job) -> tuple[Visitor, Controller]:
-            visitor = Visitor(job, workers, max(counts), reporter, LoadWatch())
+            visitor = Visitor(job, workers, max(counts), reporter, LoadWatch(), places)
             return visitor, Controller(
                 visitor,
                 counts,
@@ -111,6 +110,8 @@ def probe(
                 profile = control.learn(begun)
         profile = with_links(profile or controller(job)[1].measure(), links)
     reporter.finish()
+    if profile.kinds:
+        tell(_mixed(profile))
     if kept is not None:
         write_record(profile, kept)
     return profile
@@ -225,13 +226,12 @@ def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuri
         yield workers
 
 
-def _mixed(kinds: Sequence[str]) -> str:
-    """What it means that workers of several kinds are measured together."""
-    counts = ", ".join(f"{kinds.count(one)} of {one}" for one in dict.fromkeys(kinds))
+def _mixed(profile: Profile) -> str:
+    """That workers of several kinds were measured together."""
+    counts = ", ".join(f"{one.workers} of {one.kind}, {one.pace:.2g}" for one in profile.kinds)
     return (
-        f"workers of several kinds are measured together, at the pace of the slowest: {counts}; "
-        "for a plan with a batch of its own for each kind, probe each alone with probe.kind=NAME, "
-        "and plan with both profiles, goal.kinds and this one's link.latency and link.bandwidth"
+        "workers of several kinds, each with the time of its steps over the mean: "
+        f"{counts}; a plan gives each kind a batch of its own"
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ from batchwright.distributed.joining.gathering import Gathering
 from batchwright.errors import Interrupted, JobError, PlanError
 from batchwright.probing.commands import Command, LinkTimed, TimeLink, ignored, read_command
 from batchwright.probing.executor import Executor, device_name
+from batchwright.probing.kinds import Place
 from batchwright.probing.workers import Answer, share_done
 from batchwright.records import Job, LinkTime, Profile
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import (
     enter,
+    free_memory,
     identity,
     prepare_process,
     shared_out,
@@ -38,34 +41,40 @@ def own_device(job: Job) -> torch.device:
     return enter(shared_out(job.device, int(os.environ["LOCAL_RANK"])))
 
 
-def ask_for_places(gathering: Gathering, job: Job, digest: str) -> tuple[str, ...]:
+def ask_for_places(gathering: Gathering, job: Job, digest: str) -> tuple[Place, ...]:
     """Have all others look for the job's data and a device of their own.
 
     Returns:
-        Which kind each worker is of, in rank order: what its host says it is, or its device's name.
+        Where each worker is, in rank order.
 
     Raises:
         BatchwrightError: A host has other data or none, or two workers have one GPU.
     """
     found = gathering.ask("look", job=job.model_dump_json(), digest=digest)
-    own = [gathering.members[0].host, *_own_place(own_device(job))]
+    places = (_own_place(gathering, own_device(job)), *(Place(**told) for told in found))
     seen: dict[tuple[str, str], int] = {}
-    for rank, (host, device, _) in enumerate([own, *found]):
-        if device and (other := seen.setdefault((host, device), rank)) != rank:
+    for rank, one in enumerate(places):
+        if one.gpu and (other := seen.setdefault((one.host, one.gpu), rank)) != rank:
             raise JobError(
-                f"workers {other} and {rank} ({host}) have one GPU between them: start one worker "
-                "for each GPU there, or say device=cpu"
+                f"workers {other} and {rank} ({one.host}) have one GPU between them: start one "
+                "worker for each GPU there, or say device=cpu"
             )
-    return tuple(kind for _, _, kind in [own, *found])
+    return places
 
 
-def _own_place(device: torch.device) -> tuple[str, str]:
-    """Which GPU this worker has, and which kind of worker it is."""
-    return identity(device), os.environ.get(KIND) or device_name(device)
+def _own_place(gathering: Gathering, device: torch.device) -> Place:
+    name = device_name(device)
+    return Place(
+        host=gathering.members[gathering.started.rank].host,
+        gpu=identity(device),
+        kind=os.environ.get(KIND) or name,
+        device_name=name,
+        memory_bytes=free_memory(device, gathering.started.local_size),
+    )
 
 
-def look(gathering: Gathering, order: Mapping[str, Any]) -> list[str]:
-    """What another than worker 0 answers to `ask_for_places`: its host, GPU and kind."""
+def look(gathering: Gathering, order: Mapping[str, Any]) -> dict[str, Any]:
+    """What another than worker 0 answers to `ask_for_places`: where it is."""
     job, first = Job.model_validate_json(order["job"]), gathering.started.local_rank == 0
     device = own_device(job)
     facts = open_data(job, verify=first).facts  # one of a host does it for all
@@ -75,7 +84,7 @@ def look(gathering: Gathering, order: Mapping[str, Any]) -> list[str]:
             f"{facts.train_samples} training images with digest {facts.digest[:12]} here, "
             f"{order['digest'][:12]} there: give all hosts the same"
         )
-    return [gathering.members[gathering.started.rank].host, *_own_place(device)]
+    return asdict(_own_place(gathering, device))
 
 
 class Together:
@@ -88,7 +97,7 @@ class Together:
         noted: Stop signals received so far.
 
     Attributes:
-        kinds: Which kind each worker is of, in rank order.
+        places: Of the workers, in rank order.
 
     Raises:
         BatchwrightError: Another worker cannot take part.
@@ -103,7 +112,7 @@ class Together:
                 f"workers={max(counts)} is to be measured, and {gathering.started.by} has started "
                 f"{gathering.started.size}: start {max(counts)} ({gathering.started.how})"
             )
-        self.kinds = ask_for_places(gathering, job, open_data(job, verify=False).facts.digest)
+        self.places = ask_for_places(gathering, job, open_data(job, verify=False).facts.digest)
         gathering.order("measure", job=job.model_dump_json(), counts=list(counts))
         with gathering.explaining():
             self._part = _Part(job, counts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
@@ -15,11 +15,14 @@ from batchwright.prediction.loading import pooled_loading
 from batchwright.probing import commands
 from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, Steps, expected_peak
 from batchwright.probing.commands import Command, Point, ignored
+from batchwright.probing.kinds import Place, kinds_of
+from batchwright.probing.measure.step_time import Apart
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.workers import Answer, Killed, Measuring
 from batchwright.records import (
     Cluster,
     Job,
+    KindTimes,
     MachineLoad,
     MemoryPoint,
     OutOfMemory,
@@ -42,7 +45,8 @@ class Visitor:
     """Has points visited, and goes on where one of them kills the workers.
 
     The job's resolutions are concrete. ``report`` is called with each point before it is visited;
-    ``watch`` looks at what else the machine does.
+    ``watch`` looks at what else the machine does. ``places`` are those of the workers, where they
+    may be of several kinds.
 
     Attributes:
         job: With the number format that was chosen.
@@ -62,6 +66,7 @@ class Visitor:
         workers: int,
         report: Callable[[str], None],
         watch: LoadWatch | None = None,
+        places: Sequence[Place] = (),
     ) -> None:
         self.job, self._measuring, self._workers, self._report = job, measuring, workers, report
         self.precisions: tuple[PrecisionTime, ...] = ()
@@ -73,6 +78,8 @@ class Visitor:
         self.restart_seconds = 0.0
         self._restarts = 0
         self._watch, self._watched = watch, 0
+        self._places = places
+        self._apart: dict[Point, list[Apart]] = {}
 
     @property
     def limit(self) -> int:
@@ -162,6 +169,7 @@ class Visitor:
         if visited is None:
             return None
         self.ledger.add(point, visited.steps, visited.loading)
+        self._apart.setdefault(point, []).append(visited.apart)
         self.is_disturbed()
         return min(map(sum, visited.steps))
 
@@ -240,6 +248,10 @@ class Visitor:
     def step_times(self) -> tuple[StepTime, ...]:
         """What the visits showed, rising."""
         return tuple(self._step_time(point) for point in sorted(self.ledger.steps))
+
+    def kinds(self) -> tuple[KindTimes, ...]:
+        """What each kind of worker takes, where there are several."""
+        return kinds_of(self._places, self.step_times(), self._apart) if self._places else ()
 
     def memory_points(self) -> tuple[MemoryPoint, ...]:
         """The same for memory."""

@@ -27,8 +27,12 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
+# What people state of a cluster: more than thirty years, or such a price, is a slip of the pen, and
+# sums of it would be no numbers any more.
+StatedSeconds = Annotated[float, Field(ge=0, le=1e9)]
+Price = Annotated[float, Field(gt=0, le=1e9)]
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "float16"]
 Augmentation = Literal["none", "crop", "crop-flip"]
 Method = Annotated[str, Named(METHODS)]
 OptimizerName = Annotated[str, Named(OPTIMIZERS)]

@@ -29,6 +29,7 @@ from batchwright.records.job_sections import (
     Goal,
     Link,
     ProbeSettings,
+    Ray,
     Server,
     Slurm,
     Virtual,
@@ -170,10 +171,11 @@ class Job(Keys):
         description="Epochs to train; the most, where the plan chooses them to reach "
         "`goal.accuracy`.",
     )
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Of the forward and backward pass. `auto`: bfloat16 autocast where the "
-        "processor computes in it and the probe finds it faster, else float32.",
+        "processor computes in it, float16 on GPUs that compute in that alone, if the probe finds "
+        "it faster, else float32. Losses are scaled for float16.",
     )
     method: AskedMethod = Field(
         "plain",
@@ -268,6 +270,7 @@ class Job(Keys):
     cycle: Cycle = Field(Cycle(), description="Resolutions and rates over the training.")
     virtual: Virtual = Field(Virtual(), description="The simulated cluster.")
     slurm: Slurm = Field(Slurm(), description="What Slurm is asked for.")
+    ray: Ray = Field(Ray(), description="What Ray is asked for.")
     probe: ProbeSettings = Field(ProbeSettings(), description="Measuring before planning.")
     goal: Goal = Field(Goal(), description="What the plan aims for.")
     link: Link = Field(Link(), description="The network between machines.")
@@ -409,7 +412,7 @@ def _workers(job: Job) -> Iterator[str]:
             f"launch={job.launch} needs to know how many workers to simulate: give workers=4, say, "
             "or goal.max_workers for the plan to choose"
         )
-    if job.nodes > 1 and not launcher.submit:
+    if job.nodes > 1 and not launcher.takes_nodes:
         yield (
             f"nodes={job.nodes} with launch={job.launch}: only launch=slurm asks for machines; "
             "leave nodes out"
@@ -418,6 +421,8 @@ def _workers(job: Job) -> Iterator[str]:
         return
     if workers % job.nodes:
         yield f"workers={workers} are not the same number on each of nodes={job.nodes}"
+    if workers < job.ray.min_workers:
+        yield f"ray.min_workers={job.ray.min_workers} of workers={workers}: give at most {workers}"
     if job.slurm.gpus_per_node and workers > job.nodes * job.slurm.gpus_per_node:
         yield (
             f"workers={workers} with slurm.gpus_per_node={job.slurm.gpus_per_node} and "

@@ -38,7 +38,8 @@ _WORDS = {
     "seed=1": "random_seed manual_seed rng_seed random_state",
     "epochs=30, in which all training is counted": "num_epochs n_epochs max_epochs "
     "num_train_epochs total_epochs steps num_steps max_steps iterations max_iters",
-    "precision=bfloat16": "amp use_amp fp16 bf16 bfloat16 half dtype mixed_precision autocast",
+    "precision=bfloat16": "amp use_amp bf16 bfloat16 dtype mixed_precision autocast",
+    "precision=float16": "fp16 float16 half",
     "method=dynamic-batch": "strategy algorithm",
     "device=cuda": "gpu cuda use_gpu use_cuda accelerator",
     "workers=2, the training processes": "gpus n_gpus num_gpus ngpus devices num_devices "

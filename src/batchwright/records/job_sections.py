@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from batchwright.records.base import Count, Index, Keys, NonNegative, Positive
+from batchwright.records.base import Count, Index, Keys, NonNegative, Positive, Price, StatedSeconds
 
 AgsMode = Literal["off", "norm", "gain"]
 
@@ -70,7 +70,7 @@ class WorkerKind(Keys):
 
     kind: str = Field(min_length=1, description="Name; that of a profile, or one of your own.")
     count: Count = Field(description="How many there are.")
-    price: Positive | None = Field(
+    price: Price | None = Field(
         None, description="Price of one of them for an hour, in any currency."
     )
     memory: Count | None = Field(None, description="Bytes one may use; unset: as measured.")
@@ -336,6 +336,24 @@ class Slurm(Keys):
     )
 
 
+class Ray(Keys):
+    """What ``launch=ray`` asks a Ray cluster for (job keys ``ray.*``)."""
+
+    address: str = Field(
+        "",
+        pattern=r"^(auto|local|[\w.\[\]:-]+:\d+|)$",
+        description="The cluster's address. Unset: that of RAY_ADDRESS, or the cluster that runs "
+        "on this machine, or else a new one of this machine alone (`local`).",
+    )
+    cpus_per_worker: Positive = Field(1.0, description="Cores that each worker reserves.")
+    gpus_per_worker: Index = Field(0, description="GPUs that each worker reserves.")
+    min_workers: Index = Field(
+        0,
+        description="Fewest workers with which the run goes on where a machine is gone. 0: it "
+        "waits until there is room for all.",
+    )
+
+
 class Goal(Keys):
     """What the plan should aim for (job keys ``goal.*``)."""
 
@@ -371,7 +389,7 @@ class Goal(Keys):
         None,
         description="Most workers to plan for; beyond what was measured, `link.*` must be given.",
     )
-    price: Positive | None = Field(
+    price: Price | None = Field(
         None, description="Price of one worker for an hour, in any currency."
     )
     accuracy: float | None = Field(
@@ -409,12 +427,12 @@ class Goal(Keys):
         "with `spot`. The plan then counts lost work and restarts, and chooses "
         "`checkpoint_seconds` where that is `auto`.",
     )
-    restart_seconds: NonNegative = Field(
+    restart_seconds: StatedSeconds = Field(
         30.0,
         description="What a plan counts from the loss of a worker until all train again, in "
         "seconds.",
     )
-    checkpoint_cost: NonNegative | None = Field(
+    checkpoint_cost: StatedSeconds | None = Field(
         None,
         description="What it counts for a checkpoint, in seconds that training is held up; unset: "
         "weights, momentum and statistics at 200 MB/s (assumed).",

@@ -119,10 +119,10 @@ class PrecisionTime(Record):
 
 
 class PrecisionRatio(Record):
-    """How a step in bfloat16 compares with the same one in float32, timed in turns."""
+    """How a step in a 16-bit format compares with the same one in float32, timed in turns."""
 
-    ratio: Estimate = Field(description="Step in bfloat16 over one in float32.")
-    rounds: Count = Field(description="Rounds of float32, bfloat16, bfloat16, float32.")
+    ratio: Estimate = Field(description="Step in the 16-bit format over one in float32.")
+    rounds: Count = Field(description="Rounds of float32, the other, the other, float32.")
     wanted_batch_size: Count = Field(
         description="Samples per step on each worker that the choice is for; those compared are "
         "fewer where time or memory allowed no more."
@@ -211,6 +211,20 @@ class LinkTime(Record):
     bandwidth_low: Positive = Field(description="Its lower quartile.")
     bandwidth_high: Positive = Field(description="Its upper quartile.")
     bytes: Count = Field(description="Of the largest message, in bytes.")
+
+
+class KindTimes(Record):
+    """Workers of one of several kinds that measured together, each kind at its own pace."""
+
+    kind: str = Field(description="Name, as in `goal.kinds`; hosts' names where speed sets apart.")
+    workers: Count = Field(description="Of this kind, among all that measured together.")
+    device_name: str = Field(description="Processor or GPU model.")
+    memory_bytes: Count = Field(description="Memory one worker may use, in bytes.")
+    pace: Positive = Field(description="Computing of a step, over the mean of all workers'.")
+    steps: tuple[StepTime, ...] = Field(
+        description="Step times, of all workers at once: its own computing, and the exchange "
+        "without waiting for slower kinds."
+    )
 
 
 class UpdateTime(Record):
@@ -317,6 +331,9 @@ class Profile(Document):
         (),
         description="The network between workers of a host and between hosts, where another "
         "launcher has started them; the latter is the job's `link`, unless that is given.",
+    )
+    kinds: tuple[KindTimes, ...] = Field(
+        (), description="Kinds of workers, where several measured together; else empty."
     )
     updates: tuple[UpdateTime, ...] = Field(
         (),

@@ -31,7 +31,7 @@ from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import AtResolution, ImageData, open_data, resized
-from batchwright.workload.host import enter, resolve_device
+from batchwright.workload.host import dtype_of, enter, resolve_device
 from batchwright.workload.task import (
     Loss,
     build_loss,
@@ -168,7 +168,7 @@ def _fed(
     part: ImageStore | Dataset[Any], plan: Plan, data: ImageData, device: torch.device
 ) -> Images:
     """What feeds a session: our pipeline over our store or files, or the user's own data set."""
-    dtype = torch.bfloat16 if plan.precision == "bfloat16" else torch.float32
+    dtype = dtype_of(plan.precision)
     if isinstance(part, ImageFiles):
         return FilePipeline(
             part,

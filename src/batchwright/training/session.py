@@ -310,7 +310,7 @@ class Session:
         Each comes once: where a loop over them was left before its end, the next one in the same
         epoch goes on behind the last `step`.
 
-        Between a batch and its `step`, autocast is on if the plan computes in bfloat16. With a
+        Between a batch and its `step`, autocast is on if the plan computes in 16 bits. With a
         parameter server the batches are those of a round, and after the last one the model is
         exchanged.
 

@@ -201,14 +201,16 @@ def with_points(profile: Profile, **points: object) -> Profile:
     """
     lists = ("steps", "pairs", "memory", "out_of_memory", "collectives")
     bare = {**dict.fromkeys(lists, ()), "noise": None, "load": None}
-    added = profile.model_copy(update={**bare, **points})
-    merged, *others = merge_profiles([profile, added])
+    together = profile.model_copy(update={"kinds": ()})  # points are of all kinds at once
+    merged, *others = merge_profiles([together, together.model_copy(update={**bare, **points})])
     if others:
         raise PlanError(
-            f"the profile was measured on {kind_of(profile)}, and this is {kind_of(added)}: what "
-            "is measured here does not go into it; check there, or without the profile"
+            f"the profile was measured on {kind_of(profile)}, and this is {kind_of(others[0])}: "
+            "what is measured here does not go into it; check there, or without the profile"
         )
-    return merged.model_copy(update={"probe_seconds": profile.probe_seconds})
+    return merged.model_copy(
+        update={"probe_seconds": profile.probe_seconds, "kinds": profile.kinds}
+    )
 
 
 def open_again(plan: Plan, profile: Profile) -> Job:

@@ -28,9 +28,9 @@ def examine(version: str) -> list[Finding]:
     import torch
 
     from batchwright.workload.host import (
-        computes_in_bfloat16,
         default_workers,
         free_memory,
+        half_of,
         prepare_process,
         resolve_device,
         usable_cores,
@@ -42,7 +42,8 @@ def examine(version: str) -> list[Finding]:
     few = ""
     if device.type == "cpu" and cores < workers:
         few = f"{workers} workers on {cores} core(s) take turns: set workers={cores}"
-    faster = "bfloat16 where it is faster, else " if computes_in_bfloat16(device) else ""
+    half = half_of(device)
+    faster = f"{half} where it is faster, else " if half else ""
     asked = os.environ.get("OMP_NUM_THREADS")
     threads = f"OMP_NUM_THREADS={asked}" if asked else "cores divided among the workers"
     return [

@@ -44,18 +44,11 @@ if TYPE_CHECKING:
 
     from batchwright.workload.data.sources import ImageData
 
+_WORKERS_PER_CORE, _MINIMUM_ROOM = 8, 16  # processes that a machine may be asked for
+
 TRAINING_KEYS = (
-    *(
-        "checkpoint_seconds",
-        "checkpoint_steps",
-        "data",
-        "data_args",
-        "launch",
-        "nodes",
-        "port",
-        "rebalance",
-    ),
-    *("rebalance_steps", "restarts", "slurm", "timeout"),
+    *("checkpoint_seconds", "checkpoint_steps", "data", "data_args", "launch", "nodes", "port"),
+    *("ray", "rebalance", "rebalance_steps", "restarts", "slurm", "timeout"),
 )
 """Job keys that may change after planning; ``data`` only to another place of the same images."""
 
@@ -196,11 +189,27 @@ def resolve(job: Job, data: DataFacts) -> Job:
                 f"({started.how}), or say workers={started.size}"
             )
         workers = started.size
+    if started is None and workers != "auto":
+        _refuse_crowd(int(workers), job)
     known = {"device": device.type, "workers": workers, "augment": job.augmentation}
     # Networks of other places are tried once they are built.
     job = settled(job, data, least_side=least_side(job.network)).model_copy(update=known)
     check_job(job)
     return job
+
+
+def _refuse_crowd(workers: int, job: Job) -> None:
+    """More worker processes than this machine can be meant to have."""
+    from batchwright.workload.host import usable_cores
+
+    cores = usable_cores()
+    room = max(_MINIMUM_ROOM, _WORKERS_PER_CORE * cores)
+    if job.launcher.processes and not job.launcher.submit and workers > room:
+        raise JobError(
+            f"workers={workers} on this machine, which has {counted(cores, 'core')}: say "
+            f"workers={room} or less, start them on several hosts (torchrun, srun), or plan for "
+            "more than are measured with goal.max_workers and link"
+        )
 
 
 def _check_stated_extra_time(job: Job, data: DataFacts, least: int) -> None:

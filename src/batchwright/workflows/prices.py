@@ -8,9 +8,10 @@ each instance type and place; the cheapest place counts, for each accelerator th
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from batchwright.records.documents import change_job
 from batchwright.records.job import other_keys_come
 
 _KEY = "goal.kinds"
+MOST_BYTES = 16 << 20
+"""Of a file: a cloud's whole catalogue has one."""
 _CATALOGUE = (
     *("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB"),
     *("Price", "SpotPrice", "Region", "AvailabilityZone"),
@@ -43,7 +46,9 @@ class _Row(NamedTuple):
         value = self.values.get(column, "")
         return FileError(f"{self.path} line {self.line}, column {column}: {value!r} {what}")
 
-    def number(self, column: str, kind: Callable[[str], float] = float) -> float | None:
+    def number(
+        self, column: str, kind: Callable[[str], float] = float, most: float = 1e9
+    ) -> float | None:
         """A positive number; `None` where the cell is empty.
 
         Raises:
@@ -53,11 +58,13 @@ class _Row(NamedTuple):
         if not text:
             return None
         try:
-            value = kind(text)
+            value = kind(text.replace("_", "?"))  # Python reads 1_0 as ten
         except ValueError:
             raise self.wrong(column, "is no number") from None
         if not isfinite(value) or value <= 0:
             raise self.wrong(column, "is no positive number")
+        if value > most:
+            raise self.wrong(column, f"is more than {most:g}")
         return value
 
 
@@ -125,8 +132,15 @@ def kinds_of_file(path: Path, measured: Sequence[str], goal: Goal) -> tuple[Work
 def _read(path: Path) -> tuple[list[_Row], list[str]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
+            if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
+                raise FileError(
+                    f"{path} has {size >> 20} MiB, of at most {MOST_BYTES >> 20}: keep the rows of "
+                    "the workers that you may take"
+                )
             reader = csv.DictReader(file, strict=True)
             columns = [(name or "").strip() for name in reader.fieldnames or ()]
+            if reader.fieldnames is not None and not any(columns):
+                raise FileError(f"{path} line 1 is empty: it has to name the columns")
             reader.fieldnames = columns
             if len(columns) == 1 and ";" in columns[0]:
                 raise FileError(f"{path} line 1: its columns are separated by semicolons: use ,")
@@ -177,7 +191,7 @@ def _of_own(
         if not name:
             raise row.wrong("kind", "is no name")
         if name in lines:
-            raise row.wrong("kind", f"is there already, in line {lines[name]}")
+            raise row.wrong("kind", f"is there already, by line {lines[name]}")
         lines[name] = row.line
         if (like or name) not in measured:
             column = "like" if like else "kind"
@@ -189,7 +203,7 @@ def _of_own(
         count = row.number("count", int) or goal.max_workers
         if count is None:
             raise row.wrong("count", "says not how many there are, nor does goal.max_workers")
-        memory = row.number("memory", int)
+        memory = row.number("memory", int, inf)
         usual = WorkerKind(
             kind=name,
             count=int(count),
@@ -204,6 +218,10 @@ def _of_own(
         often = 0.0 if rate and rate.strip("0.") == "" else row.number("preemptions_per_hour")
         if spot is not None:
             found.append(_spot(usual, spot, often))
+            if (derived := found[-1].kind) in lines:
+                line = lines[derived]
+                raise row.wrong("spot_price", f"makes a kind {derived!r}, which line {line} names")
+            lines[derived] = row.line
     if not found:
         raise FileError(f"{path} holds no kinds of workers, only its first line")
     return tuple(found)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from batchwright.client.reporter_process import ReporterProcess, destination, reported
+from batchwright.client.trackers.companion import tracked
 from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.launch import run_workers
 from batchwright.distributed.launch_with_server import run_with_server
+from batchwright.distributed.worker_processes import Companion
 from batchwright.errors import BatchwrightError, NewPlan, PlanError, one_line
 from batchwright.planning.gradient_scaling import unmeasured_noise
 from batchwright.planning.schedule import rate_schedule
@@ -78,6 +81,7 @@ def conduct(
     resume: bool,
     report_to: str | None = None,
     follow_advice: bool = False,
+    trackers: tuple[str, ...] = (),
 ) -> RunSummary:
     """Train in a run folder that holds the plan already; nobody else writes there meanwhile.
 
@@ -88,6 +92,7 @@ def conduct(
         resume: Continue from the folder's last checkpoint.
         report_to: The service that is told of it; ``None``: none.
         follow_advice: Whether to take a new plan from there at the end of an epoch.
+        trackers: From `client.trackers.companion.wanted_trackers`.
 
     Returns:
         What happened.
@@ -100,7 +105,9 @@ def conduct(
     with (
         writing(folder) as lock,
         reported(folder, report_to, follow_advice=follow_advice, tell=_to_stderr) as companion,
+        tracked(folder, trackers, tell=_to_stderr) as feeding,
     ):
+        companions = [one for one in (companion, feeding) if one is not None]
         if resume and _is_done(folder, plan):
             _to_stderr("the run was finished already: nothing is left to train")
             return _completed(read_summary(folder), folder)
@@ -109,7 +116,7 @@ def conduct(
         logs.mkdir(parents=True, exist_ok=True)
         while True:
             before = path.read_bytes()
-            _train_once(folder, plan, companion, lock, resume=resume, follow_advice=follow_advice)
+            _train_once(folder, plan, companions, lock, resume=resume, follow_advice=follow_advice)
             resume = True
             if path.read_bytes() != before:  # training took advice and stopped
                 plan = read_record(path, Plan)
@@ -162,7 +169,7 @@ class Begun(NamedTuple):
 def _train_once(
     folder: Path,
     plan: Plan,
-    companion: ReporterProcess | None,
+    companions: Sequence[ReporterProcess | Companion],
     lock: Lock,
     *,
     resume: bool,
@@ -175,7 +182,7 @@ def _train_once(
 
         def look() -> None:
             lines(shown.update)
-            for line in companion.lines() if companion is not None else ():
+            for line in chain.from_iterable(one.lines() for one in companions):
                 shown.update(note(line))
 
         begun = Begun(folder, plan, lock, look, shown, resume, follow_advice)

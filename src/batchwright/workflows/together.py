@@ -34,6 +34,7 @@ from batchwright.errors import (
     BatchwrightError,
     FileError,
     Interrupted,
+    LostWorkerError,
     NewPlan,
     PlanError,
     WorkerError,
@@ -46,8 +47,10 @@ if TYPE_CHECKING:
 
 TOGETHER = ("run", "probe", "check", "train")
 """Verbs of the command line in which all processes take part."""
-BY_ONE = ("plan", "schedule", "simulate", "report", "export", "submit", "fetch", "send")
+BY_ONE = ("plan", "schedule", "simulate", "report", "export", "submit", "fetch", "send", "serve")
 """Those that one process does for all: what they write or send is wanted once."""
+ONCE_A_HOST = ("doctor", "agent")
+"""Those that one process of each host does: each host has an answer of its own."""
 
 _SHARED_SECONDS = 10.0  # for a file that worker 0 has written to be seen on a shared disk
 _MARK = ".shared-"  # begins the name of such a file
@@ -118,13 +121,20 @@ def follow(started: Started, words: str) -> Ended:
         BatchwrightError: Worker 0 cannot be reached, is gone, or did not hear what was wrong here.
     """
     from batchwright.distributed.joining.gathering import Ended
+    from batchwright.distributed.supervisor import noting_signals
 
     try:
         gathering = _gathered(started, words)
     except PlanError as error:  # of what all know: worker 0 says it
         return Ended(error.exit_code, one_line(error))
-    with gathering:
-        return gathering.follow(_Work(gathering))
+    # Worker 0 gets the same stop signal, as a rule, and says so to all, or is gone at once.
+    with gathering, noting_signals() as noted:
+        try:
+            return gathering.follow(_Work(gathering), noted)
+        except LostWorkerError:
+            if noted:
+                return Ended(128 + noted[0])
+            raise
 
 
 def take_part(words: list[str], command: Callable[[], Any]) -> None:
@@ -139,7 +149,7 @@ def take_part(words: list[str], command: Callable[[], Any]) -> None:
         SystemExit: As ``command`` does, in all processes.
     """
     verb = next((word for word in words if not word.startswith("-")), "")
-    helped = "--help" in words or verb not in (*TOGETHER, *BY_ONE, "sweep")
+    helped = "--help" in words or verb not in (*TOGETHER, *BY_ONE, *ONCE_A_HOST, "sweep")
     started = None if helped else found()
     if started is None:
         command()
@@ -151,7 +161,7 @@ def take_part(words: list[str], command: Callable[[], Any]) -> None:
             f"{started.size} processes: start one, or a sweep on each host with runs of its own"
         )
     elif verb not in TOGETHER:
-        if not started.rank:
+        if not (started.local_rank if verb in ONCE_A_HOST else started.rank):
             command()
     else:
         # A host that comes later may be told to resume what the others have begun.
@@ -176,9 +186,10 @@ def train_together(plan: Plan, folder: Path, *, resume: bool, follow_advice: boo
 
     gathering = Gathering.current
     assert gathering is not None  # noqa: S101 - the caller has looked
-    kinds = ask_for_places(gathering, plan.job, plan.data.digest)
+    places = ask_for_places(gathering, plan.job, plan.data.digest)
     if not resume or plan.workers == gathering.started.size:
-        plan = arranged(plan, kinds)
+        planned = [one.kind for one in plan.kinds]
+        plan = arranged(plan, [one.named_among(planned) for one in places])
     token = folder / f"{_MARK}{secrets.token_hex(8)}"
     try:
         token.write_bytes(b"")
@@ -326,7 +337,7 @@ class _Work:
         except (Interrupted, NewPlan):
             return None  # all workers together: worker 0 says what is next
         except BaseException as error:
-            if not isinstance(error, BatchwrightError):
+            if not isinstance(error, BatchwrightError | KeyboardInterrupt):
                 traceback.print_exc()
             self._helper.close(failed=True)
             raise
@@ -377,9 +388,10 @@ def _train(plan: Plan, folder: Path, *, resume: bool, follow_advice: bool) -> No
 def _gathered(started: Started, words: str) -> Gathering:
     adopt(started)  # before torch is loaded, which reads some of it
     from batchwright.distributed.joining.gathering import Gathering
-    from batchwright.distributed.processes import die_with_agent
+    from batchwright.distributed.processes import ENGINE_PARENT, die_with_agent, die_with_parent
 
     die_with_agent()
+    die_with_parent(ENGINE_PARENT)
     python = ".".join(map(str, sys.version_info[:2]))
     versions = {"batchwright": metadata.version("batchwright"), "Python": python}
     return Gathering(started, versions=versions, words=words)

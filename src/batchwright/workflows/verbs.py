@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from batchwright.client.trackers.companion import wanted_trackers
 from batchwright.distributed.fork_server import imported_once
 from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.processes import refuse_unguarded_script
@@ -288,6 +289,7 @@ def train(
     profile: Profile | str | Path | None = None,
     report_to: str | None = None,
     follow_advice: bool = False,
+    trackers: Iterable[str] | None = None,
     overrides: Iterable[str] = (),
     **keys: Any,
 ) -> RunSummary:
@@ -302,6 +304,8 @@ def train(
             ``http://127.0.0.1:8400``. Unset: what ``BATCHWRIGHT_REPORT_TO`` says, and for a run
             that goes on where it reported before; empty: none.
         follow_advice: Take a new plan from there at the end of an epoch.
+        trackers: What shows the run besides, such as ``["tensorboard:runs/tb", "mlflow"]``. Unset:
+            what ``BATCHWRIGHT_TRACKERS`` says, with commas between them.
         overrides: ``key=value`` texts, as on the command line.
         keys: Job keys to change; only `TRAINING_KEYS`. A plan read from a file that names a
             function to import needs that name repeated here, for example
@@ -319,7 +323,12 @@ def train(
     watch, overrides = Stopwatch(), texts_of(overrides)
     if profile is not None:
         profile = record_of(profile, Profile, "train", "profile")
-    reporting: dict[str, Any] = {"report_to": report_to, "advised": follow_advice}
+    words = wanted_trackers(trackers)
+    reporting: dict[str, Any] = {
+        "report_to": report_to,
+        "advised": follow_advice,
+        "trackers": words,
+    }
     if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
         return done
     again = None if resume else begun_before(run_folder)
@@ -339,7 +348,7 @@ def train(
             job = with_workers(plan.job, plan)
             with new_run_folder(run_folder, job) as folder:
                 write_inputs(folder, plan, profile)
-            return hand_over(folder, job, report_to=url, advised=follow_advice)
+            return hand_over(folder, job, **{**reporting, "report_to": url})
         held.enter_context(_workers_of(plan.job))
         check_training(plan, resume=resume)
         if not resume:
@@ -347,7 +356,7 @@ def train(
             note_begun(folder)
         write_inputs(folder, plan, profile)
         watch.lap(_OPENING)
-        told: dict[str, Any] = {"report_to": url, "follow_advice": follow_advice}
+        told: dict[str, Any] = {"report_to": url, "follow_advice": follow_advice, "trackers": words}
         return conduct(folder, plan, watch, resume=resume, **told)
 
 
@@ -413,6 +422,7 @@ def run(
     on_plan: Callable[[Plan], None] | None = None,
     report_to: str | None = None,
     follow_advice: bool = False,
+    trackers: Iterable[str] | None = None,
     overrides: Iterable[str] = (),
     **keys: Any,
 ) -> RunSummary:
@@ -425,6 +435,7 @@ def run(
         on_plan: Called with the plan before training starts.
         report_to: As for `train`.
         follow_advice: As for `train`.
+        trackers: As for `train`.
         overrides: ``key=value`` texts, as on the command line.
         keys: Job keys to change; with ``resume`` as for `train`.
 
@@ -434,7 +445,12 @@ def run(
     refuse_unguarded_script()
     refuse_no_path(run_folder, "run_folder")
     overrides = texts_of(overrides)
-    reporting: dict[str, Any] = {"report_to": report_to, "advised": follow_advice}
+    words = wanted_trackers(trackers)
+    reporting: dict[str, Any] = {
+        "report_to": report_to,
+        "advised": follow_advice,
+        "trackers": words,
+    }
     if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
         return done
     if not resume:
@@ -446,7 +462,11 @@ def run(
         if resume:
             folder = held.enter_context(existing_run(run_folder, "plan.json", "job.yaml"))
             if (folder / "plan.json").exists():
-                told: dict[str, Any] = {"report_to": report_to, "follow_advice": follow_advice}
+                told: dict[str, Any] = {
+                    "report_to": report_to,
+                    "follow_advice": follow_advice,
+                    "trackers": words,
+                }
                 summary = train(run_folder=folder, resume=True, overrides=overrides, **told, **keys)
                 return _reported(summary)
             # stopped before there was a plan
@@ -460,7 +480,7 @@ def run(
         if hands_over(job):
             with new_run_folder(run_folder, job) as folder:
                 write_text(job_yaml(job), folder / "job.yaml")
-            return hand_over(folder, job, report_to=url, advised=follow_advice)
+            return hand_over(folder, job, **{**reporting, "report_to": url})
         held.enter_context(_workers_of(job))
         job = ready(job)
         if not resume:
@@ -472,7 +492,7 @@ def run(
             on_plan(decided)
         write_inputs(folder, decided, None)
         watch.lap("plan")
-        told = {"report_to": url, "follow_advice": follow_advice}
+        told = {"report_to": url, "follow_advice": follow_advice, "trackers": words}
         return _reported(conduct(folder, decided, watch, resume=False, **told))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from batchwright.errors import JobError
+from batchwright.errors import ArgumentError, JobError
 
 EXTRAS = {
     "timm": "vision",
@@ -29,6 +29,22 @@ EXTRAS = {
     "adlfs": "az",
 }
 """Extra of ours that installs a library."""
+
+
+def needed(module: str, extra: str) -> Any:
+    """Import what an extra installs.
+
+    Raises:
+        ArgumentError: It is not installed; the message has the line that does it.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name.partition(".")[0]):
+            raise
+        raise ArgumentError(
+            f"{module.partition('.')[0]} is not installed: pip install 'batchwright[{extra}]'"
+        ) from None
 
 
 def import_library(name: str, module: str = "") -> Any:

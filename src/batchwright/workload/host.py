@@ -130,6 +130,19 @@ def computes_in_bfloat16(device: torch.device) -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
+def half_of(device: torch.device) -> Precision | None:
+    """The 16-bit number format that ``device`` multiplies in hardware, if any.
+
+    float16 only where there is no bfloat16, as on GPUs before Ampere that have tensor cores: it
+    takes loss scaling, and steps that are left out.
+    """
+    if computes_in_bfloat16(device):
+        return "bfloat16"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0):
+        return "float16"
+    return None
+
+
 def arithmetic(device: torch.device) -> str:
     """What float32 is on a GPU and how its convolutions are chosen, in words; empty on the CPU.
 
@@ -144,9 +157,21 @@ def arithmetic(device: torch.device) -> str:
     return f"TF32 {products} in products, {convolutions} in convolutions; cuDNN {tries}"
 
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+NARROW = ("float16",)
+"""Number formats of a range so narrow that losses are scaled for them."""
+
+
+def dtype_of(precision: Precision) -> torch.dtype:
+    """What images are in that a network takes in this number format."""
+    return _DTYPES[precision]
+
+
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     """Context in which the forward pass and the loss run; without effect for float32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
+    half = dtype_of(precision) if precision != "float32" else torch.bfloat16
+    return torch.autocast(device.type, dtype=half, enabled=precision != "float32")
 
 
 _OUT_OF_MEMORY = (

@@ -15,15 +15,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from batchwright.distributed.processes import LAUNCH, PARENT_PID, VERB_PARENT
+from batchwright.distributed.processes import ENGINE_PARENT, LAUNCH, PARENT_PID, VERB_PARENT
 from batchwright.errors import BatchwrightError
 from batchwright.records.registries.registry import Registry
 from batchwright.records.run_folder import LAUNCH_FILE
 
 _FIRST_PORT, _PORTS = 20_000, 10_000  # where a port is made of a job's number
+_LAST_PORT = 65_535
 _LOCAL_NAME = "localhost"
+_AGENT = "TORCHELASTIC_RUN_ID"  # torchrun's agents set it
 _process = ""
 _joined: Started | None = None
+_adopted: Started | None = None
 
 
 def _name_process() -> None:
@@ -91,7 +94,8 @@ def found(variables: Mapping[str, str] | None = None) -> Started | None:
     """The group that another launcher has started this process in; ``None``: there is none.
 
     Processes that Batchwright has started belong to no other launcher, and one process that srun or
-    mpirun has started by itself has its host to itself.
+    mpirun has started by itself has its host to itself. Where torchrun's variables tell of a single
+    process and name no agent, they may be left over: then several of another launcher count.
 
     Raises:
         BatchwrightError: A variable is no number, or they contradict each other.
@@ -99,18 +103,22 @@ def found(variables: Mapping[str, str] | None = None) -> Started | None:
     said = os.environ if variables is None else variables
     if any(one in said for one in (PARENT_PID, VERB_PARENT, LAUNCH)):
         return None
+    alone: Started | None = None
     for environment in ENVIRONMENTS.values():
         if not all(one in said for one in environment.needs):
             continue
         started = replace(environment.read(said), by=environment.by, how=environment.how)
         _check(started)
-        if started.size > 1 or environment.alone:
+        if started.size > 1 or (environment.alone and _AGENT in said):
             return started
-    return None
+        alone = alone or (started if environment.alone else None)
+    return alone
 
 
 def adopt(started: Started) -> None:
     """Set the variables that torchrun would set, for this process and those that it starts."""
+    global _adopted
+    _adopted = started
     os.environ.update(
         RANK=str(started.rank),
         WORLD_SIZE=str(started.size),
@@ -142,6 +150,8 @@ def launch_name() -> str:
     """
     if LAUNCH in os.environ:
         return os.environ[LAUNCH]
+    if _adopted is not None and _adopted.launch:  # whose variables look like torchrun's by now
+        return _adopted.launch
     report = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if report:
         return f"{socket.gethostname()}:{Path(report).parent.parent.parent}"
@@ -150,7 +160,13 @@ def launch_name() -> str:
 
 
 def process_name() -> str:
-    """Names this very process; a fork of it has another name."""
+    """Names this very process; a fork of it has another name.
+
+    Tasks of srun are started again only where the whole job is: what else the same step starts is
+    another command, and all of them have one name.
+    """
+    if _adopted is not None and _adopted.launch:
+        return f"{_adopted.launch}#{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     return _process
 
 
@@ -299,6 +315,10 @@ def _number(said: Mapping[str, str], *names: str, default: int | None = None) ->
 
 
 def _check(started: Started) -> None:
+    if not 0 < started.port <= _LAST_PORT:
+        raise BatchwrightError(f"MASTER_PORT={started.port}: a port is from 1 to {_LAST_PORT}")
+    if not started.address.strip():
+        raise BatchwrightError("MASTER_ADDR is empty: give it the name of the first process's host")
     if not (started.rank < started.size and started.local_rank < started.local_size):
         raise BatchwrightError(
             f"{started.by} says that this is process {started.rank} of {started.size}, and "
@@ -307,12 +327,16 @@ def _check(started: Started) -> None:
         )
 
 
+_TORCHRUNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
 ENVIRONMENTS = Registry(
     "the launcher",
+    # The command beside a worker of Ray, which `workflows.engines.ray_train` gives these variables.
+    Environment("ray", "Ray", (ENGINE_PARENT, *_TORCHRUNS), _torchrun, "workers=", alone=True),
     Environment(
         "torchrun",
         "torchrun",
-        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+        _TORCHRUNS,
         _torchrun,
         "--nproc-per-node, or another number of hosts with --nnodes",
         alone=True,

@@ -32,7 +32,13 @@ from batchwright.distributed.joining.environments import (
     process_name,
 )
 from batchwright.distributed.rendezvous import meet, store_keeper
-from batchwright.errors import BatchwrightError, LostWorkerError, PlanError, one_line
+from batchwright.errors import (
+    BatchwrightError,
+    Interrupted,
+    LostWorkerError,
+    PlanError,
+    one_line,
+)
 
 MEETING_SECONDS = "BATCHWRIGHT_MEETING_SECONDS"
 """Environment variable: how long the processes of a start wait for each other."""
@@ -41,6 +47,7 @@ _MEETING_SECONDS = 120.0
 _SILENT_SECONDS = 60.0  # without a beat: a process that imports or opens a GPU may miss many
 _TELL_SECONDS = 8.0  # longer than processes usually are apart
 _LAST_SECONDS = 10.0  # for the word that says why an exchange broke, and for all to take leave
+_STOP_SECONDS = 5.0  # for worker 0 to end its command by a stop signal that this one got, too
 _POLL_SECONDS = 0.02
 
 
@@ -182,12 +189,13 @@ class Gathering:
 
     # ----------------------------------------------------------------------------- the others' part
 
-    def follow(self, work: Callable[[Mapping[str, Any]], Any]) -> Ended:
+    def follow(self, work: Callable[[Mapping[str, Any]], Any], noted: Sequence[int] = ()) -> Ended:
         """Carry out orders until worker 0 has ended its command.
 
         Args:
             work: Takes an order, and returns an answer of plain values. What it raises is told to
                 worker 0.
+            noted: Stop signals received so far; worker 0 has a while to end its command by them.
 
         Raises:
             LostWorkerError: Worker 0 is gone or silent.
@@ -195,7 +203,13 @@ class Gathering:
         """
         while True:
             self._orders += 1
-            self._wait([f"order/{self._orders}"])
+            try:
+                self._wait([f"order/{self._orders}"], noted)
+            except Interrupted as stopped:  # this process alone
+                self._orders -= 1
+                if (ended := self._fail(stopped)) is not None:
+                    return ended
+                raise
             order = json.loads(self._store.get(f"order/{self._orders}"))
             if order["do"] == "end":
                 return self._take_leave(order)
@@ -267,13 +281,16 @@ class Gathering:
         while time.monotonic() < limit and (left := [key for key in left if not self._has(key)]):
             time.sleep(_POLL_SECONDS)
 
-    def _wait(self, keys: Sequence[str]) -> None:
-        """Until all these are there, while all that may set them live."""
-        look = time.monotonic() + BEAT_SECONDS
+    def _wait(self, keys: Sequence[str], noted: Sequence[int] = ()) -> None:
+        """Until all these are there, while all that may set them live and no stop was noted."""
+        look, stop = time.monotonic() + BEAT_SECONDS, 0.0
         left = list(keys)
         while left := [key for key in left if not self._has(key)]:
             if self.started.rank == 0:
                 self._raise_failed(secondary=True)
+            stop = stop or (time.monotonic() + _STOP_SECONDS if noted else 0.0)
+            if stop and time.monotonic() > stop:
+                raise Interrupted(noted[0], f"stopped by signal {noted[0]}")
             if time.monotonic() > look:
                 look = time.monotonic() + BEAT_SECONDS
                 if self._roll_call is not None and self._roll_call.misses_one():

@@ -56,9 +56,8 @@ class ClusterOption:
     def assumed(self) -> bool:
         """Whether stated figures enter: more workers than measured, a stated speed, a mixture."""
         workers = self.workers
-        return len(self.members) > 1 or any(
-            kind.stated or kind.times.assumed(workers) for kind, _ in self.members
-        )
+        apart = len(self.members) > 1 and not all(kind.together for kind, _ in self.members)
+        return apart or any(kind.stated or kind.times.assumed(workers) for kind, _ in self.members)
 
     def __str__(self) -> str:
         """Such as ``4 a100 + 8 t4``."""
@@ -78,7 +77,7 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
     asked = 1 if job.launcher.one_worker else job.workers
     _check_asked(kinds, job, asked)
     found = [ClusterOption(((kind, n),)) for kind in kinds for n in _sizes(kind, job)]
-    if len(kinds) > 1 and link_given(job.link):
+    if len(kinds) > 1 and (link_given(job.link) or all(kind.together for kind in kinds)):
         for cap in (job.goal.max_workers, *([asked] if isinstance(asked, int) else [])):
             speeds = {kind.name: _speed(kind, job) for kind in kinds}
             found += _prefixes(sorted(kinds, key=lambda one: (-speeds[one.name], one.name)), cap)
@@ -99,13 +98,17 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
                 "only over a stated network: give link.latency and link.bandwidth, or probe with "
                 f"workers={asked}"
             )
+    # Kinds that were measured together tell nothing of fewer workers.
+    least = max((kind.measured[0] for kind in kinds if kind.together), default=0)
+    found = [mix for mix in found if mix.workers >= least]
     unique = {frozenset((kind.name, count) for kind, count in mix.members): mix for mix in found}
     return tuple(sorted(unique.values(), key=lambda mix: (mix.workers, str(mix))))
 
 
 def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> None:
+    together = sum(kind.count for kind in kinds)
     for kind in kinds:
-        if job.goal.kinds and kind.count < kind.measured[0]:
+        if job.goal.kinds and (together if kind.together else kind.count) < kind.measured[0]:
             raise PlanError(
                 f"goal.kinds: {kind.count} of {kind.name!r}, but the profile was measured with "
                 f"{kind.measured[0]} workers at least: probe with workers={kind.count}"

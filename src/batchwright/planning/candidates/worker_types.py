@@ -65,6 +65,11 @@ class WorkerType:
         return self.times.workers
 
     @property
+    def together(self) -> bool:
+        """Whether it was measured while other kinds took part, and holds for all of them only."""
+        return bool(self.profile.kinds)
+
+    @property
     def smallest_measured(self) -> int:
         """Smallest measured local batch, in samples."""
         return min(point.local_batch_size for point in self.profile.steps)
@@ -230,6 +235,8 @@ def worker_types_of(profiles: Sequence[Profile], job: Job) -> tuple[WorkerType, 
 def _measured_count(profile: Profile, job: Job, *, alone: bool) -> int:
     """How many of a measured kind there are: as measured, or as many as the goal allows."""
     measured = max(point.workers for point in profile.steps)
+    if profile.kinds:
+        return profile.kinds[0].workers
     if not alone:
         return measured
     asked = job.workers if isinstance(job.workers, int) else 1

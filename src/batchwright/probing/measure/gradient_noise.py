@@ -180,8 +180,8 @@ def _sketch(bench: Bench, batch: Batch, signs: Tensor) -> Tensor:
     Matias and Szegedy 1996): far less than the parts scatter, and gradients of large networks need
     not all be kept.
     """
-    loss = bench.loss(batch)
+    loss = bench.scale.scaled(bench.loss(batch), 1.0)
     gradients = torch.autograd.grad(loss, bench.trained, materialize_grads=True)
     flat = torch.cat([gradient.float().flatten() for gradient in gradients])
-    flat *= signs
+    flat *= signs / bench.scale.scale
     return functional.pad(flat, (0, -len(flat) % _COLUMNS)).view(-1, _COLUMNS).sum(0)

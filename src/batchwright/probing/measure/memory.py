@@ -87,7 +87,7 @@ def _peak_of_fakes(job: Job, classes: int, resolution: int, size: int) -> int:
     )
     freeze(network, job.frozen)
     set_training(network)
-    precision: Precision = "bfloat16" if job.precision == "bfloat16" else "float32"
+    precision: Precision = "float32" if job.precision == "auto" else job.precision
     mode = FakeTensorMode()
     for module in network.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

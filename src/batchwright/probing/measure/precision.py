@@ -1,8 +1,8 @@
-"""float32 or bfloat16: decided by timing the same step in both, at the batch that is planned.
+"""float32 or 16 bits: decided by timing the same step in both, at the batch that is planned.
 
-A processor may multiply bfloat16 in hardware and still be slower in it: depthwise convolutions have
-few products to gain from, and every conversion costs. With few samples a step is mostly what it
-takes whatever the batch, which tells nothing of a large one.
+A processor may multiply 16 bits in hardware and still be slower in them: depthwise convolutions
+have few products to gain from, and every conversion costs. With few samples a step is mostly what
+it takes whatever the batch, which tells nothing of a large one.
 
     steps with more and more samples, up to the batch in question --> both formats in turns, ABBA,
     until the interval of their ratio tells, or the time is up
@@ -25,10 +25,10 @@ from batchwright.probing.measure.memory import weigh
 from batchwright.probing.measure.timing import follow, now
 from batchwright.records import Estimate, Job, Precision, PrecisionRatio, PrecisionTime
 from batchwright.workload.data.sources import ImageData
-from batchwright.workload.host import computes_in_bfloat16, free_memory, release_memory
+from batchwright.workload.host import free_memory, half_of, release_memory
 
 WORTHWHILE = 0.99
-"""bfloat16 is taken where a step takes at most this share of its time in float32. A comparison
+"""16 bits are taken where a step takes at most this share of its time in float32. A comparison
 is right to 2 % or so, and the wrong choice is to cost 3 % at most."""
 
 USUAL_BATCH = 256
@@ -46,7 +46,6 @@ _CAUTION = 2  # times the interval must tell to stop early: who looks often is f
 _TURN_SECONDS = 0.02  # of short steps several are timed together
 _GROWTH = (4, 2)  # of the batch from one try to the next, the first that time allows
 
-_FORMATS: tuple[Precision, Precision] = ("float32", "bfloat16")
 Turn = Callable[[], float]
 """Takes a few steps; seconds of one of them, the mean over the workers."""
 
@@ -66,11 +65,12 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
     """
     if job.precision != "auto":
         return Choice(job.precision)
-    if not computes_in_bfloat16(group.device):
+    half = half_of(group.device)
+    if half is None:
         return Choice("float32")
+    formats: tuple[Precision, Precision] = ("float32", half)
     benches = [
-        Bench(job.model_copy(update={"precision": precision}), data, group)
-        for precision in _FORMATS
+        Bench(job.model_copy(update={"precision": precision}), data, group) for precision in formats
     ]
     began = now(group.device)
     workers = group.size if job.workers == "auto" else job.workers  # more, if they are virtual
@@ -88,7 +88,7 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
     gc.collect()
     release_memory(group.device)
     return Choice(
-        "bfloat16" if ratio.value <= WORTHWHILE else "float32",
+        half if ratio.value <= WORTHWHILE else "float32",
         tuple(
             PrecisionTime(
                 precision=precision,
@@ -96,7 +96,7 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
                 local_batch_size=size,
                 step_seconds=median(taken),
             )
-            for precision, taken in zip(_FORMATS, times, strict=True)
+            for precision, taken in zip(formats, times, strict=True)
         ),
         PrecisionRatio(ratio=ratio, rounds=len(times[0]) // 2, wanted_batch_size=wanted),
     )
@@ -167,7 +167,7 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
     """The batch to compare: ``wanted``, or what time and memory allow of it.
 
     It is approached from below: time and memory of the next size are told from those before. A step
-    in float32 takes more memory than one in bfloat16, so that one is weighed.
+    in float32 takes more memory than one in 16 bits, so that one is weighed.
     """
     plain, group = benches[0], benches[0].group
     size = min(_FIRST_BATCH, wanted)

@@ -7,7 +7,7 @@ fast. Loader processes share its cores, too, so where they feed the training the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, mean
 from typing import Any
 
@@ -26,29 +26,38 @@ LEAST_STEPS = 2
 _POLL_SECONDS = 0.0005
 
 Steps = list[tuple[float, float]]
+"""Seconds of computing and of waiting for the exchange, of each step."""
+
+Apart = tuple[tuple[float, float], ...]
+"""The same of each worker, in rank order: means over the steps."""
 
 
-def visit(bench: Stepping, supply: Callable[[], Any], *, seconds: float, most_steps: int) -> Steps:
+def visit(
+    bench: Stepping, supply: Callable[[], Any], *, seconds: float, most_steps: int
+) -> tuple[Steps, Apart]:
     """Seconds of computing and of waiting for the exchange of a few steps in a row.
 
     The first one or two steps at each visit are discarded: kernels are chosen, caches filled and
     memory touched. They are not in the ``seconds`` to spend.
 
     Returns:
-        Means over the workers, for each timed step; at least `LEAST_STEPS` if so many may be.
+        Means over the workers, for each timed step, at least `LEAST_STEPS` if so many may be; and
+        those of each worker.
     """
     each = _warm(bench, supply)
     steps = _affordable(bench, each, seconds, most_steps)
     everyone = bench.group.gather([bench.step(supply) for _ in range(steps)])
-    return [
-        (mean(compute for compute, _ in step), mean(sync for _, sync in step))
-        for step in zip(*everyone, strict=True)
-    ]
+    of_steps = [_means(step) for step in zip(*everyone, strict=True)]
+    return of_steps, tuple(_means(own) for own in everyone)
+
+
+def _means(timed: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return mean(compute for compute, _ in timed), mean(sync for _, sync in timed)
 
 
 def visit_beside_loading(
     bench: Bench, feed: Feed, size: int, resolution: int, *, seconds: float, most_steps: int
-) -> tuple[Steps, StepLoading]:
+) -> tuple[Steps, Apart, StepLoading]:
     """The same for steps whose batches are loaded beside them, as in a training.
 
     Loader processes take cores from the steps, and steps wait for them where they are slower; in
@@ -63,8 +72,8 @@ def visit_beside_loading(
     one batch at least; ``seconds`` and ``most_steps`` are otherwise kept for the timed steps.
 
     Returns:
-        The mean step, as often as one was timed, since batches come in bursts; and what loading had
-        to do with it.
+        The mean step, as often as one was timed, since batches come in bursts; that of each worker;
+        and what loading had to do with it.
     """
     meter = feed.loading
     before = meter.totals
@@ -85,12 +94,17 @@ def visit_beside_loading(
     waited, computing, sync, alone, batch_seconds, cpu_seconds = (
         fmean(parts) for parts in zip(*everyone, strict=True)
     )
-    return [(waited + computing, sync)] * steps, StepLoading(
-        loaders=meter.loaders,
-        batch_seconds=batch_seconds,
-        cpu_seconds=cpu_seconds,
-        alone_seconds=alone,
-        input_seconds=waited,
+    apart = tuple((one[0] + one[1], one[2]) for one in everyone)
+    return (
+        [(waited + computing, sync)] * steps,
+        apart,
+        StepLoading(
+            loaders=meter.loaders,
+            batch_seconds=batch_seconds,
+            cpu_seconds=cpu_seconds,
+            alone_seconds=alone,
+            input_seconds=waited,
+        ),
     )
 
 

@@ -15,7 +15,9 @@ from batchwright.records.base import (
     Keys,
     NonNegative,
     Positive,
+    Price,
     Record,
+    StatedSeconds,
 )
 from batchwright.records.text.formatting import counted, duration, number
 
@@ -110,12 +112,12 @@ class Scenario(Keys):
         description="How often one worker is taken away in an hour. Unset: as the plan's "
         "`goal.kinds` or `goal.preemptions_per_hour` say, else never.",
     )
-    notice_seconds: NonNegative = Field(
+    notice_seconds: StatedSeconds = Field(
         0.0,
         description="Notice before a worker is taken away. As long as a checkpoint takes or "
         "longer: no work is lost.",
     )
-    replacement_seconds: NonNegative = Field(
+    replacement_seconds: StatedSeconds = Field(
         0.0,
         description="Until there is another in place of a worker that failed or was taken away, "
         "where no spare one is left. 0: it can be started again at once.",
@@ -126,17 +128,17 @@ class Scenario(Keys):
     checkpoint_seconds: Positive | None = Field(
         None, description="Seconds of training between two checkpoints; unset: the plan's."
     )
-    checkpoint_cost: NonNegative | None = Field(
+    checkpoint_cost: StatedSeconds | None = Field(
         None,
         description="Seconds that a checkpoint holds up training. Unset: weights, momentum and "
         "statistics at 200 MB/s (assumed).",
     )
-    restart_seconds: NonNegative = Field(
+    restart_seconds: StatedSeconds = Field(
         30.0,
         description="From a failure until all workers train again from the last checkpoint: "
         "noticing, starting, loading.",
     )
-    price: Positive | None = Field(
+    price: Price | None = Field(
         None, description="Price of a worker for an hour; unset: that of the plan's goal."
     )
     steps: Annotated[int, Field(ge=10, le=1_000_000)] = Field(

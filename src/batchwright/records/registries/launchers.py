@@ -18,6 +18,7 @@ class Launcher:
             `workflows.run_training.Begun` holds, such as `launch_workers` there.
         submit: Import string of what hands the whole command to an engine that starts it on its
             machines, such as `workflows.engines.slurm:submit`; empty: the command trains itself.
+        takes_nodes: Whether that engine is asked for the job's ``nodes``.
         one_worker: Whether there is one worker, in the process that asks for it.
         simulated: Whether all workers' gradients are computed in one process, in simulated time.
         joins: Whether processes that another launcher has started are the workers.
@@ -27,6 +28,7 @@ class Launcher:
     words: str
     train: str
     submit: str = ""
+    takes_nodes: bool = False
     one_worker: bool = False
     simulated: bool = False
     joins: bool = False
@@ -54,6 +56,14 @@ LAUNCHERS = Registry(
         "a Slurm job is submitted and followed, which trains on its machines",
         f"{_RUN}:train_where_started",
         submit="batchwright.workflows.engines.slurm:submit",
+        takes_nodes=True,
+        joins=True,
+    ),
+    Launcher(
+        "ray",
+        "Ray Train starts the workers, on the machines of a Ray cluster",
+        f"{_RUN}:train_where_started",
+        submit="batchwright.workflows.engines.ray_train:submit",
         joins=True,
     ),
     group="batchwright.launchers",

@@ -31,6 +31,7 @@ from batchwright.training.evaluate.evaluation import merged_batch_norm
 from batchwright.training.recorder import Recorder
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.gradient_scaling import TensorNoise
+from batchwright.workload.loss_scaling import LossScale
 
 _MODEL, _OPTIMIZER = "the model's state_dict()", "the optimizer's state_dict()"
 _LOOK_SECONDS = 1.0
@@ -56,6 +57,7 @@ class RunState:
         micro_limits: Most pixels at once of workers that ran out of memory, by place: samples times
             the image's side squared, so that it means something at another resolution too.
         gradient_order: In which gradients are summed, as `Reducer.order` has it.
+        loss_scale: What losses are multiplied by; ``None``: no step was taken yet.
     """
 
     epoch: int = 0
@@ -71,6 +73,7 @@ class RunState:
     fixed_samples: float = 0.0
     micro_limits: dict[str, int] = field(default_factory=dict)
     gradient_order: list[list[int]] = field(default_factory=list)
+    loss_scale: LossScale | None = None
 
     def stage(self, plan: Plan) -> Stage:
         """The plan's row that the epoch in progress belongs to."""
@@ -94,6 +97,8 @@ class RunState:
         self.noise = NoiseState.from_dict(values["noise"])
         tensors = values.get("tensors")
         self.tensors = None if tensors is None else TensorNoise(**tensors)
+        scale = values.get("loss_scale")
+        self.loss_scale = None if scale is None else LossScale(**scale)
         self.meter = meter
 
 

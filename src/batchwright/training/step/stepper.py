@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,8 @@ from batchwright.training.step.clock import StepClock, book_waiting
 from batchwright.training.step.epoch_totals import met
 from batchwright.training.step.gradient_scaling import Adaptation, Adaptive, multiply
 from batchwright.training.step.normalization import Statistics
-from batchwright.workload.host import autocast, is_out_of_memory, release_memory
+from batchwright.workload.host import NARROW, autocast, is_out_of_memory, release_memory
+from batchwright.workload.loss_scaling import LossScale
 
 MOST_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
 
@@ -152,7 +153,7 @@ class Stepper:
                 # Weighted by samples: b_i / B of the step's samples over all workers, so that the
                 # sum of all gradients is that of the mean loss over the global batch, however
                 # unequal the shares are.
-                (value * (mean_over / micro.step.samples)).backward()
+                self._scale.scaled(value, mean_over / micro.step.samples).backward()
             # Not looked at before the gradients are on their way: that waits for the device.
             told = value.detach().to(self._group.device, torch.float64).view(())
             self._loss = told * mean_over + self._loss
@@ -220,7 +221,11 @@ class Stepper:
             return False
 
         # The losses may have been means over something else than samples, such as labelled pixels.
-        norms = updater.rescale(tally, step.samples / tally.weight if tally.weight else 1.0)
+        factor = step.samples / tally.weight if tally.weight else 1.0
+        scale = self._scale
+        norms = updater.rescale(tally, factor / scale.scale)
+        if tally.local_sqr_norms is not None and scale.scale != 1:
+            tally = replace(tally, local_sqr_norms=tally.local_sqr_norms / scale.scale**2)
         self._warn_of_weights(step, tally)
         # By what steps before have shown: a factor that knew its gradient would bend its direction.
         adaptation = self._adaptive.of_step(step.samples)
@@ -228,6 +233,8 @@ class Stepper:
         updated = tally.weight > 0 and updater.apply(norms, *self._sharing.position, adaptation)
         updater.clear()
         self._statistics.end(updated=updated)
+        if self._plan.precision in NARROW and tally.weight:
+            state.loss_scale = scale.after(good=updated)
 
         if adaptation.factors is not None:
             meter.factors = met(meter.factors, adaptation.factors.tolist())
@@ -255,6 +262,12 @@ class Stepper:
         self._clock.lap(meter, "compute")
         self._sharing.after_step(step, tally)
         return updated
+
+    @property
+    def _scale(self) -> LossScale:
+        """What the losses of the step in progress are multiplied by."""
+        known = self._state.loss_scale if self._plan.precision in NARROW else None
+        return known or LossScale.of(self._plan.precision)
 
     def _opened(self) -> _MicroBatch:
         if self._micro is None:

@@ -51,6 +51,7 @@ def resumed_by_engine(
     *,
     report_to: str | None,
     advised: bool,
+    trackers: Sequence[str] = (),
 ) -> RunSummary | None:
     """`hand_over` of a run to resume; `None` where that is not an engine's to do.
 
@@ -60,6 +61,7 @@ def resumed_by_engine(
         overrides: ``key=value`` texts that change more.
         report_to: As `hand_over` takes it.
         advised: As `hand_over` takes it.
+        trackers: As `hand_over` takes it.
     """
     if folder is None:
         return None
@@ -75,7 +77,8 @@ def resumed_by_engine(
     if plan is not None:
         job = with_workers(job, plan)
     texts = [f"{key}={as_written(value)}" for key, value in flattened(keys)]
-    return hand_over(place, job, [*texts, *overrides], report_to=report_to, advised=advised)
+    told: dict[str, Any] = {"report_to": report_to, "advised": advised, "trackers": trackers}
+    return hand_over(place, job, [*texts, *overrides], **told)
 
 
 def with_workers(job: Job, plan: Plan) -> Job:
@@ -96,6 +99,7 @@ def hand_over(
     *,
     report_to: str | None,
     advised: bool,
+    trackers: Sequence[str] = (),
 ) -> RunSummary:
     """Have the job's engine go on with the run in a folder, and wait for its end.
 
@@ -106,6 +110,7 @@ def hand_over(
         overrides: ``key=value`` texts that its processes are given.
         report_to: Address of the service that they report to; ``None``: none.
         advised: Whether they follow its advice.
+        trackers: That show the run.
 
     Returns:
         What happened.
@@ -118,7 +123,8 @@ def hand_over(
     if done is None or not done.ended:
         command = [sys.executable, "-m", "batchwright", *resuming_words(folder.resolve(), job)]
         reported = [] if report_to is None else ["--report-to", report_to]
-        command += [*reported, *["--follow-advice"] * advised, *overrides]
+        named = [part for word in trackers for part in ("--tracker", word)]
+        command += [*reported, *["--follow-advice"] * advised, *named, *overrides]
         resolve_name(job.launcher.submit)(folder, job, command)
     return read_summary(folder)
 

@@ -1,7 +1,7 @@
 """Engines that start Batchwright's own training on their machines.
 
-Whatever starts it, the command is the same: on one host `batchwright train`, on several torchrun
-with the training's loop on each. A run that an engine starts again, after a preemption or a lost
+Whatever starts it, the command is the same: `batchwright train`, on several hosts by torchrun on
+each. A run that an engine starts again, after a preemption or a lost
 machine, goes on from its last checkpoint.
 """
 
@@ -30,7 +30,7 @@ LARGEST_CONFIG_MAP = 900_000
 def torchrun(plan: Plan, target: Target) -> str:
     """A script for each host; the first argument is the first host's address."""
     if target.hosts == 1:
-        lines = _on_one_host(target)
+        lines = _on_one_host(plan, target)
     else:
         lines = [
             f"head=${{1:?name the first host: sh {shlex.quote('FILE')} HOST}}",
@@ -54,14 +54,14 @@ def sbatch(plan: Plan, target: Target) -> str:
         **_devices(plan, target, "gpus-per-node", "cpus-per-task"),
         **{key: value for key, value in target.settings.items() if value},
     }
-    if "time" not in options and (limit := _time_limit(plan, target)):
+    if "time" not in options and (limit := _time_limit(plan)):
         options["time"] = limit
     head = [f"#SBATCH --{key}={value}" for key, value in options.items()]
     head += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
     # From Slurm 22.05 on srun does not take it from the job.
     cores = ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'] * ("cpus-per-task" in options)
     if target.hosts == 1:
-        lines = cores + _on_one_host(target, "srun ")
+        lines = cores + _on_one_host(plan, target, "srun ")
     else:
         lines = [
             *cores,
@@ -85,7 +85,7 @@ def kubernetes(plan: Plan, target: Target) -> str:
     namespace = {"namespace": settings["namespace"]} if settings.get("namespace") else {}
     inside = Target(target.hosts, "/plan/plan.json", f"/runs/{target.run}", settings)
     lines = (
-        _on_one_host(inside)
+        _on_one_host(plan, inside)
         if target.hosts == 1
         else _on_several_hosts(plan, inside, f'"{name}-0.{name}:{_port(plan)}"')
     )
@@ -205,43 +205,43 @@ def dstack(plan: Plan, target: Target) -> str:
 def _script(plan: Plan, target: Target, meeting: str) -> str:
     """What a host does, for programs that start the same on each."""
     if target.hosts == 1:
-        lines = _on_one_host(target)
+        lines = _on_one_host(plan, target)
     else:
         lines = _on_several_hosts(plan, target, meeting.format(port=_port(plan)))
     return "\n".join(["set -eu", *lines]) + "\n"
 
 
-def _on_one_host(target: Target, before: str = "") -> list[str]:
-    run, file = shlex.quote(target.run), shlex.quote(target.plan)
-    return [
-        f"if [ -e {run}/plan.json ]; then",
-        f"  exec {before}batchwright train --out {run} --resume",
-        "fi",
-        f"exec {before}batchwright train {file} --out {run}",
-    ]
+def _on_one_host(plan: Plan, target: Target, before: str = "") -> list[str]:
+    return [*_resume(target), f"exec {before}{_train(plan, target)}"]
 
 
 def _on_several_hosts(
     plan: Plan, target: Target, meeting: str, before: str = "", more: str = ""
 ) -> list[str]:
-    """Each host starts its workers; the plan is put in the run folder by whoever comes first."""
-    run, file = shlex.quote(target.run), shlex.quote(target.plan)
+    """Each host starts its workers, of which the first of all leads."""
     return [
-        f"mkdir -p {run}",
-        # Renaming is whole or not at all, so that two hosts may do it at the same time.
-        f"if [ ! -e {run}/plan.json ]; then",
-        f"  cp {file} {run}/plan.$$",
-        f"  mv {run}/plan.$$ {run}/plan.json",
-        "fi",
-        "resume=",
-        # Its folder holds a run, too, where it was lost before its first checkpoint.
-        f"[ ! -e {run}/metrics.jsonl ] || resume=--resume",
+        *_resume(target),
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # without it, a host that comes back is lost",
         f"exec {before}torchrun --nnodes {target.hosts} "
         f"--nproc-per-node {plan.workers // target.hosts} --max-restarts {plan.job.restarts} \\",
         f"  {more}--rdzv-backend c10d --rdzv-endpoint {meeting} \\",
-        f"  -m batchwright.training.loop {run} $resume",
+        f"  -m {_train(plan, target)}",
     ]
+
+
+def _resume(target: Target) -> list[str]:
+    """Nothing is written there before all hosts have come, so that all see the same."""
+    return ["resume=", f"[ ! -e {shlex.quote(target.run)}/plan.json ] || resume=--resume"]
+
+
+def _train(plan: Plan, target: Target) -> str:
+    """The command, which names what the plan imports, and trains where it was started."""
+    job = plan.job
+    named = [f"{key}={getattr(job, key)}" for key in job.code_keys]
+    here = job.launcher.joins or target.hosts == 1
+    named += ["launch=auto"] * bool(job.launcher.submit or not here)
+    words = [target.plan, *named, "--out", target.run]
+    return f"batchwright train {shlex.join(words)} $resume"
 
 
 def _shell(plan: Plan, shell: str, head: list[str], lines: list[str]) -> str:
@@ -298,7 +298,7 @@ def _accelerator(target: Target, name: str) -> str:
     return found
 
 
-def _time_limit(plan: Plan, target: Target) -> str:
+def _time_limit(plan: Plan) -> str:
     """As Slurm writes it: hours, minutes, seconds; empty where no time was predicted."""
     epochs = [stage.predicted_epoch_seconds for stage in plan.stages]
     if any(one is None for one in epochs):
@@ -308,7 +308,7 @@ def _time_limit(plan: Plan, target: Target) -> str:
     )
     if plan.chosen and plan.chosen.train_seconds:
         seconds = plan.chosen.train_seconds.high
-    if plan.max_epochs and target.hosts == 1:  # `batchwright train` may go on for so many
+    if plan.max_epochs:  # training may go on for so many
         seconds *= plan.max_epochs / plan.epochs
     minutes = max(LEAST_MINUTES, round(TIME_MARGIN * seconds / 60))
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"

@@ -113,7 +113,9 @@ def lightning(plan: Plan, target: Target) -> str:
         "num_nodes": target.hosts,
         "strategy": "ddp" if plan.workers > 1 else "auto",
         "max_epochs": plan.epochs,
-        "precision": "bf16-mixed" if plan.precision == "bfloat16" else "32-true",
+        "precision": {"bfloat16": "bf16-mixed", "float16": "16-mixed"}.get(
+            plan.precision, "32-true"
+        ),
         "accumulate_grad_batches": made.accumulation,
         "gradient_clip_val": plan.job.clip_norm,
         "sync_batchnorm": plan.job.batch_norm == "synchronized",
@@ -150,6 +152,7 @@ def transformers(plan: Plan, target: Target) -> str:
         "max_grad_norm": job.clip_norm or 0.0,
         "label_smoothing_factor": job.label_smoothing,
         "bf16": plan.precision == "bfloat16",
+        "fp16": plan.precision == "float16",
         "eval_strategy": "epoch",
         "seed": job.seed,
     }
@@ -173,7 +176,7 @@ def accelerate(plan: Plan, target: Target) -> str:
     _refuse_synchronized(plan.job, "accelerate")
     options = {
         "gradient_accumulation_steps": made.accumulation,
-        "mixed_precision": "bf16" if plan.precision == "bfloat16" else "no",
+        "mixed_precision": {"bfloat16": "bf16", "float16": "fp16"}.get(plan.precision, "no"),
         "cpu": plan.job.device == "cpu",
         # Else the schedule goes on by as many steps at once as there are workers.
         "step_scheduler_with_optimizer": False,
@@ -354,6 +357,7 @@ def deepspeed(plan: Plan, target: Target) -> str:
             },
         },
         "bf16": {"enabled": plan.precision == "bfloat16"},
+        "fp16": {"enabled": plan.precision == "float16"},
         "gradient_clipping": job.clip_norm or 0.0,
     }
     return json.dumps(config, indent=2) + "\n"
@@ -390,7 +394,7 @@ def timm(plan: Plan, target: Target) -> str:
         "cooldown_epochs": 0,
         "smoothing": job.label_smoothing,
         "drop": plan.stages[0].dropout,
-        "amp": plan.precision == "bfloat16",
+        "amp": plan.precision != "float32",
         "amp_dtype": "bfloat16" if plan.precision == "bfloat16" else "float16",
         "sync_bn": job.batch_norm == "synchronized",
         "clip_grad": job.clip_norm,

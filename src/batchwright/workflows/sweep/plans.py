@@ -222,9 +222,9 @@ class Planner:
 
 def _format_is_open(job: Job) -> bool:
     """Whether the number format of a job is for a measurement to choose."""
-    from batchwright.workload.host import computes_in_bfloat16, resolve_device
+    from batchwright.workload.host import half_of, resolve_device
 
-    return job.precision == "auto" and computes_in_bfloat16(resolve_device(job.device))
+    return job.precision == "auto" and half_of(resolve_device(job.device)) is not None
 
 
 def _by_setting(cells: Iterable[Cell]) -> list[list[Cell]]:

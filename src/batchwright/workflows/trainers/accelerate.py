@@ -21,20 +21,21 @@ from batchwright.errors import PlanError
 from batchwright.records import Plan, Profile
 from batchwright.training.batches.feeding import to_device
 from batchwright.training.batches.following import Follower
-from batchwright.training.batches.recovering import Recovering
 from batchwright.training.batches.unequal import weigh_gradient
 from batchwright.workflows.trainers.arrangement import (
     Shares,
     arranged,
+    divide_next_epoch,
     fewest_samples,
-    needed,
     probed,
+    recovering,
     scale_rates,
     shuffled,
     tell,
     tell_taken_over,
     with_sampler,
 )
+from batchwright.workload.extras import needed
 
 needed("accelerate", "accelerate")
 
@@ -115,9 +116,7 @@ class ForAccelerate:
         self._loader = with_sampler(loader, self.sampler)
         trained = list(model.parameters())
         self._follower = Follower(self.sampler, trained) if self.arrangement.follow else None
-        told = partial(tell, first=True)
-        rank = accelerator.process_index
-        self._recovering = Recovering(trained, lambda line: told(f"worker {rank}: {line}"))
+        self._recovering = recovering(trained, accelerator.process_index)
         self._index, self._batch = -1, None
         accelerator.register_for_checkpointing(self)
 
@@ -171,15 +170,8 @@ class ForAccelerate:
                 self._follower.begin()
             yield self._batch
         self._batch = None
-        if self._follower is not None:
-            before = self.sampler.local_batch_sizes
-            after = self._follower.end_epoch()
-            if after != before:
-                shown = ", ".join(map(str, after))
-                tell(
-                    f"from the next epoch on the workers have {shown} samples of each step",
-                    first=self._accelerator.is_main_process,
-                )
+        first = self._accelerator.is_main_process
+        divide_next_epoch(self._follower, self.sampler, first=first)
 
     def backward(self, loss: Any, **how: Any) -> Any:
         """`accelerator.backward`, such that each sample counts as much as any other.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,8 @@ from batchwright.records import Plan, Profile
 from batchwright.records.documents import record_of
 from batchwright.records.text.formatting import counted
 from batchwright.training.batches.feeding import refuse_iterable
+from batchwright.training.batches.following import Follower
+from batchwright.training.batches.recovering import Recovering
 from batchwright.training.batches.unequal import Sampler
 from batchwright.workflows.exports.trainers import refuse_what_trainers_cannot
 from batchwright.workflows.verbs import plan as decide
@@ -233,20 +234,20 @@ def scale_rates(optimizers: Sequence[Any], schedulers: Sequence[Any], factor: fl
             scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
 
 
-def needed(module: str, extra: str) -> Any:
-    """Import what an extra installs.
+def recovering(parameters: Sequence[Any], rank: int) -> Recovering:
+    """What computes a worker's batches in smaller parts where memory runs out; it says so."""
+    return Recovering(parameters, lambda line: tell(f"worker {rank}: {line}", first=True))
 
-    Raises:
-        ArgumentError: It is not installed; the message has the line that does it.
-    """
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name.partition(".")[0]):
-            raise
-        raise ArgumentError(
-            f"{module.partition('.')[0]} is not installed: pip install 'batchwright[{extra}]'"
-        ) from None
+
+def divide_next_epoch(follower: Follower | None, sampler: Sampler | None, *, first: bool) -> None:
+    """Make the shares of the next epoch, if they follow speed; worker 0 says where they change."""
+    if follower is None or sampler is None:
+        return
+    before = sampler.local_batch_sizes
+    after = follower.end_epoch()
+    if after != before:
+        shown = ", ".join(map(str, after))
+        tell(f"from the next epoch on the workers have {shown} samples of each step", first=first)
 
 
 def tell(line: str, *, first: bool) -> None:

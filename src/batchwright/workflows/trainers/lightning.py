@@ -17,22 +17,23 @@ from typing import Any
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Profile
 from batchwright.training.batches.following import Follower
-from batchwright.training.batches.recovering import Recovering
 from batchwright.training.batches.unequal import Part, Sampler, place_among_workers, weigh_gradient
 from batchwright.workflows.trainers.arrangement import (
     Arrangement,
     Shares,
     arranged,
     automatic,
+    divide_next_epoch,
     fewest_samples,
-    needed,
     probed,
+    recovering,
     scale_rates,
     shuffled,
     tell,
     tell_taken_over,
     with_sampler,
 )
+from batchwright.workload.extras import needed
 
 _Callback: Any = needed("lightning.pytorch", "lightning").Callback
 _connector = needed("lightning.pytorch.trainer.connectors.data_connector", "lightning")
@@ -188,13 +189,10 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             self._follower = Follower(self.sampler, trained)
             self._undo.callback(self._follower.close)
         if self._recover and pl_module.automatic_optimization:
-            rank = trainer.global_rank
-            told = partial(tell, first=True)
-            recovering = Recovering(trained, lambda line: told(f"worker {rank}: {line}"))
-            step = pl_module.training_step
+            parts, step = recovering(trained, trainer.global_rank), pl_module.training_step
 
             def training_step(batch: Any, *more: Any, **named: Any) -> Any:
-                return recovering.loss(lambda part: step(part, *more, **named), batch)
+                return parts.loss(lambda part: step(part, *more, **named), batch)
 
             pl_module.training_step = _like(step, training_step)
             self._undo.callback(vars(pl_module).pop, "training_step", None)
@@ -234,16 +232,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Divide the next epoch."""
         del pl_module
-        if self._follower is None or self.sampler is None:
-            return
-        before = self.sampler.local_batch_sizes
-        after = self._follower.end_epoch()
-        if after != before:
-            shown = ", ".join(map(str, after))
-            tell(
-                f"from the next epoch on the workers have {shown} samples of each step",
-                first=trainer.global_rank == 0,
-            )
+        divide_next_epoch(self._follower, self.sampler, first=trainer.global_rank == 0)
 
     # --------------------------------------------------------------------------------- checkpoints
 
@@ -304,10 +293,16 @@ def _refuse_options(trainer: Any) -> None:
     """Options with which a sample would not count once, or not as much as any other."""
     strategy = type(trainer.strategy).__name__
     schedulers = [c for c in trainer.callbacks if "AccumulationScheduler" in type(c).__name__]
+    if trainer.fast_dev_run:
+        few = int(trainer.fast_dev_run)
+        told = f"fast_dev_run={few}: an epoch is its first {few} batches, not all samples"
+        tell(told, first=trainer.global_rank == 0)
+    limit = None if trainer.fast_dev_run else trainer.limit_train_batches
+    limited = limit is not None and (isinstance(limit, int) or limit != 1.0)  # 1 is one batch
     for found, what, try_ in (
         (strategy not in _STRATEGIES, f"strategy {strategy}", 'strategy="ddp"'),
-        (trainer.limit_train_batches != 1.0, "limit_train_batches", "a smaller data set"),
         (bool(trainer.overfit_batches), "overfit_batches", "a smaller data set"),
+        (limited, f"limit_train_batches={limit}", "a smaller data set"),
         (
             bool(trainer.reload_dataloaders_every_n_epochs),
             "reload_dataloaders_every_n_epochs",

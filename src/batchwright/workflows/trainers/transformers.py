@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,17 @@ from batchwright.workflows.trainers.arrangement import (
     Shares,
     arranged,
     automatic,
+    divide_next_epoch,
     fewest_samples,
-    needed,
     probed,
+    recovering,
     scale_rates,
     shuffled,
     tell,
     tell_taken_over,
     with_sampler,
 )
+from batchwright.workload.extras import needed
 
 _Callback: Any = needed("transformers", "transformers").TrainerCallback
 needed("accelerate", "transformers")
@@ -189,9 +190,7 @@ class ForTransformers:
         if self.arrangement.follow:
             self._follower = Follower(self.sampler, trained)
         if self._recover:
-            rank = self._trainer.args.process_index
-            told = partial(tell, first=True)
-            self._recovering = Recovering(trained, lambda line: told(f"worker {rank}: {line}"))
+            self._recovering = recovering(trained, self._trainer.args.process_index)
 
     def begin_epoch(self, steps: int) -> None:
         """An epoch begins, after so many steps of the training."""
@@ -202,16 +201,8 @@ class ForTransformers:
 
     def end_epoch(self) -> None:
         """Divide the next epoch."""
-        if self._follower is None or self.sampler is None:
-            return
-        before = self.sampler.local_batch_sizes
-        after = self._follower.end_epoch()
-        if after != before:
-            shown = ", ".join(map(str, after))
-            tell(
-                f"from the next epoch on the workers have {shown} samples of each step",
-                first=self._trainer.args.process_index == 0,
-            )
+        first = self._trainer.args.process_index == 0
+        divide_next_epoch(self._follower, self.sampler, first=first)
 
     def end_training(self) -> None:
         """Time nothing any more."""

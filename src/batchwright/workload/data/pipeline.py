@@ -58,7 +58,7 @@ class ImagePipeline:
         std: As ``mean``; divided by.
         augmentation: Which random changes training images get.
         seed: Of the random changes.
-        dtype: Of the images: float32, or bfloat16 for a network that autocasts to it.
+        dtype: Of the images: float32, or what a network autocasts to.
 
     Attributes:
         strength: Of the augmentation: its largest shift, relative to the usual; 0 shifts nothing.

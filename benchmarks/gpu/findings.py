@@ -1,0 +1,58 @@
+"""What a first GPU has told so far: one file of lines, to which every step adds as it goes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NAME = "found.jsonl"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Lines of JSON in a folder; those of other commits stay, and count for nothing.
+
+    Attributes:
+        folder: Where the file is.
+        commit: What is measured.
+    """
+
+    folder: Path
+    commit: str
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Of this commit, oldest first; a last line that was cut off is left out."""
+        found = []
+        if (self.folder / NAME).exists():
+            for line in (self.folder / NAME).read_text(encoding="utf-8").splitlines():
+                try:
+                    one = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                if one["commit"] == self.commit:
+                    found.append(one)
+        return found
+
+    def of(self, step: str) -> dict[str, Any]:
+        """What a step has found: by name, the value that was found last."""
+        return {one["what"]: one["value"] for one in self.lines if one["step"] == step}
+
+    def add(self, step: str, what: str, value: Any) -> None:
+        """Write a finding."""
+        path = self.folder / NAME
+        cut = path.exists() and not path.read_bytes().endswith(b"\n")
+        told = {"step": step, "what": what, "value": value, "commit": self.commit}
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n" * cut + json.dumps({**told, "time": round(time.time())}) + "\n")
+
+    def go_on_from(self, earlier: Path) -> None:
+        """Begin with what is in another folder, where nothing is in this one."""
+        if not (self.folder / NAME).exists() and (earlier / NAME).exists():
+            for path in earlier.iterdir():
+                if path.is_file():
+                    shutil.copyfile(path, self.folder / path.name)

@@ -1,0 +1,29 @@
+"""The steps of `benchmarks.gpu`, in their order; `benchmarks.gpu.steps` takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the programme: its name, its limit, what it tells."""
+
+    name: str
+    minutes: float
+    words: str
+
+
+STEPS = (
+    Step("machine", 1, "what all else is measured on"),
+    Step("tests", 8, "pytest -m gpu: does the CUDA path work at all"),
+    Step("speed-32", 5, "our loop against plain steps and Lightning, resnet18 at 32 px"),
+    Step("predictions", 6, "step, memory and batch limit, memory really running out"),
+    Step("speed-224", 5, "the same speeds, resnet50 at 224 px"),
+    Step("autocast", 2, "bfloat16 against float32"),
+    Step("server", 1, "dual batch: a parameter server beside one GPU"),
+    Step("virtual", 5, "virtual cluster, resnet18, 0 and 3 workers with small batches"),
+    Step("accuracy", 7, "time to accuracy against a plain script"),
+    Step("card", 5, "the batch at which the whole memory of the GPU runs out"),
+)
+"""Most valuable first; the limits add up to 45 minutes, and none is longer than 8."""

@@ -1,0 +1,201 @@
+"""Hosts that are network namespaces of this machine, with torchrun on each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.loads import children
+
+ROOT = Path(__file__).parent.parent.parent
+_BURST_BYTES, _QUEUE = 20_000, "400ms"  # of `tc tbf`: two packets at once, and the longest queue
+_PACKET_BYTES = 9000  # the fewer packets, the less the wire has to do
+
+
+class NoHosts(RuntimeError):  # noqa: N818 - what there is not
+    """Why there are no network namespaces here."""
+
+
+def command(*words: object) -> None:
+    """Run it.
+
+    Raises:
+        NoHosts: It failed.
+    """
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NoHosts(f"no network namespaces here: {done.stderr.strip()}")
+
+
+class Host:
+    """A network namespace with a host name and address of its own, in which an agent runs.
+
+    Args:
+        letter: Its name is ``node-`` and this.
+        address: Of its card.
+        folder: Where it runs commands and logs what they print; all hosts may share it.
+        core: The only one that it has; ``None``: all.
+
+    Raises:
+        NoHosts: It cannot be made.
+    """
+
+    def __init__(self, letter: str, address: str, folder: Path, core: int | None = None) -> None:
+        self.letter, self.address, self.folder, self._core = letter, address, folder, core
+        self.space = self.card = f"bw{letter}{os.getpid()}"
+        self.agent: subprocess.Popen[bytes] | None = None
+        command("ip", "netns", "add", self.space)
+
+    def connect(self) -> None:
+        """Use its card, which must be there."""
+        command("ip", "-n", self.space, "addr", "add", f"{self.address}/24", "dev", self.card)
+        for device in ("lo", self.card):
+            command("ip", "-n", self.space, "link", "set", device, "up")
+
+    def limit(self, bandwidth: float) -> None:
+        """Send so many bytes per second at most."""
+        command(
+            *("ip", "netns", "exec", self.space, "tc", "qdisc", "add", "dev", self.card, "root"),
+            *("tbf", "rate", f"{int(8 * bandwidth)}bit"),
+            *("burst", _BURST_BYTES, "latency", _QUEUE),
+        )
+
+    def start(
+        self, first: Host, workers: int, *words: object, nodes: str = "1:2", **more: str
+    ) -> None:
+        """Start an agent of torchrun.
+
+        Args:
+            first: The host of the rendezvous.
+            workers: On this host.
+            words: For Python, such as a script and its arguments.
+            nodes: As torchrun has it.
+            more: Environment variables.
+        """
+        torchrun = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes),
+            *("--nproc-per-node", str(workers), "--max-restarts", "5", "--monitor-interval", "0.2"),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first.address}:29411"),
+            *("--local-addr", self.address, "--rdzv-conf"),
+            f"is_host={int(first is self)},last_call_timeout=2,keep_alive_interval=1",
+            *map(str, words),
+        ]
+        environment = {
+            **os.environ,
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "OMP_NUM_THREADS": "1",
+            **more,
+        }
+        environment.pop("GLOO_SOCKET_IFNAME", None)
+        self.run(*torchrun, environment=environment)
+
+    def run(self, *words: object, environment: dict[str, str]) -> None:
+        """Start a command on this host, which logs to a file named by its letter."""
+        with (self.folder / f"{self.letter}.log").open("ab") as log:
+            self.agent = self.popen(*words, env=environment, stdout=log, stderr=log)
+
+    def popen(self, *words: object, **options: Any) -> subprocess.Popen[Any]:
+        """A process on this host, in its folder."""
+        core = [] if self._core is None else ["taskset", "--cpu-list", str(self._core)]
+        named = f'hostname node-{self.letter}; exec "$@"'
+        return subprocess.Popen(
+            [
+                *("ip", "netns", "exec", self.space, "unshare", "--uts"),
+                *("sh", "-c", named, "sh", *core, *map(str, words)),
+            ],
+            cwd=self.folder,
+            **options,
+        )
+
+    def log(self) -> str:
+        """What it has printed."""
+        path = self.folder / f"{self.letter}.log"
+        return path.read_text() if path.exists() else ""
+
+    def workers(self) -> list[int]:
+        """Processes that its agent has started."""
+        return children(self.agent.pid) if self.agent is not None else []
+
+    def kill(self) -> None:
+        """End the agent and its workers at once, as a power cut would."""
+        if self.agent is None or self.agent.poll() is not None:
+            return
+        for number in (self.agent.pid, *self.workers()):
+            os.kill(number, signal.SIGKILL)
+        self.agent.wait()
+
+    def remove(self) -> None:
+        """Kill what runs there, and take it away."""
+        self.kill()
+        with suppress(NoHosts):
+            command("ip", "netns", "del", self.space)
+
+
+@contextmanager
+def hosts_apart(
+    folder: Path,
+    count: int = 2,
+    *,
+    delay: float,
+    bandwidth: float,
+    cores: Sequence[int] = (),
+) -> Iterator[list[Host]]:
+    """Hosts between which each packet takes its time.
+
+    Args:
+        folder: Which all of them share.
+        count: How many.
+        delay: Of a packet in one direction, in seconds; what it really is, `wire.ping_pong` shows.
+        bandwidth: Of each host, in bytes per second in one direction.
+        cores: Which the hosts have in turn, one each; empty: all have all.
+
+    Raises:
+        NoHosts: They cannot be made here.
+    """
+    refuse_without_namespaces()
+    for needed in ("/dev/net/tun", shutil.which("tc") or "tc"):
+        if not Path(needed).exists():
+            raise NoHosts(f"hosts with a slow network between them need {needed}")
+    with ExitStack() as made:
+        hosts = []
+        for number in range(count):
+            core = cores[number % len(cores)] if cores else None
+            host = Host("abcdefgh"[number], f"10.78.0.{number + 1}", folder, core)
+            made.callback(host.remove)
+            hosts.append(host)
+        wire = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "benchmarks.harness.wire", str(delay)),
+                *(f"{host.card}={host.address}" for host in hosts),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        made.enter_context(wire)
+        made.callback(wire.kill)
+        assert wire.stdout is not None
+        if wire.stdout.readline() != "ready\n":
+            raise NoHosts("hosts with a slow network between them need /dev/net/tun and root")
+        for host in hosts:
+            command("ip", "link", "set", host.card, "mtu", _PACKET_BYTES, "netns", host.space)
+            host.connect()
+            host.limit(bandwidth)
+        yield hosts
+
+
+def refuse_without_namespaces() -> None:
+    """Where nothing of this kind can be made.
+
+    Raises:
+        NoHosts: What is needed.
+    """
+    if sys.platform != "linux" or os.geteuid() or not shutil.which("ip"):
+        raise NoHosts("network namespaces need Linux, root and ip")

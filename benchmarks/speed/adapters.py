@@ -1,0 +1,179 @@
+"""Trainers of other people's with our sampler and weighting, beside the same without.
+
+CIFAR-100 on the CPU, `resnet8`, 32 px, random crop and flip item by item, SGD with Nesterov
+momentum 0.9, weight decay 5e-4, constant rate 0.1, float32; two workers under DDP (gloo), each with
+one thread, pinned to a core, 64 samples each in a step; data are loaded in the workers. The arms of
+a trainer are alive together and take turns, the order reversed from round to round; a turn is one
+epoch of 30 steps.
+
+`NAME_over_plain`, for Lightning, Transformers' Trainer and accelerate: images per second with the
+adapter, equal shares, over those without; the last 25 steps of a turn; 4 rounds with --quick, 16
+with --full; median of the ratios within a round, and quartiles. `adapter_over_plain` is the lowest
+of the three medians.
+
+`NAME_uneven_over_plain`: one of two workers at half speed, a burner process taking its share of the
+second worker's core. Epoch seconds with shares that follow the speeds over those without the
+adapter; 4 epochs with --quick, 10 with --full, of which the first two, in which shares are found,
+do not count; the limit is 2/3. `uneven_pair` is the highest of the three medians.
+
+`NAME_overhead`, of a tracker: our own loop by one worker with two threads, batch 128, alone and
+with the process beside it that hands its lines on to TensorBoard, MLflow (SQLite), Weights & Biases
+(offline) or trackio; images per second without over those with, less 1. 6 steps that are not timed
+and 34 that are; 3 rounds with --quick, 16 with --full. `tracker_overhead` is the highest median.
+
+It needs the CIFAR-100 folder and cores 0 and 1; a trainer or tracker that is not installed is left
+out: `pip install ".[benchmark,transformers,tracking]"`, and `pip install trackio`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from batchwright.records import Job
+from batchwright.records.registries.trackers import TRACKERS
+from batchwright.workload.data.sources import open_data
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, ratios
+from benchmarks.harness.loads import Burner
+from benchmarks.harness.turns import Arm, images_per_second, started, take_turns
+from benchmarks.speed import adapters_arms as arms
+from benchmarks.speed.main_job_arms import BATCH
+
+TRAINERS = {
+    "lightning": "Lightning",
+    "transformers": "Transformers' Trainer",
+    "accelerate": "accelerate",
+}
+LEAD_IN_STEPS, TIMED_STEPS = 5, 25  # of an epoch
+STEPS = LEAD_IN_STEPS + TIMED_STEPS
+ROUNDS, UNEVEN_EPOCHS = {False: 4, True: 16}, {False: 4, True: 10}  # by --full
+FIRST_COUNTED = 2  # zero-based: the third epoch
+TRACKED_ROUNDS, TRACKED_LEAD_IN, TRACKED_STEPS = {False: 3, True: 16}, 6, 34
+
+BENCHMARK = Benchmark(
+    "adapters",
+    "Inside other people's trainers",
+    "CIFAR-100, `resnet8`, two workers under DDP with one thread each on a core of its own, 64 "
+    "samples each in a step; with our sampler and weighting and without take turns",
+    (
+        Figure("adapter_over_plain", "ratio", "median", "equal shares: images/s with our sampler "
+               "and weighting over those without, the lowest of the three trainers",
+               at_least=0.98),
+        Figure("uneven_pair", "ratio", "median", "one of two workers at half speed: epoch time "
+               "with our shares over theirs, the highest of the three trainers (limit: 0.67)",
+               at_most=0.72),
+        *(
+            Figure(f"{name}_over_plain", "ratio", "median", f"{words}: images/s with over without",
+                   at_least=0.98)
+            for name, words in TRAINERS.items()
+        ),
+        *(
+            Figure(f"{name}_uneven_over_plain", "ratio", "median",
+                   f"{words}: epoch time of the uneven pair with over without", at_most=0.72)
+            for name, words in TRAINERS.items()
+        ),
+        Figure("tracker_overhead", "share", "median", "our own loop with a tracker: time that the "
+               "process beside it takes from training, the highest of the trackers",
+               at_most=0.01),
+        *(
+            Figure(f"{name}_overhead", "share", "median", f"{name}: the same", at_most=0.01)
+            for name in TRACKERS.own
+        ),
+        *(
+            Figure(f"{name}_{arm}_images_per_second", "images/s", "median")
+            for name in TRAINERS for arm in ("plain", "adapter")
+        ),
+    ),
+    needs_data="always",
+)  # fmt: skip
+
+
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """Trainer by trainer, what is installed."""
+    assert arguments.data is not None  # it needs data always
+    if not {0, 1} <= os.sched_getaffinity(0):
+        raise SystemExit("benchmarks.speed.adapters needs cores 0 and 1: leave both to it")
+    say("CIFAR-100: reading")
+    open_data(Job(data=f"cifar100:{arguments.data}"))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or the trainers would take GPUs
+    found: dict[str, Sequence[float]] = {}
+    measurements: dict[str, Any] = {}
+    over: dict[str, list[float]] = {}
+    uneven: dict[str, list[float]] = {}
+    for name in TRAINERS:
+        if find_spec(name) is None:
+            say(f"{name} is not installed and left out: pip install 'batchwright[{name}]'")
+            continue
+        say(f"{name}: equal shares, then one worker at half speed")
+        rates, seconds = trainer_measured(name, arguments.data, arguments.full)
+        over[name] = ratios(rates["adapter"], rates["plain"])
+        uneven[name] = ratios(*(seconds[arm][FIRST_COUNTED:] for arm in ("adapter", "plain")))
+        found |= {f"{name}_over_plain": over[name], f"{name}_uneven_over_plain": uneven[name]}
+        found |= {f"{name}_{arm}_images_per_second": some for arm, some in rates.items()}
+        measurements[name] = {"images_per_second": rates, "uneven_seconds": seconds}
+    say("trackers")
+    shown = tracked_rates(arguments.data, folder, TRACKED_ROUNDS[arguments.full])
+    measurements["tracked"] = shown
+    costs = {
+        name: [one - 1 for one in ratios(shown["alone"], some)]
+        for name, some in shown.items()
+        if name != "alone"
+    }
+    found |= {f"{name}_overhead": some for name, some in costs.items()}
+    if costs:
+        found["tracker_overhead"] = max(costs.values(), key=median)
+    if over:
+        found["adapter_over_plain"] = min(over.values(), key=median)
+        found["uneven_pair"] = max(uneven.values(), key=median)
+    return found, measurements
+
+
+def trainer_measured(
+    name: str, data: Path, full: bool
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Images per second with equal shares, and epoch seconds with a burner beside worker 1."""
+    loop = getattr(arms, name)
+    shares = {"plain": None, "adapter": "equal", "follow": "follow"}
+    starters = {
+        arm: partial(Arm, loop, data, STEPS, given, cores=(0, 1)) for arm, given in shares.items()
+    }
+    with started(starters) as alive:
+        equal = {arm: alive[arm] for arm in ("plain", "adapter")}
+        for arm in equal.values():
+            arm.turn(lead_in=0, steps=STEPS)  # caches, and the allocator
+        how = {"lead_in": LEAD_IN_STEPS, "steps": TIMED_STEPS}
+        turns = {arm: partial(one.turn, **how) for arm, one in equal.items()}
+        rates = take_turns(turns, ROUNDS[full])
+        with Burner(1):
+            turns = {
+                "plain": partial(alive["plain"].turn, lead_in=0, steps=STEPS),
+                "adapter": partial(alive["follow"].turn, lead_in=0, steps=STEPS),
+            }
+            uneven = take_turns(turns, UNEVEN_EPOCHS[full])
+    return rates, {arm: [STEPS * BATCH / rate for rate in some] for arm, some in uneven.items()}
+
+
+def tracked_rates(data: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Images per second of our own loop alone, and beside each tracker that is installed."""
+    os.environ["WANDB_MODE"] = "offline"
+    os.environ["TRACKIO_DIR"] = str(folder / "trackio")
+    places = {"tensorboard": folder / "tensorboard", "mlflow": f"sqlite:///{folder}/runs.db"}
+    made = {"alone": partial(Arm, arms.session, data, folder / "alone", ())}
+    for name, spec in TRACKERS.own.items():
+        if find_spec(spec.package) is None:
+            say(f"{name} is not installed and left out")
+            continue
+        word = f"{name}:{places.get(name, 'benchmark')}"
+        made[name] = partial(Arm, arms.session, data, folder / name, (word,))
+    how = {"lead_in": TRACKED_LEAD_IN, "steps": TRACKED_STEPS, "warm_up": 2 * TRACKED_STEPS}
+    return images_per_second(made, rounds, **how)
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(measure, __doc__)

@@ -1,0 +1,334 @@
+"""Hands a run's lines on to trackers: a process of its own, beside the training.
+
+    python -m batchwright.client.trackers.following RUN_FOLDER TRACKER...
+
+started by `client.trackers.companion`. It reads what training writes into the run folder, at a low
+priority; training never waits for it. How many lines a tracker has is noted in ``trackers.json``
+there, so that what goes on later doubles nothing. Standard input brings the order to finish, or
+ends with the process that trains; what a person should know goes to standard output, a line each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import NamedTuple, Protocol
+
+from batchwright.client.http import Backoff
+from batchwright.client.outbox import METRICS, Lines
+from batchwright.client.reporter import NICENESS, Order, listen
+from batchwright.client.trackers.points import Points
+from batchwright.errors import ArgumentError, BatchwrightError, FileError, one_line
+from batchwright.records.documents import read_record
+from batchwright.records.lines.line_files import sound_line
+from batchwright.records.plan import Plan
+from batchwright.records.registries.registry import listed
+from batchwright.records.registries.trackers import TRACKERS, TrackerSpec
+from batchwright.records.text.plan_facts import Fact, plan_facts
+from batchwright.storage.locks import Busy, Lock, lock_file
+
+STATE = "trackers.json"
+FORMAT = "batchwright-trackers/1"
+LOCK = "trackers.lock"
+LOOK_SECONDS = 0.5  # between two looks at the run folder
+LOCK_SECONDS = 30.0  # for the process of a training that was just killed
+_MOST_LINES = 2000  # that are handed on before it is noted
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """A run as a tracker gets to know it.
+
+    Attributes:
+        folder: Of the run.
+        name: For people.
+        id: The same whenever this run goes on; no other run has it.
+        facts: What is known before it trains.
+        after: The last step that the tracker has; -1: it has nothing.
+    """
+
+    folder: Path
+    name: str
+    id: str
+    facts: Mapping[str, Fact]
+    after: int
+
+
+class Tracker(Protocol):
+    """Takes the values of one run."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Values by name after so many updates."""
+
+    def flush(self) -> None:
+        """All that was logged is to stay, however this process ends."""
+
+    def close(self, outcome: str) -> None:
+        """The run is ``finished``, ``stopped`` or ``failed``; empty: nobody knows."""
+
+
+class Asked(NamedTuple):
+    """A tracker that was asked for."""
+
+    spec: TrackerSpec
+    place: str  # what stands behind the colon
+
+    @property
+    def word(self) -> str:
+        """The same from any folder."""
+        return f"{self.spec.name}:{self.place}" if self.place else self.spec.name
+
+
+def asked(words: Iterable[str]) -> list[Asked]:
+    """The trackers that words name, each ``NAME`` or ``NAME:PLACE``.
+
+    Raises:
+        ArgumentError: There is none of that name, or its package is not installed.
+    """
+    found = []
+    for word in words:
+        name, _, place = word.partition(":")
+        if name not in TRACKERS:
+            raise ArgumentError(f"there is no tracker {name!r}: known are {listed(TRACKERS)}")
+        spec = TRACKERS[name]
+        package = find_spec(spec.package)
+        if package is None or package.origin is None:  # a folder here may have that name
+            raise ArgumentError(
+                f"--tracker {name}: {spec.package} is not installed: pip install "
+                f"'batchwright[tracking]', or {spec.package} alone"
+            )
+        found.append(Asked(spec, str(Path(place).resolve()) if spec.folder and place else place))
+    return list(dict.fromkeys(found))
+
+
+class Following:
+    """Hands one tracker what it does not have of a run.
+
+    Args:
+        folder: The run folder.
+        wanted: The tracker.
+        state: What `State` holds for all of them.
+    """
+
+    def __init__(self, folder: Path, wanted: Asked, state: State) -> None:
+        self._folder, self._wanted, self._state = folder, wanted, state
+        self._lines, self._points = Lines(folder / METRICS), Points()
+        self._tracker: Tracker | None = None
+        self._backoff, self._due, self.problem = Backoff(), 0.0, ""
+
+    @property
+    def word(self) -> str:
+        """Names the tracker."""
+        return self._wanted.word
+
+    def turn(self) -> bool:
+        """Hand on some lines; whether more are there. Whatever goes wrong is tried again later."""
+        if time.monotonic() < self._due:
+            return False
+        try:
+            more = self._hand_on()
+        except Exception as error:  # noqa: BLE001 - a tracker may fail in any way
+            self.problem = f"{self.word}: {one_line(error)}"
+            self._due = time.monotonic() + self._backoff.seconds()
+            self._tracker = None
+            self._lines, self._points = Lines(self._folder / METRICS), Points()
+            return False
+        self._backoff.reset()
+        self.problem = ""
+        return more
+
+    def _hand_on(self) -> bool:
+        had = self._state.lines.get(self.word, 0)
+        found = self._lines.ahead(_MOST_LINES)
+        for number, text in enumerate(found, self._lines.next):
+            if number == had and self._tracker is None:
+                self._open()
+            point = self._points.of(sound_line(text))
+            if point is not None and number >= had:
+                assert self._tracker is not None  # noqa: S101 - opened with the first line to go
+                self._tracker.log(*point)
+        self._lines.take(found)
+        if self._lines.next > had:
+            assert self._tracker is not None  # noqa: S101 - as above
+            self._tracker.flush()
+            self._state.note(self.word, self._lines.next)
+        return self._lines.waiting and bool(found)
+
+    def _open(self) -> None:
+        folder, spec = self._folder, self._wanted.spec
+        name, after = folder.resolve().name, self._points.last
+        facts = plan_facts(read_record(folder / "plan.json", Plan))
+        run = Tracked(folder, name, self._state.run, facts, after)
+        self._tracker = resolve_name(spec.open)(self._wanted.place, run)
+
+    def close(self, outcome: str) -> None:
+        """The run has ended so."""
+        if self._tracker is not None:
+            try:
+                self._tracker.close(outcome)
+            except Exception as error:  # noqa: BLE001 - as above
+                self.problem = f"{self.word}: {one_line(error)}"
+
+    @property
+    def left(self) -> int:
+        """Lines that the tracker does not have."""
+        return max(0, self._lines.count() - self._state.lines.get(self.word, 0))
+
+
+class State:
+    """``trackers.json``: the run's name for trackers, and how many lines each of them has.
+
+    Args:
+        folder: The run folder.
+
+    Raises:
+        FileError: It cannot be read, or is something else.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / STATE
+        try:
+            values = json.loads(self._path.read_bytes())
+            sound = values["format"] == FORMAT
+            self.run = str(uuid.UUID(values["run"]))
+            self.lines = {str(word): int(one) for word, one in values["lines"].items()}
+        except FileNotFoundError:
+            self.run, self.lines, sound = str(uuid.uuid4()), dict[str, int](), True
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            sound = False
+        if not sound:
+            raise FileError(
+                f"{self._path} is damaged, or none of ours ({FORMAT}); remove it to have trackers "
+                "get all of the run anew"
+            )
+
+    def note(self, word: str, lines: int) -> None:
+        """A tracker has so many lines; whole or not at all, and not synced.
+
+        Raises:
+            FileError: It cannot be written.
+        """
+        self.lines[word] = lines
+        aside = self._path.with_name(f".{STATE}.{os.getpid()}")
+        text = json.dumps({"format": FORMAT, "run": self.run, "lines": self.lines}, indent=1)
+        try:
+            aside.write_text(text + "\n", encoding="utf-8")
+            aside.replace(self._path)
+        except OSError as error:
+            raise FileError(f"cannot write {self._path}: {error.strerror}") from None
+
+
+def alone(folder: Path, seconds: float) -> Lock:
+    """Be the only process that hands on this run, or two would hand on the same.
+
+    Raises:
+        BatchwrightError: Another one does.
+    """
+    try:
+        return lock_file(folder / LOCK, seconds=seconds, waiting=lambda _: None)
+    except Busy as holder:
+        raise BatchwrightError(
+            f"trackers of {folder} are fed by {holder}: wait until that has ended"
+        ) from None
+    except OSError as error:
+        raise FileError(f"cannot lock {folder / LOCK}: {error.strerror}") from None
+
+
+def follow(
+    folder: Path, wanted: Sequence[Asked], orders: queue.Queue[Order], tell: Callable[[str], None]
+) -> bool:
+    """Until all is handed on after the order to finish, or its time is up; returns which.
+
+    Raises:
+        BatchwrightError: Another process does so, or its note is damaged.
+    """
+    with alone(folder, LOCK_SECONDS):
+        state = State(folder)
+        all_of_them = [Following(folder, one, state) for one in wanted]
+        told: dict[str, str] = {}
+        order: Order | None = None
+        end = float("inf")
+        while True:
+            more = [one.turn() for one in all_of_them]
+            for one in all_of_them:
+                if one.problem != told.get(one.word, ""):
+                    told[one.word] = one.problem
+                    tell(
+                        f"{one.problem}; training goes on" if one.problem else f"{one.word} is fed"
+                    )
+            done = not any(more) and not any(one.left for one in all_of_them)
+            if order is not None and (done or time.monotonic() >= end):
+                break
+            wait = 0.0 if any(more) else LOOK_SECONDS
+            if order is None:
+                with suppress(queue.Empty):
+                    order = orders.get(timeout=wait) if wait else orders.get_nowait()
+                    end = time.monotonic() + order.seconds
+            else:
+                time.sleep(wait / 10)
+        for one in all_of_them:
+            one.close(order.outcome)
+        return done
+
+
+def send_to_trackers(folder: Path, words: Iterable[str], outcome: str) -> dict[str, int]:
+    """Hand trackers what they do not have of a run, in this process.
+
+    Args:
+        folder: The run folder.
+        words: Each ``NAME`` or ``NAME:PLACE``.
+        outcome: How the run ended; empty: nobody knows, or it goes on.
+
+    Returns:
+        By tracker, how many lines it has.
+
+    Raises:
+        BatchwrightError: What is wrong, in one line.
+    """
+    if not (folder / "plan.json").exists() or not (folder / METRICS).exists():
+        raise FileError(f"{folder} holds no run that has begun: name a run folder")
+    wanted = asked(words)
+    with alone(folder, 0.0), redirect_stdout(sys.stderr):  # trackers print what they like
+        state = State(folder)
+        for one in (Following(folder, each, state) for each in wanted):
+            while one.turn():
+                pass
+            one.close(outcome)
+            if one.problem:
+                raise BatchwrightError(one.problem)
+        return {one.word: state.lines.get(one.word, 0) for one in wanted}
+
+
+def _main() -> None:
+    with suppress(OSError):
+        os.nice(NICENESS)
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # trackers print what they like; a person is told our lines
+
+    def tell(text: str) -> None:
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            print(text, file=out, flush=True)
+
+    orders: queue.Queue[Order] = queue.Queue()
+    threading.Thread(target=listen, args=(orders, sys.stdin.buffer), daemon=True).start()
+    done = False
+    try:
+        done = follow(Path(sys.argv[1]), asked(sys.argv[2:]), orders, tell)
+    except BatchwrightError as error:
+        tell(one_line(error))
+    os._exit(0 if done else 1)  # a thread still reads standard input
+
+
+if __name__ == "__main__":
+    _main()

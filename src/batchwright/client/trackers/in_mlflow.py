@@ -1,0 +1,61 @@
+"""MLflow: a run in the experiment ``batchwright``, found again by a tag."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from math import isfinite
+
+from mlflow.entities import Metric, Param
+from mlflow.tracking import MlflowClient
+
+from batchwright.client.trackers.following import Tracked
+
+EXPERIMENT, TAG = "batchwright", "batchwright.run"
+_MOST_METRICS = 1000  # of a request
+_STATES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+class _MLflow:
+    def __init__(self, client: MlflowClient, run: Tracked) -> None:
+        self._client, self._waiting = client, list[Metric]()
+        found = client.get_experiment_by_name(EXPERIMENT)
+        experiment = client.create_experiment(EXPERIMENT) if found is None else found.experiment_id
+        others = client.search_runs([experiment], f"tags.`{TAG}` = '{run.id}'", max_results=1)
+        if others:
+            self._run = others[0].info.run_id
+            client.update_run(self._run, status="RUNNING")
+        else:
+            tags = {TAG: run.id}
+            self._run = client.create_run(experiment, tags=tags, run_name=run.name).info.run_id
+            params = [Param(name, str(value)) for name, value in run.facts.items()]
+            client.log_batch(self._run, params=params)
+        # A process that was killed may have handed on more than its note says.
+        metrics = others[0].data.metrics if others else ()
+        self._had = {
+            name: max(one.step for one in client.get_metric_history(self._run, name))
+            for name in metrics
+        }
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(1000 * time.time())
+        self._waiting += [
+            Metric(name, value, now, step)
+            for name, value in values.items()
+            if isfinite(value) and self._had.get(name, -1) < step
+        ]
+
+    def flush(self) -> None:
+        while self._waiting:
+            self._client.log_batch(self._run, metrics=self._waiting[:_MOST_METRICS])
+            del self._waiting[:_MOST_METRICS]
+
+    def close(self, outcome: str) -> None:
+        self.flush()
+        if outcome in _STATES:
+            self._client.set_terminated(self._run, _STATES[outcome])
+
+
+def open_tracker(place: str, run: Tracked) -> _MLflow:
+    """The run at a tracking address; without one at MLflow's own."""
+    return _MLflow(MlflowClient(tracking_uri=place or None), run)

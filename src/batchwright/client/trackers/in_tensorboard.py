@@ -1,0 +1,77 @@
+"""TensorBoard: event files, with predictions in a second run beside the measured one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from batchwright.client.trackers.following import Tracked
+from batchwright.client.trackers.points import PREDICTED
+
+_DT_STRING = 7
+_OWNER = "run.id"
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, run: Tracked) -> None:
+        self._folder, self._after = folder, run.after
+        self._measured = self._writer(folder)
+        self._predicted: EventFileWriter | None = None
+        if run.after < 0:
+            rows = "".join(f"| {name} | {value} |\n" for name, value in run.facts.items())
+            self._add_text("plan", f"| | |\n|---|---|\n{rows}")
+
+    def _writer(self, folder: Path) -> EventFileWriter:
+        writer = EventFileWriter(str(folder))
+        if self._after >= 0:  # what a process that was killed wrote beyond its note is left out
+            begin = SessionLog(status=SessionLog.START)
+            writer.add_event(Event(wall_time=time.time(), step=self._after + 1, session_log=begin))
+        return writer
+
+    def _add_text(self, tag: str, text: str) -> None:
+        data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        tensor = TensorProto(dtype=_DT_STRING, string_val=[text.encode()], tensor_shape=shape)
+        value = Summary.Value(tag=tag, metadata=data, tensor=tensor)
+        self._measured.add_event(Event(wall_time=time.time(), summary=Summary(value=[value])))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Predictions under the name of what they are beside, so that one chart shows both."""
+        measured = {name: value for name, value in values.items() if name not in PREDICTED}
+        beside = {PREDICTED[name]: values[name] for name in values if name in PREDICTED}
+        self._add(self._measured, step, measured)
+        if beside:
+            self._predicted = self._predicted or self._writer(self._folder / "predicted")
+            self._add(self._predicted, step, beside)
+
+    def _add(self, writer: EventFileWriter, step: int, values: Mapping[str, float]) -> None:
+        some = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=some)))
+
+    def flush(self) -> None:
+        self._measured.flush()
+        if self._predicted is not None:
+            self._predicted.flush()
+
+    def close(self, outcome: str) -> None:
+        del outcome
+        self._measured.close()
+        if self._predicted is not None:
+            self._predicted.close()
+
+
+def open_tracker(place: str, run: Tracked) -> _TensorBoard:
+    """Event files in a folder of this run, which is another one where a run of that name has it."""
+    folder = Path(place) / run.name if place else run.folder / "tensorboard"
+    if (folder / _OWNER).exists() and (folder / _OWNER).read_text() != run.id:
+        folder = folder.with_name(f"{folder.name}-{run.id[:8]}")
+    made = _TensorBoard(folder, run)
+    (folder / _OWNER).write_text(run.id)
+    return made

@@ -1,0 +1,71 @@
+"""What trackers show of a run: numbers by name at a step, and what is known before it begins."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from batchwright.records.lines.flat_lines import flat_values
+from batchwright.records.lines.run_lines import EpochLine, EvaluationLine, RunLine, StepLine
+
+PREDICTED = {"plan/predicted_epoch_s": "time/epoch_s", "plan/predicted_top1": "val/top1"}
+"""Names of predictions, and of what they are beside."""
+
+_PLACES = {"step", "steps", "epochs"}  # a point has its own
+
+
+class Point(NamedTuple):
+    """Numbers at a place of the training."""
+
+    step: int  # updates since it began
+    values: dict[str, float]  # by flat name
+
+
+class Points:
+    """The points of a run's lines, which are handed in in order.
+
+    A killed run writes some of its steps again once it is resumed; a name that has a value at a
+    step, or at a later one, gets no other there. Rounds with a parameter server have no place among
+    the steps of others: of such runs the epochs are shown.
+
+    Attributes:
+        last: The highest step so far; -1 before the first.
+    """
+
+    def __init__(self) -> None:
+        self.last = -1
+        self._begins = {0: 0}  # by epoch, the steps before it
+        self._had: dict[str, int] = {}
+
+    def of(self, line: RunLine | None) -> Point | None:
+        """The point of a line; ``None`` if it has none, or nothing new."""
+        if not isinstance(line, StepLine | EpochLine | EvaluationLine):
+            return None
+        step = self._step(line)
+        values = {
+            name: float(value)
+            for name, value in flat_values(line).items()
+            if isinstance(value, int | float)
+            and name not in _PLACES
+            and self._had.get(name, -1) < step
+        }
+        if not values:
+            return None
+        self._had |= dict.fromkeys(values, step)
+        self.last = max(self.last, step)
+        return Point(step, values)
+
+    def _step(self, line: StepLine | EpochLine | EvaluationLine) -> int:
+        if isinstance(line, EvaluationLine):
+            return self._begin(line.epoch + 1)
+        epoch, steps = (
+            (line.record.epoch, line.record.steps)
+            if isinstance(line, EpochLine)
+            else (line.epoch, line.steps)
+        )
+        begin = self._begin(epoch)
+        self._begins[epoch + 1] = begin + steps
+        return begin + (line.step if isinstance(line, StepLine) else steps)
+
+    def _begin(self, epoch: int) -> int:
+        """Steps before an epoch; of one that no line led to, those before the last known one."""
+        return self._begins.get(epoch, max(self._begins.values()))

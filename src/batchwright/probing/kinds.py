@@ -1,0 +1,139 @@
+r"""Several kinds of workers that measure together, told apart by what each computes meanwhile.
+
+In a visit all workers take steps with equal batches, and wait for each other in the exchange. What
+worker :math:`i` computes takes :math:`c_i` seconds, and it waits :math:`w_i`: those of the slowest
+are the exchange alone. So a step of a kind would take :math:`c_i + \\min_j w_j` if no other were
+slower. All that is measured holds for the number of workers that were there together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+
+from batchwright.probing.commands import Point
+from batchwright.probing.measure.step_time import Apart
+from batchwright.records import KindTimes, StepTime
+
+CLEARLY = 1.25
+"""Times as slow in three of four visits with larger batches makes hosts of one name two kinds."""
+
+_FEWEST = 2  # visits that tell
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker is.
+
+    Attributes:
+        host: Its name.
+        gpu: Which GPU; empty: none.
+        kind: What its host says it is, or its device's name.
+        device_name: Model of the device.
+        memory_bytes: That it may use.
+    """
+
+    host: str
+    gpu: str
+    kind: str
+    device_name: str
+    memory_bytes: int
+
+    def named_among(self, kinds: Sequence[str]) -> str:
+        """Its kind in a plan, where hosts of one kind may stand apart as `kinds_of` names them."""
+        for name in kinds:
+            base, _, hosts = name.removesuffix(")").rpartition(" (")
+            if base == self.kind and self.host in hosts.split(", "):
+                return name
+        return self.kind
+
+
+def kinds_of(
+    places: Sequence[Place], steps: Sequence[StepTime], visits: Mapping[Point, Sequence[Apart]]
+) -> tuple[KindTimes, ...]:
+    """What each kind of worker takes, fastest first; nothing where all are of one kind.
+
+    Args:
+        places: Of all workers, in rank order.
+        steps: Measured together, at the pace of the slowest.
+        visits: By point, what each worker took at each visit in which all took part.
+    """
+    # With the larger batches, as small ones show what goes around computing.
+    rising = sorted(visits, key=lambda point: point.local_batch_size)
+    larger = rising[len(rising) // 2 :]
+    whole = [one for point in larger for one in visits[point] if len(one) == len(places)]
+    if len(whole) < _FEWEST:
+        return ()
+    groups = _groups(places, whole)
+    if len(groups) < 2:
+        return ()
+    found = []
+    for name, ranks in groups.items():
+        own = tuple(
+            _of_kind(step, ranks, told)
+            for step in steps
+            if (told := visits.get(Point(step.workers, step.resolution, step.local_batch_size)))
+            and step.workers == len(places)
+        )
+        pace = median(_computing(one, ranks) / _computing(one, range(len(one))) for one in whole)
+        memory = min(places[rank].memory_bytes for rank in ranks)
+        found.append(
+            KindTimes(
+                kind=name,
+                workers=len(ranks),
+                device_name=places[ranks[0]].device_name,
+                memory_bytes=memory,
+                pace=pace,
+                steps=own,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: one.pace))
+
+
+def _groups(places: Sequence[Place], visits: Sequence[Apart]) -> dict[str, list[int]]:
+    """Ranks of each kind, by its name: hosts of one name that are clearly slower stand apart."""
+    hosts: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, place in enumerate(places):
+        hosts[place.kind][place.host].append(rank)
+    found: dict[str, list[int]] = {}
+    for kind, named in hosts.items():
+        pace = {
+            host: median(_computing(one, ranks) for one in visits) for host, ranks in named.items()
+        }
+        alike: list[list[str]] = []
+        for host in sorted(named, key=pace.__getitem__):
+            first = named[alike[-1][0]] if alike else named[host]
+            ratios = [_computing(one, named[host]) / _computing(one, first) for one in visits]
+            if alike and quantiles(ratios, n=4)[0] < CLEARLY:
+                alike[-1].append(host)
+            else:
+                alike.append([host])
+        for number, some in enumerate(alike):
+            name = f"{kind} ({', '.join(sorted(some))})" if number else kind
+            found[name] = sorted(rank for host in some for rank in named[host])
+    return found
+
+
+def _computing(visit: Apart, ranks: Sequence[int]) -> float:
+    return fmean(visit[rank][0] for rank in ranks)
+
+
+def _of_kind(step: StepTime, ranks: Sequence[int], visits: Sequence[Apart]) -> StepTime:
+    """The step as it is where no kind is slower than that of these workers."""
+    whole = [one for one in visits if len(one) == step.workers]
+    computing = [_computing(one, ranks) for one in whole]
+    exchange = [min(sync for _, sync in one) for one in whole]
+    both = tuple(map(sum, zip(computing, exchange, strict=True)))
+    ratio = median(both) / step.step_seconds
+    return step.model_copy(
+        update={
+            "compute_seconds": median(computing),
+            "sync_seconds": median(exchange),
+            "step_seconds": median(both),
+            "step_low": step.step_low * ratio,
+            "step_high": step.step_high * ratio,
+            "visits": both,
+        }
+    )

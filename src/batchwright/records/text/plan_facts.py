@@ -1,0 +1,35 @@
+"""A plan in a dozen values, for who shows it beside others: trackers, and the card of a model."""
+
+from __future__ import annotations
+
+from batchwright.records.plan import Plan
+
+Fact = str | int | float
+
+
+def plan_facts(plan: Plan) -> dict[str, Fact]:
+    """What a plan chose and predicts, by name; seconds are those of an epoch of its first stage."""
+    stage = plan.stages[0]
+    found: dict[str, Fact | None] = {
+        "network": plan.network.name,
+        "data": plan.data.name,
+        "method": plan.method,
+        "workers": plan.workers,
+        "epochs": plan.epochs,
+        "global_batch": stage.global_batch_size,
+        "local_batches": ", ".join(map(str, stage.local_batch_sizes)),
+        "learning_rate": stage.learning_rate,
+        "decay": plan.learning_rate.decay,
+        "resolution": stage.resolution,
+        "precision": plan.precision,
+        "optimizer": plan.update,
+        "seed": plan.job.seed,
+        "seconds": "simulated" if plan.job.launcher.simulated else None,
+    }
+    seconds = stage.predicted_epoch_seconds
+    accuracy = plan.epoch_accuracy[-1] if plan.epoch_accuracy else None
+    for name, one in (("epoch_seconds", seconds), ("accuracy", accuracy)):
+        if one is not None:
+            found |= {f"predicted_{name}": one.value}
+            found |= {f"predicted_{name}_low": one.low, f"predicted_{name}_high": one.high}
+    return {name: value for name, value in found.items() if value is not None}

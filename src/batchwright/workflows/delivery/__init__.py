@@ -1,0 +1,1 @@
+"""DELIVER: a trained network for people who do not have this package, with a model card."""

@@ -1,0 +1,79 @@
+"""`deliver`: weights, card and what else others want of a finished run, in a folder."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from batchwright.errors import ArgumentError, FileError
+from batchwright.records.documents import refuse_no_path
+from batchwright.records.run_folder import read_summary
+from batchwright.storage.files import make_folder, write_whole
+from batchwright.workflows.delivery.model_card import UNKNOWN, model_card
+
+CARD, ONNX = "README.md", "model.onnx"
+
+
+def deliver(
+    run: str | Path,
+    to: str | Path,
+    *,
+    checkpoint: Literal["best", "last"] = "best",
+    licence: str = UNKNOWN,
+    onnx: bool = False,
+    network: Any = None,
+) -> Path:
+    """Write a run's trained network for others: safetensors, a model card, and ONNX if asked for.
+
+    Args:
+        run: Folder of a finished run.
+        to: A new or empty folder.
+        checkpoint: ``best``: of the epoch with the highest held-out accuracy; or ``last``.
+        licence: Identifier for the card, such as ``apache-2.0``.
+        onnx: Whether to write the network as ONNX, too.
+        network: For that, one of your own, as `load_model` takes it.
+
+    Returns:
+        The card.
+
+    Raises:
+        ArgumentError: What it takes is not installed, or no such checkpoint can be named.
+        FileError: The run has not finished, or the folder is not empty or cannot be written.
+        PlanError: The network cannot be written as ONNX. Then nothing is written.
+    """
+    refuse_no_path(run, "run")
+    refuse_no_path(to, "to")
+    if checkpoint not in ("best", "last"):
+        raise ArgumentError(f'checkpoint={checkpoint!r}: give "best" or "last"')
+    target, summary = Path(to), read_summary(run)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileError(f"{target} is there already and not empty: name a new folder")
+    from batchwright.training.checkpoints.checkpoint import load_checkpoint
+    from batchwright.workload.model_files import load_model, save_model, write_onnx
+
+    path = Path(summary.run_folder) / "checkpoints" / f"{checkpoint}.pt"
+    if checkpoint == "best" and not path.exists():  # nothing was evaluated
+        path = path.with_name("last.pt")
+    content = load_checkpoint(path)
+    plan, best = summary.plan, summary.best_epoch
+    evaluated = best if path.stem == "best" else (summary.epochs or (None,))[-1]
+    wanted = content["input"]
+    config: dict[str, Any] = {
+        "network": plan.network.name,
+        "classes": list(content["classes"]),
+        "side": max(stage.resolution for stage in plan.stages),
+        "mean": list(wanted.get("mean", ())),
+        "std": list(wanted.get("std", ())),
+    }
+    with tempfile.TemporaryDirectory(prefix="batchwright-") as made:
+        aside = Path(made)
+        save_model(aside, content["model"], config)
+        if onnx:
+            write_onnx(load_model(aside, network), config["side"], aside / ONNX)
+        card = model_card(summary, evaluated, side=config["side"], licence=licence, onnx=onnx)
+        write_whole(aside / CARD, card.encode())
+        make_folder(target)
+        for one in sorted(aside.iterdir()):
+            write_whole(target / one.name, one.read_bytes())
+    return target / CARD

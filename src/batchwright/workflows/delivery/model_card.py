@@ -1,0 +1,109 @@
+"""The card of a trained network: its data, its plan, what it reached, and how it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from batchwright.records import EpochRecord, RunSummary
+from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.text.formatting import counted, percent
+from batchwright.records.text.plan_facts import plan_facts
+from batchwright.reporting.data.reading import compared_rows
+
+UNKNOWN = "unknown"
+_MOST_CLASSES = 50  # that are named
+
+
+def model_card(
+    summary: RunSummary,
+    epoch: EpochRecord | None,
+    *,
+    side: int,
+    licence: str = UNKNOWN,
+    onnx: bool,
+) -> str:
+    """Markdown with the head that model hubs read.
+
+    Args:
+        summary: Of the run.
+        epoch: Whose weights they are; ``None``: nobody knows.
+        side: Of the images that it was evaluated on, in pixels.
+        licence: Its identifier, such as ``apache-2.0``.
+        onnx: Whether there is an ONNX file.
+    """
+    plan, data = summary.plan, summary.plan.data
+    facts = plan_facts(plan).items()
+    at = "" if epoch is None else f" after epoch {epoch.epoch + 1} of {plan.epochs}"
+    own = plan.network.name not in NETWORKS
+    named = f'"DIR", network="{plan.network.name}"' if own else '"DIR"'
+    some = ", ".join(data.classes[:_MOST_CLASSES])
+    more = " ..." if len(data.classes) > _MOST_CLASSES else ""
+    which = (
+        "No licence was named: ask whoever gave you this before you use it."
+        if licence == UNKNOWN
+        else f"Of the weights: {licence}. That of the data is another matter."
+    )
+    parts = [
+        f"---\nlicense: {licence}\npipeline_tag: image-classification\n"
+        "tags:\n- image-classification\n- batchwright\n---",
+        f"# {_plain(f'{plan.network.name} on {data.name}')}",
+        f"`{_plain(plan.network.name)}`, {counted(plan.network.parameters, 'weight')}, trained on "
+        f"{_plain(data.name)}: the weights{at}.",
+        "## Use",
+        f"```python\nimport batchwright as bw\n\nmodel = bw.load_model({named})\n"
+        "names = model.names(images)\n```",
+        f"`images` are RGB with values in [0, 1], (n, 3, {side}, {side}); `model(images)` "
+        "gives logits. The weights alone are in `model.safetensors`, mean and deviation that the "
+        "network wants of its input in `config.json`."
+        + (" `model.onnx` is the same network, with that in it." if onnx else ""),
+        "## What it reached",
+        _accuracy(summary, epoch),
+        _table(compared_rows(summary)),
+        "## Data",
+        _table(
+            [
+                ["", ""],
+                ["data", data.name],
+                ["training images", f"{data.train_samples:,}"],
+                ["held-out images", f"{data.val_samples:,} ({data.split})"],
+                ["SHA-256", data.digest],
+                ["classes", some + more],
+            ]
+        ),
+        "## Training",
+        _table([["choice", "value"], *([k.replace("_", " "), str(v)] for k, v in facts)]),
+        "## Licence",
+        which,
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _accuracy(summary: RunSummary, epoch: EpochRecord | None) -> str:
+    if epoch is None or epoch.top1 is None:
+        return "These weights were not evaluated."
+    chosen = ""
+    if summary.best_epoch is not None and epoch.epoch == summary.best_epoch.epoch:
+        chosen = (
+            " These are the epoch's that did best on the held-out images, so on others it may be a "
+            "little lower."
+        )
+    return (
+        f"{percent(epoch.top1)} of the held-out images, {epoch.val_correct:,} of "
+        f"{epoch.val_count:,}.{chosen}"
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    head, *others = [_row(cells) for cells in rows]
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *others])
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _plain(text: str) -> str:
+    """One line, whatever a name holds."""
+    return " ".join(text.split())

@@ -1,0 +1,170 @@
+"""Trained networks as files that other programs read: weights as safetensors, and what they want.
+
+model = bw.load_model("model")
+model(images)           # logits of RGB images in [0, 1], (n, 3, side, side)
+model.names(images)     # the classes that are most likely
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchwright.errors import FileError, PlanError
+from batchwright.records.registries.networks import NETWORKS
+from batchwright.storage.files import write_whole
+from batchwright.workload.extras import needed
+from batchwright.workload.task import build_network
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+FORMAT = "batchwright-model/1"
+
+
+class TrainedModel(nn.Module):
+    """A trained network with the normalization of its input.
+
+    Args:
+        network: In evaluation mode from here on.
+        classes: Names, in label order.
+        mean: Of RGB values in [0, 1]; empty: the network takes its input as it is.
+        std: Of the same.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        classes: tuple[str, ...],
+        mean: tuple[float, ...] = (),
+        std: tuple[float, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.network, self.classes = network, classes
+        self.register_buffer("mean", torch.tensor(mean or (0.0,)).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std or (1.0,)).view(-1, 1, 1))
+        self.eval()
+
+    def forward(self, images: Tensor) -> Any:
+        """Logits (n, classes) of images (n, 3, side, side) with values in [0, 1]."""
+        return self.network((images - self.mean) / self.std)
+
+    def names(self, images: Tensor) -> list[str]:
+        """The most likely class of each image."""
+        with torch.inference_mode():
+            return [self.classes[label] for label in self(images).argmax(dim=1).tolist()]
+
+
+def save_model(folder: Path, weights: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Write weights and what it takes to use them.
+
+    Args:
+        folder: It exists.
+        weights: A plain state_dict.
+        config: ``network``, ``classes``, ``side``, ``mean`` and ``std``.
+
+    Raises:
+        ArgumentError: safetensors is not installed.
+        FileError: They cannot be written, or are not tensors alone.
+    """
+    save = needed("safetensors.torch", "delivery").save
+    others = [name for name, value in weights.items() if not isinstance(value, Tensor)]
+    if others:
+        raise FileError(f"{others[0]} of the network's state is no tensor: safetensors takes none")
+    plain = {name: value.clone().contiguous() for name, value in weights.items()}
+    write_whole(folder / WEIGHTS, save(plain, metadata={"format": "pt"}))
+    text = json.dumps({"format": FORMAT, **config}, indent=2)
+    write_whole(folder / CONFIG, (text + "\n").encode())
+
+
+def load_model(
+    folder: str | Path, network: str | nn.Module | Callable[..., nn.Module] | None = None
+) -> TrainedModel:
+    """A trained network that `deliver` has written, ready to classify, on the CPU.
+
+    Args:
+        folder: What it was delivered to.
+        network: One of your own: the import string that it was trained with, which is repeated here
+            since files do not get to run code by themselves; what it names; or such a network.
+
+    Raises:
+        ArgumentError: safetensors is not installed.
+        FileError: The folder holds no such model, or a damaged one.
+        PlanError: The network is one of your own and was not named.
+    """
+    load = needed("safetensors.torch", "delivery").load
+    place = Path(folder)
+    try:
+        config = json.loads((place / CONFIG).read_bytes())
+        content = (place / WEIGHTS).read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read a model in {place}: {error.strerror}") from None
+    except ValueError:
+        raise FileError(f"{place / CONFIG} is not JSON") from None
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise FileError(f"{place / CONFIG} is none of ours ({FORMAT})")
+    try:
+        name, classes = str(config["network"]), tuple(map(str, config["classes"]))
+        made = _made(network, name, len(classes), int(config["side"]))
+        made.load_state_dict(load(content))
+        return TrainedModel(made, classes, tuple(config["mean"]), tuple(config["std"]))
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        cause = str(error).strip().partition("\n")[0]
+        raise FileError(f"{place} is damaged, or of another network: {cause}") from None
+    except Exception as error:
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise FileError(f"{place / WEIGHTS} is damaged: {error}") from None
+
+
+def _made(
+    given: str | nn.Module | Callable[..., nn.Module] | None, name: str, classes: int, side: int
+) -> nn.Module:
+    if isinstance(given, nn.Module):
+        return given
+    if callable(given):
+        return given(num_classes=classes)
+    if name not in NETWORKS and given != name:
+        raise PlanError(
+            f"network={name} in a file would run code: repeat network={name!r} to allow it, or "
+            "give the network itself"
+        )
+    return build_network(name, classes=classes, side=side)
+
+
+def write_onnx(model: TrainedModel, side: int, path: Path) -> None:
+    """The network with its normalization as ONNX, for batches of any size.
+
+    Args:
+        model: As `load_model` gives it.
+        side: Of its images, in pixels.
+        path: The file.
+
+    Raises:
+        ArgumentError: What it takes is not installed.
+        PlanError: The network cannot be written so.
+    """
+    for module in ("onnx", "onnxscript"):
+        needed(module, "delivery")
+    example = torch.rand(2, 3, side, side)
+    try:
+        torch.onnx.export(
+            model,
+            (example,),
+            str(path),
+            input_names=["images"],
+            output_names=["logits"],
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("n")},),
+            external_data=False,
+            verbose=False,
+        )
+    except Exception as error:  # noqa: BLE001 - a network may do what ONNX has no word for
+        cause = str(error).strip().partition("\n")[0]
+        raise PlanError(f"this network cannot be written as ONNX ({cause}): leave it out") from None

@@ -1,0 +1,404 @@
+"""Training under Ray Train, on a cluster of two nodes on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import batchwright as bw
+from batchwright.errors import JobError
+from batchwright.planning.planner import plan_without_profile
+from batchwright.records import Job, RunSummary
+from batchwright.records.agent_rules import not_allowed
+from batchwright.records.documents import read_record, write_record
+from batchwright.workflows.engines import STARTED_BY, ray_train, ray_worker
+from batchwright.workflows.prepare_job import data_facts
+from samples import make_network
+from slurm import until
+from test_session import make_tiny_plan
+
+INSTALL = 'pip install "batchwright[ray]"'
+NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+LAST_SECONDS = 500  # on a busy machine
+
+# As in `test_hosts`: weight i counts how often sample i was trained. One worker is killed.
+SAMPLES, EPOCHS = 60, 12
+OWN_LOOP = f"""
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from ray import train
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+from torch.utils.data import Dataset
+import batchwright as bw
+from batchwright.workload.optimizers import without_compiler
+
+class OneHot(Dataset):
+    def __len__(self):
+        return {SAMPLES}
+
+    def __getitem__(self, index):
+        return torch.eye({SAMPLES}, dtype=torch.float64)[index], 0
+
+def train_loop(config):
+    folder = Path(config["folder"])
+    model = torch.nn.Linear({SAMPLES}, 1, bias=False).double()
+    torch.nn.init.zeros_(model.weight)
+    optimizer = without_compiler(torch.optim.SGD)(model.parameters(), lr=0.1)
+    with bw.Session(model, optimizer, OneHot(), plan=folder / "plan.json",
+                    run_folder=folder / "run", resume=True, loaders=0) as session:
+        for epoch in session.epochs():
+            for features, _ in session.batches():
+                session.step(model(features).mean())
+                time.sleep(0.01)
+            train.report({{"epoch": epoch}})
+            if epoch == 4 and session.rank == 1 and not (folder / "killed").exists():
+                (folder / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        if session.rank == 0:
+            torch.save(model.weight.detach().flatten(), folder / "weights.pt")
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    TorchTrainer(
+        train_loop,
+        train_loop_config={{"folder": folder}},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="own", storage_path=folder + "/storage",
+                             failure_config=FailureConfig(max_failures=3)),
+    ).fit()
+"""
+
+
+# ------------------------------------------------------------------------------------ without Ray
+
+
+def test_without_ray_the_line_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.delenv(STARTED_BY, raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(JobError, match=r'launch=ray needs Ray Train: pip install "batchwright\[ra'):
+        bw.run(launch="ray", workers=2, run_folder=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"launch": "ray", "nodes": 2}, "nodes=2 with launch=ray: only launch=slurm asks for mach"),
+        ({"ray": {"address": "a b"}}, "job key ray.address = 'a b'"),
+        ({"ray": {"address": "ray://head:10001"}}, "job key ray.address = 'ray://head:10001'"),
+        ({"ray": {"cpus_per_worker": 0}}, "job key ray.cpus_per_worker = 0"),
+        ({"workers": 2, "ray": {"min_workers": 3}}, "ray.min_workers=3 of workers=2: give at most"),
+    ],
+)
+def test_keys_that_ask_for_the_impossible_are_refused(keys, said):
+    with pytest.raises(JobError, match=re.escape(said)):
+        Job(**keys)
+
+
+def node(cores: float, gpus: float = 0, *, alive: bool = True) -> dict[str, object]:
+    return {"Alive": alive, "Resources": {"CPU": cores, "GPU": gpus}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "workers"),
+    [
+        ({}, 13),
+        ({"workers": 13}, 13),
+        ({"ray": {"cpus_per_worker": 4}}, 2),  # no machine has two halves of another's
+        ({"ray": {"cpus_per_worker": 0.1}}, 130),
+        ({"ray": {"cpus_per_worker": 2, "gpus_per_worker": 1}}, 3),
+    ],
+)
+def test_workers_are_as_many_as_the_machines_have_room_for(keys, workers):
+    machines = [node(7, 8), node(6), node(8, 8, alive=False)]
+    assert ray_train._workers(machines, Job(launch="ray", **keys)) == workers
+    with pytest.raises(JobError, match=f"the Ray cluster has room for {workers}; give fewer"):
+        ray_train._workers(machines, Job(launch="ray", **{**keys, "workers": workers + 1}))
+
+
+def test_a_run_that_may_go_on_with_fewer_workers_begins_with_fewer():
+    fewer = {"workers": 4, "ray": {"min_workers": 2}}
+    assert ray_train._workers([node(3)], Job(launch="ray", **fewer)) == 4
+    with pytest.raises(JobError, match="room for 1; give fewer"):
+        ray_train._workers([node(1)], Job(launch="ray", **fewer))
+
+
+def test_a_machine_without_the_run_folder_says_what_to_share(monkeypatch, tmp_path):
+    monkeypatch.setattr(ray_worker, "_SHARED_SECONDS", 0)
+    token = tmp_path / "run" / "logs" / "ray" / "token"
+    said = ray_worker.look(str(token), str(tmp_path))
+    assert said.startswith(f"{tmp_path}/run on ")
+    assert "give --out a folder on a disk that all machines of the cluster share" in said
+    token.parent.mkdir(parents=True)
+    token.touch()
+    assert not ray_worker.look(str(token), str(tmp_path))
+    assert " has no /nowhere: Python's env" in ray_worker.look(str(token), "/", "/nowhere")
+
+
+def test_an_agent_starts_nothing_under_ray():
+    assert not_allowed((), Job(launch="ray")).startswith("launch=ray: an agent trains on its own")
+
+
+# --------------------------------------------------------------------------------------- real Ray
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster of two nodes with a core each, at the address of RAY_ADDRESS."""
+    pytest.importorskip("ray.train.torch", reason=INSTALL)
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="ray")  # its sockets' names must be short
+    found = os.environ.get("PYTHONPATH", "")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv(STARTED_BY, raising=False)
+        for name, value in {
+            "PYTHONPATH": f"{Path(__file__).parent}:{found}",
+            "OMP_NUM_THREADS": "1",
+            "RAY_TRAIN_CALLBACKS": "ray_parts.Kept",
+            "TEST_RAY_REPORTS": f"{folder}/reports",
+            "TEST_RAY_GO": f"{folder}/go",
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",
+            "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+            "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_memory_monitor_refresh_ms": "0",  # others' tests may fill the memory
+        }.items():
+            environment.setenv(name, value)
+        head = {**NODE, "include_dashboard": False, "temp_dir": folder}
+        running = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            running.add_node(**NODE)
+            environment.setenv("RAY_ADDRESS", running.address)
+            yield running
+        finally:
+            running.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def two_nodes(cluster):
+    """The cluster, which a test before may have left with another number of nodes."""
+    while not cluster.worker_nodes:
+        cluster.add_node(**NODE)
+    return cluster
+
+
+class Command:
+    """A program beside the cluster; it is killed where it does not end."""
+
+    def __init__(self, *words: object, folder: Path) -> None:
+        self._log = folder / "command.log"
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *map(str, words)], cwd=folder, stdout=log, stderr=log
+            )
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code, and what it has printed."""
+        try:
+            code = self.process.wait(LAST_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = -1
+        finally:
+            self.process.kill()
+            self.process.wait()
+        return code, self._log.read_text()
+
+
+@pytest.fixture
+def start(two_nodes, tmp_path):
+    started: list[Command] = []
+
+    def command(*words: object) -> Command:
+        started.append(Command(*words, folder=tmp_path))
+        return started[-1]
+
+    yield command
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+
+
+def small_plan(folder: Path, **keys: object) -> None:
+    keys = {"network": "ray_parts:paced", "epochs": 8, "checkpoint_steps": 5, **keys}
+    job = Job(launch="ray", device="cpu", workers=2, **keys)
+    plan = plan_without_profile(job, data_facts(job), make_network(name=job.network))
+    write_record(plan, folder / "plan.json")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["model"]
+
+
+TRAIN = ("-m", "batchwright", "train")
+INTO_RUN = ("--out", "run", "network=ray_parts:paced")
+
+
+@pytest.fixture
+def go(two_nodes):
+    """A file at which training is no longer slow."""
+    path = Path(os.environ["TEST_RAY_GO"])
+    path.unlink(missing_ok=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster, tmp_path_factory):
+    """The folder of a run on both nodes, and of its plan."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    small_plan(folder)
+    Path(os.environ["TEST_RAY_GO"]).touch()
+    code, said = Command(*TRAIN, "plan.json", *INTO_RUN, folder=folder).end()
+    assert code == 0, said
+    return folder
+
+
+@pytest.mark.slow
+def test_epochs_are_reported_by_the_first_worker(undisturbed):
+    lines = Path(os.environ["TEST_RAY_REPORTS"]).read_text().splitlines()
+    first, other = zip(*map(json.loads, lines), strict=True)
+    summary = read_record(undisturbed / "run" / "summary.json", RunSummary)
+    losses = [summary.epochs[one["epoch"]].train_loss for one in first]
+    assert [one["train/loss"] for one in first] == pytest.approx(losses)
+    assert first[-1]["epoch"] == 7
+    assert not any(other)
+
+
+@pytest.mark.slow
+def test_a_run_probes_plans_and_trains_on_the_clusters_workers(start, tmp_path):
+    words = ("run", "launch=ray", "epochs=2", "probe.budget=1", "probe.learning=0")
+    code, said = start("-m", "batchwright", *words, "--out", "run", "--json").end()
+    assert code == 0, said
+    assert said.count("epoch 2/2: ") == 1
+    assert "ray: 2 workers, logs in " in said
+    summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
+    assert summary.plan.workers == 2
+    assert [one.samples for one in summary.epochs] == [1437, 1437]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["lost", "announced"])
+def test_a_run_whose_node_goes_and_comes_ends_with_the_same_weights(
+    two_nodes, undisturbed, go, start, tmp_path, how
+):
+    command = start(*TRAIN, undisturbed / "plan.json", *INTO_RUN)
+    until((tmp_path / "run" / "checkpoints" / "last.pt").exists, "a checkpoint")
+    gone = next(iter(two_nodes.worker_nodes))
+    if how == "announced":
+        drain(two_nodes, gone)
+        two_nodes.worker_nodes.remove(gone)
+        log = tmp_path / "run" / "logs" / "ray" / "worker-0.log"
+        until(lambda: "stopped by signal 15" in log.read_text(), "a stop")
+    else:
+        two_nodes.remove_node(gone, allow_graceful=False)
+    two_nodes.add_node(**NODE)
+    go.touch()
+    code, said = command.end()
+    gone.kill_all_processes(check_alive=False)
+    assert code == 0, said
+    assert read_record(tmp_path / "run" / "summary.json", RunSummary).resumed
+    for name, value in weights(undisturbed / "run").items():
+        assert torch.equal(value, weights(tmp_path / "run")[name]), name
+
+
+def drain(cluster, node) -> None:
+    """Say that a node goes in some seconds, as a cloud's notice before a preemption does."""
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
+            *("--address", cluster.address, "--node-id", node.node_id),
+            *("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"),
+            *("--deadline-remaining-seconds", "20"),
+        ],
+        check=True,
+        timeout=LAST_SECONDS,
+    )
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_workers_that_are_left(two_nodes, go, start, tmp_path):
+    small_plan(tmp_path, ray={"min_workers": 1})
+    command = start(*TRAIN, "plan.json", *INTO_RUN)
+    until((tmp_path / "run" / "checkpoints" / "last.pt").exists, "a checkpoint")
+    two_nodes.remove_node(next(iter(two_nodes.worker_nodes)))
+    go.touch()
+    code, said = command.end()
+    assert code == 0, said
+    summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
+    assert summary.resumed
+    assert {one.samples for one in summary.epochs} == {1437}
+    assert len(summary.epochs[-1].workers) == 1
+
+
+@pytest.mark.slow
+def test_a_stop_is_a_checkpoint_and_the_run_goes_on_later(go, start, tmp_path):
+    small_plan(tmp_path)
+    command = start(*TRAIN, "plan.json", *INTO_RUN)
+    until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
+    command.process.send_signal(signal.SIGINT)
+    code, said = command.end()
+    assert code == 130, said
+    again = "batchwright run --resume --out run network=ray_parts:paced"
+    assert f"continue with `{again}`" in said
+    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()
+    go.touch()
+    code, said = start("-m", *again.split()).end()
+    assert code == 0, said
+    assert len(read_record(tmp_path / "run" / "summary.json", RunSummary).epochs) == 8
+
+
+@pytest.mark.slow
+def test_what_cannot_be_is_refused_in_a_line(two_nodes, tmp_path, capfd):
+    cases = [
+        ({"workers": 3}, "the Ray cluster has room for 2; give fewer workers, or less to each"),
+        ({"ray": {"gpus_per_worker": 1}}, "the Ray cluster has room for 0; give fewer workers"),
+        ({"ray": {"address": "127.0.0.1:9"}}, "no Ray cluster at 127.0.0.1:9: ConnectionRefused"),
+        ({"data": "imagefolder:nowhere"}, "the run under Ray has failed (exit code 2), its logs"),
+    ]
+    for number, (keys, said) in enumerate(cases):
+        with pytest.raises(bw.errors.BatchwrightError, match=re.escape(said)) as refused:
+            bw.run(launch="ray", run_folder=tmp_path / str(number), **keys)
+        assert refused.value.exit_code == 2
+    assert re.search(r"^error: .*nowhere", capfd.readouterr().err, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_session_in_a_train_loop_of_ones_own_survives_a_killed_worker(start, tmp_path):
+    plan = make_tiny_plan((6, 6), epochs=EPOCHS, samples=SAMPLES, checkpoint_steps=1)
+    write_record(plan, tmp_path / "plan.json")
+    (tmp_path / "own.py").write_text(OWN_LOOP, encoding="utf-8")
+    code, said = start("own.py", tmp_path).end()
+    assert code == 0, said
+    assert (tmp_path / "killed").exists()
+    counts = torch.load(tmp_path / "weights.pt") / -0.1
+    even = torch.full((SAMPLES,), counts[0].item(), dtype=torch.float64)
+    torch.testing.assert_close(counts, even)
+    summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
+    assert summary.resumed == 1
+    assert [one.samples for one in summary.epochs] == [SAMPLES] * EPOCHS
+
+
+@pytest.mark.slow
+def test_the_pages_example_of_tune_finds_the_best_job_keys(start, tmp_path):
+    page = (Path(__file__).parent.parent / "docs" / "ray.md").read_text("utf-8")
+    (script,) = re.findall(r"```python\n(import [^`]*tune\.Tuner.*?)```", page, re.DOTALL)
+    short = script.replace("/shared", str(tmp_path)).replace('"budget": 5', '"budget": 1')
+    (tmp_path / "tuned.py").write_text(short, encoding="utf-8")
+    code, said = start("tuned.py").end()
+    assert code == 0, said
+    runs = [read_record(path, RunSummary) for path in tmp_path.glob("trials/*/summary.json")]
+    assert sorted(one.plan.stages[0].global_batch_size for one in runs) == [32, 128]
+    best = max(runs, key=lambda one: one.accuracy)
+    assert f"'global_batch': {best.plan.stages[0].global_batch_size}" in said.splitlines()[-1]

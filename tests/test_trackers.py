@@ -1,0 +1,348 @@
+"""Trackers: what they are shown of a run, each value once, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from batchwright.client.trackers import following
+from batchwright.client.trackers.companion import wanted_trackers
+from batchwright.client.trackers.following import Asked, Following, State, asked, send_to_trackers
+from batchwright.client.trackers.points import Points
+from batchwright.errors import ArgumentError, BatchwrightError, FileError
+from batchwright.planning.planner import plan_without_profile
+from batchwright.records import Job
+from batchwright.records.documents import write_record
+from batchwright.records.lines.line_files import METRICS, line_text
+from batchwright.records.registries.trackers import TRACKERS, TrackerSpec
+from run_lines import typed
+from samples import make_network, make_plan
+
+OTHER_PACKAGE = Path(__file__).parent / "other_package"
+LINES = (
+    {"kind": "step", "epoch": 0, "step": 2, "steps": 8, "train/loss": 2.0, "batch/local/0": 8},
+    {"kind": "epoch", "epoch": 0, "train/loss": 1.5, "time/epoch_s": 3.0,
+     "plan/predicted_epoch_s": 2.5, "batch/local/0": 8, "batch/global": 8,
+     "throughput/samples_per_sec": 64 / 3},
+    {"kind": "note", "text": "on it goes"},
+    {"kind": "step", "epoch": 1, "step": 3, "steps": 8, "train/loss": 1.0, "batch/local/0": 8},
+)  # fmt: skip
+AGAIN = (
+    {"kind": "step", "epoch": 1, "step": 1, "steps": 8, "train/loss": 1.3, "batch/local/0": 8},
+    {"kind": "step", "epoch": 1, "step": 4, "steps": 8, "train/loss": 0.9, "batch/local/0": 8},
+)
+"""Beyond what LINES tell: a killed run that is resumed goes through some steps again."""
+
+LOSSES = [(2, 2.0), (8, 1.5), (11, 1.0)]
+ALL_LOSSES = [*LOSSES, (12, 0.9)]
+"""At the updates since the run began; an epoch has eight."""
+
+
+def written(folder, lines, mode="a"):
+    with (folder / METRICS).open(mode) as file:
+        file.writelines(line_text(typed(one)) + "\n" for one in lines)
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_record(make_plan(), folder / "plan.json")
+    written(folder, LINES)
+    return folder
+
+
+class Kept:
+    """A tracker in this process; `fails` has it fail as its values are to stay."""
+
+    fails = False
+    values, runs, ends = [], [], []
+
+    def __init__(self, place, tracked):
+        Kept.runs.append((place, tracked.after, tracked.id))
+
+    def log(self, step, values):
+        Kept.values.append((step, values))
+
+    def flush(self):
+        if Kept.fails:
+            raise RuntimeError("no room\nat all")
+
+    def close(self, outcome):
+        Kept.ends.append(outcome)
+
+
+@pytest.fixture
+def kept():
+    Kept.fails, Kept.values, Kept.runs, Kept.ends = False, [], [], []
+    return Asked(TrackerSpec("kept", f"{__name__}:Kept", "sys", "anything"), "there")
+
+
+def places():
+    return [(step, values["train/loss"]) for step, values in Kept.values]
+
+
+def test_values_stand_at_the_updates_since_the_run_began_and_once():
+    points = Points()
+    found = [points.of(typed(one)) for one in (*LINES, *AGAIN)]
+    assert [one and (one.step, one.values["train/loss"]) for one in found] == [
+        *(*LOSSES[:2], None, LOSSES[2], None, ALL_LOSSES[3]),
+    ]
+    assert [points.of(typed(one)) for one in LINES] == [None] * 4  # an epoch is done again
+    epoch = found[1].values
+    assert (epoch["time/epoch_s"], epoch["plan/predicted_epoch_s"]) == (3.0, 2.5)
+    late = points.of(typed({"kind": "evaluation", "epoch": 0, "val/top1": 0.25}))
+    assert late == (8, {"val/top1": 0.25})
+    assert points.last == 12
+
+
+def test_what_goes_on_later_doubles_nothing(run, kept):
+    first = Following(run, kept, State(run))
+    while first.turn():
+        pass
+    written(run, AGAIN)
+    second = Following(run, kept, State(run))
+    while second.turn():
+        pass
+    second.close("finished")
+    assert places() == ALL_LOSSES
+    (place, after, name), (_, later, same) = Kept.runs
+    assert (place, after, later, name) == ("there", -1, 11, same)
+    assert Kept.ends == ["finished"]
+    assert State(run).lines == {"kept:there": 6}
+
+
+def test_a_tracker_that_fails_is_told_in_a_line_and_gets_all_of_it_later(run, kept):
+    one = Following(run, kept, State(run))
+    Kept.fails = True
+    assert not one.turn()
+    assert one.problem == "kept:there: RuntimeError: no room at all"
+    assert one.left == 4
+    Kept.fails, Kept.values, one._due = False, [], 0.0
+    one.turn()
+    assert one.problem == ""
+    assert places() == LOSSES
+    assert one.left == 0
+
+
+def test_a_damaged_line_and_half_a_line_keep_nothing_up(run, kept):
+    with (run / METRICS).open("a") as file:
+        file.write('{"kind": "step", "epoch"\n{"kind": ')
+    Following(run, kept, State(run)).turn()
+    assert places() == LOSSES
+    assert State(run).lines == {"kept:there": 5}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "batchwright-trackers/1", "run": "x"}'])
+def test_a_note_that_is_none_of_ours_is_refused_in_a_line(run, text):
+    (run / "trackers.json").write_text(text)
+    with pytest.raises(FileError, match="remove it to have trackers get all of the run anew"):
+        State(run)
+
+
+def test_two_processes_do_not_feed_one_run(run, kept):
+    with following.alone(run, 0.0), pytest.raises(BatchwrightError, match="are fed by process"):
+        following.alone(run, 0.0)
+
+
+def test_a_tracker_that_is_not_known_or_not_installed_is_refused_in_a_line(monkeypatch, tmp_path):
+    with pytest.raises(ArgumentError, match="no tracker 'tensorbord': known are `tensorboard`"):
+        asked(["tensorbord:here"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nothing_there").mkdir()  # a folder of that name is no package
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(
+        TRACKERS._found, "wandb", TrackerSpec("wandb", "x:y", "nothing_there", "a project")
+    )
+    with pytest.raises(ArgumentError, match=r"pip install 'batchwright\[tracking\]'"):
+        wanted_trackers(["wandb"])
+
+
+def test_trackers_may_stand_in_the_environment_and_folders_become_whole(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tensorboard", "wandb"):
+        spec = TRACKERS[name]
+        one = TrackerSpec(name, spec.open, "json", spec.place, spec.folder)
+        monkeypatch.setitem(TRACKERS._found, name, one)
+    monkeypatch.setenv("BATCHWRIGHT_TRACKERS", "tensorboard:tb, wandb:mine,")
+    assert wanted_trackers(None) == (f"tensorboard:{tmp_path}/tb", "wandb:mine")
+    assert wanted_trackers([]) == ()
+
+
+# ------------------------------------------------------------------------------- the real trackers
+
+
+def needs(package):
+    there = find_spec(package) is not None
+    line = "pip install trackio" if package == "trackio" else "pip install 'batchwright[tracking]'"
+    return pytest.mark.skipif(not there, reason=line)
+
+
+def sent_twice(run, *words):
+    """Sends a run, goes on with it, and sends what is new."""
+    send_to_trackers(run, words, "")
+    written(run, AGAIN)
+    send_to_trackers(run, words, "finished")
+    send_to_trackers(run, words, "finished")  # there is nothing to send
+
+
+@needs("tensorboard")
+def test_tensorboard_shows_each_value_once_and_predictions_beside_them(run, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def shown(folder):
+        found = EventAccumulator(str(folder)).Reload()
+        tags = found.Tags()["scalars"]
+        return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in tags}
+
+    sent_twice(run, f"tensorboard:{tmp_path / 'tb'}")
+    measured = shown(tmp_path / "tb" / "run")
+    assert [step for step, _ in measured["train/loss"]] == [2, 8, 11, 12]
+    assert measured["time/epoch_s"] == [(8, 3.0)]
+    assert shown(tmp_path / "tb" / "run" / "predicted") == {"time/epoch_s": [(8, 2.5)]}
+
+    other = tmp_path / "elsewhere" / "run"  # of the same name
+    other.mkdir(parents=True)
+    write_record(make_plan(), other / "plan.json")
+    written(other, LINES)
+    send_to_trackers(other, [f"tensorboard:{tmp_path / 'tb'}"], "finished")
+    found = sorted(one.name.partition("-")[0] for one in (tmp_path / "tb").iterdir())
+    assert found == ["run", "run"]
+
+    # A process that was killed wrote a value that its note does not know of.
+    state = State(run)
+    state.note(f"tensorboard:{tmp_path / 'tb'}", 4)
+    send_to_trackers(run, [f"tensorboard:{tmp_path / 'tb'}"], "finished")
+    assert [step for step, _ in shown(tmp_path / "tb" / "run")["train/loss"]] == [2, 8, 11, 12]
+
+
+@needs("mlflow")
+@pytest.mark.slow
+def test_mlflow_has_each_value_once_and_what_was_planned(run, tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    address = f"sqlite:///{tmp_path}/runs.db"
+    sent_twice(run, f"mlflow:{address}")
+    State(run).note(f"mlflow:{address}", 3)  # as if it was killed before it noted more
+    send_to_trackers(run, [f"mlflow:{address}"], "finished")
+    client = MlflowClient(tracking_uri=address)
+    experiment = client.get_experiment_by_name("batchwright")
+    (one,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(one.info.run_id, "train/loss")
+    assert sorted((point.step, point.value) for point in history) == ALL_LOSSES
+    assert one.data.metrics["plan/predicted_epoch_s"] == 2.5
+    assert one.data.params["global_batch"] == str(make_plan().stages[0].global_batch_size)
+    assert (one.info.run_name, one.info.status) == ("run", "FINISHED")
+
+
+@needs("wandb")
+@pytest.mark.slow
+def test_wandb_keeps_each_value_once_without_a_network(run, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    sent_twice(run, "wandb:mine")
+    found = [step for path in sorted(run.rglob("*.wandb")) for step in steps_in(path)]
+    assert found == [2, 8, 11, 12]
+
+
+def steps_in(path):
+    """The steps of an offline run's file: records in blocks, as LevelDB's logs have them."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, at, part = path.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        if (left := 32768 - at % 32768) < 7:  # no head fits into the rest of a block
+            at += left
+            continue
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        part += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            record, part = Record.FromString(part), b""
+            for one in record.history.item:
+                if "_step" in (one.key, *one.nested_key):
+                    yield int(one.value_json)
+
+
+@needs("trackio")
+@pytest.mark.slow
+def test_trackio_has_each_value_once(run, tmp_path):
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "from test_trackers import sent_twice\n"
+        "sent_twice(Path(sys.argv[2]), 'trackio:mine')\n"
+        "from trackio.sqlite_storage import SQLiteStorage\n"
+        "import json\n"
+        "(name,) = SQLiteStorage.get_runs('mine')\n"
+        "logs = SQLiteStorage.get_logs('mine', name)\n"
+        "print(json.dumps([[one['step'], one['train/loss']] for one in logs]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(Path(__file__).parent), str(run)],
+        env={**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio")},  # it is read at its import
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[0])
+    assert [tuple(one) for one in found] == ALL_LOSSES
+
+
+# ---------------------------------------------------------------------------------- a real training
+
+
+def command(*words):
+    path = os.pathsep.join([str(OTHER_PACKAGE), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-m", "batchwright", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_resumed_is_tracked_once(tmp_path):
+    from batchwright.workload.data.sources import open_data
+
+    job = Job(launch="in-process", workers=1, epochs=8, resolutions=(8,), checkpoint_steps=3)
+    plan = plan_without_profile(job, open_data(job).facts, make_network(name="resnet8"))
+    write_record(plan, tmp_path / "plan.json")
+    shown, folder = tmp_path / "shown.jsonl", tmp_path / "run"
+    options = ("--out", folder, "--tracker", f"written:{shown}")
+    first = command("train", tmp_path / "plan.json", *options)
+    try:
+        while first.poll() is None and not (
+            shown.exists() and '"val/top1"' in shown.read_text()
+        ):  # the first epoch has been handed on
+            time.sleep(0.02)
+        first.send_signal(signal.SIGKILL)
+    finally:
+        first.kill()
+        err = first.communicate()[1]
+    assert first.returncode == -signal.SIGKILL, err
+    second = command("train", "--resume", *options)
+    err = second.communicate(timeout=300)[1]
+    assert second.returncode == 0, err
+    found = [json.loads(line) for line in shown.read_text().splitlines()]
+    facts = [one["facts"] for one in found if "facts" in one]
+    assert [(one["network"], one["epochs"]) for one in facts] == [("resnet8", 8)]
+    times = Counter((one["step"], name) for one in found if "step" in one for name in one)
+    assert set(times.values()) == {1}
+    epochs = [one["epoch"] for one in found if "val/top1" in one]
+    assert epochs == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [one["outcome"] for one in found if "outcome" in one][-1] == "finished"
+    whole = (folder / METRICS).read_bytes().count(b"\n")
+    assert State(folder).lines == {f"written:{shown}": whole}
