@@ -158,9 +158,11 @@ UNITS = {
 
 EXAMPLES = {
     "data": "cifar100:~/data/cifar-100-python",
+    "data_args": "{label: fine_label}",
     "val": "0.1",
     "unreadable": "skip",
-    "network": "torchvision.models:resnet50",
+    "network": "timm:resnet50",
+    "network_args": "{pretrained: true}",
     "weights": "runs/a/checkpoints/best.pt",
     "frozen": "stem.*,stages.0.*",
     "loss": "my_losses:focal",
@@ -375,6 +377,8 @@ def _choices(field: Any) -> str:
 def _default(value: Any) -> str:
     if value is PydanticUndefined:
         return "required"
+    if value == {}:
+        return "none"
     return {None: "unset", (): "none", "": "unset"}.get(value) or f"`{value}`"
 
 

@@ -14,9 +14,18 @@ def job(**keys):
 
 
 def test_without_rules_digits_and_our_own_networks_are_allowed():
-    for network in NETWORKS:
+    ours = {name for name, one in NETWORKS.items() if not one.takes_name}
+    for network in ours:
         assert not not_allowed((), job(network=network))
-    assert set(DEFAULTS["network"]) == set(NETWORKS)
+    assert set(DEFAULTS["network"]) == ours
+
+
+def test_arguments_are_carried_out_where_a_rule_names_them():
+    asked = job(network="timm:resnet18", network_args={"pretrained": True})
+    rules = ["network=timm:*"]
+    assert not_allowed(rules, asked).startswith('network_args={"pretrained": true} is not allowed')
+    assert not not_allowed([*rules, 'network_args={"pretrained": true}'], asked)
+    assert not_allowed([], asked).startswith("network=timm:resnet18 is not allowed")
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,11 @@ from samples import make_job, make_plan, make_profile, make_summary
 
 OTHER_VALUES = Job(
     data="imagefolder:/somewhere",
+    data_args={"label": "kind", "size": [3, 4], "deep": {"a": True}},
     val=0.1,
     unreadable="skip",
     network="torchvision.models:resnet50",
+    network_args={"pretrained": True, "rate": 0.5},
     weights="weights.pt",
     frozen=("stem.*", "stages.0.*"),
     loss="mine:loss",
@@ -346,7 +348,9 @@ def test_an_unknown_key_gets_the_nearest_one_suggested(text, near):
 
 
 def test_an_unknown_key_without_neighbours_gets_the_list():
-    with pytest.raises(JobError, match=r"unknown job key 'zzz': known are data, val, .*goal\."):
+    with pytest.raises(
+        JobError, match=r"unknown job key 'zzz': known are data, data_args, .*goal\."
+    ):
         load_job(None, ["zzz=1"])
 
 

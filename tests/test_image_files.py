@@ -24,7 +24,7 @@ from batchwright.probing.measure.evaluation import evaluation_seconds
 from batchwright.probing.measure.step_time import visit_beside_loading
 from batchwright.records import Job
 from batchwright.training.batches.feeding import FileFeed
-from batchwright.workload.data import decoding, image_files, image_folder
+from batchwright.workload.data import decoding, image_files, listing
 from batchwright.workload.data.decoding import decode, decode_square
 from batchwright.workload.data.image_files import FilePipeline, ImageFiles
 from batchwright.workload.data.image_store import ImageStore
@@ -212,7 +212,7 @@ def test_an_unreadable_file_is_left_out_or_refused(
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(root, copy)
-    monkeypatch.setattr(image_folder, "_LOOKED_AT", 1)
+    monkeypatch.setattr(listing, "_LOOKED_AT", 1)
     (copy / "train" / "cat" / "4.jpg").write_bytes(b"no image")
     half = copy / "train" / "dog" / "2.jpg"  # is fine, as far as its header says
     half.write_bytes(half.read_bytes()[: half.stat().st_size // 2])

@@ -12,8 +12,9 @@ from PIL import Image
 from batchwright.errors import DataError
 from batchwright.records import Job
 from batchwright.workflows.prepare_job import tell_doubts
-from batchwright.workload.data.image_folder import ImageFile, hold_out, list_images, natural_side
+from batchwright.workload.data.image_folder import list_images
 from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.listing import ImageFile, hold_out, natural_side
 from batchwright.workload.data.sources import ImageData, open_data
 from samples import png_that_claims
 

@@ -19,6 +19,10 @@ WEIGHTS = {
 }
 
 
+def test_all_our_networks_are_looked_at_here():
+    assert {*WEIGHTS} == {name for name, one in NETWORKS.items() if not one.takes_name}
+
+
 def constructor(name):
     return import_object(NETWORKS[name].build, "network")
 
@@ -28,14 +32,14 @@ def build(name: str, **options: object) -> nn.Module:
     return constructor(name)(10, **options)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_a_network_has_the_stated_number_of_weights(name):
     network = build(name)
     assert sum(p.numel() for p in network.parameters()) == WEIGHTS[name]
     assert f"{WEIGHTS[name]:,}" in (constructor(name).__doc__ or "")
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_a_network_trains_at_its_least_side_and_at_odd_ones(name):
     network = build(name)
     for side in (NETWORKS[name].least_side, 13):
@@ -45,7 +49,7 @@ def test_a_network_trains_at_its_least_side_and_at_odd_ones(name):
         assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_dropout_acts_before_the_classifier_and_only_in_training(name):
     network = build(name, dropout=0.5)
     images = torch.randn(4, 3, 16, 16)

@@ -118,7 +118,7 @@ def test_a_network_of_another_package_is_built_and_known_by_its_least_side():
         "2",
         "network=tiny: takes images of at least 2 pixels, not 1",
         "network=tinny: unknown; did you mean tiny, or give an import string module:function, "
-        "such as torchvision.models:resnet50",
+        "such as my_models:small",
     ]
 
 
@@ -270,7 +270,8 @@ def test_a_broken_package_of_others_stops_nobody_who_does_not_name_it(tmp_path):
 # ------------------------------------------------------------------------------- names elsewhere
 
 ASKING = ("startswith", "endswith", "match", "fullmatch")
-NAMES = {name for registry in REGISTRIES for name in registry.own}
+SCHEMES = {name for name, one in DATA.own.items() if one.remote}  # words of URLs wherever they are
+NAMES = {name for registry in REGISTRIES for name in registry.own} - SCHEMES
 
 
 def names_in(node: ast.AST) -> set[str]:

@@ -144,7 +144,12 @@ class Bench:
     def _network(self, classes: int) -> nn.Module:
         job = self.job
         network = build_network(
-            job.network, classes=classes, side=self.side, dropout=job.dropout, seed=job.seed
+            job.network,
+            classes=classes,
+            side=self.side,
+            dropout=job.dropout,
+            seed=job.seed,
+            arguments=job.network_args,
         )
         if job.weights:
             load_weights(network, job.weights)

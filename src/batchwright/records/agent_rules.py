@@ -8,6 +8,7 @@ What comes back is looked at likewise, on both sides, since another agent may fo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import zip_longest
@@ -25,11 +26,13 @@ from batchwright.records.text.problems import shorten
 
 DEFAULTS = {
     "data": tuple(name for name, one in DATA.own.items() if not one.takes_path),
-    "network": tuple(sorted(NETWORKS.own)),
+    "network": tuple(sorted(name for name, one in NETWORKS.own.items() if not one.takes_name)),
     "loss": ("cross_entropy",),
     "weights": (),
+    "data_args": (),
+    "network_args": (),
 }
-"""What is allowed where no rule names the key; ``weights`` unset is always allowed."""
+"""What is allowed where no rule names the key; without weights or arguments a job always is."""
 
 
 Rules = Mapping[str, tuple[str, ...]]
@@ -73,7 +76,8 @@ def refusal(rules: Rules, job: Job) -> str:
         return f"launch={job.launch}: an agent trains on its own machine; leave launch out"
     for key, patterns in rules.items():
         value = getattr(job, key)
-        if value is not None and not any(_matches(value, pattern) for pattern in patterns):
+        value = json.dumps(value) if isinstance(value, dict) else value
+        if value not in (None, "{}") and not any(_matches(value, pattern) for pattern in patterns):
             return f"{key}={value} is not allowed: start an agent with --allow {key}=PATTERN for it"
     return ""
 

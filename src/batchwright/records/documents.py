@@ -51,6 +51,7 @@ _LISTS = (  # keys that take several values, separated by commas
     *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths", "slurm.lines"),
 )
+_ARGUMENTS = ("data_args", "network_args")  # whose parts may have any name
 _ONE_OR_EACH = ("virtual.sample_seconds", "virtual.step_seconds")  # a single value is no list
 _WORDS = ("auto", "knee", "memory")  # which some of them may have instead
 _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
@@ -159,7 +160,8 @@ def change_job(
             raise JobError(f"{text!r} is no job key: write key=value, such as epochs=3")
         given.append((key, raw))
     for key, raw in given:
-        _put(merged, key, None if raw in ("null", "~") else raw, "")
+        text = _as_argument(key, raw) if _section(key)[0] else raw
+        _put(merged, key, None if raw in ("null", "~") else text, "")
     try:
         return Job.model_validate(merged)
     except ValidationError as error:
@@ -399,13 +401,34 @@ def _as_table(key: str, value: Any, place: str) -> Any:
     return items
 
 
+def _section(key: str) -> tuple[str, str]:
+    """Of a key with arguments its part before the dot and the argument's name; else two blanks."""
+    section, _, argument = key.replace(".args", "_args", 1).partition(".")
+    return (section, argument) if section in _ARGUMENTS else ("", "")
+
+
+def _as_argument(key: str, value: str) -> Any:
+    """The value of an argument, as YAML has it."""
+    brackets = value.count("[") + value.count("{")
+    if len(value) > _MOST_CHARACTERS or brackets >= _MOST_BRACKETS:
+        raise JobError(f"job key {key} = {shorten(value)}: too long or too deep a value")
+    try:
+        return parse_yaml(value, _PlainLoader)
+    except yaml.YAMLError as error:
+        raise JobError(f"job key {key} = {shorten(value)}: {yaml_problem(error)}") from None
+
+
 def flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Job keys and their values, those of parts with a dot, such as ``goal.price``."""
     pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
         if isinstance(value, BaseModel):  # a part of the job, as a record
             value = value.model_dump()
-        if isinstance(value, Mapping) and prefix + key not in _TABLES:
+        if (
+            isinstance(value, Mapping)
+            and prefix + key not in _TABLES
+            and prefix[:-1] not in _ARGUMENTS
+        ):
             pairs += flattened(value, f"{prefix}{key}.")
         else:
             pairs.append((prefix + key, value))
@@ -414,6 +437,12 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
 
 def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     known = job_keys(Job)
+    section, argument = _section(key)
+    if section:
+        before = values[section] if isinstance(values[section], dict) else {}
+        whole = {} if value is None else value
+        values[section] = {**before, argument: value} if argument else whole
+        return
     if key not in known:
         raise JobError(unknown_key(key, known, place))
     *parents, last = key.split(".")

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records.base import (
@@ -37,7 +37,7 @@ from batchwright.records.job_sections import (
 from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
 from batchwright.records.registries.launchers import LAUNCHERS, Launcher
 from batchwright.records.registries.methods import METHODS, MethodSpec
-from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.registries.presets import PRESETS, Preset
 from batchwright.records.registries.registry import Named, explained, listed
@@ -51,15 +51,21 @@ class Job(Keys):
     data: str = Field(
         "digits",
         min_length=1,
-        description=f"{listed(one.form for one in DATA.own.values())}, or an import "
-        "string `package.module:function` that returns (train, validation, class names).",
+        description=f"{listed(one.form for one in DATA.own.values())}, or "
+        "an import string `package.module:function` that returns (train, validation, class names). "
+        "Each in two lines: [data](data.md).",
+    )
+    data_args: dict[str, JsonValue] = Field(
+        {},
+        description="What a source of a library is told besides, by name: columns, splits, "
+        "arguments of a class ([data](data.md)).",
     )
     val: float | None = Field(
         None,
         gt=0,
         lt=1,
         description="Share of the images held out (equal per class, the same with every `seed`) "
-        "where `imagefolder` has no val/ or test/.",
+        "where the data have no held-out part of their own.",
     )
     unreadable: Literal["refuse", "skip"] = Field(
         "refuse",
@@ -69,9 +75,14 @@ class Job(Keys):
     network: str = Field(
         "resnet8",
         min_length=1,
-        description=f"{listed(NETWORKS.own)}, or an import string such as "
-        "`torchvision.models:resnet50` or `timm.models:resnet50`, called with `num_classes=` "
-        '(`pip install "batchwright[vision]"` installs these two packages).',
+        description=f"{listed(one.form for one in NETWORKS.own.values())} (the libraries' own "
+        "names: [networks](data.md#networks)), or an import string such as `my_models:small`, "
+        "called with `num_classes=`.",
+    )
+    network_args: dict[str, JsonValue] = Field(
+        {},
+        description="Arguments that the network is built with, by name. `pretrained` starts from "
+        "the library's trained weights, with a new classifier for these classes.",
     )
     weights: str | None = Field(
         None, description="Path of a checkpoint or plain state_dict to start from."
@@ -208,7 +219,7 @@ class Job(Keys):
     loaders: Literal["auto"] | Index = Field(
         "auto",
         description="Loader processes of each worker, for data from a function of your own and for "
-        "folders that stay in their files; 0 loads in the worker itself. `auto`: 2 for the "
+        "images that stay in their files; 0 loads in the worker itself. `auto`: 2 for the "
         "former, as many as a worker has threads for the latter.",
     )
     global_batch: Literal["auto"] | Count = Field(
@@ -333,7 +344,8 @@ class Job(Keys):
     def code_keys(self) -> tuple[str, ...]:
         """The keys that name a function to import."""
         own_data = self.data if source_of(self.data) is FUNCTION else ""
-        named = {"data": own_data, "network": self.network, "loss": self.loss}
+        own_network = "" if network_spec(self.network) else self.network
+        named = {"data": own_data, "network": own_network, "loss": self.loss}
         return tuple(key for key, name in named.items() if ":" in name)
 
     @property

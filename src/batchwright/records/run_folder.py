@@ -61,7 +61,7 @@ def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Iterator[
         FileError: It holds anything, cannot be made, or somebody else writes there.
     """
     if wanted is None:
-        data, network = data_name(job.data), job.network.replace(":", ".")
+        data, network = data_name(job.data), job.network.replace(":", ".").replace("/", ".")
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         wanted = Path("runs") / "-".join(filter(None, (kind, data, network, stamp)))
     folder = Path(wanted)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from batchwright.planning.resolution import settled
 from batchwright.records import Job, Plan, Profile
 from batchwright.records.agent_rules import difference, misfit
-from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.registries.networks import least_side
 from batchwright.records.service import JobProgress, PlanRequest
 from batchwright.service.plan_answers import planned
 from batchwright.service.problems import Refused
@@ -39,9 +39,7 @@ def checked(asked: Job, kept: Profile | None, progress: JobProgress) -> JobProgr
 
 
 def _refuse_other_job(asked: Job, profile: Profile) -> None:
-    network = NETWORKS.get(asked.network) if asked.network in NETWORKS else None
-    least_side = 1 if network is None else network.least_side
-    expected = settled(asked, profile.data, least_side=least_side)
+    expected = settled(asked, profile.data, least_side=least_side(asked.network))
     problem = misfit(expected, profile.job)
     if problem:
         raise Refused(f"a profile that is not of this job: it has {problem}")

@@ -140,6 +140,7 @@ def open_task(plan: Plan, device: torch.device) -> Task:
         side=plan.top_resolution,
         dropout=plan.stages[0].dropout,
         seed=job.seed,
+        arguments=job.network_args,
     ).to(device)
     if job.weights is not None:  # a checkpoint replaces them, if there is one
         load_weights(network, job.weights)

@@ -32,8 +32,8 @@ from batchwright.records import DataFacts, Job, Plan
 from batchwright.records.base import Keys
 from batchwright.records.documents import change_job, load_job
 from batchwright.records.job import check_job, groups_known, other_keys_come
-from batchwright.records.registries.data_sources import source_of
-from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.registries.data_sources import DRAWN, source_of
+from batchwright.records.registries.networks import least_side
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 _WORKERS_PER_CORE, _MINIMUM_ROOM = 8, 16  # processes that a machine may be asked for
 
 TRAINING_KEYS = (
-    *("checkpoint_seconds", "checkpoint_steps", "data", "launch", "nodes", "port", "ray"),
-    *("rebalance", "rebalance_steps", "restarts", "slurm", "timeout"),
+    *("checkpoint_seconds", "checkpoint_steps", "data", "data_args", "launch", "nodes", "port"),
+    *("ray", "rebalance", "rebalance_steps", "restarts", "slurm", "timeout"),
 )
 """Job keys that may change after planning; ``data`` only to another place of the same images."""
 
@@ -153,7 +153,7 @@ def tell_doubts(job: Job, data: DataFacts) -> None:
 
     The plan's reasons say the latter, too.
     """
-    drawn = source_of(job.data).takes_val and not data.split.startswith("the folder ")
+    drawn = source_of(job.data).takes_val and data.split.endswith(DRAWN)
     if job.val is not None and not drawn:
         print(  # noqa: T201
             f"warning: val={job.val:g} does nothing: {data.name} has held-out images of its own "
@@ -192,8 +192,7 @@ def resolve(job: Job, data: DataFacts) -> Job:
         workers = started.size
     known = {"device": device.type, "workers": workers, "augment": job.augmentation}
     # Networks of other places are tried once they are built.
-    least_side = NETWORKS[job.network].least_side if job.network in NETWORKS else 1
-    job = settled(job, data, least_side=least_side).model_copy(update=known)
+    job = settled(job, data, least_side=least_side(job.network)).model_copy(update=known)
     check_job(job)
     return job
 
@@ -338,6 +337,7 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
         side=max(sides),
         dropout=job.dropout,
         seed=job.seed,
+        arguments=job.network_args,
     )
     if len(sides) > 1:
         check_sides(job.network, network, sides)

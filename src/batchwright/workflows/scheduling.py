@@ -79,7 +79,13 @@ def _plan_of_job(job: Job) -> Plan:
     job = resolve(job, data)
     _check_batch(job, data)
     side = data.side if job.resolutions == "auto" else max(job.resolutions)
-    network = build_network(job.network, classes=len(data.classes), side=side, seed=job.seed)
+    network = build_network(
+        job.network,
+        classes=len(data.classes),
+        side=side,
+        seed=job.seed,
+        arguments=job.network_args,
+    )
     return plan_without_profile(job, data, network_facts(job.network, network, side))
 
 

@@ -7,11 +7,10 @@ import pickle
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,14 @@ from torch.nn.parameter import UninitializedParameter
 
 from batchwright.errors import FileError, JobError
 from batchwright.records import Job, NetworkFacts
-from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.records.registries.optimizers import OPTIMIZERS
+from batchwright.workload.extras import EXTRAS, in_words, is_installed, missing, nearest
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs (n, classes) and labels (n,) to the mean loss over the n samples."""
 
 _SHOWN = 3  # names in a message
-_VISION = ("torchvision", "timm")  # what the extra `[vision]` installs
 
 
 def import_object(text: str, what: str) -> Any:
@@ -51,10 +50,10 @@ def import_object(text: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         raise JobError(f"{failed}: {_missing(error, module_name)}") from error
     except Exception as error:  # a module may fail in any way
-        raise JobError(f"{failed} ({_in_words(error)})") from error
+        raise JobError(f"{failed} ({in_words(error)})") from error
     for name in path.split("."):
         if not hasattr(found, name):
-            near = _nearest(name, dir(found))
+            near = nearest(name, dir(found))
             raise JobError(f"{what}={text}: module {module_name!r} has no {path!r}{near}")
         found = getattr(found, name)
     return found
@@ -64,46 +63,63 @@ def import_object(text: str, what: str) -> Any:
 
 
 def build_network(
-    name: str, *, classes: int, side: int, dropout: float = 0.0, seed: int = 0
+    name: str,
+    *,
+    classes: int,
+    side: int,
+    dropout: float = 0.0,
+    seed: int = 0,
+    arguments: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """A network with fresh weights, in channels-last memory format, on the CPU.
 
     Args:
-        name: A name in `NETWORKS`, or an import string of a callable that takes ``num_classes=``.
+        name: A name in `NETWORKS`, a library's own behind its colon, or an import string of a
+            callable that takes ``num_classes=``.
         classes: Number of classes.
         side: Largest training image side, in pixels.
         dropout: Share of features dropped; an imported callable gets it if it has a parameter of
             that name.
         seed: The same seed gives the same weights. The caller's random state is left as it was.
+        arguments: What it is built with besides, by name.
+
+    Returns:
+        Where it is not one of ours, and gives a record, a dict or a tuple, it is made to give the
+        logits alone: see `logits_in`.
 
     Raises:
         JobError: There is no such network, it cannot be built, or ``side`` is too small for it.
     """
-    if name in NETWORKS:
-        spec = NETWORKS[name]
-        if side < spec.least_side:
+    spec = network_spec(name)
+    if spec is not None:
+        if side < (spec.least_side or 1):
             raise JobError(
                 f"network={name}: takes images of at least {spec.least_side} pixels, not {side}"
             )
         constructor = import_object(spec.build, "network")
-        options = {"dropout": dropout, "top_resolution": side}
-    elif ":" in name:
+        if spec.takes_name:
+            constructor = partial(constructor, name.partition(":")[2])
+        options: dict[str, Any] = {"dropout": dropout, "top_resolution": side}
+    elif ":" in name and name.partition(":")[0] not in NETWORKS:
         constructor = import_object(name, "network")
         options = {"dropout": dropout} if _takes(constructor, "dropout") else {}
         if dropout and not options:
             raise JobError(f"dropout={dropout}: {name} has no parameter `dropout`; try dropout=0")
     else:
-        near = _nearest(name, NETWORKS) or f"; there are {', '.join(NETWORKS)}"
+        forms = [one.form for one in NETWORKS.values()]
+        near = nearest(name, forms) or f"; there are {', '.join(forms)}"
         raise JobError(
             f"network={name}: unknown{near}, or give an import string module:function, such as "
-            "torchvision.models:resnet50"
+            "my_models:small"
         )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
-            network = constructor(num_classes=classes, **options)
+            network = constructor(num_classes=classes, **options, **(arguments or {}))
+        except JobError as error:
+            raise JobError(f"network={name}: {error}") from error
         except Exception as error:  # the user's code may fail in any way
-            raise JobError(f"network={name}: cannot be built ({_in_words(error)})") from error
+            raise JobError(f"network={name}: cannot be built ({in_words(error)})") from error
     if not isinstance(network, nn.Module):
         raise JobError(f"network={name}: gave a {type(network).__name__}, not a torch.nn.Module")
     if any(isinstance(p, UninitializedParameter) for p in network.parameters()):
@@ -111,7 +127,39 @@ def build_network(
             f"network={name}: has lazy layers, whose weights have no size yet; "
             "give every layer its sizes"
         )
+    if name not in NETWORKS.own:
+        network.register_forward_hook(_logits_only)
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def logits_in(outputs: Any) -> Tensor:
+    """The logits (n, classes) in what a network gives.
+
+    A tensor is taken for them; of a record or a dict, what it calls ``logits``, or else its only
+    tensor; of a tuple, its first. What the network gives besides, as for auxiliary losses, is left.
+
+    Raises:
+        JobError: There are none.
+    """
+    found = outputs
+    if isinstance(found, Mapping):
+        tensors = [one for one in found.values() if isinstance(one, Tensor)]
+        found = found.get("logits", tensors[0] if len(tensors) == 1 else None)
+    elif hasattr(found, "logits"):
+        found = found.logits
+    elif isinstance(found, tuple | list) and found:
+        found = found[0]
+    if isinstance(found, Tensor):
+        return found
+    raise JobError(
+        f"the network gives a {type(outputs).__name__} without logits: give a tensor (n, classes), "
+        "or one called logits"
+    )
+
+
+def _logits_only(_network: nn.Module, _inputs: Any, outputs: Any) -> Tensor | None:
+    """A hook behind a network's forward pass; it leaves a tensor as it is."""
+    return None if isinstance(outputs, Tensor) else logits_in(outputs)
 
 
 def network_facts(name: str, network: nn.Module, side: int) -> NetworkFacts:
@@ -131,9 +179,7 @@ def network_facts(name: str, network: nn.Module, side: int) -> NetworkFacts:
         parameters=sum(p.numel() for p in parameters),
         trained_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         batch_norm=has_batch_norm(network),
-        least_side=(
-            NETWORKS[name].least_side if name in NETWORKS else _find_least_side(name, network, side)
-        ),
+        least_side=_known_side(name) or _find_least_side(name, network, side),
     )
 
 
@@ -158,7 +204,7 @@ def check_sides(name: str, network: nn.Module, sides: Sequence[int]) -> None:
     failed = [side for side, failure in failures.items() if failure or side < facts.least_side]
     if not failed:
         return
-    if name in NETWORKS:
+    if _known_side(name):
         raise JobError(
             f"network={name}: takes images of at least {facts.least_side} pixels, not {failed[0]}: "
             f"give resolutions={facts.least_side} or more"
@@ -180,6 +226,12 @@ def check_sides(name: str, network: nn.Module, sides: Sequence[int]) -> None:
         "grid of positions or features is fixed, so it cannot change resolution; give "
         f"resolutions={sides[-1]} with method=plain, dynamic-batch or dual-batch"
     )
+
+
+def _known_side(name: str) -> int | None:
+    """The least image side that a member says it has, in pixels."""
+    spec = network_spec(name)
+    return None if spec is None else spec.least_side
 
 
 def _find_least_side(name: str, network: nn.Module, side: int) -> int:
@@ -204,7 +256,7 @@ def _failure(network: nn.Module, side: int) -> str | None:
         with torch.no_grad():
             network(torch.zeros(1, 3, side, side, device=next(network.parameters()).device))
     except Exception as error:  # noqa: BLE001 - the user's code may fail in any way
-        return _in_words(error)
+        return in_words(error)
     finally:
         network.train(was_training)
     return None
@@ -370,10 +422,10 @@ def build_optimizer(
 def _missing(error: ModuleNotFoundError, wanted: str) -> str:
     """Which module is missing, where Python looked for it, and what to do."""
     if not error.name:  # a module raised it in words of its own
-        return _in_words(error)
+        return in_words(error)
     package = error.name.partition(".")[0]
-    if package in _VISION and find_spec(package) is None:
-        return f'{package} is missing: pip install "batchwright[vision]"'
+    if package in EXTRAS and not is_installed(package):
+        return missing(package)
     library = Path(sysconfig.get_path("stdlib"))
     folders = dict.fromkeys(Path(one).absolute() for one in sys.path)
     own = (library, library / "lib-dynload")  # of Python itself
@@ -391,17 +443,6 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
         return False
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
-    """A suggestion to put behind a message, empty if nothing is near."""
-    near = get_close_matches(name, list(names), n=1)
-    return f"; did you mean {near[0]}" if near else ""
-
-
 def _some(names: Sequence[str]) -> str:
     """The first few of many names."""
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-
-
-def _in_words(error: Exception) -> str:
-    """An exception's kind and the first line of its message."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]

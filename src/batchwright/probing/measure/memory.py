@@ -78,7 +78,13 @@ def _peak_of_fakes(job: Job, classes: int, resolution: int, size: int) -> int:
     from torch.distributed._tools.mem_tracker import MemTracker
 
     side = max(sides_of(job))
-    network = build_network(job.network, classes=classes, side=side, dropout=job.dropout)
+    network = build_network(
+        job.network,
+        classes=classes,
+        side=side,
+        dropout=job.dropout,
+        arguments=job.network_args,
+    )
     freeze(network, job.frozen)
     set_training(network)
     precision: Precision = "float32" if job.precision == "auto" else job.precision

@@ -16,7 +16,10 @@ class DataSource:
         name: As in a job, before any colon.
         open: Import string of a function: (job, place, progress, verify) -> `ImageData`, as
             `open_data` has them; the place is what stands behind the colon.
-        takes_path: Whether a folder is named behind a colon.
+        takes_path: Whether a place, such as a folder, is named behind a colon.
+        place: What to call that, in capitals.
+        takes_args: Whether job key `data_args` says more.
+        remote: Whether the place is in a store elsewhere, as its name says.
         augment: What `augment=auto` comes to.
         named_by_folder: Whether its folder's name says which data they are.
         takes_val: Whether job key `val` may hold some images out.
@@ -26,6 +29,9 @@ class DataSource:
     name: str
     open: str
     takes_path: bool = False
+    place: str = "PATH"
+    takes_args: bool = False
+    remote: bool = False
     augment: Augmentation = "crop-flip"
     named_by_folder: bool = False
     takes_val: bool = False
@@ -34,10 +40,33 @@ class DataSource:
     @property
     def form(self) -> str:
         """How a job writes it."""
-        return f"{self.name}:PATH" if self.takes_path else self.name
+        return f"{self.name}:{self.place}" if self.takes_path else self.name
 
 
 _SOURCES = "batchwright.workload.data.sources"
+_LIBRARIES = "batchwright.workload.data.libraries"
+FETCH = f"{_LIBRARIES}.remote:fetch"
+"""Import string of a function: (data, URL, progress, verify) -> path of its copy here."""
+
+DRAWN = "of each class, drawn by their names"
+"""Ends the words for a split that job key `val` made."""
+
+
+def _library(
+    name: str, function: str, place: str, *, args: bool = True, remote: bool = False
+) -> DataSource:
+    """A source that a library reads; its images are decoded as those of a folder are."""
+    return DataSource(
+        name,
+        f"{_LIBRARIES}.{function}",
+        takes_path=True,
+        place=place,
+        takes_args=args,
+        named_by_folder=True,
+        takes_val=True,
+        remote=remote,
+    )
+
 
 DATA = Registry(
     "data",
@@ -51,6 +80,14 @@ DATA = Registry(
         named_by_folder=True,
         takes_val=True,
     ),
+    _library("hf", "hugging_face:open_hugging_face", "NAME_OR_FOLDER"),
+    _library("torchvision", "torchvision_data:open_torchvision", "CLASS"),
+    _library("wds", "web_dataset:open_web_dataset", "PATTERN"),
+    _library("lmdb", "lmdb_data:open_lmdb", "FOLDER", args=False),
+    *(
+        _library(scheme, "remote:open_remote", "//PLACE", remote=True)
+        for scheme in ("s3", "gs", "az", "https", "http")
+    ),
     group="batchwright.data",
 )
 FUNCTION = DataSource("package.module:function", f"{_SOURCES}:open_function", as_they_come=True)
@@ -58,6 +95,11 @@ FUNCTION = DataSource("package.module:function", f"{_SOURCES}:open_function", as
 
 OWN_STEP = "step"
 """What the job of a profile of a user's own step has as ``data``; nothing that can be opened."""
+
+
+def is_remote(place: str) -> bool:
+    """Whether a place is a URL, such as ``s3://bucket/flowers``."""
+    return "://" in place
 
 
 def source_of(data: str) -> DataSource:

@@ -15,13 +15,25 @@ class NetworkSpec:
         name: As in a job.
         build: Import string of a function: (num_classes, *, dropout, top_resolution) ->
             `torch.nn.Module`, with the share of features dropped before the classifier and the
-            largest training image side, in pixels.
-        least_side: Least image side, in pixels, such as the one that halvings bring down to 1.
+            largest training image side, in pixels; and with what job key `network_args` says.
+            A library's is (its name for the network, num_classes, *, ...).
+        least_side: Least image side, in pixels, such as the one that halvings bring down to 1;
+            unset: it is found by trying.
+        takes_name: Whether it is a library, whose own name for a network stands behind a colon.
     """
 
     name: str
     build: str
-    least_side: int
+    least_side: int | None = None
+    takes_name: bool = False
+
+    @property
+    def form(self) -> str:
+        """How a job writes it."""
+        return f"{self.name}:NAME" if self.takes_name else self.name
+
+
+_LIBRARY = "batchwright.workload.library_networks"
 
 
 NETWORKS = Registry(
@@ -30,5 +42,21 @@ NETWORKS = Registry(
     NetworkSpec("resnet18", "batchwright.workload.networks:resnet18", least_side=8),
     NetworkSpec("vgg8", "batchwright.workload.networks:vgg8", least_side=8),
     NetworkSpec("mobilenet_small", "batchwright.workload.networks:mobilenet_small", least_side=4),
+    NetworkSpec("timm", f"{_LIBRARY}:timm_network", takes_name=True),
+    NetworkSpec("torchvision", f"{_LIBRARY}:torchvision_network", takes_name=True),
+    NetworkSpec("transformers", f"{_LIBRARY}:transformers_network", takes_name=True),
     group="batchwright.networks",
 )
+
+
+def network_spec(network: str) -> NetworkSpec | None:
+    """The member that a job's ``network`` names; `None`: an import string, or nothing."""
+    kind, _, name = network.partition(":")
+    spec = NETWORKS.get(kind)
+    return spec if spec is not None and spec.takes_name == bool(name) else None
+
+
+def least_side(network: str) -> int:
+    """Least image side in pixels, as far as it is known before the network is built."""
+    spec = network_spec(network)
+    return (spec and spec.least_side) or 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from math import floor, isclose, isfinite, log10
@@ -134,16 +135,24 @@ def job_value(value: object) -> str:
     return "null" if value is None else str(value)
 
 
+_ARCHIVE = re.compile(r"\.(zip|tar|tgz|(tar\.)?(gz|bz2|xz))$")
+
+
 def data_name(data: str) -> str:
-    """What to call a job's data: a folder of images by its own name, all else by its kind.
+    """What to call a job's data: a folder or archive by its own name, all else by its kind.
 
     >>> data_name("imagefolder:/sets/flowers/"), data_name("cifar100:/sets/cifar-100-python")
     ('flowers', 'cifar100')
+    >>> data_name("wds:/sets/birds/train-{0..9}.tar"), data_name("s3://bucket/plates.tar.gz?v=2")
+    ('birds', 'plates')
     """
     kind, _, place = data.partition(":")
-    if source_of(data).named_by_folder and place:
-        return Path(place).expanduser().resolve().name or kind
-    return kind
+    if not (source_of(data).named_by_folder and place):
+        return kind
+    elsewhere = "//" in place
+    path = Path(place.partition("?")[0]) if elsewhere else Path(place).expanduser().resolve()
+    plain = next((part for part in reversed(path.parts) if not set("{}*[]") & set(part)), "")
+    return _ARCHIVE.sub("", plain).strip("/") or kind
 
 
 def column_blocks(

@@ -185,7 +185,7 @@ class Planner:
 
     def _data_of(self, job: Job) -> DataFacts:
         drawn = job.seed if job.val is not None else None
-        key = json.dumps([job.data, job.val, job.unreadable, job.resolutions, drawn])
+        key = json.dumps([job.data, job.data_args, job.val, job.unreadable, job.resolutions, drawn])
         if key not in self._data:
             self._data[key] = data_facts(job)
         self.facts = self.facts or self._data[key]
@@ -194,12 +194,18 @@ class Planner:
     def _network_of(self, job: Job) -> NetworkFacts:
         from batchwright.workload.task import build_network, freeze, network_facts
 
-        key = json.dumps([job.network, job.resolutions, job.frozen])
+        key = json.dumps([job.network, job.network_args, job.resolutions, job.frozen])
         if key not in self._networks:
             data = self._data_of(job)
             side = data.side if job.resolutions == "auto" else max(job.resolutions)
             classes = len(data.classes)
-            network = build_network(job.network, classes=classes, side=side, dropout=job.dropout)
+            network = build_network(
+                job.network,
+                classes=classes,
+                side=side,
+                dropout=job.dropout,
+                arguments=job.network_args,
+            )
             freeze(network, job.frozen)
             self._networks[key] = network_facts(job.network, network, side)
         return self._networks[key]

@@ -6,7 +6,6 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -128,15 +127,23 @@ def size_of(data: bytes) -> tuple[int, int]:
         return image.size
 
 
-def shorter_side(path: Path) -> int:
-    """The shorter side of an image file in pixels, from its header.
+_STARTS = (b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM", b"RIFF", b"II*", b"MM\0*")
 
-    Raises:
-        OSError: It cannot be read.
-        UnreadableImageError: It is not an image, or too large.
-    """
-    with path.open("rb") as file, _readable(file) as image:
-        return min(image.size)
+
+def is_image(data: bytes) -> bool:
+    """Whether bytes begin as an encoded image does."""
+    plain = data[:1] == b"P" and data[1:2] in b"123456" and data[2:3].isspace()
+    return plain or data.startswith(_STARTS)
+
+
+def encoded(image: Image.Image) -> bytes:
+    """An image that a library has decoded, losslessly; equal bytes for equal pixels."""
+    if image.mode in ("L", "RGB") and not image.has_transparency_data:
+        head = b"P%d %d %d 255\n" % (5 if image.mode == "L" else 6, *image.size)
+        return head + image.tobytes()
+    file = io.BytesIO()
+    image.save(file, "TIFF")
+    return file.getvalue()
 
 
 def stored_size(width: int, height: int, top_resolution: int) -> tuple[int, int]:

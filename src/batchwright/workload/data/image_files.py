@@ -8,6 +8,7 @@ normalized on the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -42,19 +43,31 @@ def fits_the_disk(stored_bytes: int) -> bool:
     return stored_bytes <= STORE_SHARE * free_bytes()
 
 
+@dataclass(frozen=True)
+class FolderFiles:
+    """Files of a folder, read whole by their names in it."""
+
+    root: Path
+
+    def __call__(self, name: str) -> bytes:
+        """The file's content."""
+        return (self.root / name).read_bytes()
+
+
 class ImageFiles(Dataset[tuple[Tensor, int]]):
-    """The images of one part of a folder, each in its own file.
+    """The images of one part of a data set that stay encoded, where they are.
 
     An item is (image, label): the middle of the image at ``side`` pixels, float in [0, 1],
     normalized.
 
     Args:
-        root: The folder.
-        names: Of the files in it, in order.
+        root: The data set's place, such as its folder.
+        names: Of the images in it, in order.
         labels: int64 (N,), class of each.
         side: Highest training resolution, in pixels.
         mean: Of each channel, over pixels in [0, 1].
         std: As ``mean``.
+        read: From a name to the encoded image; unset: they are files of the folder.
 
     Attributes:
         labels: As given.
@@ -72,8 +85,9 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         side: int,
         mean: _Triple,
         std: _Triple,
+        read: Callable[[str], bytes] | None = None,
     ) -> None:
-        self._root, self._names = root, names
+        self._root, self._names, self._read = root, names, read or FolderFiles(root)
         self.labels, self.side, self.mean, self.std = labels, side, mean, std
 
     def __len__(self) -> int:
@@ -91,15 +105,15 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         Raises:
             DataError: The file cannot be read.
         """
-        path = self._root / self._names[index]
+        name = self._names[index]
         try:
             pixels = decode_square(
-                path.read_bytes(), top_resolution=self.side, resolution=resolution, place=place
+                self._read(name), top_resolution=self.side, resolution=resolution, place=place
             )
         except (OSError, UnreadableImageError) as error:
             raise DataError(
-                f"unreadable image {path}: {error}; put it back as it was and go on with --resume, "
-                "or begin anew with unreadable=skip, which leaves such images out"
+                f"unreadable image {self._root / name}: {error}; put it back as it was and go on "
+                "with --resume, or begin anew with unreadable=skip, which leaves such images out"
             ) from error
         return torch.from_numpy(pixels)
 

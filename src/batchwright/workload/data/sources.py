@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,26 @@ from torch.utils.data import Dataset, IterableDataset
 
 from batchwright.errors import DataError
 from batchwright.records import DataFacts, Job
-from batchwright.records.registries.data_sources import DATA, FUNCTION, OWN_STEP, source_of
+from batchwright.records.registries.data_sources import (
+    DATA,
+    FETCH,
+    FUNCTION,
+    OWN_STEP,
+    is_remote,
+    source_of,
+)
 from batchwright.records.text.formatting import data_name
 from batchwright.workload.data import cifar, image_folder
 from batchwright.workload.data.cifar import Arrays
 from batchwright.workload.data.image_files import ImageFiles, fits_the_disk
 from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.listing import (
+    Listing,
+    decode_all,
+    index_all,
+    natural_side,
+    stored_bytes,
+)
 from batchwright.workload.data.store import Progress, is_stored, open_index, open_store
 from batchwright.workload.data.store_writer import PARTS, Part, StoreWriter, bytes_of
 from batchwright.workload.task import import_object
@@ -38,7 +53,7 @@ class ImageData:
     """Training and held-out images, and what is known of them.
 
     Attributes:
-        train: Training images; `ImageFiles` where a folder is too large for the cache, another
+        train: Training images; `ImageFiles` where they are too many for the cache, another
             map-style `Dataset` only where the job names an import string.
         val: Held-out images, likewise.
         facts: Sizes, classes, split and digest.
@@ -58,7 +73,7 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     """The images of ``job.data``; decoded into the cache first where they are not there yet.
 
     Args:
-        job: Its keys ``data``, ``val``, ``unreadable`` and ``resolutions`` count.
+        job: Its keys ``data``, ``data_args``, ``val``, ``unreadable`` and ``resolutions`` count.
         progress: Called as progress(done, total, what) while images are decoded.
         verify: Compare cached images with their digests. Workers whose parent has just done so
             pass False.
@@ -83,7 +98,13 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
         forms = ", ".join(one.form for one in (*DATA.values(), FUNCTION))
         raise DataError(f"data={job.data} is unknown; choose one of {forms}")
     if source.takes_path and not place:
-        raise DataError(f"data={kind} needs the folder: data={source.form}")
+        what = "the folder" if source.place == "PATH" else source.place
+        raise DataError(f"data={kind} needs {what}: data={source.form}")
+    if job.data_args and not source.takes_args:
+        given = ", ".join(job.data_args)
+        raise DataError(f"data={job.data} takes no data_args: leave out {given}")
+    if is_remote(place) and source.takes_path and not source.remote:
+        place = str(import_object(FETCH, "data")(job.data, place, progress, verify))
     found: ImageData = import_object(source.open, "data")(job, place, progress, verify)
     if not source.named_by_folder:
         return found
@@ -209,17 +230,59 @@ def open_cifar(job: Job, place: str, progress: Progress | None, verify: bool) ->
 def open_image_folder(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
     """A folder of images: decoded into the cache, or in their files where they are too many."""
     listing = image_folder.list_images(Path(place).expanduser(), job)
-    sides = job.resolutions
-    top = image_folder.natural_side(listing) if sides == "auto" else max(sides)
+    top = _top(listing, job)
     recipe = image_folder.recipe(listing, top, job.unreadable)
+    return _open_listing(lambda: (listing, top), recipe, job, progress, verify)
+
+
+def open_listed(
+    make: Callable[[], Listing],
+    identity: Mapping[str, object],
+    job: Job,
+    progress: Progress | None,
+    verify: bool,
+) -> ImageData:
+    """Images that a library or a format of its own holds: decoded as those of a folder are.
+
+    Args:
+        make: Lists them; called only where they are not in the cache yet, or stay where they are.
+        identity: What tells whether they are still the same; JSON values.
+        job: Its keys ``data_args``, ``val``, ``unreadable`` and ``resolutions`` count.
+        progress: As `open_data` has it.
+        verify: Likewise.
+    """
+    keys = {key: getattr(job, key) for key in ("data_args", "val", "unreadable", "resolutions")}
+
+    @cache
+    def listed() -> tuple[Listing, int]:
+        listing = make()
+        return listing, _top(listing, job)
+
+    return _open_listing(listed, {**identity, **keys}, job, progress, verify)
+
+
+def _top(listing: Listing, job: Job) -> int:
+    """The highest resolution that is trained at, in pixels."""
+    return natural_side(listing) if job.resolutions == "auto" else max(job.resolutions)
+
+
+def _open_listing(
+    listed: Callable[[], tuple[Listing, int]],
+    recipe: Mapping[str, object],
+    job: Job,
+    progress: Progress | None,
+    verify: bool,
+) -> ImageData:
     # What was begun one way stays so, however full the disk has become since.
     if not is_stored(recipe):
-        found = _open_files(listing, recipe | {"kept": "decoded files"}, top, job, progress)
+        kept = {**recipe, "kept": "decoded files"}
+        found = _open_files(*listed(), kept, job, progress)
         if found is not None:
             return found
 
     def build(writer: StoreWriter) -> DataFacts:
-        return image_folder.decode_all(
+        listing, top = listed()
+        return decode_all(
             listing,
             writer,
             top_resolution=top,
@@ -231,16 +294,16 @@ def open_image_folder(job: Job, place: str, progress: Progress | None, verify: b
 
 
 def _open_files(
-    listing: image_folder.Listing,
-    recipe: Mapping[str, object],
+    listing: Listing,
     top: int,
+    recipe: Mapping[str, object],
     job: Job,
     progress: Progress | None,
 ) -> ImageData | None:
     """The images in their files; `None` if they fit the cache decoded."""
 
     def build(writer: StoreWriter) -> DataFacts:
-        return image_folder.index_all(
+        return index_all(
             listing,
             writer,
             top_resolution=top,
@@ -249,7 +312,7 @@ def _open_files(
         )
 
     found = open_index(recipe, None)
-    if found is None and fits_the_disk(image_folder.stored_bytes(listing, top)):
+    if found is None and fits_the_disk(stored_bytes(listing, top)):
         return None
     found = found or open_index(recipe, build, progress=progress)
     assert found is not None  # noqa: S101 - it was built
@@ -260,7 +323,8 @@ def _open_files(
         names = [listing.files[name][i].name for i in kept.tolist()]
         labels = rows[name][kept, 0].contiguous()
         return ImageFiles(
-            listing.root, names, labels, side=top, mean=header.mean, std=header.std
+            listing.root, names, labels, side=top, mean=header.mean, std=header.std,
+            read=listing.read,
         )  # fmt: skip
 
     return ImageData(part("train"), part("val"), header.facts, header.mean, header.std)

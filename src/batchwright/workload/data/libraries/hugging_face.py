@@ -1,0 +1,223 @@
+"""Data sets of Hugging Face's ``datasets``: of ``save_to_disk``, a folder, or the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import DataError
+from batchwright.records import Job
+from batchwright.workload.data.decoding import UnreadableImageError
+from batchwright.workload.data.listing import (
+    ImageFile,
+    Listing,
+    classes_of,
+    in_parts,
+    part_of,
+    some_names,
+)
+from batchwright.workload.data.sources import ImageData, open_listed
+from batchwright.workload.data.store import Progress
+from batchwright.workload.extras import import_library, in_words, without_waiting_for_the_hub
+
+_OURS = ("train", "val", "image", "label")  # of data_args; the others are for `load_dataset`
+_SAVED = ("dataset_dict.json", "state.json")
+_NUMBERS = ("int", "uint", "string", "large_string", "bool")
+
+
+def open_hugging_face(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
+    """A data set by its folder or its name on the Hub.
+
+    ``data_args`` may name the splits (``train``, ``val``) and the columns (``image``, ``label``);
+    all else goes to ``datasets.load_dataset``, such as ``name`` or ``revision``. Without them the
+    held-out split is the first of validation and test, and the columns are those whose features
+    say that they are an image and a class.
+
+    Raises:
+        DataError: It cannot be had or counted, or a column or split is not clear.
+        JobError: The library is missing.
+    """
+    if job.data_args.get("streaming"):
+        raise DataError(_uncountable(job.data))
+    folder = Path(place).expanduser()
+    if folder.is_dir():
+        states = ((path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
+        found = [[str(path), one.st_size, one.st_mtime_ns] for path, one in states]
+        identity: dict[str, object] = {"data": "hf", "files": found}
+        return open_listed(lambda: _list(_load(job, place), job), identity, job, progress, verify)
+    splits = _load(job, place)
+    prints = {name: split._fingerprint for name, split in splits.items()}
+    identity = {"data": job.data, "fingerprints": prints}
+    return open_listed(lambda: _list(splits, job), identity, job, progress, verify)
+
+
+def _load(job: Job, place: str) -> Mapping[str, Any]:
+    """Splits by name."""
+    library = import_library("datasets")
+    others = {key: value for key, value in job.data_args.items() if key not in _OURS}
+    if others.pop("trust_remote_code", False):
+        raise DataError(
+            f"data={job.data}: trust_remote_code would run code of others: leave it out"
+        )
+    folder = Path(place).expanduser()
+    shown = library.are_progress_bars_disabled()
+    library.disable_progress_bars()
+    try:
+        with without_waiting_for_the_hub():
+            if folder.is_dir() and any((folder / name).is_file() for name in _SAVED):
+                found = library.load_from_disk(str(folder))
+            else:
+                found = library.load_dataset(str(folder) if folder.is_dir() else place, **others)
+    except Exception as error:  # the library may fail in any way
+        raise DataError(
+            f"data={job.data} cannot be opened ({in_words(error)}): looked for a folder {folder}, "
+            "and for a data set of that name in the library's cache (HF_HOME) and on the Hub"
+        ) from error
+    finally:
+        if not shown:
+            library.enable_progress_bars()
+    if isinstance(found, library.IterableDataset | library.IterableDatasetDict):
+        raise DataError(_uncountable(job.data))
+    return found if isinstance(found, Mapping) else {"train": found}
+
+
+def _uncountable(data: str) -> str:
+    return (
+        f"data={data}: a streamed (iterable) data set has no length, and each sample is to count "
+        "once: leave data_args.streaming out"
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Encoded images of splits, by names such as ``train/12``."""
+
+    splits: dict[str, Any]
+    column: str
+
+    def __call__(self, name: str) -> bytes:
+        """The image as the data set holds it."""
+        split, _, row = name.partition("/")
+        held = self.splits[split][int(row)][self.column]
+        if isinstance(held, dict):
+            if held.get("bytes") is None and held.get("path"):
+                return Path(held["path"]).read_bytes()
+            held = held.get("bytes")
+        if not isinstance(held, bytes):
+            raise UnreadableImageError("the row has no image")
+        return held
+
+
+def _list(splits: Mapping[str, Any], job: Job) -> Listing:
+    where, args = f"data={job.data}", job.data_args
+    names = {str(name): split for name, split in splits.items()}
+    train = _split(where, names, args.get("train"), "train", "train")
+    if train is None:
+        train = next(iter(names)) if len(names) == 1 else None
+    if train is None:
+        raise DataError(
+            f"{where} has the splits {', '.join(names)} and none called train: name it with "
+            "data_args.train=SPLIT"
+        )
+    val = _split(where, names, args.get("val"), part_of({*names} - {train}), "val")
+    chosen = [train, *([val] if val else [])]
+    image = _column(where, names[train], args.get("image"), "image", _holds_images)
+    label = _column(where, names[train], args.get("label"), "label", _holds_classes)
+    raw: dict[str, Any] = {}
+    for part in chosen:
+        absent = {image, label} - {*names[part].column_names}
+        if absent:
+            raise DataError(f"{where}: split {part} has no column {', '.join(absent)}")
+        values = names[part].select_columns([label]).with_format(None)[:][label]
+        raw |= {f"{part}/{row}": value for row, value in enumerate(values)}
+    classes, numbers = _classes(where, [names[part] for part in chosen], chosen, label, raw)
+    files: dict[str, list[ImageFile]] = {part: [] for part in chosen}
+    for name, value in raw.items():
+        files[name.partition("/")[0]].append(ImageFile(name, numbers[value]))
+    told = (f"the split {val}", files[val]) if val else None
+    hint = f", or name one of its splits ({', '.join(names)}) with data_args.val=SPLIT"
+    parts, split = in_parts(where, files[train], told, classes, job, hint)
+    library = import_library("datasets")
+    rows = {}
+    for part in chosen:
+        held = names[part].select_columns([image]).with_format(None)
+        if _kind(held.features[image]) == "Image":
+            held = held.cast_column(image, library.Image(decode=False))
+        rows[part] = held
+    return Listing(Path(where), classes, parts, split, Rows(rows, image), kind="hf")
+
+
+def _split(
+    where: str, names: Mapping[str, Any], asked: object, usual: str | None, key: str
+) -> str | None:
+    if asked is not None and asked not in names:
+        raise DataError(
+            f"{where} has no split {asked}: data_args.{key} is one of {', '.join(names)}"
+        )
+    return str(asked) if asked is not None else usual if usual in names else None
+
+
+def _kind(feature: Any) -> str:
+    return type(feature).__name__
+
+
+def _holds_images(feature: Any) -> int:
+    """How surely a column holds images: 2, 1, or 0 for not at all."""
+    if _kind(feature) == "Image":
+        return 2
+    held = {*feature} if isinstance(feature, dict) else set()
+    return int("bytes" in held or getattr(feature, "dtype", "") in ("binary", "large_binary"))
+
+
+def _holds_classes(feature: Any) -> int:
+    """Likewise of classes."""
+    if _kind(feature) == "ClassLabel":
+        return 2
+    return int(_kind(feature) == "Value" and feature.dtype.rstrip("0123456789") in _NUMBERS)
+
+
+def _column(where: str, split: Any, asked: object, key: str, surely: Any) -> str:
+    """The column that is asked for, or the only one, or that with the usual name."""
+    features = split.features
+    if asked is None:
+        by_degree = [[n for n, one in features.items() if surely(one) == sure] for sure in (2, 1)]
+        found = next((names for names in by_degree if names), [])
+        usual = [name for name in found if name in (key, f"{key}s", "img", "class", "target")]
+        if len(found) == 1 and (found is by_degree[0] or key == "image"):
+            return str(found[0])
+        if len(usual) == 1:
+            return str(usual[0])
+    elif asked in features:
+        return str(asked)
+    columns = ", ".join(f"{name} ({_kind(one)})" for name, one in features.items())
+    what = f"no column {asked}" if asked is not None else f"no single column that is the {key}"
+    raise DataError(f"{where} has {what}: name it with data_args.{key}=COLUMN; it has {columns}")
+
+
+def _classes(
+    where: str, splits: list[Any], parts: list[str], column: str, raw: dict[str, Any]
+) -> tuple[tuple[str, ...], dict[Any, int]]:
+    """Class names, and the number of each label."""
+    named = [getattr(split.features[column], "names", None) for split in splits]
+    if any(names != named[0] for names in named):
+        first, second = ({*map(str, names or ())} for names in named[:2])
+        only = [
+            f"only in {part}: {some_names(sorted(names))}"
+            for part, names in zip(parts, (first - second, second - first), strict=False)
+            if names
+        ]
+        raise DataError(
+            f"{where}: the splits number their classes in other ways "
+            f"({'; '.join(only) or 'in another order'}): cast them to one ClassLabel"
+        )
+    if named[0] is None:
+        return classes_of(where, raw)
+    for name, label in raw.items():
+        if label is None or not 0 <= label < len(named[0]):
+            raise DataError(
+                f"{where}: row {name} has no label ({label}): a split without labels cannot be "
+                "used; name another with data_args.val=SPLIT"
+            )
+    return tuple(named[0]), {label: label for label in range(len(named[0]))}

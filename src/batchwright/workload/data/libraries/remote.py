@@ -1,0 +1,204 @@
+"""Data in object stores and on web servers, by fsspec: fetched once, whole, then read from here.
+
+Credentials are as fsspec's own packages find them: s3fs and gcsfs look into the environment and
+the user's files, as the tools of these stores do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tarfile
+import zipfile
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import DataError, JobError
+from batchwright.records import Job
+from batchwright.records.registries.data_sources import DATA
+from batchwright.storage.locks import lock_file
+from batchwright.workload.data.libraries.web_dataset import expanded
+from batchwright.workload.data.sources import ImageData
+from batchwright.workload.data.store import Progress, cache_folder, free_bytes
+from batchwright.workload.data.store_writer import clear_errors
+from batchwright.workload.extras import import_library, in_words, missing
+from batchwright.workload.task import import_object
+
+_NEEDS = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "http": "aiohttp"}
+_MANIFEST = "fetched.json"
+_PACKED = re.compile(r"\.(zip|tar\.(gz|bz2|xz)|tgz)$")
+_NOT_A_FILE = "neither a file nor a folder with files"
+
+
+def open_remote(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
+    """A folder, an archive or tar files at a URL; what they are is seen once they are here.
+
+    Raises:
+        DataError: There is nothing, it cannot be fetched, or it is no data set.
+        JobError: The package for such URLs is missing.
+    """
+    path = fetch(job.data, f"{job.data.partition(':')[0]}:{place}", progress, verify)
+    kind = _kind_of(path)
+    if job.data_args and not DATA[kind].takes_args:
+        raise DataError(f"data={job.data} takes no data_args, as it is {kind}: leave them out")
+    found: ImageData = import_object(DATA[kind].open, "data")(job, str(path), progress, verify)
+    return found
+
+
+def _kind_of(folder: Path) -> str:
+    """The source that reads a fetched folder."""
+    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return "hf"
+    if any(folder.glob("*.parquet")) or any(folder.glob("*/*.parquet")):
+        return "hf"
+    if any(folder.glob("*.mdb")) or any(folder.glob("*/data.mdb")):
+        return "lmdb"
+    return "wds" if any(folder.glob("*.tar")) else "imagefolder"
+
+
+def fetch(data: str, url: str, progress: Progress | None, verify: bool) -> Path:
+    """The copy of what is at a URL, in our cache; archives are unpacked.
+
+    It is made aside and renamed, so that it is whole or absent, and made again where the files
+    there have other sizes or times.
+
+    Args:
+        data: As in the job, for messages.
+        url: Of a file, or of a folder; braces stand for several, as in a shell.
+        progress: Told of the bytes.
+        verify: Look there whether it is still the same; without, a copy is taken as it is.
+
+    Raises:
+        DataError: There is nothing, or it cannot be fetched.
+        JobError: The package for such URLs is missing.
+    """
+    folder = cache_folder() / "fetched" / hashlib.sha256(url.encode()).hexdigest()[:32]
+    content = folder / "content"
+    if not verify and content.is_dir():
+        return _inner(content)
+    system, files = _files_at(data, url)
+    wanted = json.dumps([[path, size, stamp] for path, (_, size, stamp) in files.items()])
+    with clear_errors(folder):
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = lock_file(folder.with_suffix(".lock"), seconds=float("inf"), waiting=lambda _: None)
+    with lock:
+        if (folder / _MANIFEST).is_file() and (folder / _MANIFEST).read_text() == wanted:
+            return _inner(content)
+        aside = folder.with_suffix(".part")
+        shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
+        try:
+            with clear_errors(folder):
+                (aside / "content").mkdir(mode=0o700, parents=True)
+            _copy(data, system, files, aside / "content", progress)
+            with clear_errors(folder):
+                (aside / _MANIFEST).write_text(wanted)
+                shutil.rmtree(folder, ignore_errors=True)
+                aside.rename(folder)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+    return _inner(content)
+
+
+def _inner(content: Path) -> Path:
+    """The only folder in it, as archives have it, or itself."""
+    inside = [path for path in content.iterdir() if not path.name.startswith((".", "__"))]
+    return inside[0] if len(inside) == 1 and inside[0].is_dir() else content
+
+
+def _files_at(data: str, url: str) -> tuple[Any, dict[str, tuple[str, int, str]]]:
+    """The store, and its files by their paths below the folder: full path, bytes, time or tag."""
+    fsspec = import_library("fsspec")
+    scheme = url.partition(":")[0]
+    found: dict[str, tuple[str, int, str]] = {}
+    try:
+        for one in expanded(url):
+            system, path = fsspec.url_to_fs(one)
+            top = system.info(path)
+            below = system.find(path, detail=True) if top["type"] == "directory" else {path: top}
+            start = path.rstrip("/") if top["type"] == "directory" else path.rpartition("/")[0]
+            for full, about in below.items():
+                stamp = about.get("ETag") or about.get("LastModified") or about.get("mtime") or ""
+                size = about.get("size") or 0
+                name = full.removeprefix(start).strip("/").partition("?")[0]
+                found[name] = (full, size, str(stamp))
+    except (ImportError, ValueError) as error:
+        package = _NEEDS.get(scheme, "fsspec")
+        if isinstance(error, ImportError):
+            raise JobError(f"data={data}: {missing(package)}") from error
+        raise DataError(f"data={data} cannot be read ({in_words(error)})") from error
+    except (DataError, JobError):
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"data={data}: there is {_NOT_A_FILE} at {url}") from error
+    except Exception as error:  # a store's package may fail in any way
+        raise DataError(
+            f"data={data} cannot be reached ({in_words(error)}): see that the address is right and "
+            "that this user may read it"
+        ) from error
+    if not found:
+        raise DataError(f"data={data}: there is {_NOT_A_FILE} at {url}")
+    strange = [name for name in found if ".." in name.split("/") or not name]
+    if strange:
+        raise DataError(f"data={data}: {strange[0]!r} is no name for a file here")
+    return system, found
+
+
+def _copy(
+    data: str,
+    system: Any,
+    files: dict[str, tuple[str, int, str]],
+    aside: Path,
+    progress: Progress | None,
+) -> None:
+    total = sum(size for _, size, _ in files.values())
+    if total > free_bytes():
+        raise DataError(
+            f"data={data} has {total / 1e9:.1f} GB, and the disk of the cache "
+            f"{free_bytes() / 1e9:.1f} GB left: set BATCHWRIGHT_CACHE to a folder with room"
+        )
+    done = 0
+    for name, (full, size, _) in files.items():
+        target = aside / name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            system.get_file(full, str(target))
+        except Exception as error:  # a store's package may fail in any way
+            raise DataError(f"data={data}: {full} cannot be fetched ({in_words(error)})") from error
+        if size and target.stat().st_size != size:
+            raise DataError(
+                f"data={data}: {full} came with {target.stat().st_size:,} of its {size:,} bytes: "
+                "try again"
+            )
+        if _PACKED.search(name) or (name.endswith(".tar") and _holds_folders(target)):
+            _unpack(data, target, aside)
+        done += size
+        if progress:
+            progress(done, max(total, 1), "fetching the data")
+
+
+def _holds_folders(path: Path) -> bool:
+    """Whether a tar file is a packed folder of images, and not one of WebDataset's."""
+    try:
+        with tarfile.open(path) as tar:
+            first = islice((member.name for member in tar if member.isreg()), 9)
+            return not any(name.endswith((".cls", ".json", ".txt")) for name in first)
+    except (tarfile.TarError, EOFError, OSError):
+        return False  # reading it says what is wrong
+
+
+def _unpack(data: str, archive: Path, target: Path) -> None:
+    """Unpack into the folder and remove the archive; nothing gets out of the folder."""
+    try:
+        if archive.name.endswith(".zip"):
+            with zipfile.ZipFile(archive) as packed:
+                packed.extractall(target)  # noqa: S202 - it leaves out what leads out of the folder
+        else:
+            with tarfile.open(archive) as packed_tar:
+                packed_tar.extractall(target, filter="data")  # which refuses what leads out
+    except Exception as error:  # damaged archives raise many kinds
+        raise DataError(f"data={data}: {archive.name} is damaged ({in_words(error)})") from error
+    archive.unlink()

@@ -1,0 +1,145 @@
+"""Data sets of torchvision, by the names of their classes."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from batchwright.errors import DataError
+from batchwright.records import Job
+from batchwright.workload.data.decoding import UnreadableImageError, encoded
+from batchwright.workload.data.listing import (
+    TEST_NAMES,
+    VAL_NAMES,
+    ImageFile,
+    Listing,
+    classes_of,
+    in_parts,
+)
+from batchwright.workload.data.sources import ImageData, open_listed
+from batchwright.workload.data.store import Progress
+from batchwright.workload.extras import import_library, in_words, nearest
+
+_ONE_AT_A_TIME = Lock()  # some of them draw from the global random state, or share an open file
+
+
+def open_torchvision(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
+    """A class of ``torchvision.datasets``, made with the arguments in ``data_args``.
+
+    Where it has an argument ``train`` or ``split``, and that is not among these, the part that it
+    calls its test or validation is held out.
+
+    Raises:
+        DataError: There is no such class, it cannot be made, or it is no image classification.
+        JobError: The library is missing.
+    """
+    datasets = import_library("torchvision", "torchvision.datasets")
+    names = [one for one in datasets.__all__ if one not in ("VisionDataset", "DatasetFolder")]
+    if place not in names:
+        raise DataError(f"torchvision has no data set {place}{nearest(place, names)}")
+    made = _made(job, place, getattr(datasets, place))
+    lengths = {name: len(part) for name, part in made.items()}
+    identity = {"data": job.data, "lengths": lengths}
+    return open_listed(lambda: _list(made, job, place), identity, job, progress, verify)
+
+
+def _made(job: Job, name: str, kind: Any) -> dict[str, Any]:
+    """The data sets of its parts: ``train``, and the held-out one if it has one."""
+    known = inspect.signature(kind).parameters
+    args = dict(job.data_args)
+    if "root" in args:
+        args["root"] = str(Path(str(args["root"])).expanduser())
+    strange = args.keys() - known.keys()
+    if strange:
+        raise DataError(f"data={job.data}: {name} takes no {', '.join(sorted(strange))}")
+    if (
+        known.get("root")
+        and known["root"].default is inspect.Parameter.empty
+        and "root" not in args
+    ):
+        raise DataError(
+            f"data={job.data} needs its folder: data_args.root=PATH (and data_args.download=true "
+            "to fetch it there)"
+        )
+    if "train" in known and "train" not in args:
+        return {
+            part: _make(job, kind, args | {"train": part == "train"}) for part in ("train", "test")
+        }
+    if "split" in known and "split" not in args:
+        found = {"train": _make(job, kind, args | {"split": "train"})}
+        for part in (*VAL_NAMES, *TEST_NAMES):
+            try:
+                return found | {part: kind(**args, split=part)}
+            except (ValueError, RuntimeError, OSError):  # it is called otherwise, or is not there
+                continue
+        return found
+    return {"train": _make(job, kind, args)}
+
+
+def _make(job: Job, kind: Any, args: dict[str, Any]) -> Any:
+    try:
+        made = kind(**args)
+        len(made)
+    except Exception as error:  # the library may fail in any way
+        raise DataError(
+            f"data={job.data} cannot be made with {args} ({in_words(error)})"
+        ) from error
+    return made
+
+
+@dataclass(frozen=True)
+class Items:
+    """Encoded images of parts, by names such as ``train/12``."""
+
+    parts: dict[str, Any]
+
+    def __call__(self, name: str) -> bytes:
+        """The image, losslessly."""
+        part, _, index = name.partition("/")
+        with _ONE_AT_A_TIME:
+            image = self.parts[part][int(index)][0]
+        if isinstance(image, Image.Image):
+            return encoded(image)
+        pixels = np.asarray(image)
+        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+            raise UnreadableImageError(f"a {type(image).__name__} is no image with 8 bits a colour")
+        return encoded(Image.fromarray(pixels))
+
+
+def _list(made: dict[str, Any], job: Job, name: str) -> Listing:
+    where = f"data={job.data}"
+    labels: dict[str, Any] = {}
+    for part, held in made.items():
+        labels |= {f"{part}/{row}": label for row, label in enumerate(_labels(where, held))}
+    classes, numbers = classes_of(where, labels)
+    known = getattr(made["train"], "classes", None)
+    if isinstance(known, list | tuple) and {*numbers} <= {*range(len(known))}:
+        classes = tuple(one if isinstance(one, str) else str(one[0]) for one in known)
+        numbers = {label: label for label in numbers}
+    files: dict[str, list[ImageFile]] = {part: [] for part in made}
+    for row, label in labels.items():
+        files[row.partition("/")[0]].append(ImageFile(row, numbers[label]))
+    other = next((part for part in made if part != "train"), None)
+    told = (f"torchvision's part {other}", files[other]) if other else None
+    parts, split = in_parts(where, files["train"], told, classes, job)
+    return Listing(Path(where), classes, parts, split, Items(made), kind=name)
+
+
+def _labels(where: str, held: Any) -> list[Any]:
+    """The class of each item; where the data set has no list of them, the items are asked."""
+    for name in ("targets", "labels", "_labels"):
+        found = getattr(held, name, None)
+        if found is not None and hasattr(found, "__len__") and len(found) == len(held):
+            break
+    else:
+        try:
+            found = [held[index][1] for index in range(len(held))]
+        except Exception as error:  # the library may fail in any way
+            raise DataError(f"{where}: its items have no class ({in_words(error)})") from error
+    return [one.item() if hasattr(one, "item") else one for one in found]

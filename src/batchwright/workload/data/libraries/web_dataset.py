@@ -1,0 +1,226 @@
+"""WebDataset: images and labels in tar files, indexed once, so that each sample counts once.
+
+The members of a sample share their name up to its first dot: ``0001.jpg`` and ``0001.cls``. An
+index of the members' places makes every image readable by itself, in any order.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import DataError
+from batchwright.records import Job
+from batchwright.workload.data.decoding import SUFFIXES
+from batchwright.workload.data.listing import ImageFile, Listing, classes_of, in_parts, part_of
+from batchwright.workload.data.sources import ImageData, open_listed
+from batchwright.workload.data.store import Progress
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_LABELS = ("cls", "json", "txt")  # in order of preference
+_JSON_KEYS = ("label", "cls", "class", "class_id", "target")
+_BLOCK = tarfile.BLOCKSIZE
+
+_Place = tuple[str, int, int]  # tar file, first byte, bytes
+
+
+def open_web_dataset(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
+    """Tar files by a pattern such as ``/sets/birds/{train,val}-{000..007}.tar``, or their folder.
+
+    Held out are files whose names say so (``val``, ``validation``, ``test``), or those of the
+    pattern ``data_args.val``. Labels are whole numbers or words in ``.cls`` or ``.txt``, or stand
+    in ``.json``; ``data_args.label`` names the ending or the key of the JSON.
+
+    Raises:
+        DataError: No file fits, one is damaged, or a sample has no image or no label.
+    """
+    shards = _shards(place)
+    held_out = job.data_args.get("val")
+    more = _shards(str(held_out)) if held_out else []
+    states = [(str(path), path.stat()) for path in dict.fromkeys([*shards, *more])]
+    identity = {
+        "data": "wds",
+        "files": [[name, one.st_size, one.st_mtime_ns] for name, one in states],
+    }
+    return open_listed(lambda: _list(shards, more, job), identity, job, progress, verify)
+
+
+def expanded(pattern: str) -> Iterator[str]:
+    """The names that a pattern with braces stands for, as in a shell.
+
+    >>> list(expanded("{train,val}-{09..10}.tar"))
+    ['train-09.tar', 'train-10.tar', 'val-09.tar', 'val-10.tar']
+    """
+    found = _BRACES.search(pattern)
+    if found is None:
+        yield pattern
+        return
+    before, inside, after = pattern[: found.start()], found[1], pattern[found.end() :]
+    limits = _RANGE.fullmatch(inside)
+    if limits is None and "," not in inside:
+        raise DataError(
+            f"{pattern}: {{{inside}}} is neither a range such as {{000..007}} nor a list"
+        )
+    if limits:
+        first, last = int(limits[1]), int(limits[2])
+        words = [f"{number:0{len(limits[1])}}" for number in range(first, last + 1)]
+    else:
+        words = inside.split(",")
+    for word in words:
+        yield from expanded(before + word + after)
+
+
+def _shards(pattern: str) -> list[Path]:
+    """The tar files that a pattern or a folder names, in order."""
+    folder = Path(pattern).expanduser()
+    if folder.is_dir():
+        found = sorted(folder.glob("*.tar"))
+        if not found:
+            raise DataError(f"{folder} holds no .tar file")
+        return found
+    found = []
+    for name in dict.fromkeys(expanded(str(folder))):
+        wild = set("*?[") & set(name)
+        here = [Path(one) for one in sorted(glob(name))] if wild else [Path(name)]  # noqa: PTH207
+        missing = [one for one in here if not one.is_file()]
+        if missing or not here:
+            raise DataError(f"there is no file {missing[0] if missing else name}")
+        found += here
+    return found
+
+
+@dataclass(frozen=True)
+class TarMembers:
+    """Members of tar files by name."""
+
+    places: dict[str, _Place] = field(repr=False)
+
+    def __call__(self, name: str) -> bytes:
+        """The member's content."""
+        path, start, size = self.places[name]
+        with Path(path).open("rb") as stream:
+            stream.seek(start)
+            return stream.read(size)
+
+
+def _list(shards: list[Path], more: list[Path], job: Job) -> Listing:
+    every = [*shards, *(path for path in more if path not in shards)]
+    root = every[0].parent
+    if any(path.parent != root for path in every):
+        root = Path("/")
+    places: dict[str, _Place] = {}
+    labels: dict[str, Any] = {}
+    by_part: dict[str, list[str]] = {}
+    for path in every:
+        words = re.findall(r"[a-z]+", path.name.lower())
+        part = "data_args.val" if path in more else (part_of(words) if not more else None)
+        names = by_part.setdefault(part or "train", [])
+        for name, place, label in _samples(path, root, job):
+            if name in places:
+                raise DataError(f"{root / name} is there twice: give each sample a name of its own")
+            places[name], labels[name] = place, label
+            names.append(name)
+    classes, numbers = classes_of(root, labels)
+    held_out = "data_args.val" if more else part_of(by_part)
+    files = {
+        part: [ImageFile(name, numbers[labels[name]], places[name][2]) for name in names]
+        for part, names in by_part.items()
+    }
+    if "train" not in files:
+        raise DataError(f"{root}: all of these files are held out: {', '.join(by_part)}")
+    hint = ", or name their files: data_args.val=PATTERN"
+    told = None if held_out is None else (f"the files of {held_out}", files[held_out])
+    parts, split = in_parts(root, files["train"], told, classes, job, hint)
+    return Listing(root, classes, parts, split, TarMembers(places), kind="wds")
+
+
+def _samples(path: Path, root: Path, job: Job) -> Iterator[tuple[str, _Place, Any]]:
+    """Name, place and label of each sample of a tar file."""
+    wanted = job.data_args.get("label")
+    images: dict[str, tuple[str, _Place]] = {}
+    labels: dict[str, dict[str, _Place]] = {}
+    for name, start, size in _members(path):
+        folder, _, base = name.rpartition("/")
+        if base.startswith((".", "__")):
+            continue
+        stem, _, ending = base.partition(".")
+        key, ending = f"{folder}/{stem}".lstrip("/"), ending.lower()
+        if f".{ending.rpartition('.')[2]}" in SUFFIXES:
+            if key in images:
+                raise DataError(f"{path}: sample {key} has two images: {images[key][0]} and {name}")
+            images[key] = (name, (str(path), start, size))
+        else:
+            labels.setdefault(key, {})[ending] = (str(path), start, size)
+    for key in labels.keys() - images.keys():
+        if labels[key].keys() & {*_LABELS, wanted}:
+            raise DataError(f"{path}: sample {key} has a label and no image")
+    read = TarMembers({})
+    for key, (name, place) in images.items():
+        endings = labels.get(key, {})
+        found = next((one for one in (wanted, *_LABELS) if one in endings), None)
+        if found is None:
+            has = ", ".join(sorted(endings)) or "nothing"
+            raise DataError(
+                f"{path}: sample {key} has no label: it has {has} besides its image; write a "
+                f"member {key}.cls, or name the ending: data_args.label=ENDING"
+            )
+        read.places[name] = endings[str(found)]
+        label = _label(read(name), str(found), wanted, f"{path}: sample {key}.{found}")
+        yield str(path.relative_to(root) / name), place, label
+
+
+def _label(content: bytes, ending: str, wanted: object, where: str) -> Any:
+    try:
+        text = content.decode().strip()
+        if ending != "json":
+            return int(text) if re.fullmatch(r"-?\d+", text) else text
+        held = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{where} is no label: {error}") from error
+    if not isinstance(held, dict):
+        return held
+    keys = _JSON_KEYS if wanted in (None, "json") else (wanted,)
+    key = next((one for one in keys if one in held), None)
+    if key is None:
+        raise DataError(f"{where} has no {' or '.join(map(str, keys))}: it has {', '.join(held)}")
+    return held[key]
+
+
+def _members(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Name, first byte and bytes of each file in a tar file.
+
+    Raises:
+        DataError: It is compressed, damaged or cut off. `tarfile` takes a damaged header behind
+            the first for the end, and would lose what follows.
+    """
+    last = "its beginning"
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                if member.isreg():
+                    yield member.name, member.offset_data, member.size
+                last = member.name
+            end = tar.offset
+        with path.open("rb") as stream:
+            stream.seek(end)
+            if any(stream.read(_BLOCK)):
+                raise DataError(f"{path} is damaged behind {last}: make or fetch it again")
+    except (tarfile.TarError, EOFError) as error:
+        packed = path.read_bytes()[:4]
+        if packed[:2] == b"\x1f\x8b" or packed == b"\x28\xb5\x2f\xfd":
+            raise DataError(
+                f"{path} is compressed, and its images could only be read one after the other: "
+                "unpack it to a plain .tar (images are compressed in themselves)"
+            ) from error
+        raise DataError(
+            f"{path} is damaged or cut off behind {last} ({error}): make or fetch it again"
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from error

@@ -1,0 +1,220 @@
+"""Networks by the names that libraries have for them: timm, torchvision, Transformers.
+
+Each function builds one for a number of classes, with fresh weights or, with ``pretrained=True``,
+with the library's own, whose classifier is replaced. The library finds these by its own rules: in
+its cache, or else it downloads them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from batchwright.errors import JobError
+from batchwright.workload.extras import (
+    import_library,
+    in_words,
+    nearest,
+    without_waiting_for_the_hub,
+)
+
+_AUXILIARY = "aux_logits"  # classifiers beside the last, which no loss of ours would train
+
+
+def timm_network(
+    name: str,
+    num_classes: int,
+    *,
+    dropout: float = 0.0,
+    top_resolution: int = 32,
+    pretrained: bool = False,
+    **arguments: Any,
+) -> nn.Module:
+    """A network of timm, by a name such as ``resnet18`` or ``hf-hub:timm/resnet18.a1_in1k``.
+
+    Args:
+        name: As ``timm.list_models()`` has it, or the Hub.
+        num_classes: Number of logits.
+        dropout: Its ``drop_rate``.
+        top_resolution: Largest training image side, in pixels; what is built for one size gets it.
+        pretrained: Start from trained weights.
+        **arguments: Of ``timm.create_model``.
+
+    Raises:
+        JobError: There is no such network, or its weights are not to be had.
+    """
+    timm = import_library("timm")
+    plain = name.partition(".")[0]
+    if ":" not in name and not timm.is_model(plain):
+        raise JobError(f"timm has no {name}{nearest(plain, timm.list_models())}")
+    if dropout:
+        arguments["drop_rate"] = dropout
+    known = None if ":" in name else timm.get_pretrained_cfg(plain, allow_unregistered=True)
+    if known is not None and known.fixed_input_size:
+        arguments.setdefault("img_size", top_resolution)
+    if not pretrained and known is not None:
+        return timm.create_model(name, num_classes=num_classes, **arguments)  # type: ignore[no-any-return]
+    try:
+        with without_waiting_for_the_hub():
+            return timm.create_model(  # type: ignore[no-any-return]
+                name, pretrained=pretrained, num_classes=num_classes, **arguments
+            )
+    except Exception as error:
+        weights = known and (known.hf_hub_id or known.url)
+        raise _no_weights(weights or name, "HF_HOME", error) from error
+
+
+def torchvision_network(
+    name: str,
+    num_classes: int,
+    *,
+    dropout: float = 0.0,
+    top_resolution: int = 32,
+    pretrained: bool = False,
+    **arguments: Any,
+) -> nn.Module:
+    """A classifier of torchvision, by a name such as ``resnet18``.
+
+    Args:
+        name: As ``torchvision.models.list_models()`` has it.
+        num_classes: Number of logits.
+        dropout: Its ``dropout``, where its function has that.
+        top_resolution: Largest training image side, in pixels; what is built for one size gets it.
+        pretrained: Start from the weights that torchvision calls ``DEFAULT``.
+        **arguments: Of its function.
+
+    Raises:
+        JobError: There is no such network, it has no dropout, or its weights are not to be had.
+    """
+    models = import_library("torchvision", "torchvision.models")
+    names = models.list_models(module=models)
+    if name not in names:
+        raise JobError(f"torchvision has no {name}{nearest(name, names)}")
+    function = models.get_model_builder(name)
+    known = inspect.signature(function).parameters
+    if dropout:
+        arguments["dropout"] = dropout
+    if name.startswith("vit_"):
+        arguments.setdefault("image_size", top_resolution)
+    if name in ("googlenet", "inception_v3"):
+        arguments = {_AUXILIARY: False, "init_weights": True, **arguments}
+    if "kwargs" not in known and (strange := arguments.keys() - known.keys()):
+        raise JobError(f"{name} takes no {', '.join(sorted(strange))}")
+    network: nn.Module = function(num_classes=num_classes, **arguments)
+    if pretrained:
+        weights = models.get_model_weights(name).DEFAULT
+        try:
+            stored = weights.get_state_dict(progress=False, check_hash=True)
+        except Exception as error:
+            raise _no_weights(weights.url, "TORCH_HOME", error) from error
+        _load(network, stored, classes=len(weights.meta["categories"]))
+    return network
+
+
+def _load(network: nn.Module, stored: Mapping[str, Any], classes: int) -> None:
+    """Trained weights but for classifiers, which tell as many classes as they were trained for."""
+    own = network.state_dict()
+    fitting = {}
+    for name, value in stored.items():
+        if name not in own:
+            continue  # an auxiliary classifier
+        if own[name].shape == value.shape:
+            fitting[name] = value
+        elif value.shape[:1] != (classes,):
+            raise JobError(
+                f"the trained weights do not fit: {name} has shape {tuple(value.shape)}, here it "
+                f"is {tuple(own[name].shape)}; leave out the arguments that change it, and train "
+                "at the resolution that they were trained at"
+            )
+    network.load_state_dict(fitting, strict=False)
+
+
+def transformers_network(
+    name: str,
+    num_classes: int,
+    *,
+    dropout: float = 0.0,
+    top_resolution: int = 32,
+    pretrained: bool = False,
+    **arguments: Any,
+) -> nn.Module:
+    """An image classifier of Transformers, by the name of its kind, of a folder, or on the Hub.
+
+    Args:
+        name: A kind such as ``resnet`` or ``vit``, with the library's usual sizes; or a folder
+            with a ``config.json``, or a name on the Hub such as ``microsoft/resnet-18``.
+        num_classes: Number of logits.
+        dropout: Refused unless it is 0: each kind has dropouts of its own, among its arguments.
+        top_resolution: Largest training image side, in pixels; what is built for one size gets it
+            where its weights are fresh.
+        pretrained: Start from the weights in the folder or on the Hub.
+        **arguments: Of its configuration, such as ``depths``.
+
+    Raises:
+        JobError: There is no such network, or its weights are not to be had.
+    """
+    library = import_library("transformers")
+    if dropout:
+        raise JobError(
+            f"dropout={dropout}: each kind of Transformers has names of its own for it: leave "
+            "dropout out and give, say, network_args.hidden_dropout_prob"
+        )
+    if arguments.pop("trust_remote_code", False):
+        raise JobError("trust_remote_code would run code of others: leave it out")
+    names = library.models.auto.modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+    sizes = {"num_labels": num_classes}
+    if name in names:
+        if pretrained:
+            raise JobError(
+                f"{name} is a kind of network without trained weights: give a folder, or a name on "
+                "the Hub such as microsoft/resnet-18"
+            )
+        make = partial(library.AutoConfig.for_model, name)
+    else:
+        make = partial(library.AutoConfig.from_pretrained, name)
+    try:
+        with without_waiting_for_the_hub():
+            usual = make(**sizes)
+    except Exception as error:
+        near = nearest(name, names)
+        raise JobError(
+            f"no configuration of that name can be had{near}: looked among the kinds of "
+            f"Transformers, for {name}/config.json here, in the cache of the Hub (HF_HOME) and "
+            f"on the Hub ({in_words(error)})"
+        ) from error
+    unknown = [key for key in arguments if not hasattr(usual, key)]
+    if unknown:
+        raise JobError(
+            f"its configuration has no {unknown[0]}{nearest(unknown[0], usual.to_dict())}"
+        )
+    if not pretrained and hasattr(usual, "image_size"):
+        arguments.setdefault("image_size", top_resolution)
+    config = make(**sizes, **arguments) if arguments else usual
+    level = library.logging.get_verbosity()
+    library.logging.set_verbosity_error()  # it warns of the classifier, which is meant to be new
+    try:
+        auto = library.AutoModelForImageClassification
+        if not pretrained:
+            return auto.from_config(config)  # type: ignore[no-any-return]
+        with without_waiting_for_the_hub():
+            return auto.from_pretrained(  # type: ignore[no-any-return]
+                name, config=config, ignore_mismatched_sizes=True, dtype="float32"
+            )
+    except Exception as error:
+        if not pretrained:
+            raise
+        raise _no_weights(name, "HF_HOME", error) from error
+    finally:
+        library.logging.set_verbosity(level)
+
+
+def _no_weights(what: str, variable: str, error: Exception) -> JobError:
+    return JobError(
+        f"pretrained: the weights {what} are neither in the library's cache ({variable}) nor to be "
+        f"downloaded from here ({in_words(error)}): fetch them where there is a network, or train "
+        "from fresh weights with network_args.pretrained=false"
+    )

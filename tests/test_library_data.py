@@ -1,0 +1,456 @@
+"""Data of other libraries and formats, made on the spot; skipped where a library is missing."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from batchwright.errors import DataError, JobError
+from batchwright.records import Job
+from batchwright.records.registries.data_sources import DATA
+from batchwright.workload.data import sources
+from batchwright.workload.data.image_files import ImageFiles
+from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.sources import ImageData, open_data
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def library(name: str, extra: str = "data") -> Any:
+    reason = f'{name} is missing: pip install "batchwright[{extra}]"'
+    return pytest.importorskip(name, reason=reason, exc_type=(ImportError, RuntimeError))
+
+
+def picture(grey: int, mode: str = "L", kind: str = "PNG", size: int = 8) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (size, size), grey).convert(mode).save(file, kind)
+    return file.getvalue()
+
+
+def open_(data: str, **keys: Any) -> ImageData:
+    return open_data(Job(data=data, **keys))
+
+
+def stores(data: ImageData) -> tuple[ImageStore, ImageStore]:
+    assert isinstance(data.train, ImageStore)
+    assert isinstance(data.val, ImageStore)
+    return data.train, data.val
+
+
+def greys(store: ImageStore) -> list[int]:
+    return [int(store.image(index)[0, 0, 0]) for index in range(len(store))]
+
+
+def refused(data: str, **keys: Any) -> str:
+    with pytest.raises((DataError, JobError)) as caught:
+        open_(data, **keys)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "extra"),
+    [("hf:x", "datasets", "data"), ("torchvision:FakeData", "torchvision", "vision")],
+)
+def test_a_missing_library_is_named_with_its_extra(
+    data: str, name: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [one for one in sys.modules if one.partition(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)
+    assert f'{name} is missing: pip install "batchwright[{extra}]"' in refused(data)
+
+
+def test_arguments_are_for_sources_that_take_them() -> None:
+    assert "takes no data_args: leave out label" in refused("digits", data_args={"label": "x"})
+
+
+# -------------------------------------------------------------------------------------- WebDataset
+
+
+def tar(path: Path, members: dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as made:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            made.addfile(member, io.BytesIO(content))
+    return path
+
+
+def samples(first: int, labels: list[str]) -> dict[str, bytes]:
+    made: dict[str, bytes] = {}
+    for place, label in enumerate(labels, start=first):
+        made |= {f"{place:03}.png": picture(place), f"{place:03}.cls": label.encode()}
+    return made
+
+
+def shards(folder: Path) -> Path:
+    tar(folder / "train-000.tar", samples(0, ["0", "1", "0"]))
+    tar(folder / "train-001.tar", samples(3, ["1", "0", "1"]))
+    tar(folder / "val-000.tar", samples(6, ["0", "1"]))
+    return folder
+
+
+def test_each_sample_of_tar_files_counts_once(tmp_path: Path) -> None:
+    folder = shards(tmp_path / "birds")
+    for pattern in ("{train-{000..001},val-000}.tar", "*.tar", ""):
+        data = open_(f"wds:{folder}/{pattern}")
+        train, val = stores(data)
+        assert greys(train) == [0, 1, 2, 3, 4, 5]
+        assert train.labels.tolist() == [0, 1, 0, 1, 0, 1]
+        assert greys(val) == [6, 7]
+        assert data.facts.classes == ("0", "1")
+        assert data.facts.split == "the files of val"
+        assert data.facts.name == "birds"
+
+
+def test_a_share_or_named_tar_files_are_held_out(tmp_path: Path) -> None:
+    folder = shards(tmp_path)
+    train = f"wds:{folder}/train-{{000..001}}.tar"
+    assert "with val=0.1, or name their files: data_args.val=PATTERN" in refused(train)
+    assert len(stores(open_(train, val=0.34))[1]) == 2
+    named = open_(train, data_args={"val": f"{folder}/val-000.tar"})
+    assert greys(stores(named)[1]) == [6, 7]
+
+
+def test_labels_of_tar_files_may_be_words_or_stand_in_json(tmp_path: Path) -> None:
+    words: dict[str, bytes] = {}
+    for i in range(4):
+        held = {"kind": "ab"[i % 2], "label": i % 2}
+        words |= {f"{i}.jpg": picture(9, kind="JPEG"), f"{i}.json": json.dumps(held).encode()}
+    path = tar(tmp_path / "a.tar", words)
+    assert open_(f"wds:{path}", val=0.5).facts.classes == ("0", "1")
+    named = open_(f"wds:{path}", val=0.5, data_args={"label": "kind"})
+    assert named.facts.classes == ("a", "b")
+    assert "has no colour: it has kind, label" in refused(
+        f"wds:{path}", val=0.5, data_args={"label": "colour"}
+    )
+
+
+def test_images_in_tar_files_may_stay_there(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sources, "fits_the_disk", lambda _: False)
+    data = open_(f"wds:{shards(tmp_path)}")
+    assert isinstance(data.train, ImageFiles)
+    assert int(data.train.square(4, 8, None)[0, 0, 0]) == 4
+
+
+def test_damaged_tar_files_are_refused_by_name_and_member(tmp_path: Path) -> None:
+    folder = shards(tmp_path)
+    path, whole = folder / "train-001.tar", (folder / "train-001.tar").read_bytes()
+    path.write_bytes(whole[:2700])
+    assert "train-001.tar is damaged or cut off behind" in refused(f"wds:{folder}")
+    path.write_bytes(whole[:2048] + b"x" * 512 + whole[2560:])  # the header of another member
+    assert "train-001.tar is damaged behind 003.cls" in refused(f"wds:{folder}")
+    path.write_bytes(gzip.compress(whole))
+    assert "train-001.tar is compressed" in refused(f"wds:{folder}")
+    path.write_bytes(whole)
+    assert not list((tmp_path / "cache").rglob("*.part"))
+    stores(open_(f"wds:{folder}"))
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"a.png": b"no image", "a.cls": b"0"}, "a.tar/a.png: not an image"),
+        ({"a.png": picture(1)}, "sample a has no label: it has nothing besides"),
+        ({"a.cls": b"0"}, "sample a has a label and no image"),
+        ({"a.png": picture(1), "a.jpg": picture(1), "a.cls": b"0"}, "sample a has two images"),
+        ({"a.png": picture(1), "a.cls": b"\xff"}, "sample a.cls is no label"),
+        ({"a.png": picture(1), "a.cls": b""}, "has no label"),
+        ({"a.png": picture(1), "a.cls": b"cat"}, "some labels are numbers and some are words"),
+    ],
+)
+def test_samples_that_cannot_be_used_are_named(
+    tmp_path: Path, members: dict[str, bytes], said: str
+) -> None:
+    path = tar(
+        tmp_path / "a.tar", members | {f"z{n}": c for n, c in samples(1, list("0101")).items()}
+    )
+    assert said in refused(f"wds:{path}", val=0.5)
+
+
+def test_patterns_that_name_nothing_are_refused(tmp_path: Path) -> None:
+    assert "there is no file" in refused(f"wds:{tmp_path}/x-{{0..2}}.tar")
+    assert "holds no .tar file" in refused(f"wds:{tmp_path}")
+    assert "is neither a range" in refused(f"wds:{tmp_path}/x-{{0-2}}.tar")
+    path = tar(tmp_path / "one.tar", samples(0, ["7", "7"]))
+    assert "are of one class" in refused(f"wds:{path}", val=0.5)
+    tar(tmp_path / "val.tar", samples(0, ["7", "8"]))
+    tar(tmp_path / "train.tar", samples(0, ["7", "9"]))
+    assert "has classes that no training image has: 8" in refused(
+        f"wds:{tmp_path}/{{train,val}}.tar"
+    )
+
+
+# ------------------------------------------------------------------------------------------- LMDB
+
+
+def write(path: Path, values: dict[str, bytes]) -> None:
+    path.mkdir(parents=True)
+    with (
+        library("lmdb").open(str(path), map_size=2**20) as database,
+        database.begin(write=True) as put,
+    ):
+        for key, value in values.items():
+            put.put(key.encode(), value)
+
+
+def datum(label: int, planes: np.ndarray | None = None, image: bytes = b"") -> bytes:
+    def whole(number: int, value: int) -> bytes:
+        return bytes([number << 3, value])
+
+    data = image if planes is None else planes.tobytes()
+    shape = () if planes is None else planes.shape
+    head = b"".join(whole(number, side) for number, side in enumerate(shape, start=1))
+    size = bytes([len(data) & 127 | 128, len(data) >> 7])
+    return head + bytes([4 << 3 | 2]) + size + data + whole(5, label) + whole(7, planes is None)
+
+
+def test_databases_of_keys_with_classes_and_of_caffe_are_read(tmp_path: Path) -> None:
+    library("lmdb")
+    keys = {f"{name}/{i}": picture(i) for name in ("cat", "dog") for i in range(3)}
+    write(tmp_path / "a", keys)
+    data = open_(f"lmdb:{tmp_path}/a", val=0.34)
+    assert data.facts.classes == ("cat", "dog")
+    assert (len(stores(data)[0]), data.facts.name) == (4, "a")
+    planes = np.zeros((3, 8, 8), np.uint8)
+    planes[0] = 255  # blue
+    write(tmp_path / "b" / "train_lmdb", {"0": datum(0, planes), "1": datum(1, image=picture(9))})
+    write(tmp_path / "b" / "test_lmdb", {"0": datum(0, planes[:1]), "1": datum(1, planes)})
+    data = open_(f"lmdb:{tmp_path}/b")
+    assert stores(data)[0].image(0)[0, 0].tolist() == [0, 0, 255]
+    assert stores(data)[1].image(0)[0, 0].tolist() == [255] * 3
+    assert data.facts.split == "the database test_lmdb"
+
+
+def test_databases_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    library("lmdb")
+    assert "holds no LMDB" in refused(f"lmdb:{tmp_path}")
+    write(tmp_path / "a", {"1": picture(1)})
+    assert "key '1' has no class" in refused(f"lmdb:{tmp_path}/a")
+    write(tmp_path / "b", {"cat/1": b"nothing"})
+    assert "'cat/1' is neither an encoded image nor a Datum" in refused(f"lmdb:{tmp_path}/b")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "data.mdb").write_bytes(b"x" * 9999)
+    assert "cannot be read as LMDB" in refused(f"lmdb:{tmp_path}/c")
+
+
+# ------------------------------------------------------------------------------------- torchvision
+
+
+def test_fake_data_of_torchvision_are_the_same_at_every_opening(tmp_path: Path) -> None:
+    library("torchvision", "vision")
+    args = {"size": 30, "image_size": [3, 8, 8], "num_classes": 3}
+    data = open_("torchvision:FakeData", val=0.2, data_args=args)
+    assert data.facts.classes == ("0", "1", "2")
+    assert data.facts.train_samples + data.facts.val_samples == 30
+    before = data.facts.digest
+    (tmp_path / "cache").rename(tmp_path / "other")
+    assert open_("torchvision:FakeData", val=0.2, data_args=args).facts.digest == before
+    assert "did you mean FakeData" in refused("torchvision:FakeDate")
+    assert "FakeData takes no sice" in refused("torchvision:FakeData", data_args={"sice": 3})
+    assert "data_args.root=PATH" in refused("torchvision:CIFAR10")
+    said = refused("torchvision:CIFAR10", data_args={"root": str(tmp_path)})
+    assert "cannot be made with" in said
+
+
+# ------------------------------------------------------------------------------------ Hugging Face
+
+
+def hugging(count: int = 6, names: tuple[str, ...] = ("cat", "dog"), start: int = 0) -> Any:
+    library_ = library("datasets")
+    images = [Image.new("L", (8, 8), start + i) for i in range(count)]
+    features = library_.Features(
+        {"picture": library_.Image(), "kind": library_.ClassLabel(names=list(names))}
+    )
+    rows = {"picture": images, "kind": [i % len(names) for i in range(count)]}
+    return library_.Dataset.from_dict(rows, features=features)
+
+
+def test_a_saved_data_set_is_read_by_its_features(tmp_path: Path) -> None:
+    library_ = library("datasets")
+    both = library_.DatasetDict({"train": hugging(), "test": hugging(2, start=50)})
+    both.save_to_disk(str(tmp_path / "pets"))
+    data = open_(f"hf:{tmp_path}/pets")
+    train, val = stores(data)
+    assert (greys(train), greys(val)) == ([0, 1, 2, 3, 4, 5], [50, 51])
+    assert data.facts.classes == ("cat", "dog")
+    assert (data.facts.split, data.facts.name) == ("the split test", "pets")
+    drawn = open_(f"hf:{tmp_path}/pets/train", val=0.34)
+    assert len(stores(drawn)[1]) == 2
+
+
+def test_columns_and_splits_that_are_not_clear_are_named(tmp_path: Path) -> None:
+    library_ = library("datasets")
+    made = hugging()
+    made = made.add_column("other", [1] * 6).cast_column(
+        "other", library_.ClassLabel(names=["a", "b"])
+    )
+    made.save_to_disk(str(tmp_path / "a"))
+    where = f"hf:{tmp_path}/a"
+    said = refused(where, val=0.5)
+    assert "data_args.label=COLUMN; it has picture (Image), kind (ClassLabel), other" in said
+    assert open_(where, val=0.5, data_args={"label": "kind"}).facts.classes == ("cat", "dog")
+    assert "has no split x: data_args.val is one of train" in refused(where, data_args={"val": "x"})
+    assert "name one of its splits (train) with" in refused(where, data_args={"label": "kind"})
+    assert "is to count once" in refused(where, data_args={"streaming": True})
+    assert "code of others" in refused("hf:x", data_args={"trust_remote_code": True})
+    assert "looked for a folder" in refused("hf:nobody/nothing")
+
+
+def test_splits_that_number_classes_otherwise_or_have_no_labels_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library_ = library("datasets")
+    pair = {"train": hugging(), "test": hugging(2, names=("cat", "fox"))}
+    library_.DatasetDict(pair).save_to_disk(str(tmp_path / "a"))
+    said = refused(f"hf:{tmp_path}/a")
+    assert "only in train: dog; only in test: fox" in said
+    bare = hugging(2).map(lambda _: {"kind": -1})
+    library_.DatasetDict({"train": hugging(), "test": bare}).save_to_disk(str(tmp_path / "b"))
+    assert "row test/0 has no label (-1)" in refused(f"hf:{tmp_path}/b")
+    parts = {"train": hugging(), "test": hugging(2).select([])}
+    monkeypatch.setattr(library_, "load_from_disk", lambda _: parts)
+    assert "the split test has no images" in refused(f"hf:{tmp_path}/a")
+    monkeypatch.setattr(library_, "load_from_disk", lambda _: hugging().to_iterable_dataset())
+    assert "each sample is to count once" in refused(f"hf:{tmp_path}/a")
+
+
+def test_a_folder_of_parquet_files_with_bytes_and_words_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library_ = library("datasets")
+    monkeypatch.setattr(library_.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    rows = {
+        "image": [{"bytes": picture(i, mode), "path": None} for i, mode in
+                  enumerate(("L", "P", "RGBA", "I;16" if False else "L"))],
+        "label": ["cat", "dog", "cat", "dog"],
+    }  # fmt: skip
+    (tmp_path / "set").mkdir()
+    for part in ("train", "validation"):
+        library_.Dataset.from_dict(rows).to_parquet(str(tmp_path / "set" / f"{part}-0.parquet"))
+    data = open_(f"hf:{tmp_path}/set")
+    assert data.facts.classes == ("cat", "dog")
+    assert data.facts.split == "the split validation"
+    assert greys(stores(data)[0]) == [0, 1, 2, 3]
+
+
+# -------------------------------------------------------------------------------------- elsewhere
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setitem(DATA._found, "memory", replace(DATA["s3"], name="memory"))
+    system = library("fsspec").filesystem("memory")
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+def put(system: Any, folder: Path, place: str) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            system.pipe(f"{place}/{path.relative_to(folder)}", path.read_bytes())
+
+
+def class_folders(folder: Path) -> Path:
+    for part in ("train", "val"):
+        for grey, name in ((3, "cat"), (4, "dog")):
+            (folder / part / name).mkdir(parents=True)
+            (folder / part / name / "a.png").write_bytes(picture(grey))
+    return folder
+
+
+def test_a_folder_elsewhere_is_fetched_once_and_again_when_it_changes(
+    tmp_path: Path, elsewhere: Any
+) -> None:
+    put(elsewhere, class_folders(tmp_path / "pets"), "/bucket/pets")
+    data = open_("memory://bucket/pets")
+    assert (greys(stores(data)[0]), data.facts.name) == ([3, 4], "pets")
+    assert open_("imagefolder:memory://bucket/pets").facts.digest == data.facts.digest
+    elsewhere.pipe("/bucket/pets/train/cat/b.png", picture(9))
+    assert open_("memory://bucket/pets").facts.train_samples == 3
+    elsewhere.rm("/bucket", recursive=True)
+    job = Job(data="memory://bucket/pets")
+    assert open_data(job, verify=False).facts.train_samples == 3  # as a worker opens it
+    assert "there is neither a file nor a folder" in refused("memory://bucket/pets")
+
+
+def test_archives_and_tar_files_elsewhere_are_known_by_what_is_in_them(
+    tmp_path: Path, elsewhere: Any
+) -> None:
+    packed = tmp_path / "pets.tar.gz"
+    with tarfile.open(packed, "w:gz") as made:
+        made.add(class_folders(tmp_path / "pets"), "pets")
+    elsewhere.pipe("/b/pets.tar.gz", packed.read_bytes())
+    assert open_("memory://b/pets.tar.gz").facts.classes == ("cat", "dog")
+    put(elsewhere, shards(tmp_path / "birds"), "/b/birds")
+    for data in ("memory://b/birds", "wds:memory://b/birds/{train-{000..001},val-000}.tar"):
+        assert greys(stores(open_(data))[0]) == [0, 1, 2, 3, 4, 5]
+    elsewhere.pipe("/b/bad.tar.gz", packed.read_bytes()[:200])
+    assert "bad.tar.gz is damaged" in refused("memory://b/bad.tar.gz")
+    folder = tmp_path / "cache" / "fetched"
+    assert not list(folder.rglob("*.part"))
+    outside = tmp_path / "evil.tar.gz"
+    with tarfile.open(outside, "w:gz") as made:
+        made.addfile(tarfile.TarInfo("../../evil.txt"), io.BytesIO())
+    elsewhere.pipe("/b/evil.tar.gz", outside.read_bytes())
+    assert "evil.tar.gz is damaged" in refused("memory://b/evil.tar.gz")
+    assert not list(tmp_path.rglob("evil.txt"))
+
+
+def test_a_fetch_that_is_interrupted_leaves_nothing_half_made(
+    tmp_path: Path, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(elsewhere, class_folders(tmp_path / "pets"), "/bucket/pets")
+    fetched: list[str] = []
+    usual = type(elsewhere).get_file
+
+    def stop(self: Any, path: str, target: str, **keys: Any) -> None:
+        fetched.append(path)
+        if len(fetched) == 2:
+            raise KeyboardInterrupt
+        usual(self, path, target, **keys)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(elsewhere), "get_file", stop)
+        with pytest.raises(KeyboardInterrupt):
+            open_("memory://bucket/pets")
+    assert not [p for p in (tmp_path / "cache" / "fetched").iterdir() if p.suffix != ".lock"]
+    assert open_("memory://bucket/pets").facts.train_samples == 2
+
+
+def test_a_store_whose_package_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    library("fsspec")
+    for scheme, package, extra in (("s3", "s3fs", "s3"), ("gs", "gcsfs", "gs")):
+        monkeypatch.setitem(sys.modules, package, None)
+        assert f'{package} is missing: pip install "batchwright[{extra}]"' in refused(
+            f"{scheme}://bucket/pets"
+        )
+
+
+def test_sixteen_bits_and_transparency_are_read_as_in_folders() -> None:
+    from batchwright.workload.data.decoding import decode, encoded
+
+    deep = Image.fromarray(np.full((8, 8), 257 * 5, np.uint16))
+    assert decode(encoded(deep), top_resolution=8)[0, 0].tolist() == [5] * 3
+    clear = Image.new("RGBA", (8, 8), (9, 9, 9, 0))
+    assert decode(encoded(clear), top_resolution=8)[0, 0].tolist() == [255] * 3
+    assert torch.equal(*(torch.tensor(bytearray(encoded(Image.new("RGB", (2, 2))))) for _ in "ab"))
