@@ -64,6 +64,20 @@ def test_a_pattern_does_not_lead_out_of_its_folder(data):
     assert not_allowed(("data=imagefolder:/sets/*",), job(data=data))
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/sets/{a,..}/x.tar", "/sets/{a,.}{b,.}/x.tar", "/sets/.{,a}./x", "/sets/{{.,a}.,b}/x",
+     "/sets/{a/.,b}./x", "/sets/.."],
+)  # fmt: skip
+def test_braces_and_arguments_do_not_lead_out_of_the_folder_either(path):
+    assert not_allowed(("data=wds:/sets/*",), job(data=f"wds:{path}"))
+    rules = ("data=wds:/sets/*", 'data_args={"val": "/sets/*"}')
+    asked = job(data="wds:/sets/{train,val}-{000..007}.tar", data_args={"val": path})
+    assert not_allowed(rules, asked)
+    fine = asked.model_copy(update={"data_args": {"val": "/sets/a.b/{c,d}.tar"}})
+    assert not not_allowed(rules, fine)
+
+
 def test_a_name_that_is_given_in_full_is_taken_as_it_is():
     assert not not_allowed(("data=imagefolder:../a[1]",), job(data="imagefolder:../a[1]"))
 

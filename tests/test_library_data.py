@@ -5,10 +5,16 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import shutil
 import sys
 import tarfile
+import zipfile
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -22,6 +28,7 @@ from batchwright.records.registries.data_sources import DATA
 from batchwright.workload.data import sources
 from batchwright.workload.data.image_files import ImageFiles
 from batchwright.workload.data.image_store import ImageStore
+from batchwright.workload.data.libraries import remote
 from batchwright.workload.data.sources import ImageData, open_data
 
 
@@ -157,7 +164,13 @@ def test_damaged_tar_files_are_refused_by_name_and_member(tmp_path: Path) -> Non
     path.write_bytes(whole[:2700])
     assert "train-001.tar is damaged or cut off behind" in refused(f"wds:{folder}")
     path.write_bytes(whole[:2048] + b"x" * 512 + whole[2560:])  # the header of another member
-    assert "train-001.tar is damaged behind 003.cls" in refused(f"wds:{folder}")
+    assert "train-001.tar is damaged or cut off behind 003.cls (more" in refused(f"wds:{folder}")
+    path.write_bytes(whole + whole)  # as by cat: what follows the first end would be lost
+    assert "more follows behind its end" in refused(f"wds:{folder}")
+    long = tarfile.TarInfo("x")
+    long.type, long.size = tarfile.XHDTYPE, 2**32
+    path.write_bytes(long.tobuf() + whole)
+    assert "a header of 4,294,967,296 bytes" in refused(f"wds:{folder}")
     path.write_bytes(gzip.compress(whole))
     assert "train-001.tar is compressed" in refused(f"wds:{folder}")
     path.write_bytes(whole)
@@ -174,6 +187,8 @@ def test_damaged_tar_files_are_refused_by_name_and_member(tmp_path: Path) -> Non
         ({"a.png": picture(1), "a.jpg": picture(1), "a.cls": b"0"}, "sample a has two images"),
         ({"a.png": picture(1), "a.cls": b"\xff"}, "sample a.cls is no label"),
         ({"a.png": picture(1), "a.cls": b""}, "has no label"),
+        ({"a.png": picture(1), "a.json": b"[" * 99_999}, "sample a.json is no label"),
+        ({"a.png": picture(1), "a.cls": b" " * 2**21}, "label of sample a has more than"),
         ({"a.png": picture(1), "a.cls": b"cat"}, "some labels are numbers and some are words"),
     ],
 )
@@ -190,6 +205,9 @@ def test_patterns_that_name_nothing_are_refused(tmp_path: Path) -> None:
     assert "there is no file" in refused(f"wds:{tmp_path}/x-{{0..2}}.tar")
     assert "holds no .tar file" in refused(f"wds:{tmp_path}")
     assert "is neither a range" in refused(f"wds:{tmp_path}/x-{{0-2}}.tar")
+    assert "goes backwards: write {0..7}" in refused(f"wds:{tmp_path}/x-{{7..0}}.tar")
+    many = "{0..9999999999}"
+    assert "names more than 100,000 files" in refused(f"wds:{tmp_path}/x-{many}{many}.tar")
     path = tar(tmp_path / "one.tar", samples(0, ["7", "7"]))
     assert "are of one class" in refused(f"wds:{path}", val=0.5)
     tar(tmp_path / "val.tar", samples(0, ["7", "8"]))
@@ -197,6 +215,27 @@ def test_patterns_that_name_nothing_are_refused(tmp_path: Path) -> None:
     assert "has classes that no training image has: 8" in refused(
         f"wds:{tmp_path}/{{train,val}}.tar"
     )
+
+
+def test_tar_files_are_the_same_data_wherever_they_lie(tmp_path: Path) -> None:
+    found = []
+    for name in ("a", "b [1]"):
+        folder = tmp_path / name
+        for part in ("one", "two"):
+            tar(folder / part / "000.tar", samples(0, list("010101")))
+        tar(folder / "val" / "000.tar", samples(0, list("01")))
+        tar(folder / "test" / "000.tar", samples(8, list("01")))
+        drawn = open_(f"wds:{folder}/{{one,two}}/000.tar", val=0.3)
+        told = open_(f"wds:{folder}")
+        assert (told.facts.train_samples, told.facts.split) == (12, "the files of val")
+        found.append((drawn.facts.digest, greys(stores(drawn)[1]), told.facts.digest))
+    assert found[0] == found[1]
+    assert open_(f"wds:{tmp_path}/b [1]/one/000.tar", val=0.3).facts.train_samples == 4
+
+
+def test_classes_that_cannot_be_shown_are_refused(tmp_path: Path) -> None:
+    path = tar(tmp_path / "a.tar", samples(0, ["cat", "dog\x1b[2J"] * 2))
+    assert r"the class 'dog\x1b[2J' needs a printable" in refused(f"wds:{path}", val=0.5)
 
 
 # ------------------------------------------------------------------------------------------- LMDB
@@ -240,6 +279,17 @@ def test_databases_of_keys_with_classes_and_of_caffe_are_read(tmp_path: Path) ->
     assert data.facts.split == "the database test_lmdb"
 
 
+def test_a_database_that_is_made_anew_is_read_anew(tmp_path: Path) -> None:
+    library("lmdb")
+    found = []
+    for grey in (1, 2):
+        shutil.rmtree(tmp_path / "a", ignore_errors=True)
+        write(tmp_path / "a", {f"{name}/{i}": picture(grey) for name in "cd" for i in range(2)})
+        found.append(open_(f"lmdb:{tmp_path}/a", val=0.5))
+    assert [greys(stores(data)[0]) for data in found] == [[1, 1], [2, 2]]
+    assert found[0].facts.digest != found[1].facts.digest
+
+
 def test_databases_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     library("lmdb")
     assert "holds no LMDB" in refused(f"lmdb:{tmp_path}")
@@ -247,6 +297,17 @@ def test_databases_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     assert "key '1' has no class" in refused(f"lmdb:{tmp_path}/a")
     write(tmp_path / "b", {"cat/1": b"nothing"})
     assert "'cat/1' is neither an encoded image nor a Datum" in refused(f"lmdb:{tmp_path}/b")
+    bomb = bytes([4 << 3]) + b"\xff" * 5 + b"\x01" + datum(0)[3:]  # its data are a number
+    one, odd = picture(1), datum(1, np.zeros((5, 2, 2), np.uint8))
+    for name, held in (("bomb", bomb), ("odd", odd)):
+        write(
+            tmp_path / name, {"0": held, **{f"{i}": datum(i % 2, image=one) for i in range(1, 6)}}
+        )
+        assert "no Datum of Caffe with an image" in refused(f"lmdb:{tmp_path}/{name}", val=0.5)
+    write(tmp_path / "cut", {f"{c}/{i}": picture(i, size=99) * 99 for c in "ab" for i in range(9)})
+    file = tmp_path / "cut" / "data.mdb"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])  # reading it was a SIGBUS
+    assert "bytes are there" in refused(f"lmdb:{tmp_path}/cut", val=0.5)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "data.mdb").write_bytes(b"x" * 9999)
     assert "cannot be read as LMDB" in refused(f"lmdb:{tmp_path}/c")
@@ -269,6 +330,31 @@ def test_fake_data_of_torchvision_are_the_same_at_every_opening(tmp_path: Path) 
     assert "data_args.root=PATH" in refused("torchvision:CIFAR10")
     said = refused("torchvision:CIFAR10", data_args={"root": str(tmp_path)})
     assert "cannot be made with" in said
+
+
+def test_a_folder_of_torchvision_is_decoded_anew_when_it_changes(tmp_path: Path) -> None:
+    library("torchvision", "vision")
+    for name in "ab":
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(3):
+            (tmp_path / "set" / name / f"{i}.png").write_bytes(picture(i))
+    args = {"root": str(tmp_path / "set"), "download": True}
+    assert "takes no download" in refused("torchvision:ImageFolder", val=0.3, data_args=args)
+    del args["download"]
+    before = open_("torchvision:ImageFolder", val=0.3, data_args=args).facts.digest
+    for i in range(3):
+        (tmp_path / "set" / "a" / f"{i}.png").write_bytes(picture(99))
+    assert open_("torchvision:ImageFolder", val=0.3, data_args=args).facts.digest != before
+    whole = picture(9, size=99)
+    (tmp_path / "set" / "a" / "0.png").write_bytes(whole[:33] + b"x" * (len(whole) - 33))
+    assert "unreadable=skip" in refused("torchvision:ImageFolder", val=0.3, data_args=args)
+    left = open_("torchvision:ImageFolder", val=0.3, data_args=args, unreadable="skip")
+    assert left.facts.skipped == 1
+
+
+def test_lsun_would_unpickle_a_file_of_the_current_folder() -> None:
+    library("torchvision", "vision")
+    assert "torchvision has no data set LSUN" in refused("torchvision:LSUN")
 
 
 # ------------------------------------------------------------------------------------ Hugging Face
@@ -352,6 +438,36 @@ def test_a_folder_of_parquet_files_with_bytes_and_words_is_read(
     assert greys(stores(data)[0]) == [0, 1, 2, 3]
 
 
+def test_rows_name_no_files_that_are_not_of_the_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library_ = library("datasets")
+    monkeypatch.setattr(library_.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "private.png").write_bytes(picture(7))
+    (tmp_path / "set").mkdir()
+    for path, grey in ((tmp_path / "private.png", None), (tmp_path / "set" / "a.png", 5)):
+        if grey is not None:
+            path.write_bytes(picture(grey))
+        rows = {"image": [{"bytes": None, "path": str(path)}] * 4, "label": ["a", "b"] * 2}
+        made = library_.Dataset.from_dict(rows)
+        monkeypatch.setattr(library_, "load_dataset", lambda *_, made=made, **__: made)
+        (tmp_path / "set" / "x").write_text(str(grey))
+        if grey is None:
+            assert "which is not of the data set" in refused(f"hf:{tmp_path}/set", val=0.5)
+        else:
+            assert greys(stores(open_(f"hf:{tmp_path}/set", val=0.5))[0]) == [5, 5]
+
+
+def test_secrets_and_class_names_that_cannot_be_shown_are_refused(tmp_path: Path) -> None:
+    said = refused("hf:a/b", data_args={"token": "hf_secret"})
+    assert "data_args.token would be kept in run folders: set HF_TOKEN" in said
+    assert "hf_secret" not in said
+    hugging(names=("cat", "dog\n")).save_to_disk(str(tmp_path / "a"))
+    assert r"'dog\n' needs a printable" in refused(f"hf:{tmp_path}/a", val=0.5)
+    hugging(names=("cat",)).save_to_disk(str(tmp_path / "b"))
+    assert "there must be two or more" in refused(f"hf:{tmp_path}/b", val=0.5)
+
+
 # -------------------------------------------------------------------------------------- elsewhere
 
 
@@ -414,6 +530,87 @@ def test_archives_and_tar_files_elsewhere_are_known_by_what_is_in_them(
     elsewhere.pipe("/b/evil.tar.gz", outside.read_bytes())
     assert "evil.tar.gz is damaged" in refused("memory://b/evil.tar.gz")
     assert not list(tmp_path.rglob("evil.txt"))
+
+
+def packed(kind: str, members: dict[str, bytes], link: str = "") -> bytes:
+    file = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+            for name, content in members.items():
+                made.writestr(name, content)
+        return file.getvalue()
+    with tarfile.open(fileobj=file, mode="w:gz" if kind == "tar.gz" else "w") as made_tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            made_tar.addfile(member, io.BytesIO(content))
+        if link:
+            member = tarfile.TarInfo(link)
+            member.type, member.linkname = tarfile.SYMTYPE, "/etc"
+            made_tar.addfile(member)
+    return file.getvalue()
+
+
+def test_files_of_one_name_in_several_places_are_all_there(elsewhere: Any) -> None:
+    for place, part in enumerate(("train", "val")):
+        content = packed("tar", samples(9 * place, list("010")))
+        elsewhere.pipe(f"/b/{part}/000.tar", content)
+        elsewhere.pipe(f"/c/{part}.zip", packed("zip", {f"{c}/1.png": picture(1) for c in "ab"}))
+    data = open_("wds:memory://b/{train,val}/000.tar")
+    assert [greys(store) for store in stores(data)] == [[0, 1, 2], [9, 10, 11]]
+    assert open_("memory://b").facts.digest == data.facts.digest
+    assert "val.zip holds a/1.png, and so does another" in refused("memory://c", val=0.5)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.gz", "tar"])
+def test_archives_write_nothing_elsewhere_and_no_more_than_there_is_room(
+    kind: str, tmp_path: Path, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine = {f"{c}/{i}.png": picture(1) for c in "ab" for i in range(2)}
+    for number, name in enumerate(("../../evil.png", "a/../../../evil.png", "/../evil.png")):
+        elsewhere.pipe(f"/b/{number}.{kind}", packed(kind, {**fine, name: picture(1)}))
+        assert "leads out of the folder" in refused(f"memory://b/{number}.{kind}", val=0.5)
+    assert not list(tmp_path.rglob("evil.png"))
+    if kind != "zip":
+        elsewhere.pipe(f"/b/link.{kind}", packed(kind, fine, link="c"))
+        assert "c is a link or a device" in refused(f"memory://b/link.{kind}", val=0.5)
+    whole = packed("tar", fine)
+    if kind == "tar":  # a damaged header would have been taken for the end
+        elsewhere.pipe("/b/damaged.tar", whole[:1024] + b"x" * 512 + whole[1536:])
+        assert "more follows behind its end" in refused("memory://b/damaged.tar", val=0.5)
+    elsewhere.pipe(f"/b/good.{kind}", packed(kind, fine))
+    assert open_(f"memory://b/good.{kind}", val=0.5).facts.train_samples == 2
+    elsewhere.pipe(f"/b/bomb.{kind}", packed(kind, {**fine, "c/1.png": bytes(2**21)}))
+    monkeypatch.setattr(remote, "free_bytes", lambda: 2**21 + 40_000 if kind == "tar" else 2**21)
+    if kind != "tar":  # which is no smaller than what is in it
+        assert "unpacks to more than the disk" in refused(f"memory://b/bomb.{kind}", val=0.5)
+    assert not list((tmp_path / "cache" / "fetched").glob("*.part"))
+
+
+def test_a_folder_of_a_web_server_is_fetched_and_its_changes_are_seen(tmp_path: Path) -> None:
+    library("fsspec")
+    library("aiohttp")
+    folder = class_folders(tmp_path / "pets & co")
+    quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(tmp_path))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/pets%20%26%20co"
+            for data in (url, f"imagefolder:{url}/"):
+                assert open_(data).facts.train_samples == 2
+            file = folder / "train" / "cat" / "a.png"
+            size = file.stat().st_size
+            file.write_bytes(picture(200))
+            assert file.stat().st_size == size  # only the time tells
+            os.utime(file, (1, 1))
+            assert 200 in greys(stores(open_(url))[0])
+            said = refused(url.replace("127", "me:secret@127"))
+            assert "would be kept in files" in said
+            assert "secret" not in said
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_fetch_that_is_interrupted_leaves_nothing_half_made(

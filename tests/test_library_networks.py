@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -157,3 +158,15 @@ def test_what_transformers_does_not_have_is_refused_in_a_line() -> None:
     assert "without trained weights" in refused("transformers:resnet", pretrained=True)
     assert "did you mean resnet" in refused("transformers:resnett")
     assert "trust_remote_code" in refused("transformers:resnet", trust_remote_code=True)
+
+
+def test_code_beside_a_configuration_is_not_run_even_where_a_terminal_could_be_asked(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library("transformers")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    mapped = {"AutoConfig": "evil.Config", "AutoModelForImageClassification": "evil.Net"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", "auto_map": mapped}))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    refused(f"transformers:{tmp_path}")
+    assert not (tmp_path / "ran").exists()

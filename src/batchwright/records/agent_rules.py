@@ -9,6 +9,7 @@ What comes back is looked at likewise, on both sides, since another agent may fo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import zip_longest
@@ -34,6 +35,9 @@ DEFAULTS = {
 }
 """What is allowed where no rule names the key; without weights or arguments a job always is."""
 
+
+_RANGE = re.compile(r"\{\d+\.\.\d+\}")  # of a pattern of files
+_BRACES = re.compile(r"\{[^{}]*\}")
 
 Rules = Mapping[str, tuple[str, ...]]
 """Patterns by job key."""
@@ -76,18 +80,36 @@ def refusal(rules: Rules, job: Job) -> str:
         return f"launch={job.launch}: an agent trains on its own machine; leave launch out"
     for key, patterns in rules.items():
         value = getattr(job, key)
-        value = json.dumps(value) if isinstance(value, dict) else value
-        if value not in (None, "{}") and not any(_matches(value, pattern) for pattern in patterns):
-            return f"{key}={value} is not allowed: start an agent with --allow {key}=PATTERN for it"
+        text = json.dumps(value) if isinstance(value, dict) else value
+        if text not in (None, "{}") and not any(_matches(value, text, one) for one in patterns):
+            return f"{key}={text} is not allowed: start an agent with --allow {key}=PATTERN for it"
     return ""
 
 
-def _matches(value: str, pattern: str) -> bool:
+def _matches(value: Any, text: str, pattern: str) -> bool:
     """A pattern never leads out of the folder that it names."""
-    if value == pattern:
+    if text == pattern:
         return True
-    climbs = ".." in value.replace(":", "/").replace("\\", "/").split("/")
-    return not climbs and fnmatchcase(value, pattern)
+    return fnmatchcase(text, pattern) and not any(map(_climbs, _strings(value)))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Those in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _strings(one)
+
+
+def _climbs(text: str) -> bool:
+    """Whether a name may lead to the folder above, be it by braces, as ``{a,.}{b,.}`` does."""
+    plain, count = _RANGE.sub("0", text), 1
+    while count:
+        if any(set("./\\") & set(group) for group in _BRACES.findall(plain)):
+            return True
+        plain, count = _BRACES.subn("", plain)
+    return ".." in re.split(r"[:/\\]", plain)
 
 
 # ------------------------------------------------------------------------------ what machines offer

@@ -108,7 +108,7 @@ def torchvision_network(
     if pretrained:
         weights = models.get_model_weights(name).DEFAULT
         try:
-            stored = weights.get_state_dict(progress=False, check_hash=True)
+            stored = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
         except Exception as error:
             raise _no_weights(weights.url, "TORCH_HOME", error) from error
         _load(network, stored, classes=len(weights.meta["categories"]))
@@ -175,7 +175,8 @@ def transformers_network(
             )
         make = partial(library.AutoConfig.for_model, name)
     else:
-        make = partial(library.AutoConfig.from_pretrained, name)
+        # Unset, a terminal would be asked.
+        make = partial(library.AutoConfig.from_pretrained, name, trust_remote_code=False)
     try:
         with without_waiting_for_the_hub():
             usual = make(**sizes)
@@ -199,10 +200,14 @@ def transformers_network(
     try:
         auto = library.AutoModelForImageClassification
         if not pretrained:
-            return auto.from_config(config)  # type: ignore[no-any-return]
+            return auto.from_config(config, trust_remote_code=False)  # type: ignore[no-any-return]
         with without_waiting_for_the_hub():
             return auto.from_pretrained(  # type: ignore[no-any-return]
-                name, config=config, ignore_mismatched_sizes=True, dtype="float32"
+                name,
+                config=config,
+                ignore_mismatched_sizes=True,
+                dtype="float32",
+                trust_remote_code=False,
             )
     except Exception as error:
         if not pretrained:

@@ -203,7 +203,31 @@ def classes_of(where: object, labels: Mapping[str, Any]) -> tuple[tuple[str, ...
             f"{where}: all {len(labels)} images are of one class: there must be two or more"
         )
     order = sorted(distinct)
-    return tuple(str(one) for one in order), {label: place for place, label in enumerate(order)}
+    return printable(where, order), {label: place for place, label in enumerate(order)}
+
+
+def printable(where: object, names: Iterable[object]) -> tuple[str, ...]:
+    """Class names as they are.
+
+    Raises:
+        DataError: One cannot be shown or written, or there are fewer than two.
+    """
+    classes = tuple(str(name) for name in names)
+    for name in classes:
+        if not name.isprintable():
+            raise DataError(f"{where}: the class {name[:99]!r} needs a printable UTF-8 name")
+    if len(classes) < 2:
+        raise DataError(f"{where} has {len(classes)} class(es): there must be two or more")
+    return classes
+
+
+def states_below(folder: Path) -> list[tuple[str, int, int]]:
+    """Path, bytes and time of each file at any depth, by which a change is seen."""
+    try:
+        states = ((path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
+        return [(str(path.absolute()), one.st_size, one.st_mtime_ns) for path, one in states]
+    except OSError as error:
+        raise DataError(f"{error.filename or folder} cannot be read ({error.strerror})") from error
 
 
 def natural_side(listing: Listing) -> int:

@@ -16,7 +16,9 @@ from batchwright.workload.data.listing import (
     classes_of,
     in_parts,
     part_of,
+    printable,
     some_names,
+    states_below,
 )
 from batchwright.workload.data.sources import ImageData, open_listed
 from batchwright.workload.data.store import Progress
@@ -24,6 +26,7 @@ from batchwright.workload.extras import import_library, in_words, without_waitin
 
 _OURS = ("train", "val", "image", "label")  # of data_args; the others are for `load_dataset`
 _SAVED = ("dataset_dict.json", "state.json")
+_SECRET = ("token", "use_auth_token", "storage_options")  # and where the library finds it itself
 _NUMBERS = ("int", "uint", "string", "large_string", "bool")
 
 
@@ -43,9 +46,7 @@ def open_hugging_face(job: Job, place: str, progress: Progress | None, verify: b
         raise DataError(_uncountable(job.data))
     folder = Path(place).expanduser()
     if folder.is_dir():
-        states = ((path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
-        found = [[str(path), one.st_size, one.st_mtime_ns] for path, one in states]
-        identity: dict[str, object] = {"data": "hf", "files": found}
+        identity: dict[str, object] = {"data": "hf", "files": states_below(folder)}
         return open_listed(lambda: _list(_load(job, place), job), identity, job, progress, verify)
     splits = _load(job, place)
     prints = {name: split._fingerprint for name, split in splits.items()}
@@ -60,6 +61,11 @@ def _load(job: Job, place: str) -> Mapping[str, Any]:
     if others.pop("trust_remote_code", False):
         raise DataError(
             f"data={job.data}: trust_remote_code would run code of others: leave it out"
+        )
+    if secret := others.keys() & {*_SECRET}:
+        raise DataError(
+            f"data={job.data}: data_args.{min(secret)} would be kept in run folders: set HF_TOKEN, "
+            "or log in with `hf auth login`"
         )
     folder = Path(place).expanduser()
     shown = library.are_progress_bars_disabled()
@@ -96,14 +102,19 @@ class Rows:
 
     splits: dict[str, Any]
     column: str
+    below: tuple[Path, ...]
+    """Folders that rows may name files of: anything else is not the data set's to read."""
 
     def __call__(self, name: str) -> bytes:
         """The image as the data set holds it."""
-        split, _, row = name.partition("/")
+        split, _, row = name.rpartition("/")
         held = self.splits[split][int(row)][self.column]
         if isinstance(held, dict):
             if held.get("bytes") is None and held.get("path"):
-                return Path(held["path"]).read_bytes()
+                path = Path(held["path"]).resolve()
+                if not any(path.is_relative_to(folder) for folder in self.below):
+                    raise UnreadableImageError(f"it names {path}, which is not of the data set")
+                return path.read_bytes()
             held = held.get("bytes")
         if not isinstance(held, bytes):
             raise UnreadableImageError("the row has no image")
@@ -135,7 +146,7 @@ def _list(splits: Mapping[str, Any], job: Job) -> Listing:
     classes, numbers = _classes(where, [names[part] for part in chosen], chosen, label, raw)
     files: dict[str, list[ImageFile]] = {part: [] for part in chosen}
     for name, value in raw.items():
-        files[name.partition("/")[0]].append(ImageFile(name, numbers[value]))
+        files[name.rpartition("/")[0]].append(ImageFile(name, numbers[value]))
     told = (f"the split {val}", files[val]) if val else None
     hint = f", or name one of its splits ({', '.join(names)}) with data_args.val=SPLIT"
     parts, split = in_parts(where, files[train], told, classes, job, hint)
@@ -146,7 +157,12 @@ def _list(splits: Mapping[str, Any], job: Job) -> Listing:
         if _kind(held.features[image]) == "Image":
             held = held.cast_column(image, library.Image(decode=False))
         rows[part] = held
-    return Listing(Path(where), classes, parts, split, Rows(rows, image), kind="hf")
+    folder = Path(job.data.partition(":")[2]).expanduser()
+    config = library.config
+    below = [folder] if folder.is_dir() else []
+    below += [Path(one) for one in (config.HF_DATASETS_CACHE, config.HF_CACHE_HOME)]
+    read = Rows(rows, image, tuple(path.resolve() for path in below))
+    return Listing(Path(where), classes, parts, split, read, kind="hf")
 
 
 def _split(
@@ -220,4 +236,4 @@ def _classes(
                 f"{where}: row {name} has no label ({label}): a split without labels cannot be "
                 "used; name another with data_args.val=SPLIT"
             )
-    return tuple(named[0]), {label: label for label in range(len(named[0]))}
+    return printable(where, named[0]), {label: label for label in range(len(named[0]))}

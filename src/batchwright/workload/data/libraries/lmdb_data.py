@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -60,10 +60,32 @@ def _databases(folder: Path) -> dict[str, Path]:
     return found
 
 
-@cache
+_open: dict[str, tuple[tuple[int, ...], Any]] = {}
+_opening = Lock()
+
+
 def _opened(path: str) -> Any:
-    """A database, once in each process."""
-    return import_library("lmdb").open(path, readonly=True, lock=False, readahead=False)
+    """A database, once in each process, and again where its file has become another."""
+    about = (Path(path) / _FILE).stat()
+    state = (about.st_ino, about.st_size, about.st_mtime_ns)
+    with _opening:
+        held = _open.get(path)
+        if held is None or held[0] != state:
+            if held is not None:
+                held[1].close()
+            _open[path] = held = (state, _whole(path, about.st_size))
+    return held[1]
+
+
+def _whole(path: str, size: int) -> Any:
+    """A database, opened."""
+    lmdb = import_library("lmdb")
+    found = lmdb.open(path, readonly=True, lock=False, readahead=False)
+    wanted = (found.info()["last_pgno"] + 1) * found.stat()["psize"]
+    if size < wanted:  # reading behind the end of a mapped file would end this process
+        found.close()
+        raise lmdb.CorruptedError(f"{size:,} of its {wanted:,} bytes are there")
+    return found
 
 
 @dataclass(frozen=True)
@@ -75,8 +97,11 @@ class Values:
     def __call__(self, name: str) -> bytes:
         """The image as the database holds it."""
         part, _, key = name.partition("/")
-        with _opened(self.databases[part]).begin() as transaction:
-            value = transaction.get(key.encode("utf-8", "surrogateescape"))
+        try:
+            with _opened(self.databases[part]).begin() as transaction:
+                value = transaction.get(key.encode("utf-8", "surrogateescape"))
+        except import_library("lmdb").Error as error:
+            raise UnreadableImageError(in_words(error)) from error
         if value is None:
             raise UnreadableImageError("there is no such key")
         return value if is_image(value) else _image_in(value)
@@ -123,15 +148,16 @@ def _image_in(value: bytes) -> bytes:
     try:
         fields = _fields(value)
         data = fields[4]
+        if not isinstance(data, bytes):
+            raise TypeError("the data are a number")
         if fields.get(7):
-            return bytes(data)
+            return data
         shape = (fields[1], fields[2], fields[3])
         planes = np.frombuffer(data, np.uint8).reshape(shape)
-    except (KeyError, ValueError, IndexError, TypeError) as error:
+        colours = planes[0] if len(planes) == 1 else planes[::-1].transpose(1, 2, 0)
+        return encoded(Image.fromarray(np.ascontiguousarray(colours)))
+    except Exception as error:  # whatever the bytes say, they are no image
         raise UnreadableImageError("no Datum of Caffe with an image of 8 bits a colour") from error
-    return encoded(
-        Image.fromarray(planes[0] if len(planes) == 1 else planes[::-1].transpose(1, 2, 0))
-    )
 
 
 def _fields(value: bytes) -> dict[int, Any]:
@@ -148,6 +174,8 @@ def _fields(value: bytes) -> dict[int, Any]:
         total = shift = 0
         while True:
             byte = value[place]
+            if shift > 63:
+                raise ValueError("no protocol buffer")
             place, total, shift = place + 1, total | (byte & 127) << shift, shift + 7
             if byte < 128:
                 return total

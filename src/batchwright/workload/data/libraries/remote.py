@@ -12,15 +12,18 @@ import re
 import shutil
 import tarfile
 import zipfile
-from itertools import islice
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from batchwright.errors import DataError, JobError
 from batchwright.records import Job
 from batchwright.records.registries.data_sources import DATA
 from batchwright.storage.locks import lock_file
-from batchwright.workload.data.libraries.web_dataset import expanded
+from batchwright.workload.data.libraries.web_dataset import Member, expanded, refuse_more
 from batchwright.workload.data.sources import ImageData
 from batchwright.workload.data.store import Progress, cache_folder, free_bytes
 from batchwright.workload.data.store_writer import clear_errors
@@ -30,7 +33,16 @@ from batchwright.workload.task import import_object
 _NEEDS = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "http": "aiohttp"}
 _MANIFEST = "fetched.json"
 _PACKED = re.compile(r"\.(zip|tar\.(gz|bz2|xz)|tgz)$")
+_STAMPS = (
+    *("ETag", "etag", "md5Hash", "Content-MD5", "Digest"),
+    *("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created"),
+)
+"""What stores call a file's tag or time; the first that there is counts."""
+
+_BLOCK = 2**20
 _NOT_A_FILE = "neither a file nor a folder with files"
+
+_File = tuple[str, int, str]  # full path, bytes, time or tag
 
 
 def open_remote(job: Job, place: str, progress: Progress | None, verify: bool) -> ImageData:
@@ -56,7 +68,7 @@ def _kind_of(folder: Path) -> str:
         return "hf"
     if any(folder.glob("*.mdb")) or any(folder.glob("*/data.mdb")):
         return "lmdb"
-    return "wds" if any(folder.glob("*.tar")) else "imagefolder"
+    return "wds" if any(folder.rglob("*.tar")) else "imagefolder"
 
 
 def fetch(data: str, url: str, progress: Progress | None, verify: bool) -> Path:
@@ -75,6 +87,12 @@ def fetch(data: str, url: str, progress: Progress | None, verify: bool) -> Path:
         DataError: There is nothing, or it cannot be fetched.
         JobError: The package for such URLs is missing.
     """
+    parts = urlsplit(url)
+    if parts.password is not None or (parts.username and parts.scheme in ("http", "https")):
+        raise DataError(
+            f"data={data.partition(':')[0]}: a name or password in an address would be kept in "
+            "files: give it in the environment or in the files of the store's own tools"
+        )
     folder = cache_folder() / "fetched" / hashlib.sha256(url.encode()).hexdigest()[:32]
     content = folder / "content"
     if not verify and content.is_dir():
@@ -109,22 +127,27 @@ def _inner(content: Path) -> Path:
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else content
 
 
-def _files_at(data: str, url: str) -> tuple[Any, dict[str, tuple[str, int, str]]]:
-    """The store, and its files by their paths below the folder: full path, bytes, time or tag."""
+def _files_at(data: str, url: str) -> tuple[Any, dict[str, _File]]:
+    """The store, and its files by their paths below the folder that holds all of them."""
     fsspec = import_library("fsspec")
     scheme = url.partition(":")[0]
-    found: dict[str, tuple[str, int, str]] = {}
+    found: list[_File] = []
+    folders: list[list[str]] = []
     try:
         for one in expanded(url):
             system, path = fsspec.url_to_fs(one)
             top = system.info(path)
-            below = system.find(path, detail=True) if top["type"] == "directory" else {path: top}
-            start = path.rstrip("/") if top["type"] == "directory" else path.rpartition("/")[0]
-            for full, about in below.items():
-                stamp = about.get("ETag") or about.get("LastModified") or about.get("mtime") or ""
-                size = about.get("size") or 0
-                name = full.removeprefix(start).strip("/").partition("?")[0]
-                found[name] = (full, size, str(stamp))
+            # A web server's folder is a page with links.
+            whole = top["type"] == "directory" or top.get("mimetype") == "text/html"
+            below = system.find(path, detail=True) if whole else {path: top}
+            plain = path.partition("?")[0].rstrip("/")
+            folders.append((plain if whole else plain.rpartition("/")[0]).split("/"))
+            for full, listed in below.items():
+                if whole and full.rpartition("/")[2].startswith(("?", "#")):
+                    continue  # how a page of links is to be sorted
+                about = listed if listed.get("size") is not None else system.info(full)
+                stamp = next((str(about[key]) for key in _STAMPS if about.get(key)), "")
+                found.append((full, about.get("size") or 0, stamp))
     except (ImportError, ValueError) as error:
         package = _NEEDS.get(scheme, "fsspec")
         if isinstance(error, ImportError):
@@ -141,16 +164,23 @@ def _files_at(data: str, url: str) -> tuple[Any, dict[str, tuple[str, int, str]]
         ) from error
     if not found:
         raise DataError(f"data={data}: there is {_NOT_A_FILE} at {url}")
-    strange = [name for name in found if ".." in name.split("/") or not name]
-    if strange:
-        raise DataError(f"data={data}: {strange[0]!r} is no name for a file here")
-    return system, found
+    alike = takewhile(lambda parts: len({*parts}) == 1, zip(*folders, strict=False))
+    above = len([*alike])  # parts of their paths
+    files: dict[str, _File] = {}
+    for file in found:
+        name = "/".join(file[0].partition("?")[0].split("/")[above:]).strip("/")
+        if ".." in name.split("/") or not name:
+            raise DataError(f"data={data}: {name!r} is no name for a file here")
+        if name in files and files[name] != file:
+            raise DataError(f"data={data}: {files[name][0]} and {file[0]} have one name here")
+        files[name] = file
+    return system, files
 
 
 def _copy(
     data: str,
     system: Any,
-    files: dict[str, tuple[str, int, str]],
+    files: dict[str, _File],
     aside: Path,
     progress: Progress | None,
 ) -> None:
@@ -165,6 +195,8 @@ def _copy(
         target = aside / name
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+            if target.exists():
+                raise FileExistsError(f"an archive beside it holds {name} too")
             system.get_file(full, str(target))
         except Exception as error:  # a store's package may fail in any way
             raise DataError(f"data={data}: {full} cannot be fetched ({in_words(error)})") from error
@@ -173,7 +205,8 @@ def _copy(
                 f"data={data}: {full} came with {target.stat().st_size:,} of its {size:,} bytes: "
                 "try again"
             )
-        if _PACKED.search(name) or (name.endswith(".tar") and _holds_folders(target)):
+        plain = name.endswith(".tar") and not data.startswith("wds:")
+        if _PACKED.search(name) or (plain and _holds_folders(target)):
             _unpack(data, target, aside)
         done += size
         if progress:
@@ -191,14 +224,54 @@ def _holds_folders(path: Path) -> bool:
 
 
 def _unpack(data: str, archive: Path, target: Path) -> None:
-    """Unpack into the folder and remove the archive; nothing gets out of the folder."""
+    """Unpack into the folder and remove the archive.
+
+    Nothing gets out of the folder, replaces another file, or is a link; and it stops before the
+    disk is full, as a small archive may unpack to any size.
+    """
+    room = free_bytes()
     try:
-        if archive.name.endswith(".zip"):
-            with zipfile.ZipFile(archive) as packed:
-                packed.extractall(target)  # noqa: S202 - it leaves out what leads out of the folder
-        else:
-            with tarfile.open(archive) as packed_tar:
-                packed_tar.extractall(target, filter="data")  # which refuses what leads out
+        for name, size, opened in _contents(archive):
+            parts = [part for part in name.split("/") if part not in ("", ".")]
+            if ".." in parts or not parts:
+                raise ValueError(f"{name} leads out of the folder")
+            room -= size
+            if room < 0:
+                raise DataError(
+                    f"data={data}: {archive.name} unpacks to more than the disk of the cache has "
+                    "left: set BATCHWRIGHT_CACHE to a folder with room"
+                )
+            path = target.joinpath(*parts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with opened() as source, path.open("xb") as stream:
+                shutil.copyfileobj(source, stream, _BLOCK)
+    except DataError:
+        raise
+    except FileExistsError as error:
+        raise DataError(
+            f"data={data}: {archive.name} holds {name}, and so does another file or archive there: "
+            "give each image a name of its own"
+        ) from error
     except Exception as error:  # damaged archives raise many kinds
         raise DataError(f"data={data}: {archive.name} is damaged ({in_words(error)})") from error
     archive.unlink()
+
+
+def _contents(archive: Path) -> Iterator[tuple[str, int, Callable[[], Any]]]:
+    """Name, bytes and stream of each file in an archive."""
+    if archive.name.endswith(".zip"):
+        with zipfile.ZipFile(archive) as packed:
+            for one in packed.infolist():
+                if not one.is_dir():
+                    yield one.filename, one.file_size, partial(packed.open, one)
+        return
+    with tarfile.open(archive, tarinfo=Member) as packed_tar:
+        for member in packed_tar:
+            if member.isdir():
+                continue
+            if not member.isreg():
+                raise ValueError(f"{member.name} is a link or a device: pack the file itself")
+            yield member.name, member.size, partial(packed_tar.extractfile, member)
+        assert packed_tar.fileobj is not None  # noqa: S101 - it was opened for reading
+        packed_tar.fileobj.seek(packed_tar.offset)
+        refuse_more(packed_tar.fileobj)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -13,6 +15,7 @@ from PIL import Image
 
 from batchwright.errors import DataError
 from batchwright.records import Job
+from batchwright.storage.locks import lock_file
 from batchwright.workload.data.decoding import UnreadableImageError, encoded
 from batchwright.workload.data.listing import (
     TEST_NAMES,
@@ -21,11 +24,16 @@ from batchwright.workload.data.listing import (
     Listing,
     classes_of,
     in_parts,
+    printable,
+    states_below,
 )
 from batchwright.workload.data.sources import ImageData, open_listed
-from batchwright.workload.data.store import Progress
+from batchwright.workload.data.store import Progress, cache_folder
+from batchwright.workload.data.store_writer import clear_errors
 from batchwright.workload.extras import import_library, in_words, nearest
 
+# No data sets, or (LSUN) one that unpickles a file of the current folder.
+_NONE = ("VisionDataset", "DatasetFolder", "LSUN", "LSUNClass")
 _ONE_AT_A_TIME = Lock()  # some of them draw from the global random state, or share an open file
 
 
@@ -40,12 +48,23 @@ def open_torchvision(job: Job, place: str, progress: Progress | None, verify: bo
         JobError: The library is missing.
     """
     datasets = import_library("torchvision", "torchvision.datasets")
-    names = [one for one in datasets.__all__ if one not in ("VisionDataset", "DatasetFolder")]
+    names = [one for one in datasets.__all__ if one not in _NONE]
     if place not in names:
         raise DataError(f"torchvision has no data set {place}{nearest(place, names)}")
-    made = _made(job, place, getattr(datasets, place))
+    with clear_errors(cache_folder()):
+        cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Two processes that download to one place would spoil each other's files.
+        lock = (
+            lock_file(cache_folder() / "torchvision.lock", seconds=inf, waiting=lambda _: None)
+            if job.data_args.get("download")
+            else nullcontext()
+        )
+    with lock:
+        made = _made(job, place, getattr(datasets, place))
     lengths = {name: len(part) for name, part in made.items()}
-    identity = {"data": job.data, "lengths": lengths}
+    root = job.data_args.get("root")
+    files = states_below(Path(str(root)).expanduser()) if root else []
+    identity = {"data": job.data, "lengths": lengths, "files": files}
     return open_listed(lambda: _list(made, job, place), identity, job, progress, verify)
 
 
@@ -56,7 +75,7 @@ def _made(job: Job, name: str, kind: Any) -> dict[str, Any]:
     if "root" in args:
         args["root"] = str(Path(str(args["root"])).expanduser())
     strange = args.keys() - known.keys()
-    if strange:
+    if strange and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
         raise DataError(f"data={job.data}: {name} takes no {', '.join(sorted(strange))}")
     if (
         known.get("root")
@@ -103,13 +122,19 @@ class Items:
         """The image, losslessly."""
         part, _, index = name.partition("/")
         with _ONE_AT_A_TIME:
-            image = self.parts[part][int(index)][0]
+            try:
+                image = self.parts[part][int(index)][0]
+            except Exception as error:  # the library, and Pillow below it, may fail in any way
+                raise UnreadableImageError(in_words(error)) from error
         if isinstance(image, Image.Image):
             return encoded(image)
         pixels = np.asarray(image)
         if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
             raise UnreadableImageError(f"a {type(image).__name__} is no image with 8 bits a colour")
-        return encoded(Image.fromarray(pixels))
+        try:
+            return encoded(Image.fromarray(pixels))
+        except TypeError as error:
+            raise UnreadableImageError(f"no image has the shape {pixels.shape}") from error
 
 
 def _list(made: dict[str, Any], job: Job, name: str) -> Listing:
@@ -120,7 +145,8 @@ def _list(made: dict[str, Any], job: Job, name: str) -> Listing:
     classes, numbers = classes_of(where, labels)
     known = getattr(made["train"], "classes", None)
     if isinstance(known, list | tuple) and {*numbers} <= {*range(len(known))}:
-        classes = tuple(one if isinstance(one, str) else str(one[0]) for one in known)
+        names = [one if isinstance(one, str) else str(one[0]) for one in known]
+        classes = printable(where, names)
         numbers = {label: label for label in numbers}
     files: dict[str, list[ImageFile]] = {part: [] for part in made}
     for row, label in labels.items():

@@ -7,11 +7,13 @@ index of the members' places makes every image readable by itself, in any order.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from glob import glob
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,13 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _LABELS = ("cls", "json", "txt")  # in order of preference
 _JSON_KEYS = ("label", "cls", "class", "class_id", "target")
-_BLOCK = tarfile.BLOCKSIZE
+_BLOCK = 2**20
+_MANY = 10**5  # files that a pattern may name
+_LONG = 2**20  # bytes of a label, or of what stands before a member
+_HEADERS = (  # which `tarfile` reads into memory
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+)
 
 _Place = tuple[str, int, int]  # tar file, first byte, bytes
 
@@ -52,12 +60,22 @@ def open_web_dataset(job: Job, place: str, progress: Progress | None, verify: bo
     return open_listed(lambda: _list(shards, more, job), identity, job, progress, verify)
 
 
-def expanded(pattern: str) -> Iterator[str]:
+def expanded(pattern: str) -> list[str]:
     """The names that a pattern with braces stands for, as in a shell.
 
-    >>> list(expanded("{train,val}-{09..10}.tar"))
+    >>> expanded("{train,val}-{09..10}.tar")
     ['train-09.tar', 'train-10.tar', 'val-09.tar', 'val-10.tar']
+
+    Raises:
+        DataError: Braces hold something else, or name more than 100,000 files.
     """
+    names = list(islice(_expanded(pattern), _MANY + 1))
+    if len(names) > _MANY:
+        raise DataError(f"{pattern} names more than {_MANY:,} files")
+    return names
+
+
+def _expanded(pattern: str) -> Iterator[str]:
     found = _BRACES.search(pattern)
     if found is None:
         yield pattern
@@ -70,30 +88,57 @@ def expanded(pattern: str) -> Iterator[str]:
         )
     if limits:
         first, last = int(limits[1]), int(limits[2])
-        words = [f"{number:0{len(limits[1])}}" for number in range(first, last + 1)]
+        if last < first:
+            raise DataError(f"{pattern}: {{{inside}}} goes backwards: write {{{last}..{first}}}")
+        numbers = range(first, min(last, first + _MANY) + 1)
+        words = [f"{number:0{len(limits[1])}}" for number in numbers]
     else:
         words = inside.split(",")
     for word in words:
-        yield from expanded(before + word + after)
+        yield from _expanded(before + word + after)
 
 
 def _shards(pattern: str) -> list[Path]:
     """The tar files that a pattern or a folder names, in order."""
     folder = Path(pattern).expanduser()
     if folder.is_dir():
-        found = sorted(folder.glob("*.tar"))
+        found = sorted(folder.rglob("*.tar"))
         if not found:
             raise DataError(f"{folder} holds no .tar file")
         return found
     found = []
-    for name in dict.fromkeys(expanded(str(folder))):
-        wild = set("*?[") & set(name)
+    names = [str(folder)] if folder.is_file() else expanded(str(folder))
+    for name in dict.fromkeys(names):
+        wild = set("*?[") & set(name) and not Path(name).is_file()
         here = [Path(one) for one in sorted(glob(name))] if wild else [Path(name)]  # noqa: PTH207
         missing = [one for one in here if not one.is_file()]
         if missing or not here:
             raise DataError(f"there is no file {missing[0] if missing else name}")
         found += here
     return found
+
+
+class Member(tarfile.TarInfo):
+    """As `tarfile` has it, but for headers that would fill the memory."""
+
+    @classmethod
+    def frombuf(cls, *buffer: Any) -> Member:
+        """Of 512 bytes."""
+        made = super().frombuf(*buffer)
+        if made.size > _LONG and made.type in _HEADERS:
+            raise tarfile.ReadError(f"a header of {made.size:,} bytes")
+        return made
+
+
+def refuse_more(stream: Any) -> None:
+    """Raise `tarfile.ReadError` where anything but zeros follows the end of a tar file.
+
+    `tarfile` takes a damaged header behind the first for the end, and would lose what follows; so
+    it would what was put behind it, as by ``cat``.
+    """
+    while block := stream.read(_BLOCK):
+        if any(block):
+            raise tarfile.ReadError("more follows behind its end")
 
 
 @dataclass(frozen=True)
@@ -112,14 +157,15 @@ class TarMembers:
 
 def _list(shards: list[Path], more: list[Path], job: Job) -> Listing:
     every = [*shards, *(path for path in more if path not in shards)]
-    root = every[0].parent
-    if any(path.parent != root for path in every):
-        root = Path("/")
+    # Names below it are the same wherever the files lie, and so is what is drawn by names.
+    root = Path(os.path.commonpath([path.absolute().parent for path in every]))
+    every = [path.absolute() for path in every]
+    more = [path.absolute() for path in more]
     places: dict[str, _Place] = {}
     labels: dict[str, Any] = {}
     by_part: dict[str, list[str]] = {}
     for path in every:
-        words = re.findall(r"[a-z]+", path.name.lower())
+        words = re.findall(r"[a-z]+", str(path.relative_to(root)).lower())
         part = "data_args.val" if path in more else (part_of(words) if not more else None)
         names = by_part.setdefault(part or "train", [])
         for name, place, label in _samples(path, root, job):
@@ -172,8 +218,10 @@ def _samples(path: Path, root: Path, job: Job) -> Iterator[tuple[str, _Place, An
                 f"member {key}.cls, or name the ending: data_args.label=ENDING"
             )
         read.places[name] = endings[str(found)]
+        if read.places[name][2] > _LONG:
+            raise DataError(f"{path}: the label of sample {key} has more than {_LONG:,} bytes")
         label = _label(read(name), str(found), wanted, f"{path}: sample {key}.{found}")
-        yield str(path.relative_to(root) / name), place, label
+        yield str(path.relative_to(root) / name.lstrip("/")), place, label
 
 
 def _label(content: bytes, ending: str, wanted: object, where: str) -> Any:
@@ -182,7 +230,7 @@ def _label(content: bytes, ending: str, wanted: object, where: str) -> Any:
         if ending != "json":
             return int(text) if re.fullmatch(r"-?\d+", text) else text
         held = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is no label: {error}") from error
     if not isinstance(held, dict):
         return held
@@ -197,23 +245,24 @@ def _members(path: Path) -> Iterator[tuple[str, int, int]]:
     """Name, first byte and bytes of each file in a tar file.
 
     Raises:
-        DataError: It is compressed, damaged or cut off. `tarfile` takes a damaged header behind
-            the first for the end, and would lose what follows.
+        DataError: It is compressed, damaged or cut off.
     """
     last = "its beginning"
     try:
-        with tarfile.open(path, "r:") as tar:
+        with tarfile.open(path, "r:", tarinfo=Member) as tar:
             for member in tar:
+                if member.issparse():
+                    raise tarfile.ReadError(f"{member.name} is stored with holes")
                 if member.isreg():
                     yield member.name, member.offset_data, member.size
                 last = member.name
             end = tar.offset
         with path.open("rb") as stream:
             stream.seek(end)
-            if any(stream.read(_BLOCK)):
-                raise DataError(f"{path} is damaged behind {last}: make or fetch it again")
+            refuse_more(stream)
     except (tarfile.TarError, EOFError) as error:
-        packed = path.read_bytes()[:4]
+        with path.open("rb") as stream:
+            packed = stream.read(4)
         if packed[:2] == b"\x1f\x8b" or packed == b"\x28\xb5\x2f\xfd":
             raise DataError(
                 f"{path} is compressed, and its images could only be read one after the other: "
