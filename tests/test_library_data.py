@@ -208,6 +208,8 @@ def test_patterns_that_name_nothing_are_refused(tmp_path: Path) -> None:
     assert "goes backwards: write {0..7}" in refused(f"wds:{tmp_path}/x-{{7..0}}.tar")
     many = "{0..9999999999}"
     assert "names more than 100,000 files" in refused(f"wds:{tmp_path}/x-{many}{many}.tar")
+    assert "and no vall" in refused(f"wds:{tmp_path}", data_args={"vall": "x"})
+    assert 'data_args.val=["x"] is no text' in refused(f"wds:{tmp_path}", data_args={"val": ["x"]})
     path = tar(tmp_path / "one.tar", samples(0, ["7", "7"]))
     assert "are of one class" in refused(f"wds:{path}", val=0.5)
     tar(tmp_path / "val.tar", samples(0, ["7", "8"]))
@@ -399,6 +401,14 @@ def test_columns_and_splits_that_are_not_clear_are_named(tmp_path: Path) -> None
     assert "is to count once" in refused(where, data_args={"streaming": True})
     assert "code of others" in refused("hf:x", data_args={"trust_remote_code": True})
     assert "looked for a folder" in refused("hf:nobody/nothing")
+    twice = {"label": "kind", "train": "train", "val": "train"}
+    assert "cannot be both trained on and held out" in refused(where, data_args=twice)
+    assert 'data_args.image={"a": 1} is no text' in refused(where, data_args={"image": {"a": 1}})
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.json").write_text("{")  # what the library was doing, and why it failed
+    assert "DatasetGenerationError: An error occurred while generating the dataset: " in refused(
+        f"hf:{tmp_path}/text", data_args={"cache_dir": str(tmp_path / "hub")}
+    )
 
 
 def test_splits_that_number_classes_otherwise_or_have_no_labels_are_refused(
@@ -605,12 +615,26 @@ def test_a_folder_of_a_web_server_is_fetched_and_its_changes_are_seen(tmp_path: 
             assert file.stat().st_size == size  # only the time tells
             os.utime(file, (1, 1))
             assert 200 in greys(stores(open_(url))[0])
+            assert "404" in refused(f"{url}/nothing")
             said = refused(url.replace("127", "me:secret@127"))
             assert "would be kept in files" in said
             assert "secret" not in said
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize("url", ["file:///etc", "s3:etc", "ftp://x/y", "s3://x::file:///etc"])
+def test_places_elsewhere_are_of_the_stores_that_are_named(url: str) -> None:
+    said = refused(f"imagefolder:{url}" if "://" in url and url[:2] != "s3" else url)
+    assert "places elsewhere begin with s3://, gs://, az://, https://, http://" in said
+
+
+def test_a_server_that_does_not_answer_is_told_from_a_file_that_is_not_there() -> None:
+    library("fsspec")
+    library("aiohttp")
+    assert "cannot be reached" in refused("http://127.0.0.1:9/pets")
+    assert "Port out of range" in refused("http://127.0.0.1:99999/pets")
 
 
 def test_a_fetch_that_is_interrupted_leaves_nothing_half_made(

@@ -86,8 +86,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def in_words(error: Exception) -> str:
-    """An exception's kind and the first line of its message."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    """An exception's kind and the first line of its message, and those of what caused it."""
+    said = f"{type(error).__name__}: {error}".partition("\n")[0]
+    cause = error.__cause__
+    return f"{said}: {in_words(cause)}" if isinstance(cause, Exception) else said
 
 
 @contextmanager

@@ -221,6 +221,14 @@ def printable(where: object, names: Iterable[object]) -> tuple[str, ...]:
     return classes
 
 
+def refuse_unless_text(job: Job, keys: Iterable[str]) -> None:
+    """Raise `DataError` where one of these parts of ``job.data_args`` is no text."""
+    for key in keys:
+        if not isinstance(job.data_args.get(key, ""), str):
+            given = json.dumps(job.data_args[key])
+            raise DataError(f"data={job.data}: data_args.{key}={given} is no text")
+
+
 def states_below(folder: Path) -> list[tuple[str, int, int]]:
     """Path, bytes and time of each file at any depth, by which a change is seen."""
     try:

@@ -17,6 +17,7 @@ from batchwright.workload.data.listing import (
     in_parts,
     part_of,
     printable,
+    refuse_unless_text,
     some_names,
     states_below,
 )
@@ -44,6 +45,7 @@ def open_hugging_face(job: Job, place: str, progress: Progress | None, verify: b
     """
     if job.data_args.get("streaming"):
         raise DataError(_uncountable(job.data))
+    refuse_unless_text(job, _OURS)
     folder = Path(place).expanduser()
     if folder.is_dir():
         identity: dict[str, object] = {"data": "hf", "files": states_below(folder)}
@@ -133,6 +135,8 @@ def _list(splits: Mapping[str, Any], job: Job) -> Listing:
             "data_args.train=SPLIT"
         )
     val = _split(where, names, args.get("val"), part_of({*names} - {train}), "val")
+    if train == val:
+        raise DataError(f"{where}: the split {train} cannot be both trained on and held out")
     chosen = [train, *([val] if val else [])]
     image = _column(where, names[train], args.get("image"), "image", _holds_images)
     label = _column(where, names[train], args.get("label"), "label", _holds_classes)

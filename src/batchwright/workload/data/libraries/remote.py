@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from batchwright.errors import DataError, JobError
 from batchwright.records import Job
-from batchwright.records.registries.data_sources import DATA
+from batchwright.records.registries.data_sources import DATA, source_of
 from batchwright.storage.locks import lock_file
 from batchwright.workload.data.libraries.web_dataset import Member, expanded, refuse_more
 from batchwright.workload.data.sources import ImageData
@@ -87,7 +87,17 @@ def fetch(data: str, url: str, progress: Progress | None, verify: bool) -> Path:
         DataError: There is nothing, or it cannot be fetched.
         JobError: The package for such URLs is missing.
     """
-    parts = urlsplit(url)
+    # Others may read any file here, and fsspec makes several of a chain with `::`.
+    if not source_of(url).remote or "://" not in url or "::" in url:
+        schemes = ", ".join(f"{name}://" for name, one in DATA.items() if one.remote)
+        raise DataError(
+            f"data={data}: places elsewhere begin with {schemes}; what is on a disk here is named "
+            "by its path"
+        )
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise DataError(f"data={data} is no address ({error})") from error
     if parts.password is not None or (parts.username and parts.scheme in ("http", "https")):
         raise DataError(
             f"data={data.partition(':')[0]}: a name or password in an address would be kept in "
@@ -155,9 +165,9 @@ def _files_at(data: str, url: str) -> tuple[Any, dict[str, _File]]:
         raise DataError(f"data={data} cannot be read ({in_words(error)})") from error
     except (DataError, JobError):
         raise
-    except FileNotFoundError as error:
-        raise DataError(f"data={data}: there is {_NOT_A_FILE} at {url}") from error
     except Exception as error:  # a store's package may fail in any way
+        if isinstance(error, FileNotFoundError) and error.__cause__ is None:
+            raise DataError(f"data={data}: there is {_NOT_A_FILE} at {url}") from error
         raise DataError(
             f"data={data} cannot be reached ({in_words(error)}): see that the address is right and "
             "that this user may read it"

@@ -20,7 +20,14 @@ from typing import Any
 from batchwright.errors import DataError
 from batchwright.records import Job
 from batchwright.workload.data.decoding import SUFFIXES
-from batchwright.workload.data.listing import ImageFile, Listing, classes_of, in_parts, part_of
+from batchwright.workload.data.listing import (
+    ImageFile,
+    Listing,
+    classes_of,
+    in_parts,
+    part_of,
+    refuse_unless_text,
+)
 from batchwright.workload.data.sources import ImageData, open_listed
 from batchwright.workload.data.store import Progress
 
@@ -29,6 +36,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _LABELS = ("cls", "json", "txt")  # in order of preference
 _JSON_KEYS = ("label", "cls", "class", "class_id", "target")
 _BLOCK = 2**20
+_OURS = ("label", "val")  # of data_args
 _MANY = 10**5  # files that a pattern may name
 _LONG = 2**20  # bytes of a label, or of what stands before a member
 _HEADERS = (  # which `tarfile` reads into memory
@@ -49,6 +57,10 @@ def open_web_dataset(job: Job, place: str, progress: Progress | None, verify: bo
     Raises:
         DataError: No file fits, one is damaged, or a sample has no image or no label.
     """
+    strange = job.data_args.keys() - {*_OURS}
+    if strange:
+        raise DataError(f"data={job.data} takes data_args.label and .val, and no {min(strange)}")
+    refuse_unless_text(job, _OURS)
     shards = _shards(place)
     held_out = job.data_args.get("val")
     more = _shards(str(held_out)) if held_out else []
