@@ -342,6 +342,8 @@ def test_a_folder_of_torchvision_is_decoded_anew_when_it_changes(tmp_path: Path)
             (tmp_path / "set" / name / f"{i}.png").write_bytes(picture(i))
     args = {"root": str(tmp_path / "set"), "download": True}
     assert "takes no download" in refused("torchvision:ImageFolder", val=0.3, data_args=args)
+    args["download"] = "no"
+    assert "is true or false, not 'no'" in refused("torchvision:MNIST", data_args=args)
     del args["download"]
     before = open_("torchvision:ImageFolder", val=0.3, data_args=args).facts.digest
     for i in range(3):

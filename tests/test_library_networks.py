@@ -160,6 +160,16 @@ def test_what_transformers_does_not_have_is_refused_in_a_line() -> None:
     assert "trust_remote_code" in refused("transformers:resnet", trust_remote_code=True)
 
 
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18", "transformers:resnet"])
+def test_what_the_job_says_elsewhere_is_no_argument(name: str) -> None:
+    library(name.partition(":")[0])
+    for key in ("num_classes", "dropout", "top_resolution"):
+        assert f"network_args.{key} is not for a job to give" in refused(name, **{key: 7})
+    assert "is true or false, not 'no'" in refused(name, pretrained="no")
+    if name == "transformers:resnet":
+        assert "num_labels is not for a job" in refused(name, num_labels=9)
+
+
 def test_code_beside_a_configuration_is_not_run_even_where_a_terminal_could_be_asked(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

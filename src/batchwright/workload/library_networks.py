@@ -158,6 +158,10 @@ def transformers_network(
         JobError: There is no such network, or its weights are not to be had.
     """
     library = import_library("transformers")
+    if classes := arguments.keys() & {"num_labels", "id2label", "label2id"}:
+        raise JobError(
+            f"network_args.{min(classes)} is not for a job to give: classes come from the data"
+        )
     if dropout:
         raise JobError(
             f"dropout={dropout}: each kind of Transformers has names of its own for it: leave "

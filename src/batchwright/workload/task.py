@@ -112,6 +112,17 @@ def build_network(
             f"network={name}: unknown{near}, or give an import string module:function, such as "
             "my_models:small"
         )
+    ours = arguments.keys() & {"num_classes", *options} if arguments else ()
+    if ours:
+        raise JobError(
+            f"network={name}: network_args.{min(ours)} is not for a job to give: "
+            "classes come from the data, image size and dropout from job keys resolutions, dropout"
+        )
+    asked = (arguments or {}).get("pretrained", False)
+    if spec is not None and not isinstance(
+        asked, bool
+    ):  # "no" would be taken for yes
+        raise JobError(f"network={name}: network_args.pretrained is true or false, not {asked!r}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:

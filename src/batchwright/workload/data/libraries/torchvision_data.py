@@ -47,6 +47,9 @@ def open_torchvision(job: Job, place: str, progress: Progress | None, verify: bo
         DataError: There is no such class, it cannot be made, or it is no image classification.
         JobError: The library is missing.
     """
+    asked = job.data_args.get("download", False)
+    if not isinstance(asked, bool):  # a text such as "no" would be taken for yes
+        raise DataError(f"data={job.data}: data_args.download is true or false, not {asked!r}")
     datasets = import_library("torchvision", "torchvision.datasets")
     names = [one for one in datasets.__all__ if one not in _NONE]
     if place not in names:
