@@ -563,6 +563,14 @@ def packed(kind: str, members: dict[str, bytes], link: str = "") -> bytes:
     return file.getvalue()
 
 
+def test_names_that_mean_something_in_addresses_are_files_in_a_store(elsewhere: Any) -> None:
+    for name in "ab":
+        for i, char in enumerate("?#%&"):
+            elsewhere.pipe(f"/b/{name}/{char}{i}%20.png", picture(i))
+    data = open_("memory://b", val=0.25)
+    assert (data.facts.train_samples, data.facts.val_samples) == (6, 2)
+
+
 def test_files_of_one_name_in_several_places_are_all_there(elsewhere: Any) -> None:
     for place, part in enumerate(("train", "val")):
         content = packed("tar", samples(9 * place, list("010")))
@@ -603,6 +611,8 @@ def test_a_folder_of_a_web_server_is_fetched_and_its_changes_are_seen(tmp_path: 
     library("fsspec")
     library("aiohttp")
     folder = class_folders(tmp_path / "pets & co")
+    for part in ("train", "val"):
+        (folder / part / "cat").rename(folder / part / "a cat")
     quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(tmp_path))) as server:
         thread = Thread(target=server.serve_forever)
@@ -610,8 +620,9 @@ def test_a_folder_of_a_web_server_is_fetched_and_its_changes_are_seen(tmp_path: 
         try:
             url = f"http://127.0.0.1:{server.server_port}/pets%20%26%20co"
             for data in (url, f"imagefolder:{url}/"):
-                assert open_(data).facts.train_samples == 2
-            file = folder / "train" / "cat" / "a.png"
+                found = open_(data).facts
+                assert (found.train_samples, found.classes) == (2, ("a cat", "dog"))
+            file = folder / "train" / "a cat" / "a.png"
             size = file.stat().st_size
             file.write_bytes(picture(200))
             assert file.stat().st_size == size  # only the time tells

@@ -119,9 +119,7 @@ def build_network(
             "classes come from the data, image size and dropout from job keys resolutions, dropout"
         )
     asked = (arguments or {}).get("pretrained", False)
-    if spec is not None and not isinstance(
-        asked, bool
-    ):  # "no" would be taken for yes
+    if spec is not None and not isinstance(asked, bool):  # "no" would be taken for yes
         raise JobError(f"network={name}: network_args.pretrained is true or false, not {asked!r}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)

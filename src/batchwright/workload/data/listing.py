@@ -203,10 +203,10 @@ def classes_of(where: object, labels: Mapping[str, Any]) -> tuple[tuple[str, ...
             f"{where}: all {len(labels)} images are of one class: there must be two or more"
         )
     order = sorted(distinct)
-    return printable(where, order), {label: place for place, label in enumerate(order)}
+    return named_classes(where, order), {label: place for place, label in enumerate(order)}
 
 
-def printable(where: object, names: Iterable[object]) -> tuple[str, ...]:
+def named_classes(where: object, names: Iterable[object]) -> tuple[str, ...]:
     """Class names as they are.
 
     Raises:

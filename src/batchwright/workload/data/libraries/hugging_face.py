@@ -15,8 +15,8 @@ from batchwright.workload.data.listing import (
     Listing,
     classes_of,
     in_parts,
+    named_classes,
     part_of,
-    printable,
     refuse_unless_text,
     some_names,
     states_below,
@@ -240,4 +240,4 @@ def _classes(
                 f"{where}: row {name} has no label ({label}): a split without labels cannot be "
                 "used; name another with data_args.val=SPLIT"
             )
-    return printable(where, named[0]), {label: label for label in range(len(named[0]))}
+    return named_classes(where, named[0]), {label: label for label in range(len(named[0]))}

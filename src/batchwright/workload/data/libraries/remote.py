@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from batchwright.errors import DataError, JobError
 from batchwright.records import Job
@@ -141,6 +141,7 @@ def _files_at(data: str, url: str) -> tuple[Any, dict[str, _File]]:
     """The store, and its files by their paths below the folder that holds all of them."""
     fsspec = import_library("fsspec")
     scheme = url.partition(":")[0]
+    web = scheme in ("http", "https")  # whose names are quoted, and may have a query
     found: list[_File] = []
     folders: list[list[str]] = []
     try:
@@ -150,11 +151,12 @@ def _files_at(data: str, url: str) -> tuple[Any, dict[str, _File]]:
             # A web server's folder is a page with links.
             whole = top["type"] == "directory" or top.get("mimetype") == "text/html"
             below = system.find(path, detail=True) if whole else {path: top}
-            plain = path.partition("?")[0].rstrip("/")
+            plain = (path.partition("?")[0] if web else path).rstrip("/")
             folders.append((plain if whole else plain.rpartition("/")[0]).split("/"))
             for full, listed in below.items():
-                if whole and full.rpartition("/")[2].startswith(("?", "#")):
-                    continue  # how a page of links is to be sorted
+                last = full.rpartition("/")[2]
+                if whole and (not last or (web and last[0] in "?#")):
+                    continue  # a store's mark of a folder, or how a page of links is to be sorted
                 about = listed if listed.get("size") is not None else system.info(full)
                 stamp = next((str(about[key]) for key in _STAMPS if about.get(key)), "")
                 found.append((full, about.get("size") or 0, stamp))
@@ -178,8 +180,9 @@ def _files_at(data: str, url: str) -> tuple[Any, dict[str, _File]]:
     above = len([*alike])  # parts of their paths
     files: dict[str, _File] = {}
     for file in found:
-        name = "/".join(file[0].partition("?")[0].split("/")[above:]).strip("/")
-        if ".." in name.split("/") or not name:
+        path = unquote(file[0].partition("?")[0]) if web else file[0]
+        name = "/".join(path.split("/")[above:]).strip("/")
+        if not name or ".." in name.split("/") or "\0" in name:
             raise DataError(f"data={data}: {name!r} is no name for a file here")
         if name in files and files[name] != file:
             raise DataError(f"data={data}: {files[name][0]} and {file[0]} have one name here")

@@ -24,7 +24,7 @@ from batchwright.workload.data.listing import (
     Listing,
     classes_of,
     in_parts,
-    printable,
+    named_classes,
     states_below,
 )
 from batchwright.workload.data.sources import ImageData, open_listed
@@ -149,7 +149,7 @@ def _list(made: dict[str, Any], job: Job, name: str) -> Listing:
     known = getattr(made["train"], "classes", None)
     if isinstance(known, list | tuple) and {*numbers} <= {*range(len(known))}:
         names = [one if isinstance(one, str) else str(one[0]) for one in known]
-        classes = printable(where, names)
+        classes = named_classes(where, names)
         numbers = {label: label for label in numbers}
     files: dict[str, list[ImageFile]] = {part: [] for part in made}
     for row, label in labels.items():
