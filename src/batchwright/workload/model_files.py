@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.errors import FileError, PlanError
-from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.registries.networks import network_spec
 from batchwright.storage.files import write_whole
 from batchwright.workload.extras import needed
 from batchwright.workload.task import build_network
@@ -67,7 +67,7 @@ def save_model(folder: Path, weights: Mapping[str, Any], config: Mapping[str, An
     Args:
         folder: It exists.
         weights: A plain state_dict.
-        config: ``network``, ``classes``, ``side``, ``mean`` and ``std``.
+        config: ``network``, ``network_args``, ``classes``, ``side``, ``mean`` and ``std``.
 
     Raises:
         ArgumentError: safetensors is not installed.
@@ -111,7 +111,9 @@ def load_model(
         raise FileError(f"{place / CONFIG} is none of ours ({FORMAT})")
     try:
         name, classes = str(config["network"]), tuple(map(str, config["classes"]))
-        made = _made(network, name, len(classes), int(config["side"]))
+        arguments = dict(config.get("network_args", {}))
+        arguments.pop("pretrained", None)  # its weights are in the folder
+        made = _made(network, name, len(classes), int(config["side"]), arguments)
         made.load_state_dict(load(content))
         return TrainedModel(made, classes, tuple(config["mean"]), tuple(config["std"]))
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -124,18 +126,22 @@ def load_model(
 
 
 def _made(
-    given: str | nn.Module | Callable[..., nn.Module] | None, name: str, classes: int, side: int
+    given: str | nn.Module | Callable[..., nn.Module] | None,
+    name: str,
+    classes: int,
+    side: int,
+    arguments: Mapping[str, Any],
 ) -> nn.Module:
     if isinstance(given, nn.Module):
         return given
     if callable(given):
         return given(num_classes=classes)
-    if name not in NETWORKS and given != name:
+    if network_spec(name) is None and given != name:
         raise PlanError(
             f"network={name} in a file would run code: repeat network={name!r} to allow it, or "
             "give the network itself"
         )
-    return build_network(name, classes=classes, side=side)
+    return build_network(name, classes=classes, side=side, arguments=arguments)
 
 
 def write_onnx(model: TrainedModel, side: int, path: Path) -> None:

@@ -61,6 +61,7 @@ def deliver(
     wanted = content["input"]
     config: dict[str, Any] = {
         "network": plan.network.name,
+        "network_args": plan.job.network_args,
         "classes": list(content["classes"]),
         "side": max(stage.resolution for stage in plan.stages),
         "mean": list(wanted.get("mean", ())),

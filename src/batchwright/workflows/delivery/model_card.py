@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from batchwright.records import EpochRecord, RunSummary
-from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.registries.networks import network_spec
 from batchwright.records.text.formatting import counted, percent
 from batchwright.records.text.plan_facts import plan_facts
 from batchwright.reporting.data.reading import compared_rows
@@ -34,7 +34,7 @@ def model_card(
     plan, data = summary.plan, summary.plan.data
     facts = plan_facts(plan).items()
     at = "" if epoch is None else f" after epoch {epoch.epoch + 1} of {plan.epochs}"
-    own = plan.network.name not in NETWORKS
+    own = network_spec(plan.network.name) is None
     named = f'"DIR", network="{plan.network.name}"' if own else '"DIR"'
     some = ", ".join(data.classes[:_MOST_CLASSES])
     more = " ..." if len(data.classes) > _MOST_CLASSES else ""
