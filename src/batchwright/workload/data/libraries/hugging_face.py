@@ -58,7 +58,6 @@ def open_hugging_face(job: Job, place: str, progress: Progress | None, verify: b
 
 def _load(job: Job, place: str) -> Mapping[str, Any]:
     """Splits by name."""
-    library = import_library("datasets")
     others = {key: value for key, value in job.data_args.items() if key not in _OURS}
     if others.pop("trust_remote_code", False):
         raise DataError(
@@ -69,6 +68,7 @@ def _load(job: Job, place: str) -> Mapping[str, Any]:
             f"data={job.data}: data_args.{min(secret)} would be kept in run folders: set HF_TOKEN, "
             "or log in with `hf auth login`"
         )
+    library = import_library("datasets")
     folder = Path(place).expanduser()
     shown = library.are_progress_bars_disabled()
     library.disable_progress_bars()
