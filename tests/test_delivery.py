@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import batchwright as bw
 from batchwright.errors import ArgumentError, FileError, PlanError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
+from batchwright.records.documents import write_record
 from batchwright.workload.data.sources import open_data
 from samples import make_network
 
@@ -21,7 +24,8 @@ def trained(folder, **keys):
     job = Job(launch="in-process", workers=1, epochs=2, resolutions=(8,), **keys)
     network = make_network(name=job.network, least_side=4)
     plan = plan_without_profile(job, open_data(job).facts, network)
-    return bw.train(plan, run_folder=folder, **{k: v for k, v in keys.items() if k == "network"})
+    named = {k: v for k, v in keys.items() if k == "network"}
+    return bw.train(plan, run_folder=folder, **named)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +90,54 @@ def test_onnx_computes_the_same(run, tmp_path):
     torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-3, atol=1e-4)
 
 
+class Built(torch.nn.Module):
+    """A network of one's own whose layers go by its arguments."""
+
+    def __init__(self, num_classes, hidden=8, dropout=0.0):
+        super().__init__()
+        first = [torch.nn.Linear(192, hidden), *[torch.nn.Dropout(dropout)] * (dropout > 0)]
+        self.layers = torch.nn.Sequential(*first, torch.nn.Linear(hidden, num_classes))
+
+    def forward(self, images):
+        return {"logits": self.layers(images.flatten(1))}
+
+
+HOSTILE = "[x](http://evil) <img src=x> `a` | \\| *b*\n```\n# head"
+
+
+@pytest.mark.slow
+def test_a_network_is_built_with_the_arguments_it_was_trained_with(tmp_path, monkeypatch):
+    name, arguments = f"{__name__}:Built", {"hidden": 5}
+    run = trained(tmp_path / "run", network=name, network_args=arguments, dropout=0.1)
+    plan = run.plan.model_copy(update={"data": run.plan.data.model_copy(update={"name": HOSTILE})})
+    write_record(run.model_copy(update={"plan": plan}), tmp_path / "run" / "summary.json")
+    card = bw.deliver(tmp_path / "run", tmp_path / "model").read_text()
+    assert f'bw.load_model("DIR", network={name!r}, network_args={arguments!r})' in card
+    for given in ({}, {"network": name}, {"network_args": arguments}):
+        with pytest.raises(PlanError, match=r"repeat network='.*' and network_args={'hidden': 5}"):
+            bw.load_model(tmp_path / "model", **given)
+    model = bw.load_model(tmp_path / "model", name, arguments)
+    assert model(torch.rand(2, 3, 8, 8)).shape == (2, 10)
+    built = bw.load_model(tmp_path / "model", lambda num_classes: Built(num_classes, 5, 0.1))
+    assert len(built.names(torch.rand(2, 3, 8, 8))) == 2
+
+    # What a name holds is shown as it is.
+    for markup in ("[x](", " <img", " `a`", "\n# head", " *b*", " | \\\\|"):
+        assert markup not in card
+    assert card.count("```") == 2
+
+    # Nothing stays of what could not be delivered.
+    monkeypatch.setattr("batchwright.workload.model_files.write_onnx", full)
+    for place in (tmp_path / "other", tmp_path / "deep" / "other"):
+        with pytest.raises(FileError, match="No space left on device"):
+            bw.deliver(tmp_path / "run", place, onnx=True, network=name)
+        assert not place.exists()
+
+
+def full(model, side, path):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class Odd(torch.nn.Module):
     """A network of one's own that ONNX has no word for."""
 
@@ -119,6 +171,9 @@ def test_a_network_of_ones_own_is_named_again_and_may_not_go_into_onnx(tmp_path)
 def test_what_cannot_be_delivered_is_refused_in_a_line(tmp_path):
     with pytest.raises(ArgumentError, match='checkpoint=\'newest\': give "best" or "last"'):
         bw.deliver(tmp_path, tmp_path / "model", checkpoint="newest")
+    for licence in ("mit\nmodel-index: x", "", "a b", "x" * 99, "[mit]"):
+        with pytest.raises(ArgumentError, match="give its identifier, such as apache"):
+            bw.deliver(tmp_path, tmp_path / "model", licence=licence)
     with pytest.raises(FileError, match=r"holds no summary\.json"):
         bw.deliver(tmp_path, tmp_path / "model")
     with pytest.raises(FileError, match="cannot read a model in"):
