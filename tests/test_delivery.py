@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -66,6 +67,7 @@ def test_a_delivered_network_classifies_as_the_run_said(run, tmp_path):
 def test_the_line_in_the_card_loads_it(run, tmp_path, monkeypatch):
     card = bw.deliver(run.run_folder, tmp_path / "DIR", checkpoint="last").read_text()
     assert "license: unknown" in card
+    assert "of the held-out images" in card
     assert "No licence was named" in card
     code = card.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
@@ -73,14 +75,22 @@ def test_the_line_in_the_card_loads_it(run, tmp_path, monkeypatch):
     exec(code, scope)  # noqa: S102 - it is ours
     assert len(scope["names"]) == 3
 
+    # Weights of a run that went on after its summary was written are not what that speaks of.
+    shutil.copytree(run.run_folder, tmp_path / "longer")
+    before = run.model_copy(update={"epochs": run.epochs[:-1]})
+    write_record(before, tmp_path / "longer" / "summary.json")
+    card = bw.deliver(tmp_path / "longer", tmp_path / "other", checkpoint="last").read_text()
+    assert "These weights were not evaluated." in card
+
 
 @pytest.mark.slow
-def test_onnx_computes_the_same(run, tmp_path):
+def test_onnx_computes_the_same(run, tmp_path, capfd):
     pytest.importorskip("onnxscript", reason="pip install 'batchwright[delivery]'")
     onnx = pytest.importorskip("onnx", reason="pip install 'batchwright[delivery]'")
     from onnx.reference import ReferenceEvaluator
 
     bw.deliver(run.run_folder, tmp_path / "model", onnx=True)
+    assert capfd.readouterr() == ("", "")  # nobody can do anything about its warnings
     images = torch.rand(3, 3, 8, 8)
     (found,) = ReferenceEvaluator(onnx.load(tmp_path / "model" / "model.onnx")).run(
         None, {"images": images.numpy()}

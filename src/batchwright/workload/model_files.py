@@ -8,6 +8,8 @@ model.names(images)     # the classes that are most likely
 from __future__ import annotations
 
 import json
+import logging
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -170,20 +172,27 @@ def write_onnx(model: TrainedModel, side: int, path: Path) -> None:
     for module in ("onnx", "onnxscript"):
         needed(module, "delivery")
     example = torch.rand(2, 3, side, side)
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns of packages that this network does without
     try:
-        torch.onnx.export(
-            model,
-            (example,),
-            str(path),
-            input_names=["images"],
-            output_names=["logits"],
-            dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim("n")},),
-            external_data=False,
-            verbose=False,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model,
+                (example,),
+                str(path),
+                input_names=["images"],
+                output_names=["logits"],
+                dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("n")},),
+                external_data=False,
+                verbose=False,
+            )
     except OSError as error:
         raise refusal(path, error) from None
     except Exception as error:  # noqa: BLE001 - a network may do what ONNX has no word for
         cause = str(error).strip().partition("\n")[0]
         raise PlanError(f"this network cannot be written as ONNX ({cause}): leave it out") from None
+    finally:
+        log.setLevel(level)

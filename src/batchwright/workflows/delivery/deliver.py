@@ -64,7 +64,10 @@ def deliver(
         path = path.with_name("last.pt")
     content = load_checkpoint(path)
     plan, best = summary.plan, summary.best_epoch
-    evaluated = best if path.stem == "best" else (summary.epochs or (None,))[-1]
+    last, at = (summary.epochs or (None,))[-1], content["state"]
+    evaluated = best if path.stem == "best" else last
+    if last is not None and (at["epoch"], at["step"]) > (last.epoch + 1, 0):
+        evaluated = None  # the run went on since its summary was written, and was cut off
     wanted = content["input"]
     config: dict[str, Any] = {
         "network": plan.network.name,
