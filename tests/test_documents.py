@@ -37,6 +37,7 @@ from batchwright.records import (
 )
 from batchwright.records.base import Keys
 from batchwright.records.documents import (
+    asked_yaml,
     change_job,
     job_yaml,
     load_job,
@@ -193,6 +194,11 @@ def as_override(value) -> str:
 def test_the_sample_changes_every_key():
     same = {key for key in job_keys(Job) if value_at(OTHER_VALUES, key) == value_at(Job(), key)}
     assert not same
+
+
+def test_what_was_asked_is_written_with_its_arguments():
+    asked = yaml.safe_load(asked_yaml(Job(data_args={"size": 3}, network_args={"a": {"b": 1}})))
+    assert asked == {"data_args": {"size": 3}, "network_args": {"a": {"b": 1}}}
 
 
 def test_every_key_goes_through_yaml_and_back(tmp_path):

@@ -366,7 +366,7 @@ def test_steps_and_evaluations_are_timed_beside_the_decoding(
     bench = Bench(job, in_files(root, monkeypatch), Group(CPU))
     feed = bench.feed(1)
     assert feed is not None
-    steps, told = visit_beside_loading(bench, feed, 3, 32, seconds=0.01, most_steps=2)
+    steps, _, told = visit_beside_loading(bench, feed, 3, 32, seconds=0.01, most_steps=2)
     assert len(steps) == 2
     assert told.loaders == loaders
     assert told.batch_seconds > 0

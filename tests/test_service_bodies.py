@@ -65,6 +65,11 @@ def lists_in(part, path=""):
             yield from lists_in(inner, f"{path}/{key}")
 
 
+def free(part):
+    """Whether a list takes whatever JSON has, so that nothing in it is wrong."""
+    return part.get("items_schema", {}).get("schema_ref", "").startswith("pydantic.types.JsonValue")
+
+
 @pytest.mark.parametrize(
     "model",
     [Job, Plan, Profile, RunSummary]
@@ -72,7 +77,8 @@ def lists_in(part, path=""):
     ids=lambda model: model.__name__,
 )
 def test_every_list_that_is_read_ends_at_its_first_wrong_item(model):
-    slow = [path for path, one in lists_in(model.__pydantic_core_schema__) if not one["fail_fast"]]
+    lists = lists_in(model.__pydantic_core_schema__)
+    slow = [path for path, one in lists if not one.get("fail_fast") and not free(one)]
     assert not slow
 
 

@@ -107,7 +107,8 @@ def visited(monkeypatch, machine, most_steps):
     # Its own name: a thread that another test left may sleep, too.
     monkeypatch.setattr(step_time, "time", SimpleNamespace(sleep=bench.sleep))
     monkeypatch.setattr(step_time, "follow", lambda group, number: number)
-    return visit_beside_loading(bench, bench, 8, 8, seconds=inf, most_steps=most_steps)
+    steps, _, told = visit_beside_loading(bench, bench, 8, 8, seconds=inf, most_steps=most_steps)
+    return steps, told
 
 
 def step_of_an_epoch(machine, steps=400):

@@ -126,6 +126,12 @@ def test_what_goes_on_later_doubles_nothing(run, kept):
     assert State(run).lines == {"kept:there": 6}
 
 
+def test_the_run_of_a_loop_of_ones_own_may_have_no_plan(run, kept):
+    (run / "plan.json").unlink()
+    assert not Following(run, kept, State(run)).turn()
+    assert places() == LOSSES
+
+
 def test_a_tracker_that_fails_is_told_in_a_line_and_gets_all_of_it_later(run, kept):
     one = Following(run, kept, State(run))
     Kept.fails = True

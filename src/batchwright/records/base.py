@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    JsonValue,
     ValidationInfo,
     field_validator,
 )
@@ -31,6 +34,18 @@ Index = Annotated[int, Field(ge=0)]
 # sums of it would be no numbers any more.
 StatedSeconds = Annotated[float, Field(ge=0, le=1e9)]
 Price = Annotated[float, Field(gt=0, le=1e9)]
+
+
+class _Arguments(dict[str, JsonValue]):
+    """Has a hash, as all values of records: nobody changes them."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self, sort_keys=True))
+
+
+Arguments = Annotated[dict[str, JsonValue], AfterValidator(_Arguments)]
+"""Of something that is called, by name, whatever they are."""
+NO_ARGUMENTS = _Arguments()
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Augmentation = Literal["none", "crop", "crop-flip"]

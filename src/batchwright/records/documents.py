@@ -269,7 +269,11 @@ def asked_yaml(job: Job) -> str:
 def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for key, value in values.items():
-        if isinstance(value, Mapping) and isinstance(defaults[key], Mapping):
+        if (
+            isinstance(value, Mapping)
+            and isinstance(defaults[key], Mapping)
+            and key not in _ARGUMENTS
+        ):
             value = _changed(value, defaults[key]) or defaults[key]
         if value != defaults[key]:
             found[key] = value

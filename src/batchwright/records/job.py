@@ -8,10 +8,12 @@ from contextvars import ContextVar
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records.base import (
+    NO_ARGUMENTS,
+    Arguments,
     AskedMethod,
     Augmentation,
     Count,
@@ -55,8 +57,8 @@ class Job(Keys):
         "an import string `package.module:function` that returns (train, validation, class names). "
         "Each in two lines: [data](data.md).",
     )
-    data_args: dict[str, JsonValue] = Field(
-        {},
+    data_args: Arguments = Field(
+        NO_ARGUMENTS,
         description="What a source of a library is told besides, by name: columns, splits, "
         "arguments of a class ([data](data.md)).",
     )
@@ -79,8 +81,8 @@ class Job(Keys):
         "names: [networks](data.md#networks)), or an import string such as `my_models:small`, "
         "called with `num_classes=`.",
     )
-    network_args: dict[str, JsonValue] = Field(
-        {},
+    network_args: Arguments = Field(
+        NO_ARGUMENTS,
         description="Arguments that the network is built with, by name. `pretrained` starts from "
         "the library's trained weights, with a new classifier for these classes.",
     )

@@ -86,7 +86,7 @@ def ready(job: Job) -> Job:
     Raises:
         BatchwrightError: Port, data, batch, warm-up, network or weights cannot be had as asked.
     """
-    refuse_busy_port(job.port)
+    _refuse_busy_port(job)
     _refuse_crowd(job)
     job = ready_for(job, data_facts(job))
     tell_idle(job)
@@ -197,6 +197,12 @@ def resolve(job: Job, data: DataFacts) -> Job:
     return job
 
 
+def _refuse_busy_port(job: Job) -> None:
+    """A port that others use; where another launcher has started the workers, it may be its own."""
+    if not (job.launcher.joins and joined()):
+        refuse_busy_port(job.port)
+
+
 def _refuse_crowd(job: Job) -> None:
     """More worker processes than this machine can be meant to have."""
     from batchwright.workload.host import usable_cores
@@ -304,7 +310,7 @@ def check_workload(plan: Plan) -> None:
     Raises:
         BatchwrightError: Port, data, network or weights do not fit the plan.
     """
-    refuse_busy_port(plan.job.port)
+    _refuse_busy_port(plan.job)
     facts = _open_data(plan.job).facts
     if facts.digest != plan.data.digest:
         raise PlanError(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.errors import FileError, PlanError
-from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.storage.files import refusal, write_whole
 from batchwright.workload.extras import needed
 from batchwright.workload.task import build_network, logits_in
@@ -141,8 +141,10 @@ def _made(
     if callable(given):
         return given(num_classes=classes, **(given_args or {}))
     name, arguments = str(config["network"]), dict(config.get("network_args", {}))
-    foreign = name not in NETWORKS
-    if foreign and (given != name or arguments != dict(given_args or {})):
+    foreign = network_spec(name) is None
+    # Some arguments of libraries name files that run code as they are read.
+    unsaid = name not in NETWORKS and arguments != dict(given_args or {})
+    if (foreign and given != name) or unsaid:
         more = f" and network_args={arguments!r}" if arguments else ""
         raise PlanError(
             f"network={name} in a file would run code: repeat network={name!r}{more} to allow it, "

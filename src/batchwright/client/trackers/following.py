@@ -193,7 +193,8 @@ class Following:
 
     def _open(self) -> None:
         folder, spec = self._folder, self._wanted.spec
-        facts = plan_facts(read_record(folder / "plan.json", Plan))
+        plan = folder / "plan.json"  # a loop of somebody's own may leave none there
+        facts = plan_facts(read_record(plan, Plan)) if plan.exists() else {}
         run = Tracked(folder, self._state.name, self._state.run, facts, self._points.last)
         self._tracker = resolve_name(spec.open)(self._wanted.place, run)
 
@@ -385,7 +386,7 @@ def send_to_trackers(folder: Path, words: Iterable[str], outcome: str) -> dict[s
     Raises:
         BatchwrightError: What is wrong, in one line.
     """
-    if not (folder / "plan.json").exists() or not (folder / METRICS).exists():
+    if not (folder / METRICS).exists():
         raise FileError(f"{folder} holds no run that has begun: name a run folder")
     wanted = asked(words)
     with alone(folder, 0.0), redirect_stdout(sys.stderr):  # trackers print what they like

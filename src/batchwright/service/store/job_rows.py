@@ -343,8 +343,11 @@ def _asked(connection: Connection, identifier: str) -> Asked:
         return found
     wanted = select(jobs.c.job, jobs.c.needs).where(jobs.c.id == identifier)
     text, needs = connection.execute(wanted).one()
-    values = json.loads(text)  # checked when it was submitted
-    asked = Asked(Job.model_construct(**{key: values[key] for key in DEFAULTS}), needs_in(needs))
+    values = json.loads(text)  # checked when it was submitted; keys that came since are not there
+    asked = Asked(
+        Job.model_construct(**{key: values[key] for key in DEFAULTS if key in values}),
+        needs_in(needs),
+    )
     if len(text) <= _LONGEST_KNOWN:
         if len(_known) >= 2000:
             _known.clear()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from batchwright.records import EpochRecord, RunSummary
-from batchwright.records.registries.networks import NETWORKS
+from batchwright.records.registries.networks import network_spec
 from batchwright.records.text.formatting import counted, percent
 from batchwright.records.text.plan_facts import plan_facts
 from batchwright.records.text.problems import printable
@@ -39,7 +39,7 @@ def model_card(
     facts = plan_facts(plan).items()
     at = "" if epoch is None else f" after epoch {epoch.epoch + 1} of {plan.epochs}"
     named, side, arguments = '"DIR"', config["side"], config["network_args"]
-    if plan.network.name not in NETWORKS:  # one of somebody's own, or of a library
+    if network_spec(plan.network.name) is None or arguments:
         named += f", network={plan.network.name!r}"
         named += f", network_args={arguments!r}" if arguments else ""
     some = ", ".join(data.classes[:_MOST_CLASSES])
