@@ -193,6 +193,11 @@ def test_what_cannot_be_delivered_is_refused_in_a_line(tmp_path):
         (tmp_path / "model.safetensors").write_bytes(b"")
         with pytest.raises(FileError, match=words):
             bw.load_model(tmp_path)
+    config = {"format": "batchwright-model/1", "network": "timm:resnet18", "classes": ["a", "b"]}
+    evil = {"side": 8, "network_args": {"checkpoint_path": "evil.pth"}}  # timm unpickles that
+    (tmp_path / "config.json").write_text(json.dumps(config | evil))
+    with pytest.raises(PlanError, match=r"would run code: .* and network_args={'checkpoint_path'"):
+        bw.load_model(tmp_path, "timm:resnet18")
     config = {"format": "batchwright-model/1", "network": "resnet8"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(FileError, match="damaged, or of another network"):
