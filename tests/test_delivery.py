@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ import batchwright as bw
 from batchwright.errors import ArgumentError, FileError, PlanError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
+from batchwright.records.documents import write_record
 from batchwright.workload.data.sources import open_data
 from samples import make_network
 
@@ -21,7 +25,8 @@ def trained(folder, **keys):
     job = Job(launch="in-process", workers=1, epochs=2, resolutions=(8,), **keys)
     network = make_network(name=job.network, least_side=4)
     plan = plan_without_profile(job, open_data(job).facts, network)
-    return bw.train(plan, run_folder=folder, **{k: v for k, v in keys.items() if k == "network"})
+    named = {k: v for k, v in keys.items() if k == "network"}
+    return bw.train(plan, run_folder=folder, **named)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +67,7 @@ def test_a_delivered_network_classifies_as_the_run_said(run, tmp_path):
 def test_the_line_in_the_card_loads_it(run, tmp_path, monkeypatch):
     card = bw.deliver(run.run_folder, tmp_path / "DIR", checkpoint="last").read_text()
     assert "license: unknown" in card
+    assert "of the held-out images" in card
     assert "No licence was named" in card
     code = card.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
@@ -69,14 +75,22 @@ def test_the_line_in_the_card_loads_it(run, tmp_path, monkeypatch):
     exec(code, scope)  # noqa: S102 - it is ours
     assert len(scope["names"]) == 3
 
+    # Weights of a run that went on after its summary was written are not what that speaks of.
+    shutil.copytree(run.run_folder, tmp_path / "longer")
+    before = run.model_copy(update={"epochs": run.epochs[:-1]})
+    write_record(before, tmp_path / "longer" / "summary.json")
+    card = bw.deliver(tmp_path / "longer", tmp_path / "other", checkpoint="last").read_text()
+    assert "These weights were not evaluated." in card
+
 
 @pytest.mark.slow
-def test_onnx_computes_the_same(run, tmp_path):
+def test_onnx_computes_the_same(run, tmp_path, capfd):
     pytest.importorskip("onnxscript", reason="pip install 'batchwright[delivery]'")
     onnx = pytest.importorskip("onnx", reason="pip install 'batchwright[delivery]'")
     from onnx.reference import ReferenceEvaluator
 
     bw.deliver(run.run_folder, tmp_path / "model", onnx=True)
+    assert capfd.readouterr() == ("", "")  # nobody can do anything about its warnings
     images = torch.rand(3, 3, 8, 8)
     (found,) = ReferenceEvaluator(onnx.load(tmp_path / "model" / "model.onnx")).run(
         None, {"images": images.numpy()}
@@ -84,6 +98,54 @@ def test_onnx_computes_the_same(run, tmp_path):
     with torch.inference_mode():
         wanted = bw.load_model(tmp_path / "model")(images)
     torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-3, atol=1e-4)
+
+
+class Built(torch.nn.Module):
+    """A network of one's own whose layers go by its arguments."""
+
+    def __init__(self, num_classes, hidden=8, dropout=0.0):
+        super().__init__()
+        first = [torch.nn.Linear(192, hidden), *[torch.nn.Dropout(dropout)] * (dropout > 0)]
+        self.layers = torch.nn.Sequential(*first, torch.nn.Linear(hidden, num_classes))
+
+    def forward(self, images):
+        return {"logits": self.layers(images.flatten(1))}
+
+
+HOSTILE = "[x](http://evil) <img src=x> `a` | \\| *b*\n```\n# head"
+
+
+@pytest.mark.slow
+def test_a_network_is_built_with_the_arguments_it_was_trained_with(tmp_path, monkeypatch):
+    name, arguments = f"{__name__}:Built", {"hidden": 5}
+    run = trained(tmp_path / "run", network=name, network_args=arguments, dropout=0.1)
+    plan = run.plan.model_copy(update={"data": run.plan.data.model_copy(update={"name": HOSTILE})})
+    write_record(run.model_copy(update={"plan": plan}), tmp_path / "run" / "summary.json")
+    card = bw.deliver(tmp_path / "run", tmp_path / "model").read_text()
+    assert f'bw.load_model("DIR", network={name!r}, network_args={arguments!r})' in card
+    for given in ({}, {"network": name}, {"network_args": arguments}):
+        with pytest.raises(PlanError, match=r"repeat network='.*' and network_args={'hidden': 5}"):
+            bw.load_model(tmp_path / "model", **given)
+    model = bw.load_model(tmp_path / "model", name, arguments)
+    assert model(torch.rand(2, 3, 8, 8)).shape == (2, 10)
+    built = bw.load_model(tmp_path / "model", lambda num_classes: Built(num_classes, 5, 0.1))
+    assert len(built.names(torch.rand(2, 3, 8, 8))) == 2
+
+    # What a name holds is shown as it is.
+    for markup in ("[x](", " <img", " `a`", "\n# head", " *b*", " | \\\\|"):
+        assert markup not in card
+    assert card.count("```") == 2
+
+    # Nothing stays of what could not be delivered.
+    monkeypatch.setattr("batchwright.workload.model_files.write_onnx", full)
+    for place in (tmp_path / "other", tmp_path / "deep" / "other"):
+        with pytest.raises(FileError, match="No space left on device"):
+            bw.deliver(tmp_path / "run", place, onnx=True, network=name)
+        assert not place.exists()
+
+
+def full(model, side, path):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Odd(torch.nn.Module):
@@ -119,6 +181,9 @@ def test_a_network_of_ones_own_is_named_again_and_may_not_go_into_onnx(tmp_path)
 def test_what_cannot_be_delivered_is_refused_in_a_line(tmp_path):
     with pytest.raises(ArgumentError, match='checkpoint=\'newest\': give "best" or "last"'):
         bw.deliver(tmp_path, tmp_path / "model", checkpoint="newest")
+    for licence in ("mit\nmodel-index: x", "", "a b", "x" * 99, "[mit]"):
+        with pytest.raises(ArgumentError, match="give its identifier, such as apache"):
+            bw.deliver(tmp_path, tmp_path / "model", licence=licence)
     with pytest.raises(FileError, match=r"holds no summary\.json"):
         bw.deliver(tmp_path, tmp_path / "model")
     with pytest.raises(FileError, match="cannot read a model in"):
@@ -128,6 +193,11 @@ def test_what_cannot_be_delivered_is_refused_in_a_line(tmp_path):
         (tmp_path / "model.safetensors").write_bytes(b"")
         with pytest.raises(FileError, match=words):
             bw.load_model(tmp_path)
+    config = {"format": "batchwright-model/1", "network": "timm:resnet18", "classes": ["a", "b"]}
+    evil = {"side": 8, "network_args": {"checkpoint_path": "evil.pth"}}  # timm unpickles that
+    (tmp_path / "config.json").write_text(json.dumps(config | evil))
+    with pytest.raises(PlanError, match=r"would run code: .* and network_args={'checkpoint_path'"):
+        bw.load_model(tmp_path, "timm:resnet18")
     config = {"format": "batchwright-model/1", "network": "resnet8"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(FileError, match="damaged, or of another network"):

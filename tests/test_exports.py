@@ -64,6 +64,25 @@ def test_scripts_are_scripts(name: str, hosts: int, tmp_path: Path) -> None:
     subprocess.run([shell, "-n", str(path)], check=True, timeout=60)
 
 
+@pytest.mark.parametrize("name", [*LAUNCHERS, *PYTHON])
+def test_a_name_in_a_plan_of_others_is_no_code(name: str, tmp_path: Path) -> None:
+    plan, done = make_plan(), tmp_path / "done"
+    for bad in (
+        f"photos\ntouch {done}\n",
+        f'x""" ; open({str(done)!r}, "w") ; """',
+        "C:\\users\\x",
+        f"\r$(touch {done})\u2028",
+    ):
+        data = plan.data.model_copy(update={"name": bad})
+        text = exported(plan.model_copy(update={"data": data}), name)
+        if name in PYTHON:
+            module(text, tmp_path)
+        else:
+            assert all(line[0] == "#" for line in text.splitlines()[:3] if "photos" in line)
+            assert not any(line.startswith("touch") for line in text.splitlines())
+        assert not done.exists()
+
+
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_engines_run_any_plan(name: str) -> None:
     for plan in (make_plan(), make_dual_plan(), make_cyclic_plan()):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from importlib.util import find_spec
@@ -14,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.client.reporter import Order
 from batchwright.client.trackers import following
 from batchwright.client.trackers.companion import wanted_trackers
 from batchwright.client.trackers.following import Asked, Following, State, asked, send_to_trackers
@@ -65,9 +69,10 @@ class Kept:
     """A tracker in this process; `fails` has it fail as its values are to stay."""
 
     fails = False
-    values, runs, ends = [], [], []
+    values, runs, ends, names = [], [], [], []
 
     def __init__(self, place, tracked):
+        Kept.names.append(tracked.name)
         Kept.runs.append((place, tracked.after, tracked.id))
 
     def log(self, step, values):
@@ -75,7 +80,7 @@ class Kept:
 
     def flush(self):
         if Kept.fails:
-            raise RuntimeError("no room\nat all")
+            raise Kept.fails if Kept.fails is not True else RuntimeError("no room\nat all")
 
     def close(self, outcome):
         Kept.ends.append(outcome)
@@ -83,7 +88,7 @@ class Kept:
 
 @pytest.fixture
 def kept():
-    Kept.fails, Kept.values, Kept.runs, Kept.ends = False, [], [], []
+    Kept.fails, Kept.values, Kept.runs, Kept.ends, Kept.names = False, [], [], [], []
     return Asked(TrackerSpec("kept", f"{__name__}:Kept", "sys", "anything"), "there")
 
 
@@ -148,7 +153,106 @@ def test_a_damaged_line_and_half_a_line_keep_nothing_up(run, kept):
     assert State(run).lines == {"kept:there": 5}
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": "batchwright-trackers/1", "run": "x"}'])
+def test_what_waits_for_a_later_attempt_is_tried_at_once_at_the_end(run, kept):
+    one = Following(run, kept, State(run))
+    Kept.fails = SystemExit("http://me:secret@host gave up")
+    assert not one.turn()
+    assert one.problem == "kept:there: SystemExit: http://***@host gave up"
+    Kept.fails, Kept.values = False, []
+    one._due = time.monotonic() + 1000.0
+    one.hurry()
+    assert not one.turn()
+    assert (one.problem, places()) == ("", LOSSES)
+
+
+def test_a_full_disk_doubles_nothing_and_leaves_nothing(run, kept, monkeypatch):
+    state = State(run)
+    one = Following(run, kept, state)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        one.turn()
+    assert "cannot write" in one.problem
+    assert not list(run.glob(".trackers*"))
+    one.hurry()
+    one.turn()
+    assert (one.problem, places()) == ("", LOSSES)
+    assert State(run).lines == {"kept:there": 4}
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_folder_that_was_renamed_is_the_same_run(run, kept):
+    Following(run, kept, State(run)).turn()
+    moved = run.rename(run.with_name("later"))
+    written(moved, AGAIN)
+    Following(moved, kept, State(moved)).turn()
+    assert Kept.names == ["run", "run"]
+    assert len({identity for _, _, identity in Kept.runs}) == 1
+    note = json.loads((moved / "trackers.json").read_text())
+    for name, plain in (("../../x", "..-..-x"), ("..", "run"), ("a\nb", "a\\nb")):
+        (moved / "trackers.json").write_text(json.dumps(note | {"name": name}))
+        assert State(moved).name == plain
+
+
+class Hanging:
+    """A tracker that does not come back until the test is over."""
+
+    over = threading.Event()
+
+    def __init__(self, place, tracked):
+        Hanging.over.wait()
+
+
+def test_a_tracker_that_hangs_keeps_neither_others_nor_the_end_waiting(run, kept, monkeypatch):
+    monkeypatch.setattr(following, "CLOSE_SECONDS", 0.1)
+    hangs = Asked(TrackerSpec("hangs", f"{__name__}:Hanging", "sys", "anything"), "")
+    orders, found = queue.Queue(), []
+    thread = threading.Thread(
+        target=lambda: found.append(following.follow(run, [hangs, kept], orders, print))
+    )
+    thread.start()
+    try:
+        end = time.monotonic() + 120
+        while len(Kept.values) < len(LOSSES) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert places() == LOSSES
+        written(run, AGAIN)
+        orders.put(Order("finished", None, 2.0))
+        thread.join(120)
+        assert found == [False]  # not all have all
+        assert (places(), Kept.ends) == (ALL_LOSSES, ["finished"])
+    finally:
+        Hanging.over.set()
+
+
+def test_all_trackers_are_sent_what_they_lack_though_one_fails(run, kept, monkeypatch):
+    bad = Asked(TrackerSpec("bad", f"{__name__}:no_such", "sys", "anything"), "")
+    monkeypatch.setattr(following, "asked", lambda _: [bad, kept])
+    with pytest.raises(BatchwrightError, match="bad: AttributeError"):
+        send_to_trackers(run, ["bad", "kept"], "finished")
+    assert (places(), Kept.ends) == (LOSSES, ["finished"])
+
+
+@pytest.mark.parametrize("place", ["http://me:secret@host:5000", "postgresql://secret@host/runs"])
+def test_a_password_is_not_shown_to_all_and_kept_in_files(place, monkeypatch):
+    monkeypatch.setitem(TRACKERS._found, "mlflow", TrackerSpec("mlflow", "x:y", "json", "it"))
+    monkeypatch.setenv("BATCHWRIGHT_TRACKERS", f"mlflow:{place}")
+    for words in (None, [f"mlflow:{place}"]):
+        with pytest.raises(ArgumentError, match="as in MLFLOW_TRACKING_URI") as error:
+            wanted_trackers(words)
+        assert "secret" not in str(error.value)
+    assert wanted_trackers(["mlflow:sqlite:////a/b@c.db"]) == ("mlflow:sqlite:////a/b@c.db",)
+
+
+LESS = {"run": "00000000-0000-4000-8000-000000000000", "lines": {"kept": -1}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", *(json.dumps({"format": following.FORMAT} | one) for one in ({"run": "x"}, LESS))],
+)
 def test_a_note_that_is_none_of_ours_is_refused_in_a_line(run, text):
     (run / "trackers.json").write_text(text)
     with pytest.raises(FileError, match="remove it to have trackers get all of the run anew"):
@@ -171,6 +275,9 @@ def test_a_tracker_that_is_not_known_or_not_installed_is_refused_in_a_line(monke
     )
     with pytest.raises(ArgumentError, match=r"pip install 'batchwright\[tracking\]'"):
         wanted_trackers(["wandb"])
+    monkeypatch.setitem(TRACKERS._found, "wandb", TrackerSpec("wandb", "x:y", "no_such.one", "it"))
+    with pytest.raises(ArgumentError, match=r"no_such\.one is not installed"):
+        wanted_trackers(["wandb"])
 
 
 def test_trackers_may_stand_in_the_environment_and_folders_become_whole(monkeypatch, tmp_path):
@@ -182,6 +289,8 @@ def test_trackers_may_stand_in_the_environment_and_folders_become_whole(monkeypa
     monkeypatch.setenv("BATCHWRIGHT_TRACKERS", "tensorboard:tb, wandb:mine,")
     assert wanted_trackers(None) == (f"tensorboard:{tmp_path}/tb", "wandb:mine")
     assert wanted_trackers([]) == ()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # shells leave ~ behind a colon as it is
+    assert wanted_trackers(["tensorboard:~/tb"]) == (f"tensorboard:{tmp_path}/home/tb",)
 
 
 # ------------------------------------------------------------------------------- the real trackers
@@ -223,6 +332,11 @@ def test_tensorboard_shows_each_value_once_and_predictions_beside_them(run, tmp_
     send_to_trackers(other, [f"tensorboard:{tmp_path / 'tb'}"], "finished")
     found = sorted(one.name.partition("-")[0] for one in (tmp_path / "tb").iterdir())
     assert found == ["run", "run"]
+    foreign = tmp_path / "others" / "run"  # events of somebody else
+    foreign.mkdir(parents=True)
+    (foreign / "events.out.tfevents.1.host.1.0").touch()
+    send_to_trackers(run, [f"tensorboard:{tmp_path / 'others'}"], "finished")
+    assert len(list(foreign.iterdir())) == 1
 
     # A process that was killed wrote a value that its note does not know of.
     state = State(run)

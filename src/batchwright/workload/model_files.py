@@ -8,6 +8,8 @@ model.names(images)     # the classes that are most likely
 from __future__ import annotations
 
 import json
+import logging
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.errors import FileError, PlanError
-from batchwright.records.registries.networks import network_spec
-from batchwright.storage.files import write_whole
+from batchwright.records.registries.networks import NETWORKS, network_spec
+from batchwright.storage.files import refusal, write_whole
 from batchwright.workload.extras import needed
-from batchwright.workload.task import build_network
+from batchwright.workload.task import build_network, logits_in
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FORMAT = "batchwright-model/1"
@@ -51,9 +53,9 @@ class TrainedModel(nn.Module):
         self.register_buffer("std", torch.tensor(std or (1.0,)).view(-1, 1, 1))
         self.eval()
 
-    def forward(self, images: Tensor) -> Any:
+    def forward(self, images: Tensor) -> Tensor:
         """Logits (n, classes) of images (n, 3, side, side) with values in [0, 1]."""
-        return self.network((images - self.mean) / self.std)
+        return logits_in(self.network((images - self.mean) / self.std))
 
     def names(self, images: Tensor) -> list[str]:
         """The most likely class of each image."""
@@ -67,7 +69,8 @@ def save_model(folder: Path, weights: Mapping[str, Any], config: Mapping[str, An
     Args:
         folder: It exists.
         weights: A plain state_dict.
-        config: ``network``, ``network_args``, ``classes``, ``side``, ``mean`` and ``std``.
+        config: ``network``, ``classes``, ``side``, ``mean``, ``std``, ``dropout`` and
+            ``network_args``.
 
     Raises:
         ArgumentError: safetensors is not installed.
@@ -84,7 +87,9 @@ def save_model(folder: Path, weights: Mapping[str, Any], config: Mapping[str, An
 
 
 def load_model(
-    folder: str | Path, network: str | nn.Module | Callable[..., nn.Module] | None = None
+    folder: str | Path,
+    network: str | nn.Module | Callable[..., nn.Module] | None = None,
+    network_args: Mapping[str, Any] | None = None,
 ) -> TrainedModel:
     """A trained network that `deliver` has written, ready to classify, on the CPU.
 
@@ -92,11 +97,13 @@ def load_model(
         folder: What it was delivered to.
         network: One of your own: the import string that it was trained with, which is repeated here
             since files do not get to run code by themselves; what it names; or such a network.
+        network_args: What one of your own, or of a library, was built with, for the same reason.
 
     Raises:
         ArgumentError: safetensors is not installed.
         FileError: The folder holds no such model, or a damaged one.
-        PlanError: The network is one of your own and was not named.
+        JobError: The network cannot be built.
+        PlanError: The network is one of your own and was not named, or not with its arguments.
     """
     load = needed("safetensors.torch", "delivery").load
     place = Path(folder)
@@ -105,15 +112,13 @@ def load_model(
         content = (place / WEIGHTS).read_bytes()
     except OSError as error:
         raise FileError(f"cannot read a model in {place}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise FileError(f"{place / CONFIG} is not JSON") from None
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise FileError(f"{place / CONFIG} is none of ours ({FORMAT})")
     try:
-        name, classes = str(config["network"]), tuple(map(str, config["classes"]))
-        arguments = dict(config.get("network_args", {}))
-        arguments.pop("pretrained", None)  # its weights are in the folder
-        made = _made(network, name, len(classes), int(config["side"]), arguments)
+        classes = tuple(map(str, config["classes"]))
+        made = _made(network, network_args, config, len(classes))
         made.load_state_dict(load(content))
         return TrainedModel(made, classes, tuple(config["mean"]), tuple(config["std"]))
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -127,21 +132,31 @@ def load_model(
 
 def _made(
     given: str | nn.Module | Callable[..., nn.Module] | None,
-    name: str,
+    given_args: Mapping[str, Any] | None,
+    config: Mapping[str, Any],
     classes: int,
-    side: int,
-    arguments: Mapping[str, Any],
 ) -> nn.Module:
     if isinstance(given, nn.Module):
         return given
     if callable(given):
-        return given(num_classes=classes)
-    if network_spec(name) is None and given != name:
+        return given(num_classes=classes, **(given_args or {}))
+    name, arguments = str(config["network"]), dict(config.get("network_args", {}))
+    foreign = network_spec(name) is None
+    # Some arguments of libraries name files that run code as they are read.
+    unsaid = name not in NETWORKS and arguments != dict(given_args or {})
+    if (foreign and given != name) or unsaid:
+        more = f" and network_args={arguments!r}" if arguments else ""
         raise PlanError(
-            f"network={name} in a file would run code: repeat network={name!r} to allow it, or "
-            "give the network itself"
+            f"network={name} in a file would run code: repeat network={name!r}{more} to allow it, "
+            "or give the network itself"
         )
-    return build_network(name, classes=classes, side=side, arguments=arguments)
+    return build_network(
+        name,
+        classes=classes,
+        side=int(config["side"]),
+        dropout=float(config.get("dropout", 0.0)),
+        arguments=arguments,
+    )
 
 
 def write_onnx(model: TrainedModel, side: int, path: Path) -> None:
@@ -159,18 +174,27 @@ def write_onnx(model: TrainedModel, side: int, path: Path) -> None:
     for module in ("onnx", "onnxscript"):
         needed(module, "delivery")
     example = torch.rand(2, 3, side, side)
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns of packages that this network does without
     try:
-        torch.onnx.export(
-            model,
-            (example,),
-            str(path),
-            input_names=["images"],
-            output_names=["logits"],
-            dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim("n")},),
-            external_data=False,
-            verbose=False,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model,
+                (example,),
+                str(path),
+                input_names=["images"],
+                output_names=["logits"],
+                dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("n")},),
+                external_data=False,
+                verbose=False,
+            )
+    except OSError as error:
+        raise refusal(path, error) from None
     except Exception as error:  # noqa: BLE001 - a network may do what ONNX has no word for
         cause = str(error).strip().partition("\n")[0]
         raise PlanError(f"this network cannot be written as ONNX ({cause}): leave it out") from None
+    finally:
+        log.setLevel(level)

@@ -10,7 +10,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from batchwright.client.reporter_process import outcome_of
@@ -19,6 +19,7 @@ from batchwright.distributed.worker_processes import Companion
 
 TRACKERS_VARIABLE = "BATCHWRIGHT_TRACKERS"  # for runs that name none, with commas between them
 LAST_SECONDS = 20.0  # for what is left at the end of the run: a tracker may still be starting
+_SILENT_SECONDS = 2.0  # of them, before a person is told what is waited for
 _GRACE_SECONDS = 5.0  # for trackers to end, beyond that
 
 
@@ -50,12 +51,19 @@ def tracked(
     if not words:
         yield None
         return
-    companion = Companion(
-        "batchwright.client.trackers.following",
-        [str(folder), *words],
-        environment={**os.environ, "OMP_NUM_THREADS": "1"},
-        log=subprocess.DEVNULL,
-    )
+    options = [part for word in words for part in ("--tracker", word)]
+    command = shlex.join(["batchwright", "send", str(folder), *options])
+    try:
+        companion = Companion(
+            "batchwright.client.trackers.following",
+            [str(folder), *words],
+            environment={**os.environ, "OMP_NUM_THREADS": "1"},
+            log=subprocess.DEVNULL,
+        )
+    except OSError as error:  # a run is worth more
+        tell(f"trackers get nothing of this run ({error.strerror}); `{command}` hands it on later")
+        yield None
+        return
     ending: BaseException | None = None
     try:
         yield companion
@@ -65,11 +73,14 @@ def tracked(
     finally:
         outcome, _ = outcome_of(ending)
         companion.say({"outcome": outcome, "error": None, "seconds": LAST_SECONDS})
-        code = companion.wait(LAST_SECONDS + _GRACE_SECONDS)
+        code = None
+        with suppress(KeyboardInterrupt):  # who does not want to wait: the run itself has ended
+            code = companion.wait(_SILENT_SECONDS)
+            if code is None:
+                tell(f"trackers have {LAST_SECONDS:g} s for what is left; Ctrl-C ends that")
+                code = companion.wait(LAST_SECONDS + _GRACE_SECONDS)
         companion.close()
         for line in companion.lines():
             tell(line)
         if code != 0:
-            options = [part for word in words for part in ("--tracker", word)]
-            command = shlex.join(["batchwright", "send", str(folder), *options])
             tell(f"trackers do not have all of this run yet: `{command}` hands it on")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ from batchwright.records.plan import Plan
 from batchwright.records.registries.registry import listed
 from batchwright.records.registries.trackers import TRACKERS, TrackerSpec
 from batchwright.records.text.plan_facts import Fact, plan_facts
+from batchwright.records.text.problems import printable
 from batchwright.storage.locks import Busy, Lock, lock_file
 
 STATE = "trackers.json"
@@ -43,7 +45,10 @@ FORMAT = "batchwright-trackers/1"
 LOCK = "trackers.lock"
 LOOK_SECONDS = 0.5  # between two looks at the run folder
 LOCK_SECONDS = 30.0  # for the process of a training that was just killed
+CLOSE_SECONDS = 3.0  # for trackers to end, beyond what the order gives them
 _MOST_LINES = 2000  # that are handed on before it is noted
+_LAST_WAIT = 2.0  # seconds between two attempts, at most, once the run has ended
+_WHO = re.compile(r"://[^/?#\s]*@")  # a name and password in an address
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,8 @@ def asked(words: Iterable[str]) -> list[Asked]:
     """The trackers that words name, each ``NAME`` or ``NAME:PLACE``.
 
     Raises:
-        ArgumentError: There is none of that name, or its package is not installed.
+        ArgumentError: There is none of that name, its package is not installed, or the address
+            tells a password.
     """
     found = []
     for word in words:
@@ -102,13 +108,24 @@ def asked(words: Iterable[str]) -> list[Asked]:
         if name not in TRACKERS:
             raise ArgumentError(f"there is no tracker {name!r}: known are {listed(TRACKERS)}")
         spec = TRACKERS[name]
-        package = find_spec(spec.package)
+        package = None
+        with suppress(ImportError, ValueError):  # what it lies in is not there, either
+            package = find_spec(spec.package)
         if package is None or package.origin is None:  # a folder here may have that name
             raise ArgumentError(
                 f"--tracker {name}: {spec.package} is not installed: pip install "
                 f"'batchwright[tracking]', or {spec.package} alone"
             )
-        found.append(Asked(spec, str(Path(place).resolve()) if spec.folder and place else place))
+        if _WHO.search(place):
+            raise ArgumentError(
+                f"--tracker {name}: an address with a name or password in it would be seen in the "
+                "list of processes and kept in files: give it where the tracker itself looks for "
+                f"it, as in MLFLOW_TRACKING_URI, and write --tracker {name} alone"
+            )
+        if spec.folder and place:
+            home = place == "~" or place.startswith("~/")  # which shells leave behind a colon
+            place = str((Path(place).expanduser() if home else Path(place)).resolve())
+        found.append(Asked(spec, place))
     return list(dict.fromkeys(found))
 
 
@@ -138,8 +155,8 @@ class Following:
             return False
         try:
             more = self._hand_on()
-        except Exception as error:  # noqa: BLE001 - a tracker may fail in any way
-            self.problem = f"{self.word}: {one_line(error)}"
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a tracker may fail in any way
+            self._fail(error)
             self._due = time.monotonic() + self._backoff.seconds()
             self._tracker = None
             self._lines, self._points = Lines(self._folder / METRICS), Points()
@@ -147,6 +164,13 @@ class Following:
         self._backoff.reset()
         self.problem = ""
         return more
+
+    def hurry(self) -> None:
+        """The run has ended: what waits for a later attempt is tried at once."""
+        self._due, self._backoff = 0.0, Backoff(most=_LAST_WAIT)
+
+    def _fail(self, error: BaseException) -> None:
+        self.problem = f"{self.word}: {_WHO.sub('://***@', one_line(error))}"
 
     def _hand_on(self) -> bool:
         had = self._state.lines.get(self.word, 0)
@@ -163,14 +187,15 @@ class Following:
             assert self._tracker is not None  # noqa: S101 - as above
             self._tracker.flush()
             self._state.note(self.word, self._lines.next)
+        elif self._state.stale:
+            self._state.note(self.word, had)
         return self._lines.waiting and bool(found)
 
     def _open(self) -> None:
         folder, spec = self._folder, self._wanted.spec
-        name, after = folder.resolve().name, self._points.last
         plan = folder / "plan.json"  # a loop of somebody's own may leave none there
         facts = plan_facts(read_record(plan, Plan)) if plan.exists() else {}
-        run = Tracked(folder, name, self._state.run, facts, after)
+        run = Tracked(folder, self._state.name, self._state.run, facts, self._points.last)
         self._tracker = resolve_name(spec.open)(self._wanted.place, run)
 
     def close(self, outcome: str) -> None:
@@ -178,8 +203,8 @@ class Following:
         if self._tracker is not None:
             try:
                 self._tracker.close(outcome)
-            except Exception as error:  # noqa: BLE001 - as above
-                self.problem = f"{self.word}: {one_line(error)}"
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+                self._fail(error)
 
     @property
     def left(self) -> int:
@@ -188,22 +213,31 @@ class Following:
 
 
 class State:
-    """``trackers.json``: the run's name for trackers, and how many lines each of them has.
+    """``trackers.json``: who the run is for trackers, and how many lines each of them has.
 
     Args:
         folder: The run folder.
+
+    Attributes:
+        run: Its identifier.
+        name: For people: what the folder was called when it was first tracked.
+        lines: How many each tracker has.
+        stale: Whether the file could not be written since.
 
     Raises:
         FileError: It cannot be read, or is something else.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / STATE
+        self._path, self._lock, self.stale = folder / STATE, threading.Lock(), False
+        self.name = _plain(folder.resolve().name)
         try:
             values = json.loads(self._path.read_bytes())
             sound = values["format"] == FORMAT
             self.run = str(uuid.UUID(values["run"]))
+            self.name = _plain(values.get("name", self.name))
             self.lines = {str(word): int(one) for word, one in values["lines"].items()}
+            sound &= all(one >= 0 for one in self.lines.values())
         except FileNotFoundError:
             self.run, self.lines, sound = str(uuid.uuid4()), dict[str, int](), True
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -220,14 +254,24 @@ class State:
         Raises:
             FileError: It cannot be written.
         """
-        self.lines[word] = lines
-        aside = self._path.with_name(f".{STATE}.{os.getpid()}")
-        text = json.dumps({"format": FORMAT, "run": self.run, "lines": self.lines}, indent=1)
-        try:
-            aside.write_text(text + "\n", encoding="utf-8")
-            aside.replace(self._path)
-        except OSError as error:
-            raise FileError(f"cannot write {self._path}: {error.strerror}") from None
+        with self._lock:
+            self.lines[word], self.stale = lines, True
+            values = {"format": FORMAT, "run": self.run, "name": self.name, "lines": self.lines}
+            aside = self._path.with_name(f".{STATE}.{os.getpid()}")
+            try:
+                aside.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+                aside.replace(self._path)
+            except OSError as error:
+                with suppress(OSError):
+                    aside.unlink(missing_ok=True)
+                raise FileError(f"cannot write {self._path}: {error.strerror}") from None
+            self.stale = False
+
+
+def _plain(name: str) -> str:
+    """A name that is one in any place, also as a folder's."""
+    text = printable(os.fsencode(name).decode(errors="replace")).replace("/", "-")
+    return text if text.strip(".") else "run"
 
 
 def alone(folder: Path, seconds: float) -> Lock:
@@ -251,36 +295,81 @@ def follow(
 ) -> bool:
     """Until all is handed on after the order to finish, or its time is up; returns which.
 
+    Each tracker has a thread of its own: one that hangs keeps neither another nor the end waiting.
+
     Raises:
         BatchwrightError: Another process does so, or its note is damaged.
     """
     with alone(folder, LOCK_SECONDS):
-        state = State(folder)
-        all_of_them = [Following(folder, one, state) for one in wanted]
-        told: dict[str, str] = {}
-        order: Order | None = None
-        end = float("inf")
-        while True:
-            more = [one.turn() for one in all_of_them]
-            for one in all_of_them:
-                if one.problem != told.get(one.word, ""):
-                    told[one.word] = one.problem
-                    tell(
-                        f"{one.problem}; training goes on" if one.problem else f"{one.word} is fed"
-                    )
-            done = not any(more) and not any(one.left for one in all_of_them)
-            if order is not None and (done or time.monotonic() >= end):
-                break
-            wait = 0.0 if any(more) else LOOK_SECONDS
-            if order is None:
-                with suppress(queue.Empty):
-                    order = orders.get(timeout=wait) if wait else orders.get_nowait()
-                    end = time.monotonic() + order.seconds
-            else:
-                time.sleep(wait / 10)
-        for one in all_of_them:
-            one.close(order.outcome)
-        return done
+        state, ending = State(folder), Ending()
+        feeders = [Feeder(Following(folder, one, state), ending, tell) for one in wanted]
+        for one in feeders:
+            one.start()
+        order = orders.get()
+        ending.give(order)
+        for one in feeders:
+            one.join(max(0.0, ending.time + CLOSE_SECONDS - time.monotonic()))
+        return all(one.done for one in feeders)
+
+
+class Ending:
+    """How the run has ended, once it has.
+
+    Attributes:
+        outcome: As in `Order`.
+        time: Until when trackers are fed, on the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.outcome, self.time = "", float("inf")
+        self._given = threading.Event()
+
+    def give(self, order: Order) -> None:
+        """The run has ended."""
+        self.outcome, self.time = order.outcome, time.monotonic() + order.seconds
+        self._given.set()
+
+    def there(self, seconds: float = 0.0) -> bool:
+        """Whether it has; waits so long for it."""
+        return self._given.wait(seconds)
+
+
+class Feeder(threading.Thread):
+    """Feeds one tracker until the run has ended and it has all, or its time is up.
+
+    Attributes:
+        done: Whether it has all, and knows of the end.
+    """
+
+    def __init__(self, one: Following, ending: Ending, tell: Callable[[str], None]) -> None:
+        super().__init__(name=one.word, daemon=True)
+        self._one, self._ending, self._tell = one, ending, tell
+        self._told, self.done = "", False
+
+    def run(self) -> None:
+        """See the class."""
+        one, hurried, complete = self._one, False, False
+        while not complete and time.monotonic() < self._ending.time:
+            more = one.turn()
+            self._tell_news()
+            if more:
+                continue
+            if not self._ending.there(0.0 if hurried else LOOK_SECONDS):
+                continue
+            if not hurried:  # lines may have come since it looked
+                hurried = True
+                one.hurry()
+            elif not (complete := not one.problem and not one.left):
+                time.sleep(LOOK_SECONDS / 10)
+        one.close(self._ending.outcome)
+        self._tell_news()
+        self.done = complete and not one.problem
+
+    def _tell_news(self) -> None:
+        problem = self._one.problem
+        if problem != self._told:
+            self._told = problem
+            self._tell(f"{problem}; training goes on" if problem else f"{self._one.word} is fed")
 
 
 def send_to_trackers(folder: Path, words: Iterable[str], outcome: str) -> dict[str, int]:
@@ -302,12 +391,14 @@ def send_to_trackers(folder: Path, words: Iterable[str], outcome: str) -> dict[s
     wanted = asked(words)
     with alone(folder, 0.0), redirect_stdout(sys.stderr):  # trackers print what they like
         state = State(folder)
-        for one in (Following(folder, each, state) for each in wanted):
+        all_of_them = [Following(folder, each, state) for each in wanted]
+        for one in all_of_them:
             while one.turn():
                 pass
-            one.close(outcome)
-            if one.problem:
-                raise BatchwrightError(one.problem)
+            if not one.problem:
+                one.close(outcome)
+        if problems := [one.problem for one in all_of_them if one.problem]:
+            raise BatchwrightError("; ".join(problems))
         return {one.word: state.lines.get(one.word, 0) for one in wanted}
 
 
@@ -319,7 +410,8 @@ def _main() -> None:
 
     def tell(text: str) -> None:
         with suppress(OSError, ValueError):  # nobody reads it any more
-            print(text, file=out, flush=True)
+            out.write(text + "\n")
+            out.flush()
 
     orders: queue.Queue[Order] = queue.Queue()
     threading.Thread(target=listen, args=(orders, sys.stdin.buffer), daemon=True).start()

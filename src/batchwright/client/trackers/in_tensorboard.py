@@ -68,10 +68,12 @@ class _TensorBoard:
 
 
 def open_tracker(place: str, run: Tracked) -> _TensorBoard:
-    """Event files in a folder of this run, which is another one where a run of that name has it."""
+    """Event files in a folder of this run, which is another one where something else has that."""
     folder = Path(place) / run.name if place else run.folder / "tensorboard"
-    if (folder / _OWNER).exists() and (folder / _OWNER).read_text() != run.id:
-        folder = folder.with_name(f"{folder.name}-{run.id[:8]}")
-    made = _TensorBoard(folder, run)
+    if folder.exists() and any(folder.iterdir()):
+        owner = folder / _OWNER
+        if not owner.exists() or owner.read_text() != run.id:
+            folder = folder.with_name(f"{folder.name}-{run.id[:8]}")
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / _OWNER).write_text(run.id)
-    return made
+    return _TensorBoard(folder, run)

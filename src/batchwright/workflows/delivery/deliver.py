@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
+import os
+import re
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from batchwright.errors import ArgumentError, FileError
 from batchwright.records.documents import refuse_no_path
 from batchwright.records.run_folder import read_summary
-from batchwright.storage.files import make_folder, write_whole
+from batchwright.storage.files import make_folder, refusal, write_whole
 from batchwright.workflows.delivery.model_card import UNKNOWN, model_card
 
 CARD, ONNX = "README.md", "model.onnx"
+_LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}"  # it stands in the card's YAML
 
 
 def deliver(
@@ -38,7 +42,8 @@ def deliver(
         The card.
 
     Raises:
-        ArgumentError: What it takes is not installed, or no such checkpoint can be named.
+        ArgumentError: What it takes is not installed, no such checkpoint can be named, or the
+            licence is no identifier.
         FileError: The run has not finished, or the folder is not empty or cannot be written.
         PlanError: The network cannot be written as ONNX. Then nothing is written.
     """
@@ -46,6 +51,8 @@ def deliver(
     refuse_no_path(to, "to")
     if checkpoint not in ("best", "last"):
         raise ArgumentError(f'checkpoint={checkpoint!r}: give "best" or "last"')
+    if not re.fullmatch(_LICENCE, licence):
+        raise ArgumentError(f"licence={licence!r}: give its identifier, such as apache-2.0")
     target, summary = Path(to), read_summary(run)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileError(f"{target} is there already and not empty: name a new folder")
@@ -57,24 +64,39 @@ def deliver(
         path = path.with_name("last.pt")
     content = load_checkpoint(path)
     plan, best = summary.plan, summary.best_epoch
-    evaluated = best if path.stem == "best" else (summary.epochs or (None,))[-1]
+    last, at = (summary.epochs or (None,))[-1], content["state"]
+    evaluated = best if path.stem == "best" else last
+    if last is not None and (at["epoch"], at["step"]) > (last.epoch + 1, 0):
+        evaluated = None  # the run went on since its summary was written, and was cut off
     wanted = content["input"]
     config: dict[str, Any] = {
         "network": plan.network.name,
-        "network_args": plan.job.network_args,
         "classes": list(content["classes"]),
-        "side": max(stage.resolution for stage in plan.stages),
+        "side": plan.top_resolution,
         "mean": list(wanted.get("mean", ())),
         "std": list(wanted.get("std", ())),
+        "dropout": plan.stages[0].dropout,  # networks may have other layers by it
+        # Trained weights of others would be fetched, and then replaced.
+        "network_args": {k: v for k, v in plan.job.network_args.items() if k != "pretrained"},
     }
-    with tempfile.TemporaryDirectory(prefix="batchwright-") as made:
-        aside = Path(made)
+    new = not target.exists()
+    make_folder(target)
+    aside = target / f".{os.urandom(4).hex()}"  # on the same disk, so that all of it fits or none
+    try:
+        aside.mkdir()
         save_model(aside, content["model"], config)
         if onnx:
-            write_onnx(load_model(aside, network), config["side"], aside / ONNX)
-        card = model_card(summary, evaluated, side=config["side"], licence=licence, onnx=onnx)
+            model = load_model(aside, network, config["network_args"])
+            write_onnx(model, config["side"], aside / ONNX)
+        card = model_card(summary, evaluated, config, licence=licence, onnx=onnx)
         write_whole(aside / CARD, card.encode())
-        make_folder(target)
         for one in sorted(aside.iterdir()):
-            write_whole(target / one.name, one.read_bytes())
+            one.replace(target / one.name)
+    except OSError as error:
+        raise refusal(target, error) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if new:
+            with suppress(OSError):  # it is full of what was delivered
+                target.rmdir()
     return target / CARD

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from batchwright.records import EpochRecord, RunSummary
 from batchwright.records.registries.networks import network_spec
 from batchwright.records.text.formatting import counted, percent
 from batchwright.records.text.plan_facts import plan_facts
+from batchwright.records.text.problems import printable
 from batchwright.reporting.data.reading import compared_rows
 
 UNKNOWN = "unknown"
 _MOST_CLASSES = 50  # that are named
+_MARKUP = re.compile(r"([\\`*_\[\]<>|&~$#])")  # what Markdown or HTML would act on
 
 
 def model_card(
     summary: RunSummary,
     epoch: EpochRecord | None,
+    config: Mapping[str, Any],
     *,
-    side: int,
     licence: str = UNKNOWN,
     onnx: bool,
 ) -> str:
@@ -27,15 +31,17 @@ def model_card(
     Args:
         summary: Of the run.
         epoch: Whose weights they are; ``None``: nobody knows.
-        side: Of the images that it was evaluated on, in pixels.
+        config: What is written beside the weights; see `save_model`.
         licence: Its identifier, such as ``apache-2.0``.
         onnx: Whether there is an ONNX file.
     """
     plan, data = summary.plan, summary.plan.data
     facts = plan_facts(plan).items()
     at = "" if epoch is None else f" after epoch {epoch.epoch + 1} of {plan.epochs}"
-    own = network_spec(plan.network.name) is None
-    named = f'"DIR", network="{plan.network.name}"' if own else '"DIR"'
+    named, side, arguments = '"DIR"', config["side"], config["network_args"]
+    if network_spec(plan.network.name) is None or arguments:
+        named += f", network={plan.network.name!r}"
+        named += f", network_args={arguments!r}" if arguments else ""
     some = ", ".join(data.classes[:_MOST_CLASSES])
     more = " ..." if len(data.classes) > _MOST_CLASSES else ""
     which = (
@@ -47,7 +53,7 @@ def model_card(
         f"---\nlicense: {licence}\npipeline_tag: image-classification\n"
         "tags:\n- image-classification\n- batchwright\n---",
         f"# {_plain(f'{plan.network.name} on {data.name}')}",
-        f"`{_plain(plan.network.name)}`, {counted(plan.network.parameters, 'weight')}, trained on "
+        f"{_plain(plan.network.name)}, {counted(plan.network.parameters, 'weight')}, trained on "
         f"{_plain(data.name)}: the weights{at}.",
         "## Use",
         f"```python\nimport batchwright as bw\n\nmodel = bw.load_model({named})\n"
@@ -101,9 +107,9 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(map(_plain, cells)) + " |"
 
 
 def _plain(text: str) -> str:
-    """One line, whatever a name holds."""
-    return " ".join(text.split())
+    """One line that is shown as it is, whatever a name holds."""
+    return _MARKUP.sub(r"\\\1", printable(" ".join(text.split())))

@@ -46,10 +46,12 @@ class Export:
 
 
 def headline(plan: Plan) -> str:
-    """What the plan is, in a line."""
+    """What the plan is, in a line that ends no comment, whatever names hold."""
     stage = plan.stages[-1]
+    names = f"{plan.network.name} on {plan.data.name}"
+    plain = "".join(c if c.isprintable() and c not in '"\\' else " " for c in names)
     return (
-        f"{plan.network.name} on {plan.data.name}: {counted(plan.workers, 'worker')}, global batch "
+        f"{' '.join(plain.split())}: {counted(plan.workers, 'worker')}, global batch "
         f"{stage.global_batch_size} ({local_batches(stage.local_batch_sizes)}), "
         f"{counted(plan.epochs, 'epoch')}"
     )
