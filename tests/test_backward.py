@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from batchwright.errors import TrainingError
 from batchwright.training.step import stepper
-from batchwright.training.step.stepper import MOST_BAD_STEPS, release_graph
+from batchwright.training.step.stepper import MAX_BAD_STEPS, release_graph
 from test_session import Points, make_model, make_session, make_tiny_plan, summary_in, train
 
 BATCH = 8
@@ -165,7 +165,7 @@ def test_releasing_frees_what_layers_of_torch_have_saved():
 def test_steps_without_weight_are_no_infinite_gradients(tmp_path):
     model = make_model()
     before = model.weight.detach().clone()
-    steps = MOST_BAD_STEPS + 2
+    steps = MAX_BAD_STEPS + 2
     plan = make_tiny_plan((5,), epochs=1, samples=5 * steps)
     with make_session(model, dataset=Points(5 * steps), plan=plan, run_folder=tmp_path) as one:
         for _ in one.epochs():
@@ -176,7 +176,7 @@ def test_steps_without_weight_are_no_infinite_gradients(tmp_path):
 
 
 def test_steps_without_weight_do_not_hide_infinite_gradients():
-    steps = 2 * MOST_BAD_STEPS
+    steps = 2 * MAX_BAD_STEPS
     plan = make_tiny_plan((5,), epochs=1, samples=5 * steps)
     model = make_model()
     numbers = itertools.count()
@@ -191,7 +191,7 @@ def test_steps_without_weight_do_not_hide_infinite_gradients():
         pytest.raises(TrainingError, match="infinite or not a number for 20 steps"),
     ):
         loop(one)
-    assert next(numbers) == 2 * MOST_BAD_STEPS
+    assert next(numbers) == 2 * MAX_BAD_STEPS
 
 
 class Words(nn.Module):

@@ -11,7 +11,7 @@ from batchwright.records.documents import load_job
 from batchwright.records.run import RunSummary
 from batchwright.reporting.pages.page import accuracy_part
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
-from batchwright.training.evaluate.curvature import MOST_SAMPLES, tracked
+from batchwright.training.evaluate.curvature import MAX_SAMPLES, tracked
 from batchwright.training.simulated.simulated_training import train_task
 from samples import make_epoch, make_summary
 from simulated_tasks import CPU, make_task, make_virtual_plan
@@ -81,7 +81,7 @@ def test_where_memory_runs_out_half_as_many_samples_are_taken():
 
     model = Quadratic((2.0, 1.0))
     assert "track/hessian" in tracked(BOTH, model, model, batch_of, 1000)
-    assert asked == [MOST_SAMPLES, 64, 32, 16]
+    assert asked == [MAX_SAMPLES, 64, 32, 16]
 
 
 def test_a_network_without_a_second_derivative_is_named_in_a_line():

@@ -26,7 +26,7 @@ from benchmarks.planning.decisions import (
     truth_of,
 )
 from benchmarks.planning.decisions_runs import (
-    LEAST_STEPS,
+    MIN_STEPS,
     OPTIMIZERS,
     RATE_SCALES,
     TASKS,
@@ -86,7 +86,7 @@ def test_batches_leave_enough_steps_and_rates_of_plans_come_first() -> None:
         (cell.rate_scale for cell in cells), key=RATE_SCALES.index
     )
     for cell in cells:
-        assert TASKS[cell.task].images // cell.batch >= LEAST_STEPS
+        assert TASKS[cell.task].images // cell.batch >= MIN_STEPS
     for task in TASKS.values():
         assert task.epochs[1] >= 4 * task.epochs[0]
 

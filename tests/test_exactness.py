@@ -24,7 +24,7 @@ from batchwright import Session
 from batchwright.distributed.group import Group
 from batchwright.errors import TrainingError
 from batchwright.records import LearningRateRule, Stage
-from batchwright.training.step.stepper import MOST_BAD_STEPS
+from batchwright.training.step.stepper import MAX_BAD_STEPS
 from batchwright.workload.networks import resnet8, vgg8
 from test_session import make_tiny_plan, summary_in
 
@@ -438,7 +438,7 @@ def test_a_gradient_that_is_not_a_number_on_one_worker_skips_the_step_on_all(cre
 
 def never_finite(rank: int) -> str:
     network = make_network("vgg8", torch.float64)
-    plan = make_tiny_plan((5, 3), epochs=MOST_BAD_STEPS, samples=16)
+    plan = make_tiny_plan((5, 3), epochs=MAX_BAD_STEPS, samples=16)
     faults = 0
     try:
         with Session(network, Noting(network), Images(16), plan=plan, loaders=0) as session:
@@ -455,5 +455,5 @@ def never_finite(rank: int) -> str:
 def test_both_workers_end_with_the_same_line_after_many_of_them(crew):
     one, two = crew.together(never_finite, workers=2)
     assert one == two
-    assert one.startswith(f"{MOST_BAD_STEPS}: gradients were infinite or not a number")
-    assert f"{MOST_BAD_STEPS} steps in a row" in one
+    assert one.startswith(f"{MAX_BAD_STEPS}: gradients were infinite or not a number")
+    assert f"{MAX_BAD_STEPS} steps in a row" in one

@@ -101,8 +101,8 @@ ARROWS = {
         "workflows",
     },
 }
-MOST_ROOMS, MOST_ARROWS = 17, 90
-MOST_FILES, MOST_AT_THE_TOP = 15, 3  # in one folder, its __init__.py aside
+MAX_ROOMS, MAX_ARROWS = 17, 90
+MAX_FILES, MAX_AT_THE_TOP = 15, 3  # in one folder, its __init__.py aside
 
 WITHOUT_TORCH = {
     *("__init__", "__main__", "cli", "workflows", "service", "client"),
@@ -185,14 +185,14 @@ def test_rooms_and_arrows_between_them_are_few():
         if target != home_of(path)
     }
     assert homes == ARROWS.keys()
-    assert len(homes) <= MOST_ROOMS
-    assert len(arrows) <= MOST_ARROWS
+    assert len(homes) <= MAX_ROOMS
+    assert len(arrows) <= MAX_ARROWS
 
 
 def test_no_folder_holds_too_many_files():
     files = Counter(path.parent for path in MODULES if path.name != "__init__.py")
-    assert files.pop(ROOT) <= MOST_AT_THE_TOP
-    assert max(files.values()) <= MOST_FILES
+    assert files.pop(ROOT) <= MAX_AT_THE_TOP
+    assert max(files.values()) <= MAX_FILES
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

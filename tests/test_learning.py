@@ -12,7 +12,7 @@ from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.learnt import why_unknown
 from batchwright.planning.candidates.objectives import OBJECTIVES, accurate
 from batchwright.planning.candidates.table import Row
-from batchwright.planning.candidates.trial_choice import LEAST_STEPS, Arm, Question
+from batchwright.planning.candidates.trial_choice import MIN_STEPS, Arm, Question
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy import learning
 from batchwright.prediction.accuracy.learning import PRIOR, Prior, fit_learning
@@ -538,7 +538,7 @@ def test_a_tenth_of_the_time_finds_what_is_nearly_best(seed):
     budget = 0.1 * 6 * SECONDS[256]
     seen, made = asked(question(), budget, seed)
     assert sum(one.seconds for one in made) <= budget
-    assert all(one.samples >= LEAST_STEPS * one.arm.batch for one in made)
+    assert all(one.samples >= MIN_STEPS * one.arm.batch for one in made)
     assert {one.optimizer for one in made} == {"sgd", "muon"}
     assert len({one.training for one in made}) == len(made)
     model = fit_learning(seen, classes=CLASSES, optimizers=("sgd", "muon"))

@@ -18,7 +18,7 @@ from batchwright.records import Estimate, PairTime, Plan, ProbeSettings, Profile
 from batchwright.workflows.match_rounds import (
     AGREEMENT,
     CHOICE,
-    MOST_TIMES,
+    MAX_TIMES,
     expected_difference,
     pair_measurer_for,
     pairs_of,
@@ -183,7 +183,7 @@ def test_four_measurements_are_enough_whatever_the_curve(fixed, bend, wrong, ext
         seconds, believed=(0.0006, wrong * fixed), extra_time=extra, large=large, small=small
     )
     found = cluster.settled()
-    assert len(cluster.asked) == found.times <= MOST_TIMES
+    assert len(cluster.asked) == found.times <= MAX_TIMES
     batch = found.plan.stages[0].local_batch_sizes[-1]
     one_sample = abs(seconds(batch + 1) / (batch + 1) / (seconds(batch) / batch) - 1)
     assert worst_difference(found.rounds) <= AGREEMENT + one_sample
@@ -193,7 +193,7 @@ def test_noise_does_not_keep_it_measuring():
     for seed in range(30):
         cluster = Cluster(bent, (0.0005, 0.03), noise=0.05, random=random.Random(seed))
         found = cluster.settled()
-        assert found.times == len(cluster.asked) <= MOST_TIMES
+        assert found.times == len(cluster.asked) <= MAX_TIMES
         tried = {pair.small_batch for pair in cluster.asked}
         assert found.plan.stages[0].local_batch_sizes[-1] in tried
 
@@ -202,7 +202,7 @@ def test_a_lucky_pair_does_not_end_the_measuring_and_all_pairs_choose():
     """One whose ratio is hardly known may agree by luck."""
     cluster = Cluster(bent, believed=(0.0005, 0.03))
     first = cluster.plan(make_profile())
-    batches = [first.stages[0].local_batch_sizes[-1] + n for n in range(MOST_TIMES)]
+    batches = [first.stages[0].local_batch_sizes[-1] + n for n in range(MAX_TIMES)]
     plans = [cluster_row(first, n) for n in batches]
     (row,) = first.stages
     parts = row.samples_per_round[-1] / row.samples_per_round[0]
@@ -221,7 +221,7 @@ def test_a_lucky_pair_does_not_end_the_measuring_and_all_pairs_choose():
         measure,
         lambda known: first.model_copy(update={"stages": next(later)}),
     )
-    assert found.times == MOST_TIMES
+    assert found.times == MAX_TIMES
     told = [
         expected_difference(first.model_copy(update={"stages": one}), found.profile.pairs)
         for one in plans
@@ -243,9 +243,9 @@ def test_a_pair_that_is_not_well_known_is_measured_again_and_its_visits_are_pool
         )
 
     found = settle(plan, make_profile(), measure, lambda known: plan)
-    assert found.times == MOST_TIMES
+    assert found.times == MAX_TIMES
     (pair,) = found.profile.pairs
-    assert len(pair.ratios) == 3 * MOST_TIMES
+    assert len(pair.ratios) == 3 * MAX_TIMES
 
 
 def test_what_remains_is_said_with_both_rounds():
@@ -254,7 +254,7 @@ def test_what_remains_is_said_with_both_rounds():
     plan = cluster.plan(profile)
     stubborn = iter([plan.model_copy(update={"stages": cluster_row(plan, n)}) for n in (4, 5, 6)])
     found = settle(plan, profile, cluster.measure, lambda known: next(stubborn))
-    assert found.times == MOST_TIMES
+    assert found.times == MAX_TIMES
     (reason,) = (one for one in found.plan.reasons if one.choice == CHOICE)
     assert reason.value.startswith("differ to ")
     assert "More than 1.0 % is left." in reason.why

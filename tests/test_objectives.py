@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import JobError, PlanError
-from batchwright.planning.candidates.choice import LEAST_CHANCE
+from batchwright.planning.candidates.choice import MIN_CHANCE
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.planner import make_plan, plan_to_measure
 from batchwright.planning.validation import idle_keys
@@ -233,7 +233,7 @@ def test_a_target_that_no_epochs_are_sure_to_reach_is_tried_with_the_most():
     assert plan.epochs == 10
     why = reason(plan, "epochs to target").why
     chance = float(re.search(r"they reach it with probability ([0-9.]+), not 0.8", why)[1])
-    assert LEAST_CHANCE <= chance < 0.8
+    assert MIN_CHANCE <= chance < 0.8
 
 
 def test_a_deadline_before_the_target_names_what_is_to_be_had_in_it():

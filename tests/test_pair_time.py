@@ -15,11 +15,11 @@ from batchwright.prediction.drift import ratio_error
 from batchwright.probing import commands
 from batchwright.probing.commands import Pair
 from batchwright.probing.measure import pair_time
-from batchwright.probing.pairs import BUDGET, ENOUGH_VISITS, LEAST_VISITS, PairVisits, pair_measurer
+from batchwright.probing.pairs import BUDGET, ENOUGH_VISITS, MIN_VISITS, PairVisits, pair_measurer
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Killed
 from batchwright.records import Job, MemoryParts, ProbeSettings, Profile
-from batchwright.records.job_sections import LEAST_BUDGET
+from batchwright.records.job_sections import MIN_BUDGET
 from samples import make_data, make_job, make_network, make_profile
 from test_match_rounds import make_pair
 
@@ -120,13 +120,13 @@ def test_noise_is_averaged_until_the_time_is_up():
 def test_without_a_budget_of_ones_own_noise_is_averaged_for_half_of_the_least():
     machine = Machine(noise=0.2)
     measurer(machine, probe=ProbeSettings()).measure([PAIR])
-    assert machine.seconds <= BUDGET * LEAST_BUDGET
+    assert machine.seconds <= BUDGET * MIN_BUDGET
 
 
 def test_two_visits_are_made_however_long_they_take():
     machine = Machine(noise=0.2)
     (time,) = measurer(machine, probe=ProbeSettings(budget=0.1)).measure([PAIR])
-    assert time.repeats == LEAST_VISITS
+    assert time.repeats == MIN_VISITS
 
 
 def test_slow_stretches_and_slow_workers_leave_the_ratio_alone():
@@ -290,6 +290,6 @@ def test_two_workers_are_measured_side_by_side_again_and_again(tmp_path, monkeyp
         second = measure([Pair(8, 1, 1, 96, 4, micro_batch=32)])
     assert [(time.large_batch, time.small_batch) for time in first + second] == [(64, 8), (96, 4)]
     for time in first + second:
-        assert time.repeats == len(time.ratios) >= LEAST_VISITS
+        assert time.repeats == len(time.ratios) >= MIN_VISITS
         assert 0 < time.small_seconds < time.large_seconds
     assert seen[-1][0] == seen[-1][1]

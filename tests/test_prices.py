@@ -132,7 +132,7 @@ def test_a_bad_row_is_named_by_its_line_and_column(tmp_path, text, words):
 
 def test_a_file_that_would_take_the_memory_is_not_read(tmp_path, monkeypatch):
     path = write(tmp_path, "kind,count,price\na,2,1\n")
-    monkeypatch.setattr(prices, "MOST_BYTES", 10)
+    monkeypatch.setattr(prices, "MAX_BYTES", 10)
     with pytest.raises(BatchwrightError, match="keep the rows"):
         plan(make_kind_profile("a"), goal={"kinds": str(path)})
 

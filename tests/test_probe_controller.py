@@ -16,7 +16,7 @@ from batchwright.probing import commands, visiting
 from batchwright.probing import controller as controller_module
 from batchwright.probing.commands import Point, ignored
 from batchwright.probing.controller import Controller
-from batchwright.probing.visiting import MOST_RESTARTS, Visitor
+from batchwright.probing.visiting import MAX_RESTARTS, Visitor
 from batchwright.probing.workers import Killed
 from batchwright.records import (
     CollectiveTime,
@@ -327,7 +327,7 @@ def test_a_first_step_that_cannot_fit_is_refused_before_it_is_tried():
 def test_what_kills_workers_is_noted_and_nothing_like_it_is_tried_again():
     machine = Machine(deadly=50 * MIB)
     profile = measured_on(machine)
-    assert 1 <= machine.restarts <= MOST_RESTARTS
+    assert 1 <= machine.restarts <= MAX_RESTARTS
     assert len(profile.out_of_memory) == machine.restarts
     for lost in profile.out_of_memory:
         assert machine.peak(lost) >= machine.deadly
@@ -628,7 +628,7 @@ def test_trials_end_before_workers_were_killed_too_often(monkeypatch):
         raise Killed
 
     monkeypatch.setattr(machine, "_trial", deadly)
-    monkeypatch.setattr(visiting, "MOST_RESTARTS", 1)
+    monkeypatch.setattr(visiting, "MAX_RESTARTS", 1)
     assert taught(machine, learning=0.1).trials == ()
     assert machine.restarts == 1
 

@@ -26,7 +26,7 @@ from batchwright.client.http import ServiceError
 from batchwright.client.outbox import Lines, read_report, seal_of, sound
 from batchwright.client.reporter import Order, Reporter
 from batchwright.client.reporter_process import ReporterProcess, destination, reported
-from batchwright.client.sending import MOST_LINES, Sender, report_to_send, send
+from batchwright.client.sending import MAX_LINES, Sender, report_to_send, send
 from batchwright.errors import BatchwrightError, FileError, Interrupted, PlanError
 from batchwright.records import Plan
 from batchwright.records.documents import read_record, write_record
@@ -260,11 +260,11 @@ def test_two_senders_at_once_double_nothing(service, folder, told):
 
 
 def test_many_lines_go_in_several_messages(service, folder, told):
-    write_lines(folder, *({"kind": "note", "text": str(n)} for n in range(2 * MOST_LINES)))
+    write_lines(folder, *({"kind": "note", "text": str(n)} for n in range(2 * MAX_LINES)))
     sender = a_sender(folder, service, told)
     sender.introduce()
     assert sender.send_some()
-    assert sender.report.next == MOST_LINES
+    assert sender.report.next == MAX_LINES
     sent(sender)
     assert stored(service, sender.report.run)[1] == lines_of(folder)
 

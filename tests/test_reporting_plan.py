@@ -15,7 +15,7 @@ from PIL import Image
 from batchwright.errors import FileError
 from batchwright.records import Estimate, KindCount
 from batchwright.records.text.plan_text import (
-    MOST_ROWS,
+    MAX_ROWS,
     explain,
     is_chosen,
     kept_candidates,
@@ -24,7 +24,7 @@ from batchwright.records.text.plan_text import (
 )
 from batchwright.reporting.charts.memory import memory_chart
 from batchwright.reporting.data.plan_curves import (
-    MOST_CURVES,
+    MAX_CURVES,
     MeasuredPoint,
     plan_curves,
     smooth,
@@ -119,7 +119,7 @@ def test_of_many_clusters_the_chosen_and_the_extremes_are_drawn():
     workers = tuple(2**power for power in range(13))
     curves = plan_curves(make_choice(workers=workers, chosen=(256, 128)))
     shown = [one.workers for one in curves.clusters]
-    assert len(shown) <= MOST_CURVES
+    assert len(shown) <= MAX_CURVES
     assert {1, 256} <= set(shown)
     assert curves.left_out == len(workers) - len(shown)
 
@@ -404,11 +404,11 @@ def test_a_plan_for_ten_thousand_workers_is_explained_on_two_screens():
     assert "more are in the plan" in text
     assert len(text.splitlines()) < 150
     kept = kept_candidates(plan)
-    assert len(kept) == MOST_ROWS
+    assert len(kept) == MAX_ROWS
     assert any(is_chosen(plan, one) for one in kept)
     assert sum(one.workers == 10_000 for one in kept) == len(LOCAL_BATCHES)
     assert kept == tuple(one for one in plan.considered if one in kept)
-    left = len(plan.considered) - MOST_ROWS
+    left = len(plan.considered) - MAX_ROWS
     assert f"Candidates ({left} more in plan.json)" in page(make_summary(plan=plan, epochs=()))
 
 

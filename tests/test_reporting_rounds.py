@@ -17,7 +17,7 @@ from batchwright.reporting.charts.stages import stage_charts
 from batchwright.reporting.data.plan_words import decided_words, local_range, split_rows, stage_rows
 from batchwright.reporting.data.reading import accounting, comparisons, overall
 from batchwright.reporting.data.round_curves import (
-    MOST_ROUNDS,
+    MAX_ROUNDS,
     all_rounds,
     bin_count,
     bins,
@@ -348,10 +348,10 @@ def test_a_timeline_of_few_or_many_rounds_stays_readable(epochs, workers):
     summary = make_server_summary(plan)
     told = lanes(summary)
     boxes = [sum(one.start < first_seconds(told) for one in lane.rounds) for lane in told]
-    assert max(boxes) <= MOST_ROUNDS + 1
+    assert max(boxes) <= MAX_ROUNDS + 1
     rounds = rounds_part(summary)
     assert rounds.count("<rect class=") < 3500
-    assert len(drawn(summary, "rounds.png").axes) == (2 if epochs > MOST_ROUNDS else 1)
+    assert len(drawn(summary, "rounds.png").axes) == (2 if epochs > MAX_ROUNDS else 1)
 
 
 def test_a_plan_of_several_stages_has_its_charts_and_a_row_for_each(text):

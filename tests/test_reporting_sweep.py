@@ -12,7 +12,7 @@ from rich.console import Console
 from batchwright.records import Sweep
 from batchwright.records.documents import read_record, write_record
 from batchwright.reporting.data.sweep_curves import (
-    MOST_LINES,
+    MAX_LINES,
     against,
     best_setting,
     curves,
@@ -123,7 +123,7 @@ def test_numbers_stand_where_they_are_and_other_values_side_by_side():
 def test_what_has_no_room_is_said_to_be_in_the_table():
     sweep = make_sweep({"epochs": [1, 2], "base_batch": list(range(1, 14))}, seeds=1)
     (panel, _) = curves(sweep, "base_batch")
-    assert (len(panel.lines), panel.left_out) == (MOST_LINES, 3)
+    assert (len(panel.lines), panel.left_out) == (MAX_LINES, 3)
     panels = curves(sweep, "epochs")
     assert len(panels) == 13
     assert "1 more in the table" in legend_of(draw_curves(sweep, sweep.keys[0]))

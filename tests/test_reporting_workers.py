@@ -12,7 +12,7 @@ from rich.console import Console
 
 from batchwright.records import LocalBatches, WorkerTime
 from batchwright.records.text.plan_text import explain
-from batchwright.reporting.charts.workers import MOST_PANELS
+from batchwright.reporting.charts.workers import MAX_PANELS
 from batchwright.reporting.data.reading import accounting, worker_rows
 from batchwright.reporting.data.worker_curves import (
     Share,
@@ -207,7 +207,7 @@ def test_one_worker_has_no_figure_of_workers(tmp_path):
     assert not [name for name in names if name.startswith("workers")]
 
 
-@pytest.mark.parametrize(("workers", "panels"), [(2, 2), (5, 5), (40, MOST_PANELS)])
+@pytest.mark.parametrize(("workers", "panels"), [(2, 2), (5, 5), (40, MAX_PANELS)])
 def test_each_worker_has_a_panel_for_its_batches_and_one_for_its_times(workers, panels):
     figure = drawn(dynamic_summary(workers, epochs=4))
     assert len(figure.axes) == 2 * panels

@@ -12,7 +12,7 @@ from batchwright.records import EpochRecord, Job, WorkerTime
 from batchwright.records.lines.run_lines import EpochLine
 from batchwright.records.service import Advice, AgentIntroduction, JobProgress
 from batchwright.service.adviser import Adviser
-from batchwright.service.advising import LEAST_CHANGE, MOST_CHANGE, advice_for
+from batchwright.service.advising import MAX_CHANGE, MIN_CHANGE, advice_for
 from batchwright.workflows.drift import EpochTime, drift_of
 from batchwright.workflows.replan import at_level_of, epoch_seconds
 from clusters import LOCAL_BATCHES, make_step, step_seconds
@@ -167,7 +167,7 @@ def test_a_slower_exchange_calls_for_a_larger_batch():
     assert offer.epoch == 5
     before, after = offer.plan.stages
     assert before == PLAN.stages[0].model_copy(update={"epochs": 5})
-    assert after.global_batch_size >= LEAST_CHANGE * before.global_batch_size
+    assert after.global_batch_size >= MIN_CHANGE * before.global_batch_size
     assert after.workers == before.workers
     assert after.learning_rate > before.learning_rate
     assert offer.plan.epochs == PLAN.epochs
@@ -179,7 +179,7 @@ def test_a_slower_exchange_calls_for_a_larger_batch():
 def test_one_change_goes_four_times_as_far_at_most_and_says_so():
     offer = advised(**SLOW_LINK)
     before, after = offer.plan.stages
-    assert after.global_batch_size == MOST_CHANGE * before.global_batch_size
+    assert after.global_batch_size == MAX_CHANGE * before.global_batch_size
     assert "the plan would be 5,000" in offer.reason
     offer = advised(exchange=0.05)
     assert offer.plan.stages[1].global_batch_size < 5000

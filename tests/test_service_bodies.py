@@ -25,7 +25,7 @@ from batchwright.service.middleware.bodies import _Held, _Share
 from batchwright.service.operating.serving import FREE_PIECES, listen
 from batchwright.service.problems import Refused, TooLarge, TooMany, Unavailable
 from batchwright.service.processes import KEPT_BYTES, Workers
-from batchwright.service.reading import MOST_ESCAPES, SMALL_BYTES, check_json, read, read_json
+from batchwright.service.reading import MAX_ESCAPES, SMALL_BYTES, check_json, read, read_json
 from batchwright.service.settings import Limits
 from samples import make_plan, make_profile
 from services import ADDRESS, HandClock, serving_from
@@ -117,7 +117,7 @@ def test_commas_and_brackets_in_texts_are_no_values():
 
 def test_a_body_of_escapes_is_refused():
     with pytest.raises(Refused, match="escapes"):
-        check_json(b'"' + b"\\\\" * MOST_ESCAPES + b'"', 2)
+        check_json(b'"' + b"\\\\" * MAX_ESCAPES + b'"', 2)
 
 
 HOSTILE = {

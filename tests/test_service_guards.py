@@ -17,12 +17,12 @@ from batchwright.service.app import create_app
 from batchwright.service.database.tables import runs
 from batchwright.service.middleware.bodies import STRANGERS_BYTES
 from batchwright.service.middleware.hosts import HEADERS
-from batchwright.service.middleware.identify import MOST_KEYS, Rates
+from batchwright.service.middleware.identify import MAX_KEYS, Rates
 from batchwright.service.operating.serving import JsonLines
 from batchwright.service.problems import Refused
 from batchwright.service.reading import check_json
 from batchwright.service.settings import Limits
-from batchwright.service.store.lines import MOST_BYTES
+from batchwright.service.store.lines import MAX_BYTES
 from samples import make_plan, make_summary
 from services import ADDRESS, HandClock, serving_from, step
 
@@ -137,7 +137,7 @@ def post(service, scope, body, kind="application/json"):
 def test_a_body_is_read_up_to_the_limit(shared):
     most = shared.settings.limits.body_bytes
     answer = post(shared, "report", body_of(most))  # read, and too large for records
-    assert (answer.status_code, f"{MOST_BYTES:,}" in answer.json()["detail"]) == (413, True)
+    assert (answer.status_code, f"{MAX_BYTES:,}" in answer.json()["detail"]) == (413, True)
     answer = post(shared, "report", body_of(most + 1))
     assert answer.status_code == 413
     assert str(most) in answer.json()["detail"]
@@ -263,10 +263,10 @@ def test_a_bucket_empties_and_fills_again():
 def test_what_is_remembered_of_rates_stays_small():
     ticks = Ticks()
     rates = Rates(1.0, 2, ticks)
-    for number in range(3 * MOST_KEYS):
+    for number in range(3 * MAX_KEYS):
         ticks.now += 1e-6
         assert rates.take(f"address {number}")
-    assert len(rates._left) <= MOST_KEYS
+    assert len(rates._left) <= MAX_KEYS
 
 
 def test_too_many_requests_are_told_when_to_come_again(service):

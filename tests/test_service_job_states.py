@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from batchwright.service.job_states import (
     ENDED,
-    MOST_LOST,
+    MAX_LOST,
     Standing,
     approve,
     cancel,
@@ -164,7 +164,7 @@ def heard(job):
 
 def test_after_three_agents_that_got_no_further_the_job_has_failed():
     job = Standing(auto=True)
-    for number in range(MOST_LOST):
+    for number in range(MAX_LOST):
         assert job.state == "queued"
         job = lose(heard(leased(job, key=str(number), agent=f"agent {number}")))
     assert job.state == "failed"
@@ -185,11 +185,11 @@ def test_losses_are_forgotten_once_the_job_got_further():
     for epoch in range(1, 20):
         job = said(job, key=job.key, trained=float(epoch))
         assert job.lost == 0
-        for _ in range(MOST_LOST - 1):
+        for _ in range(MAX_LOST - 1):
             number += 1
             job = leased(lose(heard(job)), key=str(number))
-        assert (job.state, job.lost) == ("training", MOST_LOST - 1)
-        assert said(job, key=job.key, trained=float(epoch)).lost == MOST_LOST - 1, "no further"
+        assert (job.state, job.lost) == ("training", MAX_LOST - 1)
+        assert said(job, key=job.key, trained=float(epoch)).lost == MAX_LOST - 1, "no further"
 
 
 def test_another_agent_that_begins_anew_is_no_further_than_the_one_before():
@@ -385,7 +385,7 @@ def check(job):
     if job.state == "queued":
         assert not job.has_plan
     assert (job.error is not None) == (job.state == "failed")
-    assert job.lost <= MOST_LOST
+    assert job.lost <= MAX_LOST
     assert job.trained <= job.furthest
     if job.kept:
         assert job.state == "planned"

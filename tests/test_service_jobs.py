@@ -654,7 +654,7 @@ def test_an_agent_that_was_not_heard_of_for_a_month_is_forgotten(store, clock):
 
 
 def test_there_are_only_so_many_agents(store, monkeypatch):
-    monkeypatch.setattr("batchwright.service.store.agents.MOST_AGENTS", 1)
+    monkeypatch.setattr("batchwright.service.store.agents.MAX_AGENTS", 1)
     store.agents.introduce(AgentIntroduction(name="one", allow=()), "a")
     store.agents.introduce(AgentIntroduction(name="one", allow=()), "a")
     with pytest.raises(TooMany):

@@ -8,7 +8,7 @@ import pytest
 
 from batchwright.records.service import RunEnd
 from batchwright.service.pages.assets import assets
-from batchwright.service.pages.run_page import MOST_EPOCHS, lines_of
+from batchwright.service.pages.run_page import MAX_EPOCHS, lines_of
 from pages import (
     LONG,
     NASTY,
@@ -347,7 +347,7 @@ def test_of_very_many_records_few_are_drawn(service):
         service.report(run, *(step(n % 45, n // 45) for n in range(start, start + 1000)))
     service.report(run, *(epoch(number % 30) for number in range(600)))
     lines = lines_of(service.store, service.store.runs.get(run))
-    assert len(lines.epochs) <= MOST_EPOCHS + 1
+    assert len(lines.epochs) <= MAX_EPOCHS + 1
     assert len(lines.steps) <= 301
     assert lines.stride == 4
     assert browse(service.sign_in(), f"/runs/{run}").parts

@@ -154,7 +154,7 @@ def test_who_comes_while_others_plan_waits_for_a_turn_or_is_sent_away(service, m
 def test_only_a_few_wait_for_their_turn_and_further_ones_are_sent_away_at_once(monkeypatch):
     """Else those that wait would take all threads, and nobody's records would be taken."""
     monkeypatch.setattr(plan_answers, "PATIENCE_SECONDS", 500.0)
-    request, many = PlanRequest(profiles=(ANY,)), plan_answers.MOST_AT_ONCE
+    request, many = PlanRequest(profiles=(ANY,)), plan_answers.MAX_AT_ONCE
     with ThreadPoolExecutor(many + 1) as pool:
         with PLANNING:
             asked = [pool.submit(plan_answers.planned, request) for _ in range(many + 1)]

@@ -28,7 +28,7 @@ from batchwright.service.problems import (
 )
 from batchwright.service.settings import Limits, Settings
 from batchwright.service.store import Store
-from batchwright.service.store.lines import LONGEST_LINE, MOST_BYTES, read_batch
+from batchwright.service.store.lines import LONGEST_LINE, MAX_BYTES, read_batch
 from batchwright.service.store.records import from_level
 from run_lines import values_of
 from samples import make_data, make_epoch, make_plan
@@ -359,7 +359,7 @@ def test_what_is_no_batch_is_refused(body):
     with pytest.raises(Refused):
         read_batch(body, make_data)
     with pytest.raises(TooLarge):
-        read_batch(body.ljust(MOST_BYTES + 1), make_data)
+        read_batch(body.ljust(MAX_BYTES + 1), make_data)
 
 
 def test_a_batch_is_refused_at_its_first_mistake_however_many_it_has():
@@ -467,7 +467,7 @@ def test_what_is_stored_of_a_finished_run_is_not_replaced(store, monkeypatch):
     store.records.append(run, batch_of([step(0)], 0))
     store.records.append(other, batch_of([step(0)], 0))
     store.runs.end(run, RunEnd(outcome="finished"))
-    monkeypatch.setattr("batchwright.service.store.records.MOST_DROPPED", 0)
+    monkeypatch.setattr("batchwright.service.store.records.MAX_DROPPED", 0)
     for one in (run, other):
         with pytest.raises(Conflict, match="stays") as refused:
             store.records.append(one, batch_of([step(1)], 0, anew=True))
@@ -504,7 +504,7 @@ def test_of_very_long_records_fewer_are_handed_out_at_once(store, monkeypatch):
     run = a_run(store)
     send(store, run, 0, *(step(i) for i in range(100)))
     length = len(line_text(step_line(0)))
-    place = "batchwright.service.store.records.MOST_CHARACTERS"
+    place = "batchwright.service.store.records.MAX_CHARACTERS"
     monkeypatch.setattr(place, 10 * length)
     for kind in (None, "step"):
         found, last = [], -1
@@ -518,7 +518,7 @@ def test_of_very_long_records_fewer_are_handed_out_at_once(store, monkeypatch):
     steps = [record.step + 1 for record in page.records]
     assert steps[:-1] == [page.stride * (i + 1) for i in range(len(steps) - 1)]
     assert steps[-1] == 100
-    monkeypatch.setattr("batchwright.service.store.records.MOST_CHARACTERS", 1)
+    monkeypatch.setattr("batchwright.service.store.records.MAX_CHARACTERS", 1)
     assert store.records.after(run, None, 41).sequences == (42,)
     assert store.records.page(run, "step", 100).sequences[-1] == 99
 

@@ -55,7 +55,7 @@ METHODS = ("plain", "dynamic-batch", "cyclic", "dual-batch", "hybrid")
 LOST_FIRST = ("plain", "dual-batch")  # methods under which the host of worker 0 is lost, too
 KILLS = 2 * len(METHODS) + len(LOST_FIRST)
 SAMPLES, EPOCHS = 1437, 150
-MOST_SECONDS = 300.0  # for anything to go on
+MAX_SECONDS = 300.0  # for anything to go on
 _KEEP = """
 import sys, time
 from torch.distributed import TCPStore
@@ -261,7 +261,7 @@ def run_and_kill(folder: Path, method: str) -> KilledRun:
             start(host)
             # It is back once its new agent has opened the folder. Until then the other host is all
             # that knows of the run, and must not be lost.
-            until(lambda: len(read_opened(run).launches) > known or _ended(both), MOST_SECONDS)
+            until(lambda: len(read_opened(run).launches) > known or _ended(both), MAX_SECONDS)
 
         for host in both:
             start(host)
@@ -273,7 +273,7 @@ def run_and_kill(folder: Path, method: str) -> KilledRun:
             time.sleep(moments.uniform(0, 0.5))
             kill()
             recovered += _goes_on(run, both)
-        until(lambda: _ended(both), MOST_SECONDS)
+        until(lambda: _ended(both), MAX_SECONDS)
         ended = [one.agent.poll() for one in both if one.agent is not None] == [0, 0]
         if not ended:
             say("\n".join(one.log()[-3000:] for one in both))
@@ -293,7 +293,7 @@ def _goes_on(run: Path, hosts: Sequence[Host], *, checkpoint: bool = False) -> b
         kept = not checkpoint or (run / "checkpoints" / "last.pt").exists()
         return _ended(hosts) or (kept and epochs_in(run) > before + 1)
 
-    return until(there, MOST_SECONDS, every=0.1) and epochs_in(run) > before
+    return until(there, MAX_SECONDS, every=0.1) and epochs_in(run) > before
 
 
 def _ended(hosts: Sequence[Host]) -> bool:

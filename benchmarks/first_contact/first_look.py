@@ -20,7 +20,7 @@ from batchwright.probing.bench import Bench
 from batchwright.probing.measure.precision import choose_precision, planned_batch
 from batchwright.records import MachineLoad, Precision, Profile, RunSummary
 from batchwright.records.documents import read_record
-from batchwright.records.job_sections import MOST_BUDGET
+from batchwright.records.job_sections import MAX_BUDGET
 from batchwright.records.text.load_text import busy_warning
 from batchwright.reporting.data.reading import whole_accounting
 from batchwright.workload.data.sources import open_data
@@ -34,7 +34,7 @@ FORMS = (("tensors", 32), ("pictures", 64))
 """Function of `OWN_DATA`, and the side of its images."""
 
 FORMATS: tuple[Precision, Precision] = ("float32", "bfloat16")
-CHOOSING_SECONDS = 0.1 * MOST_BUDGET  # as a probe has for it
+CHOOSING_SECONDS = 0.1 * MAX_BUDGET  # as a probe has for it
 TURNS = 3  # rounds of float32, bfloat16, bfloat16, float32
 
 COMMANDS = {False: 3, True: 5}

@@ -40,7 +40,7 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.programme import STEPS, Step
 from benchmarks.harness.benchmark import ROOT, commit, say, scratch
 
-LEAST_SECONDS = 60.0  # with less left no step is begun
+MIN_SECONDS = 60.0  # with less left no step is begun
 ENDING_SECONDS = 10.0  # for a step that has run out of time
 OUTCOME = "outcome"  # what a step "finds" at its end
 CUT = "to go on"  # of a step that had less time than it may take
@@ -70,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
     with scratch() as work:
         while todo:
             left = 60 * asked.minutes - (time.monotonic() - began)
-            if left < LEAST_SECONDS:
+            if left < MIN_SECONDS:
                 say("the time is up; the same command goes on from here")
                 break
             step = next((one for one in todo if 60 * one.minutes <= left), todo[0])

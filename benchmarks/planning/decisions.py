@@ -96,7 +96,7 @@ from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.kept_runs import read_lines
 from benchmarks.planning.decisions_runs import (
-    LEAST_STEPS,
+    MIN_STEPS,
     OPTIMIZERS,
     RATE_SCALES,
     SEEDS,
@@ -318,7 +318,7 @@ def case_of(profile: Profile, truth: Truth, epochs: int) -> Case:
     """Plan for one length of a task, of which there are a profile with trials and the truth."""
 
     def planned(profile: Profile, objective: str, **keys: Any) -> Plan:
-        goal = {"objective": objective, "least_steps": LEAST_STEPS}
+        goal = {"objective": objective, "least_steps": MIN_STEPS}
         return plan(profile, epochs=epochs, evaluate_epochs=epochs, goal=goal, **keys)
 
     seconds: dict[Candidate, float] = {}
@@ -355,7 +355,7 @@ def _profile(name: str, data: Path, folder: Path) -> Profile:
     task, made = TASKS[name], folder / f"{name}.json"
     keys = {
         **job_keys(task, open_images(task, data, folder), max(task.epochs)),
-        "goal.least_steps": LEAST_STEPS,
+        "goal.least_steps": MIN_STEPS,
         "probe.learning": LEARNING,
     }
     words = [f"{key}={value}" for key, value in keys.items()]

@@ -43,7 +43,7 @@ Optimizer = Literal["sgd", "muon"]
 
 OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "muon")
 BATCHES = (32, 64, 128, 256, 512, 1024, 2048)
-LEAST_STEPS = 4  # of an epoch
+MIN_STEPS = 4  # of an epoch
 RATE_SCALES = (1.0, 1 / 3, 3.0)  # of the rate that a plan gives, in the order of the runs
 WIDEST = (1 / 27, 27.0)  # as far as rates go where the best is at an end
 SEEDS = (0, 1, 2)
@@ -56,7 +56,7 @@ LOOK_RATES = (1 / 3, 3.0, 1 / 9, 9.0)  # of the rate that a plan gives
 LOOK_RATES_BATCHES = {16: (32, 128), 4: (32, 128, 512)}  # by part of the long training
 LOOK_RATES_NEAR = 2  # of the rates alone for trainings longer than a 16th
 LOOK_RATES_STEPS = 25  # fewer tell nothing
-LOOK_RATES_MOST = 12_288
+LOOK_RATES_MAX = 12_288
 """Samples of a training with batch 32; there a step takes longest for what it tells."""
 
 TRUTH_LINES = RESULTS / "decisions-runs.jsonl"
@@ -78,14 +78,14 @@ class Task:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Those that leave `LEAST_STEPS` steps an epoch, and the largest that does."""
-        most = min(self.images // LEAST_STEPS, BATCHES[-1])
+        """Those that leave `MIN_STEPS` steps an epoch, and the largest that does."""
+        most = min(self.images // MIN_STEPS, BATCHES[-1])
         return (*(batch for batch in BATCHES if batch < most), most)
 
     @property
     def look_batches(self) -> tuple[int, ...]:
         """Those of the look set; the largest of `BATCHES` in place of those beyond it."""
-        most = max(one for one in BATCHES if one * LEAST_STEPS <= self.look_images)
+        most = max(one for one in BATCHES if one * MIN_STEPS <= self.look_images)
         return tuple(sorted({min(batch, most) for batch in LOOK_BATCHES}))
 
 
@@ -277,7 +277,7 @@ def look_rate_cells(name: str) -> list[tuple[Cell, int]]:
         rates = LOOK_RATES if part == max(LOOK_PARTS) else LOOK_RATES[:LOOK_RATES_NEAR]
         for scale, batch, optimizer in product(rates, batches, OPTIMIZERS):
             enough = samples // batch >= LOOK_RATES_STEPS and batch in task.look_batches
-            if enough and (batch > LOOK_RATES_BATCHES[16][0] or samples <= LOOK_RATES_MOST):
+            if enough and (batch > LOOK_RATES_BATCHES[16][0] or samples <= LOOK_RATES_MAX):
                 cells.append((Cell(name, batch, optimizer, scale, samples // images), images))
     return cells
 

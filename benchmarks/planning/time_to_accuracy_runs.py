@@ -32,7 +32,7 @@ from batchwright.records.documents import read_record
 from batchwright.records.lines.line_files import METRICS, sound_line
 from batchwright.records.lines.run_lines import EpochLine, RunLine
 from batchwright.storage.follow_lines import Tail
-from batchwright.workload.load import LEAST_SECONDS, load_between, read_load
+from batchwright.workload.load import MIN_SECONDS, load_between, read_load
 from benchmarks.harness.benchmark import (
     RESULTS,
     ROOT,
@@ -182,7 +182,7 @@ class Bench:
         told = -math.inf
         while time.monotonic() < self.until:
             before = read_load()
-            time.sleep(max(LEAST_SECONDS, 0 if self.busy else WATCH_SECONDS))
+            time.sleep(max(MIN_SECONDS, 0 if self.busy else WATCH_SECONDS))
             others, _ = load_since(before)
             if others <= QUIET or self.busy:
                 return

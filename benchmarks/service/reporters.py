@@ -29,7 +29,7 @@ from batchwright.records.lines.run_lines import EpochLine, RunLine, StepLine, Wo
 from batchwright.records.service import RecordBatch
 
 RETRY_SECONDS = 0.05
-MOST_SECONDS = 600.0
+MAX_SECONDS = 600.0
 """After which a reporter gives up: what it could not bring is missing then."""
 
 
@@ -122,7 +122,7 @@ class Reporter:
             self.acknowledged = answer["next"]
 
     async def _answer(self, method: str, path: str, body: bytes) -> Any:
-        end = time.monotonic() + MOST_SECONDS
+        end = time.monotonic() + MAX_SECONDS
         while time.monotonic() < end:
             before = time.perf_counter()
             try:
@@ -138,7 +138,7 @@ class Reporter:
             answer.raise_for_status()
             self.seconds.append(time.perf_counter() - before)
             return answer.json()
-        raise TimeoutError(f"run {self.run}: no answer in {MOST_SECONDS:g} s")
+        raise TimeoutError(f"run {self.run}: no answer in {MAX_SECONDS:g} s")
 
 
 async def report(url: str, tokens: list[str], plan: Any, records: int, at_once: int) -> Any:

@@ -45,7 +45,7 @@ from batchwright.client.reporter_process import ReporterProcess
 from batchwright.records import Job, Plan
 from batchwright.records.documents import write_record
 from batchwright.records.lines.line_files import line_text, read_line
-from batchwright.records.service import MOST_RECORDS, RecordBatch, RunIntroduction
+from batchwright.records.service import MAX_RECORDS, RecordBatch, RunIntroduction
 from batchwright.service.access import cookie_name
 from batchwright.service.database.engine import open_engine
 from batchwright.service.database.tables import records as stored
@@ -287,8 +287,8 @@ def full_page(plan: Plan, records: int, folder: Path) -> dict[str, list[float]]:
     try:
         run = str(uuid.uuid4())
         store.runs.introduce(run, RunIntroduction(name="long", plan=plan), OWNER.name)
-        for first in range(0, records, MOST_RECORDS):
-            some = tuple(record(n) for n in range(first, min(first + MOST_RECORDS, records)))
+        for first in range(0, records, MAX_RECORDS):
+            some = tuple(record(n) for n in range(first, min(first + MAX_RECORDS, records)))
             store.records.append(run, RecordBatch(first=first, records=some), OWNER)
         token = store.tokens.create(OWNER.name, ["read", "report"])
         session = store.sign_in.enter(store.sign_in.link(["read"]))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchwright.planning.candidates.trial_choice import LEAST_STEPS
+from batchwright.planning.candidates.trial_choice import MIN_STEPS
 from batchwright.prediction.accuracy.learning import LearningModel, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
 from batchwright.records.registries.optimizers import Normal
@@ -93,7 +93,7 @@ def law_of(task: str, *, most: float = inf) -> LearningModel:
             one["optimizer"], one["batch"], one["samples"], one["accuracy"] / 100, one["held_out"]
         )
         for one in lines
-        if one["rate_scale"] == 1 and one["steps"] >= LEAST_STEPS and one["samples"] <= most
+        if one["rate_scale"] == 1 and one["steps"] >= MIN_STEPS and one["samples"] <= most
     ]
     return fit_learning(seen, classes=lines[0]["classes"], optimizers=OPTIMIZERS)
 
@@ -109,7 +109,7 @@ def shortfalls(lines: Iterable[dict[str, Any]]) -> Iterator[Shortfall]:
         law, curve = law_of(one["task"]), [share / 100 for share in one["curve"]]
         samples = one["images"]
         for epoch, factor in enumerate(factors_of(len(curve))[:-1], 1):
-            if epoch * samples >= LEAST_STEPS * one["batch"]:
+            if epoch * samples >= MIN_STEPS * one["batch"]:
                 seen = (one["optimizer"], one["batch"], epoch * samples, curve[epoch - 1])
                 short, error = law.off(Observed(*seen, one["held_out"]))
                 yield Shortfall(one["task"], one["optimizer"], factor, short, error)
@@ -138,7 +138,7 @@ def coverage(lines: Iterable[dict[str, Any]], short: Mapping[str, Normal], power
         samples = one["images"]
         law = law_of(one["task"], most=samples * one["epochs"] / 4)
         for epoch, factor in enumerate(factors_of(one["epochs"]), 1):
-            if epoch * samples < LEAST_STEPS * one["batch"]:
+            if epoch * samples < MIN_STEPS * one["batch"]:
                 continue
             candidate = Candidate(one["optimizer"], one["batch"], epoch * samples)
             mean, spread = short[one["optimizer"]]

@@ -3,7 +3,7 @@
     python -m benchmarks.tools.rates_prior [--simulate N]
 
 For each task of the look set of `benchmarks.planning.decisions` and each optimizer the law of
-learning is fitted to all its trainings of `LEAST_STEPS` steps or more, with next to nothing known
+learning is fitted to all its trainings of `MIN_STEPS` steps or more, with next to nothing known
 of rates before. Over the tasks, the spread of the best rates around the usual one and mean and
 spread of the logarithms of their weights are what `prediction.accuracy.learning.PRIOR` holds.
 
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchwright.planning.candidates.trial_choice import LEAST_STEPS, RATE_STEP, Arm, Question
+from batchwright.planning.candidates.trial_choice import MIN_STEPS, RATE_STEP, Arm, Question
 from batchwright.prediction.accuracy.learning import PRIOR, LearningModel, Prior, fit_learning
 from batchwright.prediction.accuracy.trainings import OFFSET_DIGITS, Candidate, Observed
 from batchwright.records.registries.optimizers import Normal
@@ -46,7 +46,7 @@ OPEN = {
     for name in ("sgd", "muon", "adamw")
 }
 """Next to nothing known of where the best rate is."""
-LEAST_SPREAD = 0.7  # of weights: parabolas of single trainings differ by more than those of tasks
+MIN_SPREAD = 0.7  # of weights: parabolas of single trainings differ by more than those of tasks
 
 
 class Cell(NamedTuple):
@@ -62,7 +62,7 @@ def look_set() -> dict[Cell, list[Observed]]:
     """Its trainings of enough steps, by what they have in common."""
     cells: dict[Cell, list[Observed]] = {}
     for line in read_lines(LOOK_LINES):
-        if line["steps"] >= LEAST_STEPS:
+        if line["steps"] >= MIN_STEPS:
             cell = Cell(line["task"], line["optimizer"], line["batch"], line["samples"])
             cells.setdefault(cell, []).append(_observed(line))
     return cells
@@ -105,7 +105,7 @@ def prior_of(numbers: Mapping[tuple[str, str], tuple[float, float]], tasks: Iter
         best = Normal(0.0, max(RATE_STEP, sqrt(fmean(one**2 for one in bests))))
         mean = fmean(weights)
         spread = sqrt(fmean((one - mean) ** 2 for one in weights))
-        weight = Normal(mean, max(LEAST_SPREAD, spread))
+        weight = Normal(mean, max(MIN_SPREAD, spread))
         known[name] = PRIOR.of(name)._replace(best_rate=best, rate_weight=weight)
     return replace(PRIOR, optimizers=known)
 

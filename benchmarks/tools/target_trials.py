@@ -19,7 +19,7 @@ from itertools import product
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
-from batchwright.planning.candidates.choice import LEAST_CHANCE
+from batchwright.planning.candidates.choice import MIN_CHANCE
 from batchwright.prediction.accuracy.learning import LearningModel, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
 from benchmarks.harness.benchmark import make_parser, say
@@ -56,7 +56,7 @@ def planned(
         chance = 1.0
         if (training := next(found, None)) is None:
             training, chance = whole, model.probability(whole, target)
-            if sure_alone or chance < LEAST_CHANCE:
+            if sure_alone or chance < MIN_CHANCE:
                 continue
         epochs = round(training.samples / images)
         options[Taken(training, epochs)] = epochs * EPOCH_SECONDS[batch] / chance

@@ -15,7 +15,7 @@ from batchwright.errors import JobError
 from batchwright.records import DataFacts, Job, LearningRateRule, NetworkFacts, OptimizerName
 from batchwright.records.registries.optimizers import OPTIMIZERS
 
-MOST_RAISED = 1.0
+MAX_RAISED = 1.0
 """Most that a rate is raised to where few steps would leave the weights near where they began."""
 DECAY_SHARES = (1 / 3, 2 / 3, 8 / 9)  # of the epochs; Goyal et al. decay at 30, 60, 80 of 90
 DECAY_FACTOR = 0.1
@@ -26,7 +26,7 @@ POSTER_OPTIMA = ((60.0, 5.0), (240.0, 10.0))
 (7,680 and 30,720 over 128, the local batch that its base rate is for), and epochs."""
 POSTER_RANGES = ((2.5, 7.5), (7.5, 15.0))
 """Epochs around each optimum, half-way to its neighbours among the 0, 5, 10 and 20 tried."""
-MOST_WARMUP = 0.5
+MAX_WARMUP = 0.5
 """Of the epochs, where the job leaves the warm-up open."""
 
 ONE_CYCLE_RISE = 0.3  # of the epochs; with the next two as torch.optim.lr_scheduler.OneCycleLR
@@ -144,7 +144,7 @@ def fitted_warmup(ratio: float, epochs: int, law: Literal["root", "linear"] = "r
     laws += [((first, one), (second, two)) for one in POSTER_RANGES[0] for two in POSTER_RANGES[1]]
     shares = [max(0.0, _LAWS[law](points, ratio)) / POSTER_EPOCHS for points in laws]
     # Three figures: more would look as if the law knew them.
-    lengths = [min(float(f"{epochs * share:.3g}"), epochs * MOST_WARMUP) for share in shares]
+    lengths = [min(float(f"{epochs * share:.3g}"), epochs * MAX_WARMUP) for share in shares]
     return Warmup(lengths[0], min(lengths), max(lengths))
 
 
@@ -239,7 +239,7 @@ def make_rule(
     raised = 1.0
     if spec.reach and not cautious and samples is not None:
         needed = spec.reach / reach(rule, global_batch, samples=samples, epochs=epochs)
-        raised = max(1.0, min(needed, MOST_RAISED / peak))
+        raised = max(1.0, min(needed, MAX_RAISED / peak))
     factor = raised * tried
     return rule.model_copy(update={"base": base * factor, "peak": peak * factor, "tried": tried})
 

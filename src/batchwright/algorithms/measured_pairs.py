@@ -28,8 +28,8 @@ the factor e: a standard deviation. Of the measured networks 0.05 to 0.3."""
 UNKNOWN_ERROR = 0.02
 """Relative standard error of a ratio of which one visit is known."""
 
-_LEAST_ERROR = 0.001
-_LEAST_REST = 0.01  # a small batch that takes as long as the large one tells next to nothing
+_MIN_ERROR = 0.001
+_MIN_REST = 0.01  # a small batch that takes as long as the large one tells next to nothing
 _TURNS = 20  # of fixed time and small batch
 
 
@@ -109,7 +109,7 @@ def _told(pair: PairTime) -> tuple[float, float]:
     """What one pair says of the fixed time, in samples, and its standard error."""
     ratio = pair.small_seconds / pair.large_seconds
     known = ratio_error(pair.ratios)
-    relative = max(UNKNOWN_ERROR if known == inf else known, _LEAST_ERROR)
-    rest = max(1 - ratio, _LEAST_REST)
+    relative = max(UNKNOWN_ERROR if known == inf else known, _MIN_ERROR)
+    rest = max(1 - ratio, _MIN_REST)
     fixed = (ratio * pair.large_batch - pair.small_batch) / rest
     return fixed, abs(ratio * relative * (pair.large_batch - pair.small_batch) / rest**2)

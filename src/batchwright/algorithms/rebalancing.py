@@ -28,7 +28,7 @@ SUDDEN = 3 * DEAD_BAND
 SMOOTHING = 0.3
 """Weight of the newest measurement in all others."""
 
-_LEAST_CHANGE = 0.75  # samples: less only goes back and forth between two whole numbers
+_MIN_CHANGE = 0.75  # samples: less only goes back and forth between two whole numbers
 _TELLING = 0.25  # batches must have changed by this share, or noise drowns the fixed cost
 _HALVINGS = 40
 
@@ -125,7 +125,7 @@ def balanced(
 def worth_changing(current: Sequence[int], wanted: Sequence[int]) -> bool:
     """Whether any local batch would change by more than the dead band."""
     return any(
-        abs(now - then) > max(DEAD_BAND * then, _LEAST_CHANGE)
+        abs(now - then) > max(DEAD_BAND * then, _MIN_CHANGE)
         for then, now in zip(current, wanted, strict=True)
     )
 

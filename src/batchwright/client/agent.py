@@ -39,7 +39,7 @@ from batchwright.storage.files import make_folder
 from batchwright.storage.locks import take
 
 ASK_SECONDS = 2.0  # between two questions for a job
-MOST_REASON = 2000  # characters
+MAX_REASON = 2000  # characters
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -137,7 +137,7 @@ class Agent:
         """
         reason = f"this agent cannot read it ({problem}): it may lack a package that the job names"
         try:
-            told = JobProgress(key=found["key"], state="queued", reason=reason[:MOST_REASON])
+            told = JobProgress(key=found["key"], state="queued", reason=reason[:MAX_REASON])
             job, name = found["job"]["id"], found["job"]["name"]
         except (TypeError, LookupError, ValidationError):
             understood(Lease, found, self._service.url)

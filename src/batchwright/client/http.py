@@ -25,7 +25,7 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 FILE_SECONDS = 60.0  # without a byte of a file, or of the answer to one
 _PIECE = 2**18  # bytes of a file that are in memory
-_MOST_TEXT = 300  # characters of what a server says that are passed on
+_MAX_TEXT = 300  # characters of what a server says that are passed on
 
 
 class ServiceError(BatchwrightError):
@@ -200,7 +200,7 @@ class Service:
 
     def _refusal(self, status: int, values: Any, retry: str | None) -> ServiceError:
         told = values if isinstance(values, dict) else {}
-        detail = " ".join(str(told.get("detail", "")).split())[:_MOST_TEXT]
+        detail = " ".join(str(told.get("detail", "")).split())[:_MAX_TEXT]
         following = told.get("next")
         if status == 401:
             text = (
@@ -231,7 +231,7 @@ def _cause(error: Exception) -> str:
         if isinstance(inner, OSError) and inner.strerror:
             return inner.strerror
         inner = inner.__cause__ or inner.__context__
-    return " ".join(str(error).split())[:_MOST_TEXT] or type(error).__name__
+    return " ".join(str(error).split())[:_MAX_TEXT] or type(error).__name__
 
 
 def checked_url(url: str) -> str:

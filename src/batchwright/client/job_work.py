@@ -46,7 +46,7 @@ POLL_SECONDS = 0.1
 LOOK_SECONDS = 5.0  # between two looks at what a job takes of the machine
 STOP_SECONDS = 8.0  # for a checkpoint, after a job was cancelled; then it is killed
 LAST_SECONDS = 70.0  # the same when the agent itself is to end: workers have 60 s for it
-_MOST_ERROR = 2000  # characters of an error
+_MAX_ERROR = 2000  # characters of an error
 
 
 class VerbFailed(BatchwrightError):  # noqa: N818 - the job failed, and not the agent
@@ -118,13 +118,13 @@ class JobWork:
                 return "cancelled"
             raise
         except Unable as error:
-            reason = " ".join(str(error).split())[:_MOST_ERROR]
+            reason = " ".join(str(error).split())[:_MAX_ERROR]
             self._pulse.say("queued", reason=reason)
             return f"given back: {reason}"
         except (BatchwrightError, OSError) as error:  # a full disk, for example
             if self._pulse.lost:
                 raise LeaseEnded("the lease of the job was lost") from None
-            problem = " ".join(str(error).split())[:_MOST_ERROR]
+            problem = " ".join(str(error).split())[:_MAX_ERROR]
             self._pulse.say("failed", error=problem)
             return f"failed: {problem}"
 

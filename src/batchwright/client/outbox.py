@@ -21,8 +21,8 @@ from batchwright.errors import BatchwrightError, FileError
 REPORT = "report.json"
 FORMAT = "batchwright-report/1"
 METRICS = "metrics.jsonl"
-_MOST_NAME = 120  # characters
-_MOST_LINE = 4 * 2**20  # bytes of a line that are worth sending
+_MAX_NAME = 120  # characters
+_MAX_LINE = 4 * 2**20  # bytes of a line that are worth sending
 _PIECE = 2**20
 
 
@@ -64,7 +64,7 @@ class Report:
 def new_report(folder: Path, url: str, *, name: str = "", **more: Any) -> Report:
     """A run that has not been reported yet; its name is that of the folder unless given."""
     plain = "".join(c if c.isprintable() else " " for c in name or folder.resolve().name)
-    return Report(url, str(uuid.uuid4()), plain.strip()[:_MOST_NAME] or "run", **more)
+    return Report(url, str(uuid.uuid4()), plain.strip()[:_MAX_NAME] or "run", **more)
 
 
 def seal_of(url: str, token: str | None) -> str:
@@ -202,7 +202,7 @@ class Lines:
 
 def sound(line: bytes) -> bool:
     """Whether a line is a JSON object as others can read it, and no longer than is sensible."""
-    if len(line) > _MOST_LINE:
+    if len(line) > _MAX_LINE:
         return False
     try:
         value = json.loads(line, parse_constant=_refuse)

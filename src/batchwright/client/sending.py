@@ -25,12 +25,12 @@ from batchwright.client.outbox import (
 )
 from batchwright.errors import FileError
 
-MOST_LINES = 1000  # of a message; `records.service.MOST_RECORDS`, without importing all records
-MOST_BYTES = 2**20
+MAX_LINES = 1000  # of a message; `records.service.MAX_RECORDS`, without importing all records
+MAX_BYTES = 2**20
 ATTEMPTS = 4  # of `send`, in a row that come to nothing, before it gives up
 ADVICE = "advice.json"  # where training looks for advice
-_MOST_ERROR = 2000  # characters of an error
-_MOST_CORRECTIONS = 5  # in a row, of the line that comes next
+_MAX_ERROR = 2000  # characters of an error
+_MAX_CORRECTIONS = 5  # in a row, of the line that comes next
 
 
 class Sender:
@@ -53,7 +53,7 @@ class Sender:
         self.report, self.heard = report, 0.0
         self._folder, self._service, self._tell = folder, service, tell
         self._lines = Lines(folder / METRICS)
-        self._most, self._corrections = MOST_LINES, 0
+        self._most, self._corrections = MAX_LINES, 0
         self._anew = self._was_anew = False  # the next lines replace all; some did already
         self._refused: dict[int, str] = {}  # lines that the service does not want, and why
         self._newest_advice = self._advice_seen = self._advice_left = 0
@@ -91,7 +91,7 @@ class Sender:
         Raises:
             ServiceError: The service cannot be reached, or refuses.
         """
-        lines = self._lines.ahead(self._most, MOST_BYTES)
+        lines = self._lines.ahead(self._most, MAX_BYTES)
         if not lines:
             return False
         first = self._lines.next
@@ -108,7 +108,7 @@ class Sender:
         except ServiceError as error:
             self._after_refusal(error, first, lines)
             return True
-        self._most, self._corrections, self._anew = MOST_LINES, 0, False
+        self._most, self._corrections, self._anew = MAX_LINES, 0, False
         self._lines.take(lines)
         self._take_answer(taken, self._lines.next)
         return self._lines.waiting
@@ -122,7 +122,7 @@ class Sender:
         """Tell how the run ended; with its summary, if it finished."""
         path = self._folder / "summary.json"
         summary = _json_in(path) if outcome == "finished" and path.exists() else b"null"
-        told = json.dumps({"outcome": outcome, "error": error[:_MOST_ERROR] if error else None})
+        told = json.dumps({"outcome": outcome, "error": error[:_MAX_ERROR] if error else None})
         place = f"/v1/runs/{self.report.run}/end"
         try:
             self._service.put(place, told[:-1].encode() + b',"summary":' + summary + b"}")
@@ -190,7 +190,7 @@ class Sender:
         """Do what helps, or raise the error again."""
         if error.status == 409 and error.next_sequence is not None:
             self._corrections += 1
-            if self._corrections > _MOST_CORRECTIONS:
+            if self._corrections > _MAX_CORRECTIONS:
                 raise error  # it cannot decide
             if error.next_sequence == first:
                 self._send_anew()

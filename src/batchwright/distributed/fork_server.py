@@ -38,8 +38,8 @@ from batchwright.distributed.processes import (
 )
 
 _MODULES = ("batchwright.probing.worker", "batchwright.training.loop")
-_MOST_BYTES = 1 << 20  # of a message: what to start, with its environment
-_MOST_FILES = 64
+_MAX_BYTES = 1 << 20  # of a message: what to start, with its environment
+_MAX_FILES = 64
 _POLL_SECONDS = 0.01
 _FOR_WORKERS = tuple(one for one in STOP_SIGNALS if one != signal.SIGINT)  # that is Python's own
 _PR_SET_NAME = 15  # from <sys/prctl.h>
@@ -125,7 +125,7 @@ class _ForkServer:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
         self._line = ours
         self._orders = count()
         self._started: dict[int, int] = {}  # process numbers by order
@@ -171,7 +171,7 @@ class _ForkServer:
         """Take in what it has said; waits for nothing."""
         while not self._gone and select.select([self._line], [], [], 0)[0]:
             try:
-                message = self._line.recv(_MOST_BYTES)
+                message = self._line.recv(_MAX_BYTES)
             except ConnectionError:
                 message = b""
             if not message:
@@ -265,7 +265,7 @@ def _serve(line: socket.socket) -> _Order | None:
         if line not in readable:
             continue
         try:
-            message, files, _, _ = socket.recv_fds(line, _MOST_BYTES, _MOST_FILES)
+            message, files, _, _ = socket.recv_fds(line, _MAX_BYTES, _MAX_FILES)
         except ConnectionError:
             return None
         if not message:

@@ -27,9 +27,9 @@ from batchwright.records.registries.methods import METHODS, PLAIN
 from batchwright.records.text.formatting import counted_points, duration, shares_between
 from batchwright.records.text.plan_text import chosen_candidate
 
-LEAST_SAVING = 0.02
+MIN_SAVING = 0.02
 """Share of the time that a method must save: less is within what predictions are off."""
-_SAVING = f"{100 * LEAST_SAVING:g} %"
+_SAVING = f"{100 * MIN_SAVING:g} %"
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def plan_of_best(
         raise problems[PLAIN.name]
     best = min(alike, key=lambda method: alike[method].seconds)
     plain_one = alike.get(PLAIN.name)
-    if plain_one is not None and alike[best].seconds > (1 - LEAST_SAVING) * plain_one.seconds:
+    if plain_one is not None and alike[best].seconds > (1 - MIN_SAVING) * plain_one.seconds:
         best = PLAIN.name
     others = tuple(
         Alternative(value=method, loss=weighed[method].against(weighed[best], job.goal))

@@ -42,7 +42,7 @@ from batchwright.planning.candidates.optimizer import (
     optimizers_of,
 )
 from batchwright.planning.candidates.prediction_records import (
-    MOST_SHOWN,
+    MAX_SHOWN,
     extrapolations,
     held_out,
     kept_rows,
@@ -209,7 +209,7 @@ def make_plan(
         max_epochs=asked.epochs if choice.row.epochs < asked.epochs else None,
         epoch_accuracy=by_epoch,
         knees=tuple(
-            knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MOST_SHOWN)
+            knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MAX_SHOWN)
             for bend in bends
         ),
         held_out=() if virtual else _held_out(kinds),

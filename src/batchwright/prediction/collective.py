@@ -27,7 +27,7 @@ from batchwright.records import CollectiveTime, Estimate, Link
 
 Operation = Literal["all-reduce", "push-pull"]
 
-_LEAST_ERROR = 0.05  # assumed standard error of an exchange time even where calls agree
+_MIN_ERROR = 0.05  # assumed standard error of an exchange time even where calls agree
 
 
 def exchange_seconds(
@@ -117,7 +117,7 @@ def fit_collectives(
             for key, sizes in sorted(times.items())
         },
         link,
-        max(_LEAST_ERROR, median(spreads)) if spreads else UNKNOWN_RELATIVE_ERROR,
+        max(_MIN_ERROR, median(spreads)) if spreads else UNKNOWN_RELATIVE_ERROR,
     )
 
 

@@ -20,8 +20,8 @@ Key = tuple[int, int, int]
 
 Placed = TypeVar("Placed", StepTime, HeldOut)
 
-_LEAST_RATIO = 2.0  # a larger batch may not take less than this part of a smaller one's time
-_LEAST_ERRORS = 4.0  # nor is it said of what scatter explains
+_MIN_RATIO = 2.0  # a larger batch may not take less than this part of a smaller one's time
+_MIN_ERRORS = 4.0  # nor is it said of what scatter explains
 
 
 def contradictions(
@@ -38,7 +38,7 @@ def contradictions(
         for small, large in pairwise(group):
             drop = log(point_seconds(small) / point_seconds(large))
             error = hypot(point_error(small, drift), point_error(large, drift))
-            if drop > max(log(_LEAST_RATIO), _LEAST_ERRORS * error):
+            if drop > max(log(_MIN_RATIO), _MIN_ERRORS * error):
                 found.append((small, large))
     return found
 

@@ -29,10 +29,10 @@ WELL_KNOWN_RATIO = 0.005
 """Standard error at which a ratio is known well enough: half of the 1 % to which the rounds of two
 batch sizes are to agree."""
 
-_LEAST_DEGREES = 4
+_MIN_DEGREES = 4
 _DOUBTED_VISITS = 10  # slower visits at which a skew is believed by half
-_MOST_TIMES_MEDIAN = 6.0  # a suspended process says nothing about drift
-_LEAST_DRIFT = 0.005  # no clock and no scheduler repeats a step better
+_MAX_TIMES_MEDIAN = 6.0  # a suspended process says nothing about drift
+_MIN_DRIFT = 0.005  # no clock and no scheduler repeats a step better
 QUARTILES_PER_DEVIATION = 1.349
 """Distance between the quartiles of a normal distribution, in standard deviations."""
 
@@ -49,16 +49,16 @@ def pooled_drift(points: Sequence[StepTime]) -> tuple[float, int]:
     """
     # A point of n visits has n (n - 1) / 2 pairs, but n - 1 degrees of freedom.
     degrees = sum(max(0, len(point.visits) - 1) for point in points)
-    if degrees < _LEAST_DEGREES:
+    if degrees < _MIN_DEGREES:
         return ASSUMED_DRIFT, 0
     pairs = [
         (len(point.visits) - 1, [abs(log(a / b)) for a, b in combinations(point.visits, 2)])
         for point in points
         if len(point.visits) > 1
     ]
-    most = _MOST_TIMES_MEDIAN * median(difference for _, own in pairs for difference in own)
+    most = _MAX_TIMES_MEDIAN * median(difference for _, own in pairs for difference in own)
     total = sum(freedom * fmean(min(one, most) for one in own) for freedom, own in pairs)
-    return max(_LEAST_DRIFT, sqrt(pi) / 2 * total / degrees), degrees
+    return max(_MIN_DRIFT, sqrt(pi) / 2 * total / degrees), degrees
 
 
 def ratio_error(ratios: Sequence[float]) -> float:

@@ -44,7 +44,7 @@ RESIDENT_SLOPE, RESIDENT_SLOPE_ERROR = 1.5, 0.5
 """Resident bytes with each byte of tensors, and its standard error. Assumed: 1.0 to 2.1 were
 measured where batches were up to 32 times as large as the smallest."""
 
-_MOST_SAMPLES = 2**24
+_MAX_SAMPLES = 2**24
 
 
 @dataclass(frozen=True)
@@ -380,7 +380,7 @@ def max_local_batch_size(
         for one in profile.out_of_memory
         if one.resolution <= side and one.workers <= count
     ]
-    most = min(failed, default=_MOST_SAMPLES + 1) - 1
+    most = min(failed, default=_MAX_SAMPLES + 1) - 1
     return model.largest_batch(side, limit, most, workers=count)
 
 

@@ -14,7 +14,7 @@ from statistics import median
 from batchwright.prediction.drift import LATER_VISITS, median_share
 from batchwright.prediction.fit import Z_975
 from batchwright.probing.commands import Point
-from batchwright.probing.measure.step_time import LEAST_STEPS, LONG_STEP, in_turns
+from batchwright.probing.measure.step_time import LONG_STEP, MIN_STEPS, in_turns
 from batchwright.records import StepLoading
 
 FIRST_BATCH = 16
@@ -23,7 +23,7 @@ FIRST_BATCH = 16
 VISIT_SECONDS = 0.4
 """Timed at one visit: a long one would see one slow stretch of the machine, not several."""
 
-LEAST_POINTS = 3
+MIN_POINTS = 3
 """Batches a curve is measured at: a line through fewer shows no error."""
 
 # Worth of a point on the curves of those that the choice is between, which bears on them, and of
@@ -37,7 +37,7 @@ _SMALLEST_SHARE, _LARGEST_SHARE = 0.15, 0.5  # of a curve's time, for its end po
 def local_batch_sizes(most: int, least: int) -> list[int]:
     """Local batches worth measuring: powers of two from 16 or less up to ``most``, and ``most``.
 
-    At least `LEAST_POINTS` of them, going beyond ``most`` where the data is that small: samples may
+    At least `MIN_POINTS` of them, going beyond ``most`` where the data is that small: samples may
     repeat while measuring.
 
     Args:
@@ -51,7 +51,7 @@ def local_batch_sizes(most: int, least: int) -> list[int]:
     first = FIRST_BATCH
     while first > most // 4 and first // 2 >= least:
         first //= 2
-    sizes = [first << k for k in range(LEAST_POINTS)]
+    sizes = [first << k for k in range(MIN_POINTS)]
     while 2 * sizes[-1] <= most:
         sizes.append(2 * sizes[-1])
     return sizes if sizes[-1] >= most else [*sizes, most]
@@ -75,7 +75,7 @@ def visit_seconds(
 
     Where loader processes feed the steps, so many, see `step_time.visit_beside_loading`.
     """
-    timed = min(most_steps, max(LEAST_STEPS, int(VISIT_SECONDS / step_seconds)))
+    timed = min(most_steps, max(MIN_STEPS, int(VISIT_SECONDS / step_seconds)))
     warm_up = 1 if step_seconds >= LONG_STEP else 2
     if loaders is not None:
         timed = in_turns(timed, loaders)
@@ -140,11 +140,11 @@ def largest_size(
     """
     above = [size for size in ladder if size > smallest]
     allowed = _LARGEST_SHARE * seconds
-    for size in reversed(above[LEAST_POINTS - 1 :]):
+    for size in reversed(above[MIN_POINTS - 1 :]):
         step = size * sample_seconds
         if visit_seconds(step, most_steps, first=True, loaders=loaders) <= allowed:
             return size
-    return above[: LEAST_POINTS - 1][-1] if above else smallest
+    return above[: MIN_POINTS - 1][-1] if above else smallest
 
 
 def middle_size(ladder: Sequence[int], smallest: int, largest: int) -> int | None:
@@ -330,7 +330,7 @@ def is_enough(
     revisited: dict[tuple[int, int], int] = {point[:2]: 0 for point in candidates}
     for point, visits in ledger.steps.items():
         revisited[point[:2]] = revisited.get(point[:2], 0) + (len(visits) > 1)
-    if min(revisited.values(), default=0) < LEAST_POINTS:
+    if min(revisited.values(), default=0) < MIN_POINTS:
         return False
     if any(ledger.is_disturbed(point) for point in candidates):
         return False  # while there is time, a quiet moment may come

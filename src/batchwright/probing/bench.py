@@ -42,7 +42,7 @@ from batchwright.workload.tensor_bytes import bytes_of, lasting_bytes
 SMALLEST_BATCH = 2
 """Samples of the smallest step tried; batch normalization takes no fewer."""
 
-_MOST_RESIDENT = 64  # samples of a user's data set that are loaded
+_MAX_RESIDENT = 64  # samples of a user's data set that are loaded
 
 Batch = tuple[Tensor, Tensor]
 Result = TypeVar("Result")
@@ -158,7 +158,7 @@ class Bench:
 
     def _source(self, data: ImageData, part: Any) -> ImagePipeline | Batch:
         if not isinstance(part, ImageStore):
-            first = [part[index] for index in range(min(len(part), _MOST_RESIDENT))]
+            first = [part[index] for index in range(min(len(part), _MAX_RESIDENT))]
             images, labels = default_collate(first)
             images = images.to(self.device, memory_format=torch.channels_last)
             return images, labels.to(self.device)

@@ -25,7 +25,7 @@ from batchwright.prediction.contradictions import contradictions, key_of
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
 from batchwright.probing import commands
 from batchwright.probing.acquisition import (
-    LEAST_POINTS,
+    MIN_POINTS,
     OpenChoice,
     is_enough,
     ladder_of,
@@ -50,7 +50,7 @@ from batchwright.records import (
     Profile,
     UpdateTime,
 )
-from batchwright.workload.load import LEAST_SECONDS
+from batchwright.workload.load import MIN_SECONDS
 
 Progress = Callable[[int, int, str], None]
 
@@ -68,13 +68,13 @@ _KEPT = 0.5  # for what matters to the choice, before lower resolutions have the
 # and another probe would take the whole budget again. Of 5 s it lets both points
 # be visited some five times where steps take 10 ms; two more visits outvote a stray one.
 _RECONCILING = 0.5
-_MOST_RECONCILING = 6  # rounds: what outlasts them is no stray visit
+_MAX_RECONCILING = 6  # rounds: what outlasts them is no stray visit
 
 # Of the budget, at most, to let others' work end that would be measured with ours.
 _WAITING = 0.1
-_PAUSE = LEAST_SECONDS  # between two looks at the machine
+_PAUSE = MIN_SECONDS  # between two looks at the machine
 
-_MOST_OF_LEFT = 0.8  # of the time left, for visits to batches that a plan is chosen between
+_MAX_OF_LEFT = 0.8  # of the time left, for visits to batches that a plan is chosen between
 _PLANNING = 10  # times as long as the planner takes, it is left alone
 _FAR = 2  # times the largest batch measured: a plan says so, and it is measured first
 
@@ -400,7 +400,7 @@ class Controller:
             if one.resolution == plan.top_resolution and not one.refused and _at_knee(plan, one)
         }
         at_best = set(best.values())
-        share = _MOST_OF_LEFT / max(1, sum(map(self._is_far, at_best)))
+        share = _MAX_OF_LEFT / max(1, sum(map(self._is_far, at_best)))
         return OpenChoice(
             *(
                 frozenset(filter(None, (self._nearest(model, one, share) for one in points)))
@@ -444,7 +444,7 @@ class Controller:
         Either the medians come right, or their scatter widens the errors until they are compatible.
         Batches smaller than any that a plan may choose are not left out: they bear on the curve.
         """
-        for _ in range(_MOST_RECONCILING):
+        for _ in range(_MAX_RECONCILING):
             pairs = contradictions(self._visitor.step_times())
             # Each once, also where it is in two pairs.
             for point in sorted({Point(*key_of(step)) for pair in pairs for step in pair}):
@@ -493,7 +493,7 @@ class Controller:
             and (point in self._visitor.ledger.steps or self._seconds(model, point) <= longest)
         ]
         wanted = [p for p in fitting if p.local_batch_size >= self._smallest[curve]]
-        return wanted if len(wanted) >= LEAST_POINTS else fitting[-LEAST_POINTS:]
+        return wanted if len(wanted) >= MIN_POINTS else fitting[-MIN_POINTS:]
 
     def _seconds(self, model: StepTimeModel | None, point: Point) -> float:
         step = self._sample_seconds[point[:2]] * point.local_batch_size

@@ -11,9 +11,9 @@ from batchwright.errors import PlanError
 from batchwright.planning.candidates.learnt import teaches
 from batchwright.planning.candidates.optimizer import optimizers_to_try
 from batchwright.planning.candidates.trial_choice import (
-    LEAST_BATCH,
-    LEAST_SAMPLES,
-    LEAST_STEPS,
+    MIN_BATCH,
+    MIN_SAMPLES,
+    MIN_STEPS,
     Arm,
     Question,
 )
@@ -23,7 +23,7 @@ from batchwright.probing.commands import RunTrial, TrialRun
 from batchwright.probing.visiting import Visitor
 from batchwright.records import Plan, Prediction, Profile
 
-MOST_TIMES = 2
+MAX_TIMES = 2
 """Trials that take longer than they should, as beside others' work, end after so many times the
 time for all of them."""
 
@@ -87,7 +87,7 @@ def run_trials(
             held_out=question.held_out,
             micro_batch=wanted.arm.micro_batch,
             rate_scale=wanted.rate_scale,
-            most_seconds=MOST_TIMES * budget - spent,
+            most_seconds=MAX_TIMES * budget - spent,
         )
         heard = _teller(report, name, budget - spent, clock)
         run = visitor.ask(command, TrialRun, str(wanted), heard)
@@ -97,7 +97,7 @@ def run_trials(
             report(right, 1.0, budget - (clock() - began))
         elif run is not None and run.given_up:
             note = (
-                f"the trials were given up after {clock() - began:.2g} s, {MOST_TIMES} times what "
+                f"the trials were given up after {clock() - began:.2g} s, {MAX_TIMES} times what "
                 "they should take: probe again while the machine is quiet"
             )
         elif run is not None and run.no_accuracy:
@@ -143,7 +143,7 @@ def _why_none(profile: Profile, question: Question, budget: float) -> str:
     if least == inf:
         return (
             f"there are no trials, as the whole training, {question.epochs * question.samples} "
-            f"images, is shorter than the least of them ({LEAST_STEPS} steps and {LEAST_SAMPLES} "
+            f"images, is shorter than the least of them ({MIN_STEPS} steps and {MIN_SAMPLES} "
             "images): give more epochs or a smaller batch"
         )
     if least > budget:
@@ -180,7 +180,7 @@ def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
         if batch not in quickest or (one.epoch_seconds.value < quickest[batch].epoch_seconds.value):
             quickest[batch] = one
     judging = profile.evaluation_seconds_per_image
-    least = min(LEAST_BATCH, max(quickest, default=0))
+    least = min(MIN_BATCH, max(quickest, default=0))
     question = Question(
         arms=tuple(
             Arm(

@@ -26,7 +26,7 @@ BUDGET = 0.5
 """Of `probe.budget`, the most time for one measurement of all pairs: as a rule two or three are
 needed, so that settling takes about as long as the probe did. Of its least, where it is `auto`."""
 
-LEAST_VISITS, ENOUGH_VISITS = 2, 5
+MIN_VISITS, ENOUGH_VISITS = 2, 5
 """Visits to each pair however long they take; visits after which their scatter can be trusted."""
 
 MeasurePairs = Callable[[Sequence[Pair]], tuple[PairTime, ...]]
@@ -90,7 +90,7 @@ class PairVisits:
         while wanted := [pair for pair in visits if not _known(visits[pair])]:
             seen = min(len(visits[pair]) for pair in wanted)
             spent = self._clock() - began
-            if seen >= LEAST_VISITS and spent * (seen + 1) / seen > self._budget:
+            if seen >= MIN_VISITS and spent * (seen + 1) / seen > self._budget:
                 break
             for pair in wanted:
                 self._tell(self._clock() - began, f"measuring {pair}, seconds")

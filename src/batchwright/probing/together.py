@@ -33,7 +33,7 @@ from batchwright.workload.host import (
 KIND = "BATCHWRIGHT_KIND"
 """Environment variable: which kind of worker this host has, as in ``goal.kinds``."""
 
-_MOST_HOSTS = 8  # to which the network is measured; beyond, they are taken to be like these
+_MAX_HOSTS = 8  # to which the network is measured; beyond, they are taken to be like these
 
 
 def own_device(job: Job) -> torch.device:
@@ -140,7 +140,7 @@ class Together:
         for one in members[1:]:
             first.setdefault(one.host, one.rank)
         found: dict[str, list[LinkTime]] = {}
-        for host, rank in list(first.items())[:_MOST_HOSTS]:
+        for host, rank in list(first.items())[:_MAX_HOSTS]:
             here = host == members[0].host
             command = TimeLink(
                 workers=len(members),

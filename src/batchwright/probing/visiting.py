@@ -34,7 +34,7 @@ from batchwright.records.text.load_text import disturbances, load_words
 from batchwright.workload.host import usable_cores
 from batchwright.workload.load import LoadWatch
 
-MOST_RESTARTS = 6
+MAX_RESTARTS = 6
 """Times that killed workers are replaced before the probe gives up."""
 
 _AMPLE = 0.5  # share of the limit below which a step is not weighed a second time
@@ -118,7 +118,7 @@ class Visitor:
             return self._measuring.ask(command, answer, heard)
         except Killed:
             self._restarts += 1
-        if self._restarts > MOST_RESTARTS:
+        if self._restarts > MAX_RESTARTS:
             raise WorkerError(
                 f"workers were killed {self._restarts} times, last while {what} (out of memory?): "
                 "set goal.memory to what a worker may use, or choose fewer workers"
@@ -133,7 +133,7 @@ class Visitor:
     @property
     def may_restart(self) -> bool:
         """Whether workers that are killed are replaced once more."""
-        return self._restarts < MOST_RESTARTS
+        return self._restarts < MAX_RESTARTS
 
     def weigh(self, point: Point) -> bool:
         """Measure the memory of a step there, unless that was done; whether it fits."""

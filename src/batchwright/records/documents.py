@@ -56,9 +56,9 @@ _ONE_OR_EACH = ("virtual.sample_seconds", "virtual.step_seconds")  # a single va
 _WORDS = ("auto", "knee", "memory")  # which some of them may have instead
 _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
 _BOOL = "tag:yaml.org,2002:bool"
-_MOST_BRACKETS = 500
+_MAX_BRACKETS = 500
 """In the text of a table: a parser's time grows with the square of those that are open."""
-_MOST_CHARACTERS = 16 * 1024
+_MAX_CHARACTERS = 16 * 1024
 """Of a text that is read as a table or a list."""
 
 _TABLES = {  # keys that take several items
@@ -382,8 +382,8 @@ def _as_table(key: str, value: Any, place: str) -> Any:
     items, problem = value, "not a list of items"
     if (
         isinstance(value, str)
-        and len(value) <= _MOST_CHARACTERS
-        and value.count("[") + value.count("{") < _MOST_BRACKETS
+        and len(value) <= _MAX_CHARACTERS
+        and value.count("[") + value.count("{") < _MAX_BRACKETS
     ):
         try:
             items = parse_yaml(value, _PlainLoader)
@@ -414,7 +414,7 @@ def _section(key: str) -> tuple[str, str]:
 def _as_argument(key: str, value: str) -> Any:
     """The value of an argument, as YAML has it."""
     brackets = value.count("[") + value.count("{")
-    if len(value) > _MOST_CHARACTERS or brackets >= _MOST_BRACKETS:
+    if len(value) > _MAX_CHARACTERS or brackets >= _MAX_BRACKETS:
         raise JobError(f"job key {key} = {shorten(value)}: too long or too deep a value")
     try:
         return parse_yaml(value, _PlainLoader)
@@ -455,7 +455,7 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     if key in _TABLES:
         value = _as_table(key, value, place)
     if key in _LISTS:  # ``24,32``, or a single value
-        if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
+        if isinstance(value, str) and len(value) > _MAX_CHARACTERS:
             raise JobError(f"job key {key} = {shorten(value)}{place}: too long a text for a list")
         word = value in _WORDS and key != "frozen"
         if isinstance(value, str) and not word:

@@ -11,7 +11,7 @@ from batchwright.records.base import Count, Index, Keys, NonNegative, Positive, 
 
 AgsMode = Literal["off", "norm", "gain"]
 
-LEAST_BUDGET, MOST_BUDGET = 5.0, 20.0
+MIN_BUDGET, MAX_BUDGET = 5.0, 20.0
 """Limits of `probe.budget`, where it is `auto`, in seconds."""
 BUDGET_SHARE = 0.1
 """Of the training's time, between these limits."""
@@ -23,8 +23,8 @@ class ProbeSettings(Keys):
     budget: Literal["auto"] | Positive = Field(
         "auto",
         description="Most time to spend on measuring, in seconds. `auto`: a tenth of what the "
-        f"training is going to take, as far as the first steps tell, but {LEAST_BUDGET:g} s at "
-        f"least and {MOST_BUDGET:g} s at most.",
+        f"training is going to take, as far as the first steps tell, but {MIN_BUDGET:g} s at "
+        f"least and {MAX_BUDGET:g} s at most.",
     )
     error: float = Field(
         0.05,
@@ -53,7 +53,7 @@ class ProbeSettings(Keys):
     @property
     def first_budget(self) -> float:
         """Seconds that may be spent on measuring before anything is known."""
-        return LEAST_BUDGET if self.budget == "auto" else self.budget
+        return MIN_BUDGET if self.budget == "auto" else self.budget
 
     def budget_for(self, training_seconds: float) -> float:
         """Seconds to spend on measuring for a training that takes as long as that."""
@@ -62,7 +62,7 @@ class ProbeSettings(Keys):
     @property
     def most_budget(self) -> float:
         """Seconds that may be spent on measuring, whatever becomes known."""
-        return MOST_BUDGET if self.budget == "auto" else self.budget
+        return MAX_BUDGET if self.budget == "auto" else self.budget
 
 
 class WorkerKind(Keys):

@@ -23,7 +23,7 @@ from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
 from batchwright.records.run import RunSummary
 
-MOST_RECORDS = 1000
+MAX_RECORDS = 1000
 """Records in one message."""
 
 Name = Annotated[
@@ -74,7 +74,7 @@ class RecordBatch(Record):
     )
     records: tuple[RunLine, ...] = Field(
         min_length=1,
-        max_length=MOST_RECORDS,
+        max_length=MAX_RECORDS,
         description="The lines; flat ones of earlier versions are taken, too.",
     )
 

@@ -29,10 +29,10 @@ from batchwright.workflows.replan import (
     with_workers_of,
 )
 
-LEAST_CHANGE = 1.25
+MIN_CHANGE = 1.25
 """Ratio of two global batches below which a change is not worth stopping for."""
 
-MOST_CHANGE = 4
+MAX_CHANGE = 4
 """Largest ratio of two global batches in one change: the rate changes at once with it, without a
 warm-up."""
 
@@ -167,12 +167,12 @@ def _planned_again(
         names = " and ".join(f"goal.{name}" for name in limits)
         told = f"; no batch keeps {names} any more, and this one misses by least"
         found = make_plan(profile, with_workers_of(plan, goal=free, **rest))
-    batch, most = found.stages[0].global_batch_size, MOST_CHANGE * drift.stage.global_batch_size
-    least = -(-drift.stage.global_batch_size // MOST_CHANGE)
+    batch, most = found.stages[0].global_batch_size, MAX_CHANGE * drift.stage.global_batch_size
+    least = -(-drift.stage.global_batch_size // MAX_CHANGE)
     if least <= batch <= most:
         return found, told
     near = min(max(batch, least), most)
-    told += f"; the plan would be {batch:,}, and one change goes {MOST_CHANGE} times as far at most"
+    told += f"; the plan would be {batch:,}, and one change goes {MAX_CHANGE} times as far at most"
     return make_plan(profile, with_workers_of(plan, goal=free, global_batch=near, **rest)), told
 
 
@@ -184,7 +184,7 @@ def _spent(epochs: Sequence[EpochRecord], drift: Drift) -> float:
 
 
 def _alike(one: int, other: int) -> bool:
-    return max(one, other) < LEAST_CHANGE * min(one, other)
+    return max(one, other) < MIN_CHANGE * min(one, other)
 
 
 def _found(level: Level, stage: Stage) -> str:

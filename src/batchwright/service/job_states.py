@@ -21,7 +21,7 @@ from batchwright.records.service import JobState
 from batchwright.service.problems import Conflict
 
 ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled")
-MOST_LOST = 3
+MAX_LOST = 3
 """Agents that a job may lose without getting any further before it counts as failed: it may be the
 job that kills them."""
 
@@ -221,7 +221,7 @@ def lose(job: Standing) -> Standing:
     any more. What it found out stays. A lease whose answer never arrived is no loss.
     """
     job = replace(job, lost=job.lost + job.heard, key=None)
-    if job.lost < MOST_LOST or job.cancelling:
+    if job.lost < MAX_LOST or job.cancelling:
         return _given_back(job)
     return _ended(
         job,

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from batchwright.service.advising import Offer
 
 
-MOST_WORKERS = 4096
-MOST_RESOLUTIONS = 32
-MOST_KINDS = 32
-MOST_POINTS = 2000
+MAX_WORKERS = 4096
+MAX_RESOLUTIONS = 32
+MAX_KINDS = 32
+MAX_POINTS = 2000
 """Measured points of all profiles; a thorough probe has some fifty."""
-MOST_VISITS = 200
+MAX_VISITS = 200
 """Of one measured point."""
 
 PLAN_SECONDS = 60.0
@@ -35,12 +35,12 @@ PLAN_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
 """How long a client waits for its turn; most plans take some hundredths of a second."""
 
-MOST_AT_ONCE = 4
+MAX_AT_ONCE = 4
 """Plans that are made or wait. Each that waits keeps a thread from all other requests, which have
 forty of them."""
 
 _BUSY = "the service is busy with other plans: come again"
-_PLACES = BoundedSemaphore(MOST_AT_ONCE)
+_PLACES = BoundedSemaphore(MAX_AT_ONCE)
 PLANNING = Lock()
 """Held by who plans: two plans at once take twice as long, and all other requests wait for both."""
 _PLANNERS = Workers(most=1)
@@ -120,11 +120,11 @@ def refuse_costly(job: Job, profiles: Sequence[Profile]) -> None:
     visits = [len(point.visits) for profile in profiles for point in profile.steps]
     visits += [len(pair.ratios) for profile in profiles for pair in profile.pairs]
     for name, found, most in (
-        ("workers", workers, MOST_WORKERS),
-        ("resolutions", 0 if job.resolutions == "auto" else len(job.resolutions), MOST_RESOLUTIONS),
-        ("kinds of workers", len(job.goal.kinds), MOST_KINDS),
-        ("measured points", len(points), MOST_POINTS),
-        ("visits to a point", max(visits, default=0), MOST_VISITS),
+        ("workers", workers, MAX_WORKERS),
+        ("resolutions", 0 if job.resolutions == "auto" else len(job.resolutions), MAX_RESOLUTIONS),
+        ("kinds of workers", len(job.goal.kinds), MAX_KINDS),
+        ("measured points", len(points), MAX_POINTS),
+        ("visits to a point", max(visits, default=0), MAX_VISITS),
     ):
         if found > most:
             raise Refused(

@@ -48,7 +48,7 @@ _PROBLEMS: dict[str, Callable[[str], ServiceProblem]] = {
     "unavailable": Unavailable,
 }
 
-MOST_BYTES = 384 * 2**20
+MAX_BYTES = 384 * 2**20
 """Of memory that a process may write to; what needs more is refused."""
 
 KEPT_BYTES = 144 * 2**20
@@ -229,7 +229,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     free_at_once()
     gc.disable()  # it would go through hundreds of thousands of values again and again
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _work(Connection(int(sys.argv[1])))
 

@@ -24,10 +24,10 @@ SMALL_BYTES = 64 * 1024
 READ_SECONDS = 20.0
 """In which a large body must have been read; most take some hundredths of a second."""
 
-MOST_KEYS = 1000
+MAX_KEYS = 1000
 """Of one object in a body. Pydantic remembers each that it does not know."""
 
-MOST_ESCAPES = 250_000
+MAX_ESCAPES = 250_000
 """Backslashes in a body."""
 
 _READERS = Workers(most=1)
@@ -67,8 +67,8 @@ def check_json(body: bytes, levels: int, values: int = Limits().values) -> None:
             too many values or escapes.
     """
     escapes = body.count(b"\\")
-    if escapes > MOST_ESCAPES:
-        raise Refused(f"the body holds {escapes:,} escapes, where {MOST_ESCAPES:,} are taken")
+    if escapes > MAX_ESCAPES:
+        raise Refused(f"the body holds {escapes:,} escapes, where {MAX_ESCAPES:,} are taken")
     # Each value has a key at most, and each of these two quotes.
     if body.count(b'"') > 4 * values + escapes:
         raise Refused(f"the body holds more than {values:,} values: send less at once")
@@ -135,7 +135,7 @@ def _refuse_wide(values: Any) -> None:
     waiting = [values] if isinstance(values, dict | list) else []
     while waiting:
         one = waiting.pop()
-        if isinstance(one, dict) and len(one) > MOST_KEYS:
+        if isinstance(one, dict) and len(one) > MAX_KEYS:
             raise Refused(f"the body holds an object of {len(one):,} keys, where none has many")
         inner = one.values() if isinstance(one, dict) else one
         waiting += [part for part in inner if isinstance(part, dict | list)]
@@ -149,10 +149,10 @@ def problem_line(problem: Mapping[str, Any], place: Sequence[int | str]) -> str:
         told = f"{shorten_name(name)}: {message}"
     else:
         told = f"{shorten_name(name)} = {shorten(problem.get('input'))}: {message}"
-    return told.encode("utf-8", "replace").decode()[:MOST_CHARACTERS]
+    return told.encode("utf-8", "replace").decode()[:MAX_CHARACTERS]
 
 
-MOST_CHARACTERS = 1000
+MAX_CHARACTERS = 1000
 """Of a line that says what is wrong."""
 
 

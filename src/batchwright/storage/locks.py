@@ -34,7 +34,7 @@ _HANDED = "BATCHWRIGHT_LOCK"  # the open lock file that a process was started wi
 _LOOK_SECONDS = 0.1
 _IS_HELD = frozenset({errno.EAGAIN, errno.EACCES})  # the second is what SMB answers
 _CANNOT = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
-_MOST_WORDS = 300  # characters that are believed to name a holder
+_MAX_WORDS = 300  # characters that are believed to name a holder
 
 
 class Busy(Exception):  # noqa: N818 - callers make their own error of it
@@ -231,7 +231,7 @@ def _holder(path: Path) -> str:
     """Who holds the lock, as far as the file says; with SMB it cannot be read meanwhile."""
     try:
         with path.open("rb") as file:
-            words = file.read(_MOST_WORDS).decode(errors="replace").strip()
+            words = file.read(_MAX_WORDS).decode(errors="replace").strip()
     except OSError:
         words = ""
     return words if words.isprintable() and words else "another process"

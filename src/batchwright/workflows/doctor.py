@@ -11,7 +11,7 @@ import sys
 import time
 from typing import NamedTuple
 
-LEAST_SHARED_MEMORY = 64 * 2**20  # bytes; loader processes pass batches through it
+MIN_SHARED_MEMORY = 64 * 2**20  # bytes; loader processes pass batches through it
 _PACKAGES = ("numpy", "scipy", "pydantic", "pillow", "scikit-learn", "matplotlib")
 
 
@@ -80,10 +80,10 @@ def _device(device: object) -> str:
 def _load() -> Finding:
     """What other programs do on the machine for a moment."""
     from batchwright.records.text.load_text import disturbances
-    from batchwright.workload.load import LEAST_SECONDS, LoadWatch
+    from batchwright.workload.load import MIN_SECONDS, LoadWatch
 
     watch = LoadWatch()
-    time.sleep(1.1 * LEAST_SECONDS)
+    time.sleep(1.1 * MIN_SECONDS)
     load = watch.whole()
     if load is None:
         return Finding("load", "not known")
@@ -124,6 +124,6 @@ def _shared_memory() -> Finding:
         return Finding("shared memory", "no /dev/shm")
     free = shutil.disk_usage("/dev/shm").free  # noqa: S108
     problem = ""
-    if free < LEAST_SHARED_MEMORY:
+    if free < MIN_SHARED_MEMORY:
         problem = "loader processes may die with a bus error: enlarge it (docker: --shm-size=1g)"
     return Finding("shared memory", f"{free / 2**20:.0f} MiB free", problem)

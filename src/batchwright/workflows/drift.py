@@ -12,7 +12,7 @@ from batchwright.records.text.formatting import between, duration
 LOOK_BACK = 3
 """Newest epochs whose median counts: one that something disturbed moves nothing."""
 
-LEAST_EPOCHS = 2
+MIN_EPOCHS = 2
 """Fewer tell nothing, as a row's first epoch does not: loaders start in it, caches are cold."""
 
 
@@ -87,7 +87,7 @@ def drift_of(plan: Plan, epochs: Sequence[EpochRecord]) -> Drift | None:
     start = sum(row.epochs for row in plan.stages[:index])
     times = [time_of(one) for one in epochs if one.epoch >= start and one.training_seconds]
     newest = tuple(times[1:][-LOOK_BACK:])
-    if len(newest) < LEAST_EPOCHS or stage.predicted_epoch_seconds is None:
+    if len(newest) < MIN_EPOCHS or stage.predicted_epoch_seconds is None:
         return None
     return Drift(
         stage=stage,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 AGREEMENT = 0.01
 """Difference between the groups' rounds, as a share, at which they end together."""
 
-MOST_TIMES = 4
+MAX_TIMES = 4
 """Times that pairs are measured: noise may keep them from ever agreeing."""
 
 CHOICE = "round times"
@@ -136,7 +136,7 @@ def settle(
     measure: MeasurePairs,
     again: Callable[[Profile], Plan],
 ) -> Settled:
-    """Measure a plan's pairs and plan again until its rounds agree, `MOST_TIMES` at most.
+    """Measure a plan's pairs and plan again until its rounds agree, `MAX_TIMES` at most.
 
     Of the plans on the way the one is kept whose rounds agree best by all pairs together: by its
     own pair alone it would be the one that noise has flattered most. A later one that nobody has
@@ -156,7 +156,7 @@ def settle(
         tried.append(plan)
         rounds = round_checks(plan, profile.pairs)
         known = all(ratio_error(one.pair.ratios) <= WELL_KNOWN_RATIO for one in rounds)
-        if (known and worst_difference(rounds) <= AGREEMENT) or len(tried) == MOST_TIMES:
+        if (known and worst_difference(rounds) <= AGREEMENT) or len(tried) == MAX_TIMES:
             break
         try:
             new = again(profile)

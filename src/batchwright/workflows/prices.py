@@ -23,7 +23,7 @@ from batchwright.records.documents import change_job
 from batchwright.records.job import other_keys_come
 
 _KEY = "goal.kinds"
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 """Of a file: a cloud's whole catalogue has one."""
 _CATALOGUE = (
     *("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB"),
@@ -133,9 +133,9 @@ def kinds_of_file(path: Path, measured: Sequence[str], goal: Goal) -> tuple[Work
 def _read(path: Path) -> tuple[list[_Row], list[str]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
+            if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
                 raise FileError(
-                    f"{path} has {size >> 20} MiB, of at most {MOST_BYTES >> 20}: keep the rows of "
+                    f"{path} has {size >> 20} MiB, of at most {MAX_BYTES >> 20}: keep the rows of "
                     "the workers that you may take"
                 )
             reader = csv.DictReader(file, strict=True)

@@ -17,7 +17,7 @@ from batchwright.records.text.problems import first_problem
 
 _LISTS = ("workers", "speeds")
 _KEYS = tuple(Scenario.model_fields)
-_MOST_VALUES = 1000
+_MAX_VALUES = 1000
 
 
 def simulate(
@@ -122,6 +122,6 @@ def _searchable(key: str, values: Sequence[Any]) -> Sequence[Any]:
     numeric = ("rebalance_steps", "checkpoint_seconds", "spares", "workers_per_host")
     if key not in numeric:
         raise ArgumentError(f"--search {key}: search one of {', '.join(numeric)}")
-    if not 1 <= len(values) <= _MOST_VALUES:
-        raise ArgumentError(f"--search {key}: give 1 to {_MOST_VALUES} values")
+    if not 1 <= len(values) <= _MAX_VALUES:
+        raise ArgumentError(f"--search {key}: give 1 to {_MAX_VALUES} values")
     return values

@@ -17,7 +17,7 @@ from pathlib import Path
 from batchwright.records import MachineLoad
 from batchwright.workload.host import control_groups, read_text, usable_cores
 
-LEAST_SECONDS = 1.0
+MIN_SECONDS = 1.0
 """A shorter look tells little: the kernel counts in hundredths of a second, for each process."""
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, from <linux/sched.h>
@@ -125,7 +125,7 @@ def _group(folder: Path) -> tuple[float, float]:
 def load_between(first: Reading, last: Reading) -> MachineLoad | None:
     """What ran between two readings; `None` where that is too short to tell."""
     seconds = last.at - first.at
-    if seconds < LEAST_SECONDS:
+    if seconds < MIN_SECONDS:
         return None
     # Without others in its group a process is throttled for its own work, in a training as in a
     # probe; others take no more of the limit than they run.
@@ -168,7 +168,7 @@ class LoadWatch:
 
         `None` if that is too short to tell.
         """
-        if self._last is None or self._clock() < self._last.at + LEAST_SECONDS:
+        if self._last is None or self._clock() < self._last.at + MIN_SECONDS:
             return None
         now = self._read()
         load = load_between(self._last, now) if now is not None else None

@@ -46,7 +46,7 @@ LOCK = "trackers.lock"
 LOOK_SECONDS = 0.5  # between two looks at the run folder
 LOCK_SECONDS = 30.0  # for the process of a training that was just killed
 CLOSE_SECONDS = 3.0  # for trackers to end, beyond what the order gives them
-_MOST_LINES = 2000  # that are handed on before it is noted
+_MAX_LINES = 2000  # that are handed on before it is noted
 _LAST_WAIT = 2.0  # seconds between two attempts, at most, once the run has ended
 _WHO = re.compile(r"://[^/?#\s]*@")  # a name and password in an address
 
@@ -174,7 +174,7 @@ class Following:
 
     def _hand_on(self) -> bool:
         had = self._state.lines.get(self.word, 0)
-        found = self._lines.ahead(_MOST_LINES)
+        found = self._lines.ahead(_MAX_LINES)
         for number, text in enumerate(found, self._lines.next):
             if number == had and self._tracker is None:
                 self._open()

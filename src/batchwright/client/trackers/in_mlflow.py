@@ -12,7 +12,7 @@ from mlflow.tracking import MlflowClient
 from batchwright.client.trackers.following import Tracked
 
 EXPERIMENT, TAG = "batchwright", "batchwright.run"
-_MOST_METRICS = 1000  # of a request
+_MAX_METRICS = 1000  # of a request
 _STATES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -47,8 +47,8 @@ class _MLflow:
 
     def flush(self) -> None:
         while self._waiting:
-            self._client.log_batch(self._run, metrics=self._waiting[:_MOST_METRICS])
-            del self._waiting[:_MOST_METRICS]
+            self._client.log_batch(self._run, metrics=self._waiting[:_MAX_METRICS])
+            del self._waiting[:_MAX_METRICS]
 
     def close(self, outcome: str) -> None:
         self.flush()

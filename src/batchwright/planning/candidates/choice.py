@@ -36,13 +36,13 @@ _ADVICE = {
     "quicker restart (goal.restart_seconds)",
     "goal.accuracy": "give a lower goal.accuracy, or more epochs",
 }
-LEAST_CHANCE = 0.1
+MIN_CHANCE = 0.1
 """Probability of reaching its target below which a training is refused."""
 Trained = Callable[[Row, int], Row]
 """A candidate with another number of epochs, and the limits that it misses: `Table.trained`."""
 
-_LEAST_POINTS = 0.05  # hundredths of a share
-_MOST_SIZES = 8  # of a long list of clusters, those nearest to the chosen one
+_MIN_POINTS = 0.05  # hundredths of a share
+_MAX_SIZES = 8  # of a long list of clusters, those nearest to the chosen one
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ def _target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
     """That a candidate does not reach the target within the epochs, if so."""
     if not progress.chooses or progress.needed(row.batch) is not None:
         return ()
-    if progress.chance(row.batch) >= LEAST_CHANCE:
+    if progress.chance(row.batch) >= MIN_CHANCE:
         return ()
     reached, target = progress.reached(row.batch), progress.target or 0.0
     text = (
-        f"has no chance of {LEAST_CHANCE:.0%} to reach goal.accuracy={target:g} in "
+        f"has no chance of {MIN_CHANCE:.0%} to reach goal.accuracy={target:g} in "
         f"{counted(progress.planned, 'epoch')}"
     )
     times = max(1.0, target / reached.value) if reached and reached.value else inf
@@ -250,7 +250,7 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained
         *(f"{one}={attrgetter(one.removeprefix('goal.'))(goal):g}" for one in limited),
     ]
     return (
-        f"no candidate has a chance of {LEAST_CHANCE:.0%} to reach "
+        f"no candidate has a chance of {MIN_CHANCE:.0%} to reach "
         f"goal.accuracy={progress.target:g} within {' and '.join(within)}; the best to be had is "
         f"{reached.value:.1%} ({reached.low:.1%} to {reached.high:.1%}), with "
         f"{progress.optimizer(row.batch)}, global batch {row.batch} and "
@@ -294,7 +294,7 @@ def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Rea
             "link.bandwidth are not given."
         )
     others = [one for one in choice.sizes if one.mix is not row.mix]
-    near = sorted(others, key=lambda one: abs(one.mix.workers - row.mix.workers))[:_MOST_SIZES]
+    near = sorted(others, key=lambda one: abs(one.mix.workers - row.mix.workers))[:_MAX_SIZES]
     alternatives = [(_named(one, named=named), one) for one in others if one in near]
     alternatives += [
         (f"{_named(one, named=named)} (goal.objective={name})", one)
@@ -429,7 +429,7 @@ def compared(other: Row, chosen: Row) -> str:
 
 def _points(other: Row, chosen: Row) -> str:
     apart = 100 * ((other.accuracy or 0.0) - (chosen.accuracy or 0.0))
-    if abs(apart) < _LEAST_POINTS:
+    if abs(apart) < _MIN_POINTS:
         return "the same accuracy"
     return f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accuracy"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 """Methods that train as trials do: one batch, one resolution; what `auto` compares others with."""
 
 
-MOST_EPOCHS = 1000
+MAX_EPOCHS = 1000
 """Beyond so many a plan does not list accuracy epoch by epoch: it would not fit into memory."""
 
 
@@ -65,12 +65,12 @@ class Learnt:
     ) -> tuple[Estimate | None, ...]:
         """Held-out accuracy after each epoch of a training, a share, as ``counted`` images tell it.
 
-        `None` as long as fewer than `LEAST_STEPS` steps were taken: that is as good as guessing.
-        Nothing for more than `MOST_EPOCHS`.
+        `None` as long as fewer than `MIN_STEPS` steps were taken: that is as good as guessing.
+        Nothing for more than `MAX_EPOCHS`.
         """
-        if epochs > MOST_EPOCHS:
+        if epochs > MAX_EPOCHS:
             return ()
-        from batchwright.planning.candidates.trial_choice import LEAST_STEPS
+        from batchwright.planning.candidates.trial_choice import MIN_STEPS
         from batchwright.prediction.accuracy.learning import falls_short
 
         factors = [
@@ -88,7 +88,7 @@ class Learnt:
                 falls_short(factor, factors[-1]),
                 counted,
             )
-            if epoch * self.train_samples >= LEAST_STEPS * batch
+            if epoch * self.train_samples >= MIN_STEPS * batch
             else None
             for epoch, factor in enumerate(factors, 1)
         )

@@ -20,7 +20,7 @@ from batchwright.prediction.cost import train_cost
 from batchwright.records import Estimate, Goal, HeldOut, Job, Prediction, Reason, Source, Stage
 from batchwright.records.text.formatting import counted, size
 
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """More candidates than this are not listed one by one."""
 
 FAR_OFF = 2.0
@@ -57,7 +57,7 @@ def frontier(rows: Sequence[Row]) -> set[Row]:
 
 def kept_rows(rows: Sequence[Row], bends: Sequence[KneeFit], choice: Choice) -> list[Row]:
     """Rows to list: all, or if they are many the frontier, the chosen cluster and the knees."""
-    if len(rows) <= MOST_SHOWN:
+    if len(rows) <= MAX_SHOWN:
         return list(rows)
     kept = frontier(rows) | {bend.row for bend in bends if bend.row} | {choice.row, choice.free}
     kept |= set(choice.sizes) | set(choice.others.values()) | set(choice.level)

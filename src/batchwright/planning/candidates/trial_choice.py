@@ -23,11 +23,11 @@ from batchwright.prediction.accuracy.learning import Aim, LearningModel, fit_lea
 from batchwright.prediction.accuracy.trainings import OFFSET_DIGITS, Candidate, Observed
 from batchwright.records import OptimizerName
 
-LEAST_STEPS = 25
+MIN_STEPS = 25
 """Below some twenty, accuracy is that of guessing whatever was learnt: statistics of batch
 normalization have not settled."""
-LEAST_SAMPLES = 512
-LEAST_BATCH = 16
+MIN_SAMPLES = 512
+MIN_BATCH = 16
 """The law is known from 32 on; statistics of normalization over a few samples are others."""
 HELD_OUT = 1000
 """Most images that a trial is judged on."""
@@ -38,7 +38,7 @@ SETTLED = 0.002
 
 RATE_STEP = log(3)
 """Between rates that are tried: closer ones are hardly told apart."""
-MOST_RATE_STEPS = 3
+MAX_RATE_STEPS = 3
 """Either way from the usual rate."""
 
 _LONGEST = 1 / 3  # of the budget: three trials tell of slope and level, one of neither
@@ -250,7 +250,7 @@ class Question:
         return [
             round(step * RATE_STEP, OFFSET_DIGITS)
             for step in sorted(tried | further)
-            if abs(step) <= MOST_RATE_STEPS and step * RATE_STEP < most
+            if abs(step) <= MAX_RATE_STEPS and step * RATE_STEP < most
         ]
 
     def _affordable(
@@ -284,7 +284,7 @@ class Question:
 
 
 def _least_samples(arm: Arm) -> int:
-    return max(LEAST_SAMPLES, LEAST_STEPS * arm.batch)
+    return max(MIN_SAMPLES, MIN_STEPS * arm.batch)
 
 
 def _expected_above(mean: float, error: float, threshold: float) -> float:

@@ -8,7 +8,7 @@ from batchwright.algorithms.dual_batch import Rounding, update_factor
 from batchwright.errors import PlanError
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.methods.groups import (
-    LEAST_FIXED,
+    MIN_FIXED,
     Pace,
     grouped,
     shown_relative,
@@ -22,7 +22,7 @@ FEW_STEPS = 40
 
 HO = "Ho et al. 2013"
 
-_MOST_ALTERNATIVES = 8  # numbers of small-batch workers shown beside the chosen one
+_MAX_ALTERNATIVES = 8  # numbers of small-batch workers shown beside the chosen one
 
 
 def group_reasons(
@@ -104,7 +104,7 @@ def _other_counts(
     counts = sorted(
         (n for n in range(workers + 1) if n != small),
         key=lambda n: (n not in (0, workers), abs(n - small)),
-    )[:_MOST_ALTERNATIVES]
+    )[:_MAX_ALTERNATIVES]
     extra = found.extra_time.value if small else USUAL_EXTRA_TIME
     chosen = found.groups[-1].round_seconds
     shown = []
@@ -157,11 +157,11 @@ def _of_small(found: Served, sides: Sequence[int], *, measured: bool) -> tuple[R
             f"{1e3 * groups.sample_seconds:.3g} ms a sample{where}."
         )
     if measured and any(
-        groups.measured is None and groups.fixed_share <= LEAST_FIXED * (1 + 1e-9)
+        groups.measured is None and groups.fixed_share <= MIN_FIXED * (1 + 1e-9)
         for groups in found.groups
     ):
         texts.append(
-            f"No fixed part could be told from none: {LEAST_FIXED:.0%} of a step is taken for it."
+            f"No fixed part could be told from none: {MIN_FIXED:.0%} of a step is taken for it."
         )
     texts.append(
         "So both groups end a round together. A small error of the fixed part moves it a lot."

@@ -26,7 +26,7 @@ from batchwright.algorithms.measured_pairs import solved_line
 from batchwright.errors import PlanError
 from batchwright.records import PairTime
 
-LEAST_FIXED = 0.01
+MIN_FIXED = 0.01
 """Share of a measured step that counts as fixed at least. On a busy machine a fit may leave none,
 and the run would be refused after it was probed; pairs measured side by side correct it."""
 

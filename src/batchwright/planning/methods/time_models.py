@@ -20,7 +20,7 @@ from batchwright.planning.candidates.table import Table
 from batchwright.planning.candidates.worker_types import WorkerType, cut, link_given
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.gradient_scaling import step_split_of
-from batchwright.planning.methods.groups import LEAST_FIXED, Pace
+from batchwright.planning.methods.groups import MIN_FIXED, Pace
 from batchwright.planning.methods.simulated import stated_line, usual_times
 from batchwright.planning.methods.two_groups import Level
 from batchwright.planning.resolution import cycle_batches, sides
@@ -46,7 +46,7 @@ from batchwright.records import (
 from batchwright.records.text.formatting import counted
 
 _BYTES = 4  # of a weight
-_MOST_SAMPLES = 2**24  # where the memory alone is asked
+_MAX_SAMPLES = 2**24  # where the memory alone is asked
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Measured:
     def fitting(self, side: int) -> int | None:
         """Most samples of a worker of its own that fit the memory; `None`: not known."""
         kind = self._kind
-        return kind.memory.largest_batch(side, kind.limit, _MOST_SAMPLES, workers=self.workers)
+        return kind.memory.largest_batch(side, kind.limit, _MAX_SAMPLES, workers=self.workers)
 
     def micro_batch(self, side: int, local: Sequence[int]) -> int:
         """Most samples in one forward pass of workers that step for themselves."""
@@ -205,7 +205,7 @@ class Measured:
             least=max(kind.least for kind, _ in mix.members),
             exchange=_exchanges(job, size, workers, known),
             spread=ends,
-            least_fixed=0.0 if told else LEAST_FIXED,
+            least_fixed=0.0 if told else MIN_FIXED,
             pairs=profile.pairs if len(mix.members) == 1 and not first.stated else (),
         )
 

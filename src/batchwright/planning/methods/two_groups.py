@@ -22,7 +22,7 @@ from batchwright.planning.resolution import per_resolution
 from batchwright.records import Estimate, Job, ServerRule
 from batchwright.records.registries.methods import PAPER
 
-USUAL_EXTRA_TIME, MOST_EXTRA_TIME = 1.05, 1.2
+USUAL_EXTRA_TIME, MAX_EXTRA_TIME = 1.05, 1.2
 """Of a round, where the job leaves it open: the paper's smaller value, and as far as a deadline may
 stretch it (the paper goes to 1.1)."""
 
@@ -247,9 +247,9 @@ def served(
 
     why = (
         f"As much as goal.deadline={deadline or 0:g} s leaves at the upper end of the predicted "
-        f"time, up to {MOST_EXTRA_TIME:g}."
+        f"time, up to {MAX_EXTRA_TIME:g}."
     )
-    by_deadline = Chosen(MOST_EXTRA_TIME, why, "predicted")
+    by_deadline = Chosen(MAX_EXTRA_TIME, why, "predicted")
     extra = Chosen(1.0, "", "assumed")
     if small and job.dual.extra_time != "auto":
         extra = Chosen(job.dual.extra_time, "Asked for.", "asked")

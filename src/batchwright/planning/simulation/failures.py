@@ -18,9 +18,9 @@ from batchwright.errors import PlanError
 from batchwright.records.clusters.simulation import Part, Span
 from batchwright.records.text.formatting import counted, duration
 
-MOST_SPANS = 400
-_MOST_TIMES_WORK, _MOST_FAILURES = 100.0, 1_000_000
-_LEAST_INTERVAL = 1e-9
+MAX_SPANS = 400
+_MAX_TIMES_WORK, _MAX_FAILURES = 100.0, 1_000_000
+_MIN_INTERVAL = 1e-9
 """Of the work."""
 
 
@@ -69,7 +69,7 @@ class Hazards:
         """
         mean = self.mean_seconds
         interval = min(self.interval, max(work, 1e-9))
-        if self.interval < min(work, self.cost / _MOST_TIMES_WORK):
+        if self.interval < min(work, self.cost / _MAX_TIMES_WORK):
             raise PlanError(
                 f"checkpoint_seconds={self.interval:.3g} with {duration(self.cost)} for each "
                 "checkpoint (checkpoint_cost) leaves hardly any time for training: "
@@ -78,13 +78,12 @@ class Hazards:
         if mean == inf:
             return
         takes = expected_seconds(work, interval, self.cost, self.restart, mean)
-        if takes <= _MOST_TIMES_WORK * work and takes / mean <= _MOST_FAILURES:
+        if takes <= _MAX_TIMES_WORK * work and takes / mean <= _MAX_FAILURES:
             return
         best = daly_interval(self.cost, mean)
         shorter = (
             f"checkpoint_seconds={best:.3g}, "
-            if expected_seconds(work, best, self.cost, self.restart, mean)
-            <= _MOST_TIMES_WORK * work
+            if expected_seconds(work, best, self.cost, self.restart, mean) <= _MAX_TIMES_WORK * work
             else ""
         )
         raise PlanError(
@@ -112,7 +111,7 @@ class Course:
     def book(self, part: Part, seconds: float) -> None:
         """Time goes on by so much; told where spans are kept."""
         start, self.seconds = self.seconds, self.seconds + seconds
-        if self.spans is not None and seconds > 0 and len(self.spans) <= MOST_SPANS:
+        if self.spans is not None and seconds > 0 and len(self.spans) <= MAX_SPANS:
             self.spans.append(Span(part=part, start=start, end=self.seconds))
 
 
@@ -136,7 +135,7 @@ def run_through(
     course = Course(spans=[] if told else None)
     mean = hazards.mean_seconds
     # An interval of next to nothing loses no work, and is no number to divide by.
-    interval = min(max(hazards.interval, _LEAST_INTERVAL * work), max(work, 1e-9))
+    interval = min(max(hazards.interval, _MIN_INTERVAL * work), max(work, 1e-9))
     cycle = interval + hazards.cost
     away: list[float] = []
     while True:
@@ -150,7 +149,7 @@ def run_through(
         else:
             whole = int(ran // cycle)
             rest = ran - whole * cycle
-        apart = min(whole, MOST_SPANS) if told else 0  # those behind need no spans of their own
+        apart = min(whole, MAX_SPANS) if told else 0  # those behind need no spans of their own
         for times in (*[1] * apart, whole - apart):
             course.book("training", times * interval)
             course.book("checkpoint", times * hazards.cost)

@@ -19,7 +19,7 @@ import numpy as np
 from batchwright.algorithms.balancer import Balancer
 from batchwright.errors import PlanError
 from batchwright.planning.simulation.cluster import Floats, ImaginedCluster, Row
-from batchwright.planning.simulation.failures import MOST_SPANS, Course, Hazards, run_through
+from batchwright.planning.simulation.failures import MAX_SPANS, Course, Hazards, run_through
 from batchwright.planning.simulation.rounds import round_draws, simulate_rounds
 from batchwright.planning.simulation.steps import (
     StepSeries,
@@ -43,7 +43,7 @@ from batchwright.records.clusters.simulation import (
 )
 
 _HOUR = 3600.0
-_MOST_EVENTS = 200_000  # of a row with a server, in a repeat
+_MAX_EVENTS = 200_000  # of a row with a server, in a repeat
 _FEWEST_ROUNDS = 3
 _SPEEDS, _STEPS, _LOSSES = range(3)  # streams of random numbers of a repeat
 
@@ -209,8 +209,8 @@ class _Clusters:
         spans = first.course.spans or []
         return Timeline(
             workers=self._cluster.workers,
-            spans=tuple(spans[:MOST_SPANS]),
-            cut=len(spans) > MOST_SPANS,
+            spans=tuple(spans[:MAX_SPANS]),
+            cut=len(spans) > MAX_SPANS,
             steps=_worker_steps(first.series) if first.series is not None else (),
         )
 
@@ -294,7 +294,7 @@ class _Clusters:
             steps = row.samples_per_round / (row.batches * server.exchange_steps)
             each = max(1, round(float(steps.mean())))
         total = row.epochs * each
-        count = min(total, self._scenario.steps, max(_FEWEST_ROUNDS, _MOST_EVENTS // workers))
+        count = min(total, self._scenario.steps, max(_FEWEST_ROUNDS, _MAX_EVENTS // workers))
         service, link = self._cluster.model_seconds, self._cluster.link
         rounds = simulate_rounds(
             workers,

@@ -46,7 +46,7 @@ from typing import NamedTuple
 import numpy as np
 
 from batchwright.prediction.accuracy.trainings import (
-    LEAST_LEARNT,
+    MIN_LEARNT,
     Candidate,
     Observed,
     above_guessing,
@@ -70,7 +70,7 @@ FAILED_ERROR = 1.0
 
 _ROUNDS, _SMALL = 50, 1e-6
 _FLATTEST = 0.05  # slope; a fit to few trainings may have one that no training has
-_MOST_LOG = 60.0  # of samples: more than anybody has
+_MAX_LOG = 60.0  # of samples: more than anybody has
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class LearningModel:
         aim = self.aim(optimizer, batch, accuracy)
         if aim is None:
             return None
-        off = exp(min(_MOST_LOG, Z_975 * self.aim_error(aim)))
+        off = exp(min(_MAX_LOG, Z_975 * self.aim_error(aim)))
         return _estimate(aim.samples, aim.samples / off, aim.samples * off)
 
     def samples_compared(
@@ -182,7 +182,7 @@ class LearningModel:
         if found is None or others is None:
             return None
         error = sqrt(self._variance(found.by_parameters - others.by_parameters))
-        ratio, off = found.samples / others.samples, exp(min(_MOST_LOG, Z_975 * error))
+        ratio, off = found.samples / others.samples, exp(min(_MAX_LOG, Z_975 * error))
         return _estimate(ratio, ratio / off, ratio * off)
 
     def rate_of(self, optimizer: str) -> tuple[float, float]:
@@ -230,7 +230,7 @@ class LearningModel:
         offset = self.offset(optimizer) if offset is None else offset
         start, _ = self._at(Candidate(optimizer, batch, 1, offset))
         # At least one sample: trials that contradict each other may put a target before the first.
-        samples = exp(max(0.0, min(_MOST_LOG, (log(unit / (1 - unit)) - start) / slope)))
+        samples = exp(max(0.0, min(_MAX_LOG, (log(unit / (1 - unit)) - start) / slope)))
         _, row = self._at(Candidate(optimizer, batch, samples, offset))
         return Aim(samples, -row / slope, slope)
 
@@ -464,7 +464,7 @@ def _target(one: Observed, classes: int, seed: float, longest: float = 0.0) -> t
 
 def _noise(unit: float, held_out: int, classes: int, seed: float) -> float:
     """Standard error of logit u: of counting right answers, and from seed to seed."""
-    unit = min(1 - 0.5 / held_out, max(LEAST_LEARNT, unit))
+    unit = min(1 - 0.5 / held_out, max(MIN_LEARNT, unit))
     share = with_guessing(unit, classes)
     counted = sqrt(share * (1 - share) / held_out) / ((1 - 1 / classes) * unit * (1 - unit))
     return sqrt(counted**2 + seed**2)

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from batchwright.records import RunSummary
 from batchwright.records.job import Scaling
 
-_LEAST_SCATTER = 0.005  # of a held-out accuracy, a share
+_MIN_SCATTER = 0.005  # of a held-out accuracy, a share
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def scatter_of(
 ) -> float:
     """Standard deviation of the accuracy about its smoothed course, robust, a share."""
     misses = [abs(a - b) for (_, a), (_, b) in zip(curve[1:], smooth[1:], strict=True)]
-    return hypot(1.4826 * median(misses), _LEAST_SCATTER)
+    return hypot(1.4826 * median(misses), _MIN_SCATTER)
 
 
 def accuracy_at(curve: Sequence[tuple[float, float]], epochs: float) -> float:

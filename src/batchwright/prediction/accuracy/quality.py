@@ -74,7 +74,7 @@ EPOCHS_NOTE = "epochs to accuracy"
 
 _POWER = {"linear": 1.0, "sqrt": 0.5, "gain": 1.0, "none": 0.0}  # a gain is linear at most
 _FAR_BETTER = 0.5
-_LEAST_DEGREES = 4  # fewer show too little of the scatter between runs
+_MIN_DEGREES = 4  # fewer show too little of the scatter between runs
 _STEEPEST = 2  # power of the epochs that an error falls with at most, assumed; it ends an interval
 
 
@@ -102,7 +102,7 @@ class _Law:
 
         The fit's scales are the epochs themselves, so its errors are per unit of this.
         """
-        if self.line.degrees >= _LEAST_DEGREES and self.line.relative_error is not None:
+        if self.line.degrees >= _MIN_DEGREES and self.line.relative_error is not None:
             scatter = hypot(self.line.relative_error, FORM_ERROR)
             return scatter, student_t_975(self.line.degrees)
         return max(RUN_ERROR, self.line.relative_error or 0.0), Z_975

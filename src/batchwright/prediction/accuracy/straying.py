@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, log
 
-from batchwright.prediction.accuracy.trainings import LEAST_LEARNT, above_guessing, with_guessing
+from batchwright.prediction.accuracy.trainings import MIN_LEARNT, above_guessing, with_guessing
 from batchwright.records import EpochRecord, Estimate, Plan
 from batchwright.records.text.formatting import percent
 
@@ -63,5 +63,5 @@ def _moved(end: Estimate, expected: Estimate, measured: float, classes: int) -> 
 
 def _logit(accuracy: float, classes: int) -> float:
     """Logit of accuracy freed of guessing."""
-    unit = above_guessing(accuracy, classes, 1 - LEAST_LEARNT**2)
+    unit = above_guessing(accuracy, classes, 1 - MIN_LEARNT**2)
     return log(unit / (1 - unit))

@@ -10,13 +10,13 @@ from batchwright.records import Trial
 
 OFFSET_DIGITS = 6
 """After the point: a rate is the same whatever its last bits are."""
-LEAST_LEARNT = 0.01
+MIN_LEARNT = 0.01
 """Less than this above guessing, as a share of what is above it, is not told from nothing."""
 
 
 def above_guessing(accuracy: float, classes: int, most: float) -> float:
-    """Accuracy u freed of guessing, a share, held between `LEAST_LEARNT` and ``most``."""
-    return min(most, max(LEAST_LEARNT, (accuracy - 1 / classes) / (1 - 1 / classes)))
+    """Accuracy u freed of guessing, a share, held between `MIN_LEARNT` and ``most``."""
+    return min(most, max(MIN_LEARNT, (accuracy - 1 / classes) / (1 - 1 / classes)))
 
 
 def with_guessing(unit: float, classes: int) -> float:

@@ -17,7 +17,7 @@ SIZES = (40_000, 4_000_000)
 """Bytes; the gradient's own size is measured beside them."""
 
 _WARM_UP_CALLS = 2
-_MOST_CALLS, _LEAST_CALLS = 20, 3
+_MAX_CALLS, _MIN_CALLS = 20, 3
 
 
 def time_exchange(
@@ -32,7 +32,7 @@ def time_exchange(
     for _ in range(_WARM_UP_CALLS):
         call()
     each = (now(group.device) - start) / _WARM_UP_CALLS
-    calls = follow(group, min(_MOST_CALLS, max(_LEAST_CALLS, int(seconds / each))))
+    calls = follow(group, min(_MAX_CALLS, max(_MIN_CALLS, int(seconds / each))))
     everyone = group.gather([_time(group, call) for _ in range(calls)])
     low, middle, high = spread([mean(one) for one in zip(*everyone, strict=True)])
     return CollectiveTime(

@@ -38,7 +38,7 @@ _WARM_UP_SHARE = 0.5  # of the time
 _LEAST = 16  # parts measured of all workers before one looks how well the scale is known
 _MOST = 320  # parts measured, of all workers
 _KNOWN, _VAGUE = 0.15, 0.5  # relative errors: below, time is saved; above, more is taken
-_MOST_TIME = 4.0  # times the time there is, where there were too few samples or all is vague
+_MAX_TIME = 4.0  # times the time there is, where there were too few samples or all is vague
 _FEWEST = 8  # parts in all; where the data make no more, parts are smaller
 _COLUMNS = 2**14
 
@@ -80,7 +80,7 @@ def _measured(
     signs = torch.randint(2, (weights,), generator=random, dtype=torch.int8) * 2 - 1
     signs = signs.to(bench.device)
     batches = bench.training_batches(parts, resolution)
-    began, time, late = now(bench.device), _MOST_TIME * seconds, 0
+    began, time, late = now(bench.device), _MAX_TIME * seconds, 0
     rows: list[Tensor] = []
     noise: GradientNoise | None = None
     each = -(-_LEAST // group.size)  # of each worker
@@ -97,7 +97,7 @@ def _measured(
         rows.append(group.sum(everyone).flatten(0, 1))
         noise = noise_of(torch.cat(rows), part_size=len(parts[0]))
         error = noise.relative_error if noise else None
-        time = seconds * (_MOST_TIME if error is None or error > _VAGUE else 1)
+        time = seconds * (_MAX_TIME if error is None or error > _VAGUE else 1)
         if late or follow(group, int(error is not None and error <= _KNOWN)):
             break
     return noise
@@ -166,7 +166,7 @@ def _warm_up(bench: Bench, indices: Tensor, resolution: int, size: int, *, secon
     began = now(bench.device)
     for done in range(steps):
         spent = (now(bench.device) - began) / seconds
-        late = spent > (1 if done * step >= _WARM_SAMPLES else _MOST_TIME)
+        late = spent > (1 if done * step >= _WARM_SAMPLES else _MAX_TIME)
         if follow(group, int(done > 0 and late)):
             return done * step
         bench.step(batches.__next__)

@@ -22,7 +22,7 @@ from batchwright.records import LinkTime
 
 _PINGS, _WARM_UP = 50, 5
 _FIRST_BYTES = 2**18  # to learn how much fits into the time
-_LEAST_BYTES, _MOST_BYTES = 2**20, 2**28  # of the large messages
+_MIN_BYTES, _MAX_BYTES = 2**20, 2**28  # of the large messages
 _PAIRS = 5  # of a small and a large message
 _SMALLER = 4  # times as small
 
@@ -41,7 +41,7 @@ def time_link(group: Group, command: TimeLink) -> LinkTime:
     two.send(_FIRST_BYTES)  # opens the window of the connection
     first = max(two.send(_FIRST_BYTES) - 2 * median(pings), 1e-9)
     in_time = command.seconds * _FIRST_BYTES / first / _PAIRS / (1 + 1 / _SMALLER)
-    large = two.agreed(int(min(_MOST_BYTES, max(_LEAST_BYTES, in_time))))
+    large = two.agreed(int(min(_MAX_BYTES, max(_MIN_BYTES, in_time))))
     small = large // _SMALLER
     rates = []
     for _ in range(_PAIRS):

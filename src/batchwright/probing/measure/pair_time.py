@@ -14,7 +14,7 @@ from statistics import fmean
 from batchwright.distributed.group import Group
 from batchwright.probing.bench import Batch, Bench
 from batchwright.probing.commands import VisitPair
-from batchwright.probing.measure.step_time import LEAST_STEPS, LONG_STEP
+from batchwright.probing.measure.step_time import LONG_STEP, MIN_STEPS
 from batchwright.probing.measure.timing import now
 
 Supplies = Sequence[Callable[[], Batch]]
@@ -45,7 +45,7 @@ def _stretch(
     if feed is not None:
         supplies = [bench.stream(feed, parts, command.resolution).__next__] * len(parts)
     each = _warm(bench, supplies)
-    seconds = max(command.seconds, (LEAST_STEPS + 0.5) * max(everyone.gather(each)))
+    seconds = max(command.seconds, (MIN_STEPS + 0.5) * max(everyone.gather(each)))
     # Steps go on until the time is up, so that the others have company; one that ends later had
     # none to its end and does not count, unless it is the first.
     began = now(bench.device)

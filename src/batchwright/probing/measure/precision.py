@@ -35,13 +35,13 @@ USUAL_BATCH = 256
 """Local batch, in samples, that is compared where the plan is to choose one and the data allow it:
 plans choose a batch at which what a step takes whatever the batch counts for little."""
 
-LEAST_SECONDS = 1.0
+MIN_SECONDS = 1.0
 """Spent where it takes so long, however small the budget: steps that fit in then are long enough to
 depend on the batch, and few samples would tell of what a step takes whatever the batch."""
 
 _FIRST_BATCH = 8
 _MEMORY_SHARE = 0.5  # that the batch may take by what was weighed
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 25
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 25
 _CAUTION = 2  # times the interval must tell to stop early: who looks often is fooled sometimes
 _TURN_SECONDS = 0.02  # of short steps several are timed together
 _GROWTH = (4, 2)  # of the batch from one try to the next, the first that time allows
@@ -61,7 +61,7 @@ class Choice(NamedTuple):
 def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float) -> Choice:
     """The number format to train in; all workers of the group come to the same answer.
 
-    ``seconds`` are spent, or `LEAST_SECONDS`, or three rounds of ABBA if they take longer.
+    ``seconds`` are spent, or `MIN_SECONDS`, or three rounds of ABBA if they take longer.
     """
     if job.precision != "auto":
         return Choice(job.precision)
@@ -140,13 +140,13 @@ def compare(
         times[1].extend((b, c))
         logs.append(log(b * c / (a * d)) / 2)
         rounds = len(logs)
-        if rounds < _LEAST_ROUNDS:
+        if rounds < _MIN_ROUNDS:
             continue
         error = student_t_975(rounds - 1) * stdev(logs) / sqrt(rounds)
         ratio = exp(fmean(logs))
         wide = interval_in_ratio(ratio, _CAUTION * error)
         apart = wide.high < WORTHWHILE or wide.low > 1
-        if apart or rounds == _MOST_ROUNDS or not may_go_on():
+        if apart or rounds == _MAX_ROUNDS or not may_go_on():
             return times, interval_in_ratio(ratio, error)
 
 
@@ -187,7 +187,7 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
             bench.step(supply)
             together += sum(bench.step(supply))
         tried.append((size, together))
-        left = max(seconds, LEAST_SECONDS) - (now(group.device) - began)
+        left = max(seconds, MIN_SECONDS) - (now(group.device) - began)
         sizes = [min(factor * size, wanted, most) for factor in _GROWTH]
         allowed = [one for one in sizes if one > size and _comparison(tried, one) <= left]
         larger = follow(group, allowed[0] if allowed else 0)
@@ -207,4 +207,4 @@ def _comparison(tried: Sequence[tuple[int, float]], size: int) -> float:
     if len(tried) > 1:
         before, less = tried[-2]
         slope = min(slope, max(0.0, seconds - less) / (last - before))
-    return (2 * _LEAST_ROUNDS + 1) * (seconds + slope * (size - last))
+    return (2 * _MIN_ROUNDS + 1) * (seconds + slope * (size - last))

@@ -20,7 +20,7 @@ from batchwright.workload.data.loading import Totals
 LONG_STEP = 0.1
 """Seconds; a step that takes longer is warm after one, shorter ones after two."""
 
-LEAST_STEPS = 2
+MIN_STEPS = 2
 """Timed at a visit, however long they take."""
 
 _POLL_SECONDS = 0.0005
@@ -41,7 +41,7 @@ def visit(
     memory touched. They are not in the ``seconds`` to spend.
 
     Returns:
-        Means over the workers, for each timed step, at least `LEAST_STEPS` if so many may be; and
+        Means over the workers, for each timed step, at least `MIN_STEPS` if so many may be; and
         those of each worker.
     """
     each = _warm(bench, supply)
@@ -130,7 +130,7 @@ def _warm(bench: Stepping, supply: Callable[[], Any], *, least: int = 1) -> floa
 def _affordable(bench: Stepping, each: float, seconds: float, most_steps: int) -> int:
     """How many steps are timed, the same on all workers."""
     wanted = int(min(most_steps, seconds / each))
-    return follow(bench.group, min(most_steps, max(LEAST_STEPS, wanted)))
+    return follow(bench.group, min(most_steps, max(MIN_STEPS, wanted)))
 
 
 def _of_a_batch(before: Totals, after: Totals) -> tuple[float, float]:

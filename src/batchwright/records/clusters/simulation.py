@@ -21,7 +21,7 @@ from batchwright.records.base import (
 )
 from batchwright.records.text.formatting import counted, duration, number
 
-MOST_WORKERS = 1_000_000
+MAX_WORKERS = 1_000_000
 Large = Annotated[int, Field(ge=1, le=10**15)]
 
 Part = Literal["training", "checkpoint", "lost work", "restart", "waiting for a worker"]
@@ -30,7 +30,7 @@ Part = Literal["training", "checkpoint", "lost work", "restart", "waiting for a 
 class Scenario(Keys):
     """What a cluster is imagined to be, and how it is simulated (keys of `simulate`)."""
 
-    workers: tuple[Annotated[int, Field(ge=1, le=MOST_WORKERS)], ...] = Field(
+    workers: tuple[Annotated[int, Field(ge=1, le=MAX_WORKERS)], ...] = Field(
         (),
         description="Numbers of workers, such as `8,16,32`, or `8-1024` for all doublings between "
         "the two. Unset: the plan's.",

@@ -30,7 +30,7 @@ from batchwright.records.text.formatting import (
 )
 from batchwright.records.text.problems import printable
 
-MOST_ROWS = 48  # candidates shown; a plan of more shows the chosen cluster, knees and frontier
+MAX_ROWS = 48  # candidates shown; a plan of more shows the chosen cluster, knees and frontier
 
 WIDTH = 100  # of the text, in characters; tables may be wider
 _REMARK = 30  # of the last column of a table that does not fit
@@ -156,13 +156,13 @@ def candidate_words(
 
 
 def kept_candidates(plan: PlanFields) -> tuple[Prediction, ...]:
-    """The candidates worth showing, in the plan's order, `MOST_ROWS` at most."""
+    """The candidates worth showing, in the plan's order, `MAX_ROWS` at most."""
     considered = plan.considered
-    if len(considered) <= MOST_ROWS:
+    if len(considered) <= MAX_ROWS:
         return considered
     planned = planned_sizes(plan)
     told = [(_rank(plan, one, planned), index) for index, one in enumerate(considered)]
-    kept = sorted(index for _, index in sorted(told)[:MOST_ROWS])
+    kept = sorted(index for _, index in sorted(told)[:MAX_ROWS])
     return tuple(considered[index] for index in kept)
 
 
@@ -180,11 +180,11 @@ def knee_rows(plan: PlanFields) -> list[list[str]]:
     Of many, those of the candidates that are shown.
     """
     knees = plan.knees
-    if len(knees) > MOST_ROWS // 2:
+    if len(knees) > MAX_ROWS // 2:
         shown = {(one.workers, one.kinds, one.resolution) for one in kept_candidates(plan)}
         knees = tuple(one for one in knees if (one.workers, one.kinds, one.resolution) in shown)
     rows = [["cluster", "side", "knee", "interval", "closed form", "Kneedle"]]
-    for knee in knees[: MOST_ROWS // 2]:
+    for knee in knees[: MAX_ROWS // 2]:
         batch, ends = knee.global_batch_size, (knee.low, knee.high)
         row = [
             cluster_words(knee.workers, knee.kinds),

@@ -11,8 +11,8 @@ from batchwright.reporting.data.plan_curves import time_unit
 from batchwright.reporting.data.spending import hourly_price
 from batchwright.reporting.data.worker_curves import spread
 
-_MOST_MARKS = 12  # on one line: their shapes tell the runs apart, too
-_MOST_POINTS = 300
+_MAX_MARKS = 12  # on one line: their shapes tell the runs apart, too
+_MAX_POINTS = 300
 
 Place = tuple[int, float, float]  # epoch, seconds, accuracy
 
@@ -66,9 +66,9 @@ def _chart(
         style, marker = look(one.setting)
         points = [
             Point(across(one, at), 100 * at[2], f"{one.name}, epoch {at[0]}: {percent(at[2])}")
-            for at in spread(one.curve, _MOST_POINTS)
+            for at in spread(one.curve, _MAX_POINTS)
         ]
-        marks = tuple(spread(points, _MOST_MARKS))
+        marks = tuple(spread(points, _MAX_MARKS))
         series += [
             Series(one.label, style, tuple(points), "none"),
             Series(one.label, style, marks, marker, line=False),

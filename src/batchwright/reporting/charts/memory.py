@@ -18,7 +18,7 @@ from batchwright.reporting.charts.chart import (
 from batchwright.reporting.data.worker_curves import spread
 
 _MIB = 2**20
-_MOST_POINTS = 200  # that are measured
+_MAX_POINTS = 200  # that are measured
 
 
 def memory_chart(plan: Plan, profile: Profile | None) -> Chart | None:
@@ -61,7 +61,7 @@ def memory_chart(plan: Plan, profile: Profile | None) -> Chart | None:
             f"{one.local_batch_size} samples at {one.resolution} px: "
             f"{number(one.peak_bytes / _MIB)} MiB measured",
         )
-        for one in spread(profile.memory if profile else (), _MOST_POINTS)
+        for one in spread(profile.memory if profile else (), _MAX_POINTS)
         if one.resolution in sides and one.workers == plan.workers
     )
     chosen = tuple(

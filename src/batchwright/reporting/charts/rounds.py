@@ -35,7 +35,7 @@ from batchwright.reporting.data.round_curves import (
     parts_of,
 )
 
-_MOST_LANES = 24
+_MAX_LANES = 24
 _LOWER = 0.62  # of a lane: large and small are told apart without colour, too
 _CLOCK = "seconds since training began"
 _NAMES = {"large": "training, large batch", "small": "training, small batch"}
@@ -80,7 +80,7 @@ def newest_rounds(plan: Plan, rounds: Sequence[RoundRecord]) -> Lanes:
     end = max(one.start + one.compute_seconds + one.exchange_seconds for one in rounds)
     large = large_workers(plan)
     lanes = []
-    for worker in sorted({one.worker for one in rounds})[:_MOST_LANES]:
+    for worker in sorted({one.worker for one in rounds})[:_MAX_LANES]:
         boxes = []
         for one in (one for one in rounds if one.worker == worker):
             words = f"worker {worker}, round {one.number + 1}:"

@@ -36,8 +36,8 @@ from batchwright.reporting.data.reading import (
 )
 from batchwright.reporting.data.worker_curves import most_different, spread, worker_curves
 
-_MOST_POINTS = 200  # over the epochs: more would hide each other
-_MOST_BARS = 16  # workers
+_MAX_POINTS = 200  # over the epochs: more would hide each other
+_MAX_BARS = 16  # workers
 
 _SIDES: tuple[tuple[str, Marker], ...] = (  # resolutions, low to high
     ("blue", "circle"),
@@ -86,7 +86,7 @@ def candidates_chart(summary: RunSummary) -> Chart | None:
             one.measured,
             f"{number(one.measured)} s {measured}",
         )
-        for one in spread(comparisons(summary), _MOST_POINTS)
+        for one in spread(comparisons(summary), _MAX_POINTS)
         if one.measured is not None
     )
     series += [
@@ -122,7 +122,7 @@ def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> Chart | No
                 epoch.training_seconds,
                 f"epoch {epoch.epoch + 1}: {number(epoch.training_seconds)} {clock}s",
             )
-            for epoch in spread(summary.epochs, _MOST_POINTS)
+            for epoch in spread(summary.epochs, _MAX_POINTS)
             if epoch.whole is whole
         )
         series.append(Series(f"{measured}{resumed}", style, points, "diamond", line=False))
@@ -157,7 +157,7 @@ def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
     What was predicted of accuracy is drawn up to the plan's end, as far as it was.
     """
     timed = list(zip(summary.epochs, training_clock(summary), strict=True))
-    timed = spread(timed, _MOST_POINTS)
+    timed = spread(timed, _MAX_POINTS)
     epochs = [epoch for epoch, _ in timed]
     labels = [f"{e.epoch + 1}\n{number(s)} s" for e, s in timed]
     x = Axis(
@@ -174,7 +174,7 @@ def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
     right = [_over_epochs(epochs, "held-out accuracy (%)", "green", "square", shares)]
     bands, wide = [], x
     told = [(at, one) for at, one in enumerate(summary.plan.epoch_accuracy, 1) if one is not None]
-    told = spread(told, _MOST_POINTS)
+    told = spread(told, _MAX_POINTS)
     if told:
         edges = tuple((at, 100 * one.low, 100 * one.high) for at, one in told)
         bands = [Band("predicted, 95 % interval", "blue", edges)]
@@ -202,7 +202,7 @@ def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
 
 def track_charts(summary: RunSummary) -> list[Chart]:
     """Gradient norm and largest eigenvalue over the epochs, as far as ``track`` asked for them."""
-    epochs = spread(summary.epochs, _MOST_POINTS)
+    epochs = spread(summary.epochs, _MAX_POINTS)
     drawn = []
     for name, title, label, style, values in (
         (
@@ -245,7 +245,7 @@ def _over_epochs(
 def time_chart(summary: RunSummary) -> Lanes:
     """Where each worker's time went, a bar as long as the wall time for each."""
     lanes = []
-    for one in most_different(worker_curves(summary), _MOST_BARS):
+    for one in most_different(worker_curves(summary), _MAX_BARS):
         boxes, start = [], 0.0
         for name, seconds in accounting(summary, one):
             words = f"{one.label}, {name}: {training_words(summary, seconds)}"

@@ -24,8 +24,8 @@ from batchwright.reporting.data.live_run import RunLines
 from batchwright.reporting.data.round_curves import large_workers
 from batchwright.reporting.data.worker_curves import spread
 
-_MOST_POINTS = 120  # of one line
-_MOST_SHADES = 40
+_MAX_POINTS = 120  # of one line
+_MAX_SHADES = 40
 _SPAN = 30.0  # of the rates shown: beyond that a file's axis is logarithmic
 
 Curves = Sequence[tuple[str, Sequence[float]]]  # name, and a value for each row of the plan
@@ -103,7 +103,7 @@ def _rates(plan: Plan, epochs: Sequence[EpochRecord]) -> Chart:
             one.learning_rate,
             f"epoch {one.epoch + 1}: rate {one.learning_rate:.4g}",
         )
-        for one in spread(epochs, _MOST_POINTS)
+        for one in spread(epochs, _MAX_POINTS)
         if one.learning_rate > 0
     )
     marks = Series("at the end of each epoch", "red", trained, "diamond", line=False)
@@ -131,7 +131,7 @@ def _lines(spans: Sequence[tuple[int, int]], curves: Curves) -> list[Series]:
 def _shades(stages: Iterable[tuple[int, int]], y: Axis) -> list[Band]:
     """Every other stage of the learning rate; of very many they would be one grey."""
     stages = list(stages)
-    if len(stages) > _MOST_SHADES:
+    if len(stages) > _MAX_SHADES:
         return []
     return [
         Band(f"stage {at} of the rate", "grey", tuple((end, y.low, y.high) for end in ends))
@@ -285,4 +285,4 @@ def _over_steps(
 
 
 def _thinned(points: Sequence[Point]) -> tuple[Point, ...]:
-    return tuple(spread(points, _MOST_POINTS))
+    return tuple(spread(points, _MAX_POINTS))

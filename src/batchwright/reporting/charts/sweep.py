@@ -16,7 +16,7 @@ from batchwright.reporting.charts.chart import (
     look,
 )
 from batchwright.reporting.data.sweep_curves import (
-    MOST_PANELS,
+    MAX_PANELS,
     Line,
     Panel,
     against,
@@ -36,7 +36,7 @@ def epochs_charts(sweep: Sweep, key: SweptKey) -> list[Chart]:
     """Accuracy epoch by epoch: a chart for each setting of the other keys, as far as they fit."""
     panels = curves(sweep, key.key)
     charts = []
-    for panel in panels[:MOST_PANELS]:
+    for panel in panels[:MAX_PANELS]:
         epochs = max(int(spot.x) for line in panel.lines for spot in line.spots)
         title = "Accuracy epoch by epoch" + (f", {panel.title}" if len(panels) > 1 else "")
         charts.append(_chart(title, panel, epochs_axis(epochs)))

@@ -37,11 +37,11 @@ from batchwright.reporting.data.worker_curves import (
     worker_curves,
 )
 
-MOST_PANELS = 16
-_MOST_MARKS = 24  # on one line: more would hide it
-_MOST_POINTS = 160  # of one line over the epochs
-_MOST_STEPS = 800
-_MOST_LINES = 40  # of one worker: a new one after each gap
+MAX_PANELS = 16
+_MAX_MARKS = 24  # on one line: more would hide it
+_MAX_POINTS = 160  # of one line over the epochs
+_MAX_STEPS = 800
+_MAX_LINES = 40  # of one worker: a new one after each gap
 
 _Look = tuple[WorkerCurve, str, Marker]
 
@@ -54,16 +54,16 @@ def batches_chart(curves: Sequence[WorkerCurve]) -> Chart:
     looks = _looks(curves)
     series: list[Series] = []
     for one, style, marker in looks:
-        for line in spread(step_lines(one.shares), _MOST_LINES):
-            points = tuple(Point(at, size) for at, size in spread(line, _MOST_STEPS))
+        for line in spread(step_lines(one.shares), _MAX_LINES):
+            points = tuple(Point(at, size) for at, size in spread(line, _MAX_STEPS))
             series.append(Series(one.label, style, points, "none"))
-        marks = tuple(_change(one, at) for at in spread(changes(one.shares), _MOST_MARKS))
+        marks = tuple(_change(one, at) for at in spread(changes(one.shares), _MAX_MARKS))
         series.append(Series(one.label, style, marks, marker, line=False))
     sizes = [float(share.local_batch_size) for one in curves for share in one.shares]
     ends = [
         [
             (at, float(s.local_batch_size))
-            for s in spread(one.shares, _MOST_POINTS)
+            for s in spread(one.shares, _MAX_POINTS)
             for at in (s.start, s.end)
         ]
         for one in curves
@@ -96,14 +96,14 @@ def part_chart(part: Part, title: str, curves: Sequence[WorkerCurve], clock: str
                     epoch.seconds(part),
                     f"{one.label}, epoch {epoch.epoch + 1}: {number(epoch.seconds(part))} {clock}s",
                 )
-                for epoch in spread(one.epochs, _MOST_POINTS)
+                for epoch in spread(one.epochs, _MAX_POINTS)
             ),
             marker,
         )
         for one, style, marker in looks
     ]
     places = [
-        [(one.epoch + 0.5, one.seconds(part)) for one in spread(each.epochs, _MOST_POINTS)]
+        [(one.epoch + 0.5, one.seconds(part)) for one in spread(each.epochs, _MAX_POINTS)]
         for each in curves
     ]
     y = linear_axis(f"{clock}seconds per epoch", [high for ones in places for _, high in ones])
@@ -166,7 +166,7 @@ def worker_panels(summary: RunSummary) -> list[tuple[Chart, Chart]]:
     epoch ran before a resume.
     """
     curves, clock = worker_curves(summary), simulated_word(summary)
-    shown, x = most_different(curves, MOST_PANELS), _epochs(curves)
+    shown, x = most_different(curves, MAX_PANELS), _epochs(curves)
     lines = [
         Series("of the others", "pale", tuple(Point(*at) for at in line), "none")
         for one in curves

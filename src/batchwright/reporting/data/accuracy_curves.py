@@ -16,9 +16,9 @@ from batchwright.reporting.data.plan_curves import (
     top_of,
 )
 
-_MOST_NAMED = 9  # batches that are written beside their points
+_MAX_NAMED = 9  # batches that are written beside their points
 _NEAREST = 0.08  # between two of them, as a share of the picture
-_LEAST_POINTS = 8.0  # of accuracy that the picture has room for beyond the candidates
+_MIN_POINTS = 8.0  # of accuracy that the picture has room for beyond the candidates
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _line(cluster: ClusterCurve, right: float) -> list[AccuracyPoint]:
 def _ends(drawn: Sequence[AccuracyPoint]) -> tuple[float, float]:
     values = [one.accuracy[0] for one in drawn]
     low, high = min(values), max(values)
-    room = max(_LEAST_POINTS, high - low) / 2
+    room = max(_MIN_POINTS, high - low) / 2
     chosen = [one.accuracy for one in drawn if one.candidate.chosen]
     lowest = min((end for _, end, _ in chosen), default=low)
     highest = max((end for _, _, end in chosen), default=high)
@@ -126,6 +126,6 @@ def _named(
             )
             for other in named
         ]
-        if len(named) < _MOST_NAMED and min(apart, default=1.0) >= _NEAREST:
+        if len(named) < _MAX_NAMED and min(apart, default=1.0) >= _NEAREST:
             named.append(one)
     return named

@@ -15,7 +15,7 @@ from batchwright.records import Estimate, KindCount, Knee, Plan, Prediction, Pro
 from batchwright.records.text.plan_text import Size, cluster_words, is_chosen, planned_sizes
 from batchwright.reporting.data.worker_curves import spread
 
-MOST_CURVES = 5  # as many as are told apart, by colour and by eye
+MAX_CURVES = 5  # as many as are told apart, by colour and by eye
 
 BETWEEN = 12  # places between two candidates at which a smooth curve is drawn
 
@@ -203,9 +203,9 @@ def _worth_showing(
     curves = [key for key in rising if len(groups[key]) > 1] or rising
     planned = planned_sizes(plan)
     chosen = [key for key in rising if any(is_chosen(plan, one, planned) for one in groups[key])]
-    room = MOST_CURVES - len([key for key in chosen if key not in curves])
+    room = MAX_CURVES - len([key for key in chosen if key not in curves])
     kept = {*chosen, *spread(curves, room)}
-    while len(kept) > MOST_CURVES:
+    while len(kept) > MAX_CURVES:
         kept.remove(next(key for key in reversed(rising) if key in kept and key not in chosen))
     return [key for key in rising if key in kept]
 

@@ -49,7 +49,7 @@ def split_rows(plan: Plan) -> tuple[list[tuple[str, str]], list[list[str]]]:
     return common, [[_SHORT.get(word, word) for word, _ in kept], *rows]
 
 
-_MOST_TOLD = 4  # numbers in one cell
+_MAX_TOLD = 4  # numbers in one cell
 
 _SHORT = {
     "of the rate": "rate stage",
@@ -124,7 +124,7 @@ def _augmentation(stage: Stage) -> str:
 def _distinct(values: tuple[float, ...], spec: str) -> str:
     """Numbers of neighbours without repeats, of many the ends; empty if there are none."""
     runs = [(value, len(list(same))) for value, same in groupby(values)]
-    if len(runs) > _MOST_TOLD:
+    if len(runs) > _MAX_TOLD:
         return f"{min(values):{spec}} to {max(values):{spec}}"
     return " + ".join(
         f"{count} x {value:{spec}}" if count > 1 else f"{value:{spec}}" for value, count in runs

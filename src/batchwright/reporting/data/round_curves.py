@@ -14,9 +14,9 @@ RoundPart = Literal["large", "small", "wait", "exchange", "evaluation"]
 ROUND_PARTS: tuple[RoundPart, ...] = ("large", "small", "wait", "exchange", "evaluation")
 """What a worker does in a round: trains with one of two batches, waits, exchanges, evaluates."""
 
-MOST_ROUNDS = 8  # of one worker that a timeline shows one by one
+MAX_ROUNDS = 8  # of one worker that a timeline shows one by one
 
-_MOST_MARKS = 10_000
+_MAX_MARKS = 10_000
 
 _SHORT = 1 - 1e-6  # of the usual update factor: a round that ends with an epoch may be cut short
 
@@ -139,7 +139,7 @@ def marks(summary: RunSummary) -> list[Mark]:
     That need not be the last on record: those that end at one barrier are there in rank order.
     """
     plan, committed, over = summary.plan, 0, 0.0
-    most = min(plan.epochs, _MOST_MARKS)
+    most = min(plan.epochs, _MAX_MARKS)
     found: list[Mark] = []
     for one in one_clock(summary.rounds):
         committed += one.samples
@@ -162,8 +162,8 @@ def _row_words(plan: Plan, epoch: int) -> str:
 
 
 def first_seconds(told: Sequence[Lane]) -> float:
-    """Where a timeline of single rounds ends: no worker has more than `MOST_ROUNDS` before."""
-    ends = [end_of(one.rounds[MOST_ROUNDS - 1]) for one in told if len(one.rounds) > MOST_ROUNDS]
+    """Where a timeline of single rounds ends: no worker has more than `MAX_ROUNDS` before."""
+    ends = [end_of(one.rounds[MAX_ROUNDS - 1]) for one in told if len(one.rounds) > MAX_ROUNDS]
     return min(ends, default=last_seconds(told))
 
 

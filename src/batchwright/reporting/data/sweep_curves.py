@@ -16,8 +16,8 @@ from batchwright.records import Mean, Sweep, SweepCell, SweptKey
 from batchwright.records.text.formatting import counted, duration, job_value, percent
 from batchwright.records.text.problems import printable
 
-MOST_PANELS = 12
-MOST_LINES = 10
+MAX_PANELS = 12
+MAX_LINES = 10
 _WIDE = 8.0  # largest over smallest value, from which an axis is logarithmic
 
 
@@ -99,7 +99,7 @@ def curves(sweep: Sweep, key: str) -> list[Panel]:
             if spots:
                 lines.append(Line(number, f"{key}={value_label(value)}", spots))
         if lines:
-            shown = tuple(lines[:MOST_LINES])
+            shown = tuple(lines[:MAX_LINES])
             panels.append(Panel(_title(sweep, others, at), shown, len(lines) - len(shown)))
     return panels
 
@@ -118,7 +118,7 @@ def against(sweep: Sweep, key: str) -> Panel:
         if spots:
             ordered = tuple(sorted(spots, key=lambda spot: spot.x))
             lines.append(Line(number, _title(sweep, others, at), ordered))
-    shown = tuple(lines[:MOST_LINES])
+    shown = tuple(lines[:MAX_LINES])
     return Panel(f"last accuracy against {key}", shown, len(lines) - len(shown))
 
 

@@ -49,10 +49,10 @@ from batchwright.reporting.pages.page_workers import workers_charts
 
 CURRENCY = "in the price's currency"
 
-_MOST_NOTES = 20
-_MOST_ROWS = 100  # of a table
-_MOST_BARS = 16  # workers of a chart
-_MOST_ROUNDS = 2000  # of a finished run that are drawn
+_MAX_NOTES = 20
+_MAX_ROWS = 100  # of a table
+_MAX_BARS = 16  # workers of a chart
+_MAX_ROUNDS = 2000  # of a finished run that are drawn
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _accuracy(story: RunStory) -> str:
 
 
 def _notes(lines: RunLines) -> str:
-    told = lines.notes[-_MOST_NOTES:]
+    told = lines.notes[-_MAX_NOTES:]
     items = "".join(f"<li>{markup.safe(line.text)}</li>" for line in told)
     return f"<ul>{items}</ul>" if items else ""
 
@@ -244,7 +244,7 @@ def _rounds(story: RunStory) -> str:
     """All rounds of a run that has ended, the newest ones of one that goes on."""
     if story.plan.server is None:
         return ""
-    if story.summary is not None and 0 < len(story.summary.rounds) <= _MOST_ROUNDS:
+    if story.summary is not None and 0 < len(story.summary.rounds) <= _MAX_ROUNDS:
         return rounds_part(story.summary)
     drawn = newest_rounds(story.outline, rounds_of(story.outline, story.lines.rounds))
     return drawn or ("" if story.ended else "<p>No round has ended yet.</p>")
@@ -310,7 +310,7 @@ def _over_time(
     drawn = [markup.figure(one, table) for one in charts]
     if speed := speed_chart(plan, epochs, lines):
         timed = [(e.epoch, v) for e in epochs if (v := e.samples_per_second) is not None]
-        rows = [[str(epoch + 1), number(v)] for epoch, v in spread(timed, _MOST_ROWS)]
+        rows = [[str(epoch + 1), number(v)] for epoch, v in spread(timed, _MAX_ROWS)]
         speeds = markup.table("Images per second", ["epoch", "images / s"], rows)
         drawn.append(markup.figure(speed, speeds))
     same = f"<p>Throughout: {markup.safe(', '.join(words))}.</p>" if words else ""
@@ -319,7 +319,7 @@ def _over_time(
 
 def _epochs_table(epochs: Sequence[EpochRecord]) -> str:
     return markup.table(
-        f"Rate, batches and resolution by epoch{markup.left_out(epochs, _MOST_ROWS)}",
+        f"Rate, batches and resolution by epoch{markup.left_out(epochs, _MAX_ROWS)}",
         ["epoch", "learning rate at its end", "global batch", "local batch", "resolution"],
         [
             [
@@ -329,7 +329,7 @@ def _epochs_table(epochs: Sequence[EpochRecord]) -> str:
                 range_words(w.local_batch_size for w in one.workers) if one.workers else "-",
                 f"{one.resolution} px",
             ]
-            for one in spread(epochs, _MOST_ROWS)
+            for one in spread(epochs, _MAX_ROWS)
         ],
     )
 
@@ -350,13 +350,13 @@ def _workers_now(workers: Sequence[WorkerNow], clock: str = "") -> str:
                 markup.or_dash(one.compute_seconds),
                 markup.or_dash(one.wait_seconds),
             ]
-            for one in _shown(workers, _MOST_ROWS)
+            for one in _shown(workers, _MAX_ROWS)
         ],
         cards=True,
     )
     if all(one.compute_seconds is None for one in workers):
         return table
-    chart = markup.figure(now_chart(_shown(workers, _MOST_BARS), clock), table)
+    chart = markup.figure(now_chart(_shown(workers, _MAX_BARS), clock), table)
     return markup.pair(chart, f"<div>{table}</div>")
 
 

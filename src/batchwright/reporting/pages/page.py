@@ -63,9 +63,9 @@ from batchwright.storage.files import make_folder, write_whole
 LONGEST_JOB = 64 * 1024
 """Characters of a job that is shown: YAML takes a second to write a hundred thousand."""
 
-_MOST_ROWS = 100  # of a table
-_MOST_STAGES = 12  # rows of the plan that need no click
-_MOST_CLASSES = 1000
+_MAX_ROWS = 100  # of a table
+_MAX_STAGES = 12  # rows of the plan that need no click
+_MAX_CLASSES = 1000
 
 
 def write_page(summary: RunSummary, path: Path) -> None:
@@ -175,7 +175,7 @@ def _stages(plan: Plan) -> str:
         )
         return markup.pair(table, markup.table("The plan's header", None, header_rows(plan)))
     common, (head, *rows) = split_rows(plan)
-    first, rest = rows[:_MOST_STAGES], rows[_MOST_STAGES:]
+    first, rest = rows[:_MAX_STAGES], rows[_MAX_STAGES:]
     more = markup.folded(
         f"{len(rest):,} more stages", markup.table("The plan's further stages", head, rest)
     )
@@ -212,8 +212,8 @@ def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
     charts = markup.pair(_epochs_chart(summary, now), _candidates_chart(summary))
     head, *rows = compared_rows(summary)
     caption = f"Predicted and {measured_word(summary)}"
-    more = markup.left_out(rows, _MOST_ROWS)
-    table = markup.table(caption + more, head, spread(rows, _MOST_ROWS), cards=True)
+    more = markup.left_out(rows, _MAX_ROWS)
+    table = markup.table(caption + more, head, spread(rows, _MAX_ROWS), cards=True)
     notes = (
         "Evaluation and checkpoints are not part of these seconds. What is predicted is the median "
         "over whole epochs, the first left out: it pays for what is done once. Single epochs "
@@ -253,8 +253,8 @@ def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:
         return table
     head, *rows = worker_rows(summary)
     caption = f"Workers{', simulated time' * summary.simulated}"
-    more = markup.left_out(rows, _MOST_ROWS)
-    workers = markup.table(caption + more, head, spread(rows, _MOST_ROWS))
+    more = markup.left_out(rows, _MAX_ROWS)
+    workers = markup.table(caption + more, head, spread(rows, _MAX_ROWS))
     chart = markup.figure(charts.time_chart(summary), workers)
     over_epochs = workers_charts(summary) if by_epoch else ""
     return markup.pair(chart, f"<div>{table}</div>") + over_epochs
@@ -289,7 +289,7 @@ def _candidates_chart(summary: RunSummary) -> str:
                 "chosen " * is_chosen(summary.plan, one, planned)
                 + "extrapolated" * one.extrapolated,
             ]
-            for one in spread(rivals(summary.plan), _MOST_ROWS)
+            for one in spread(rivals(summary.plan), _MAX_ROWS)
         ],
     )
     return markup.figure(chart, table)
@@ -300,7 +300,7 @@ def _epochs_chart(summary: RunSummary, now: EpochNow | None) -> str:
     if chart is None:
         return ""
     head = ["epoch", "steps", "skipped", f"{simulated_word(summary)}training", "evaluation"]
-    more = markup.left_out(summary.epochs, _MOST_ROWS, "; all are in summary.json")
+    more = markup.left_out(summary.epochs, _MAX_ROWS, "; all are in summary.json")
     table = markup.table(
         f"Seconds of each epoch{more}",
         [*head, "checkpoints", "learning rate"],
@@ -314,7 +314,7 @@ def _epochs_chart(summary: RunSummary, now: EpochNow | None) -> str:
                 number(epoch.checkpoint_seconds),
                 f"{epoch.learning_rate:.4g}",
             ]
-            for epoch in spread(summary.epochs, _MOST_ROWS)
+            for epoch in spread(summary.epochs, _MAX_ROWS)
         ],
     )
     return markup.figure(chart, table)
@@ -327,7 +327,7 @@ def _learning_charts(summary: RunSummary) -> str:
     told = epoch_accuracies(summary)
     head = ["epoch", f"training ({word}s)", "training loss", "held-out loss", "held-out accuracy"]
     table = markup.table(
-        "Epochs" + markup.left_out(epochs, _MOST_ROWS, "; all are in summary.json"),
+        "Epochs" + markup.left_out(epochs, _MAX_ROWS, "; all are in summary.json"),
         [*head, *(["predicted (95 %)", "it was"] if told else [])],
         [
             [
@@ -338,7 +338,7 @@ def _learning_charts(summary: RunSummary) -> str:
                 accuracy(epoch),
                 *(_predicted_cells(told.get(epoch.epoch)) if told else []),
             ]
-            for epoch, seconds in spread(timed, _MOST_ROWS)
+            for epoch, seconds in spread(timed, _MAX_ROWS)
         ],
     )
     loss, right = charts.learning_charts(summary)
@@ -346,7 +346,7 @@ def _learning_charts(summary: RunSummary) -> str:
     if tracked := charts.track_charts(summary):
         rows = [
             [str(one.epoch + 1), *map(markup.or_dash, (one.gradient_norm, one.hessian_eigenvalue))]
-            for one in spread(epochs, _MOST_ROWS)
+            for one in spread(epochs, _MAX_ROWS)
         ]
         head = ["epoch", "gradient norm", "largest Hessian eigenvalue"]
         numbers = markup.table("On a batch of training samples, at each evaluation", head, rows)
@@ -395,8 +395,8 @@ def environment_part(summary: RunSummary) -> str:
     measured = [("hardware", "not measured: the run had no profile")]
     if summary.profile is not None:
         measured = _measured(summary.profile)
-    classes = ", ".join(markup.safe(name) for name in data.classes[:_MOST_CLASSES])
-    more = markup.left_out(data.classes, _MOST_CLASSES)
+    classes = ", ".join(markup.safe(name) for name in data.classes[:_MAX_CLASSES])
+    more = markup.left_out(data.classes, _MAX_CLASSES)
     names = markup.folded(
         f"Names of the classes ({len(data.classes):,}){more}", f"<p>{classes}</p>"
     )

@@ -18,7 +18,7 @@ from batchwright.reporting.data.worker_curves import spread
 from batchwright.reporting.pages import markup
 
 _LONGEST = 60  # letters of a name in a legend
-_MOST_ROWS = 100  # of a table
+_MAX_ROWS = 100  # of a table
 
 
 def comparison_page(told: RunComparison) -> str:
@@ -93,9 +93,9 @@ def _curves_table(runs: Sequence[ComparedRun]) -> str:
     """The accuracy of every evaluated epoch."""
     by_epoch = [{epoch: share for epoch, _, share in one.curve} for one in runs]
     epochs = sorted({epoch for one in by_epoch for epoch in one})
-    epochs, every = spread(epochs, _MOST_ROWS), epochs
+    epochs, every = spread(epochs, _MAX_ROWS), epochs
     return markup.table(
-        f"Held-out accuracy{markup.left_out(every, _MOST_ROWS)}",
+        f"Held-out accuracy{markup.left_out(every, _MAX_ROWS)}",
         ["epoch", *(one.name for one in runs)],
         [
             [str(epoch), *(percent(one[epoch]) if epoch in one else "-" for one in by_epoch)]

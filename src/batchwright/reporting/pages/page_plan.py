@@ -30,7 +30,7 @@ from batchwright.reporting.data.plan_words import split_rows
 from batchwright.reporting.data.worker_curves import spread
 from batchwright.reporting.pages import markup
 
-_MOST_ROWS = 60  # of a table
+_MAX_ROWS = 60  # of a table
 
 
 def choice_charts(plan: Plan, profile: Profile | None, *, learning: bool = True) -> str:
@@ -109,7 +109,7 @@ def pareto_part(plan: Plan) -> str:
                 _range(one.seconds, second),
                 _range(one.cost, worth),
             ]
-            for cluster, one in spread(charts.frontier(curves), _MOST_ROWS)
+            for cluster, one in spread(charts.frontier(curves), _MAX_ROWS)
         ],
         cards=True,
     )
@@ -138,8 +138,8 @@ def stages_part(plan: Plan, epochs: Sequence[EpochRecord] = ()) -> str:
     if len(plan.stages) < 2:
         return ""
     _, (head, *rows) = split_rows(plan)
-    more = markup.left_out(rows, _MOST_ROWS)
-    table = markup.table(f"What differs between the stages{more}", head, spread(rows, _MOST_ROWS))
+    more = markup.left_out(rows, _MAX_ROWS)
+    table = markup.table(f"What differs between the stages{more}", head, spread(rows, _MAX_ROWS))
     drawn = [
         markup.figure(chart, table)
         for chart in stage_charts(plan, epochs)

@@ -12,7 +12,7 @@ from batchwright.reporting.data.round_curves import epoch_rounds, one_clock, rou
 from batchwright.reporting.data.worker_curves import spread
 from batchwright.reporting.pages import markup
 
-_MOST_ROWS = 100  # of a table; all rounds are in summary.json
+_MAX_ROWS = 100  # of a table; all rounds are in summary.json
 _NEWEST_ROWS = 60
 _HOW = (
     "<div><p>A round is what a worker trains on between two exchanges with the server. It "
@@ -42,7 +42,7 @@ def _side_by_side(drawn: Sequence[str]) -> str:
 
 def _rounds_table(summary: RunSummary) -> str:
     rounds = one_clock(summary.rounds)
-    more = markup.left_out(rounds, _MOST_ROWS, "; all are in summary.json")
+    more = markup.left_out(rounds, _MAX_ROWS, "; all are in summary.json")
     head = ["round", "worker", "epoch", "side", "batch", "samples", "start", "training"]
     return markup.table(
         f"Rounds, {simulated_word(summary)}seconds{more}",
@@ -62,7 +62,7 @@ def _rounds_table(summary: RunSummary) -> str:
                 number(one.evaluation_seconds),
                 str(one.lead),
             ]
-            for one in spread(rounds, _MOST_ROWS)
+            for one in spread(rounds, _MAX_ROWS)
         ],
     )
 

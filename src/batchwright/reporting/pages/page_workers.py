@@ -23,8 +23,8 @@ from batchwright.reporting.data.worker_curves import (
 )
 from batchwright.reporting.pages import markup
 
-_MOST_COLUMNS = 16  # of a table: workers that differ most
-_MOST_ROWS = 100  # of a table: a long run changes its shares more often than anyone reads
+_MAX_COLUMNS = 16  # of a table: workers that differ most
+_MAX_ROWS = 100  # of a table: a long run changes its shares more often than anyone reads
 
 
 def workers_charts(summary: RunSummary) -> str:
@@ -40,7 +40,7 @@ def workers_charts(summary: RunSummary) -> str:
             "wait": "Waiting for slower workers",
             "communication": "Communication",
         }
-    shown = most_different(curves, _MOST_COLUMNS)
+    shown = most_different(curves, _MAX_COLUMNS)
     charts, same = [], []
     if any(len(changes(one.shares)) > 1 for one in curves):
         charts = [markup.figure(batches_chart(curves), _batches_table(shown))]
@@ -71,11 +71,11 @@ def _batches_table(curves: Sequence[WorkerCurve]) -> str:
         ]
         if not rows or rows[-1][2:] != cells:
             rows.append([str(at[0] + 1), str(at[1] + 1), *cells])
-    more = markup.left_out(rows, _MOST_ROWS, "; all are in summary.json")
+    more = markup.left_out(rows, _MAX_ROWS, "; all are in summary.json")
     return markup.table(
         f"Local batches, and their share{more}",
         ["from epoch", "step", *(one.label for one in curves)],
-        spread(rows, _MOST_ROWS),
+        spread(rows, _MAX_ROWS),
     )
 
 
@@ -83,13 +83,13 @@ def _times_table(part: Part, caption: str, curves: Sequence[WorkerCurve]) -> str
     by_epoch = [{one.epoch: one for one in each.epochs} for each in curves]
     epochs = sorted({epoch for one in by_epoch for epoch in one})
     return markup.table(
-        caption + markup.left_out(epochs, _MOST_ROWS, "; all are in summary.json"),
+        caption + markup.left_out(epochs, _MAX_ROWS, "; all are in summary.json"),
         ["epoch", *(one.label for one in curves)],
         [
             [
                 str(at + 1),
                 *(number(one[at].seconds(part)) if at in one else "-" for one in by_epoch),
             ]
-            for at in spread(epochs, _MOST_ROWS)
+            for at in spread(epochs, _MAX_ROWS)
         ],
     )

@@ -39,7 +39,7 @@ from batchwright.reporting.data.schedule_words import (
     rate_words,
     warmup_words,
 )
-from batchwright.reporting.data.sweep_curves import MOST_PANELS, against, curves, varying
+from batchwright.reporting.data.sweep_curves import MAX_PANELS, against, curves, varying
 from batchwright.reporting.data.worker_curves import worker_curves
 from batchwright.reporting.render.image import Row, figure, file_bytes
 from batchwright.storage.files import make_folder, write_whole
@@ -276,7 +276,7 @@ def draw_curves(sweep: Sweep, key: SweptKey) -> Figure:
     columns = 2 if len(charts) == 4 else min(3, len(charts))
     every: list[Chart | None] = [*charts, *[None] * (-len(charts) % columns)]
     rows: list[Row] = [(_HIGH, every[at : at + columns]) for at in range(0, len(every), columns)]
-    left_out = max(0, len(panels) - MOST_PANELS) + max(panel.left_out for panel in panels)
+    left_out = max(0, len(panels) - MAX_PANELS) + max(panel.left_out for panel in panels)
     return figure(rows, below=_seeds_words(sweep, left_out))
 
 

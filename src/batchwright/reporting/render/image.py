@@ -46,7 +46,7 @@ _PRINTED = {("purple", "circle"): "v", ("orange", "square"): "^"}  # without col
 _SIZES = {"star": 13.0, "ring": 15.0, "diamond": 5.0}
 _WIDTH = 11.0  # of a figure, in inches
 _LETTERS, _MARK_LETTERS = 11, 7  # of a legend: to the inch, and as wide as a mark is
-_MOST_MARKS = 40  # on one line
+_MAX_MARKS = 40  # on one line
 
 Row = tuple[float, Sequence[Chart | Lanes | None]]
 """Height in inches, and the charts side by side; nothing is drawn at a place without any."""
@@ -173,7 +173,7 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
             [point.x for point in one.points],
             [point.y for point in one.points],
             **_look(one),
-            markevery=max(1, len(one.points) // _MOST_MARKS),
+            markevery=max(1, len(one.points) // _MAX_MARKS),
         )
         for point in one.points:
             _draw_interval(axes, one, point, chart)

@@ -14,7 +14,7 @@ from batchwright.reporting.data.round_curves import large_workers
 if TYPE_CHECKING:
     from rich.table import Table
 
-MOST_LISTED = 8  # workers whose numbers stand one by one in a line
+MAX_LISTED = 8  # workers whose numbers stand one by one in a line
 _GAPS = 2
 
 
@@ -194,13 +194,13 @@ def _change_words(before: Sequence[int], sizes: Sequence[int], speeds: Sequence[
     if not speeds:
         return words
     told = [number(speed) for speed in speeds]
-    if len(told) > MOST_LISTED:
+    if len(told) > MAX_LISTED:
         told = [f"{number(min(speeds))} to {number(max(speeds))}"]
     return f"{words} ({', '.join(told)} images/s)"
 
 
 def _sizes_words(sizes: Sequence[int]) -> str:
-    if len(sizes) > MOST_LISTED or len(set(sizes)) == 1:
+    if len(sizes) > MAX_LISTED or len(set(sizes)) == 1:
         return local_batches(tuple(sizes))
     return " + ".join(f"{size:,}" for size in sizes)
 

@@ -20,7 +20,7 @@ from batchwright.service.problems import (
     Unauthorized,
     Unavailable,
 )
-from batchwright.service.reading import MOST_CHARACTERS, problem_line
+from batchwright.service.reading import MAX_CHARACTERS, problem_line
 
 FOR_PROGRAMS = ("/v1", "/healthz", "/readyz", "/metrics")
 
@@ -35,7 +35,7 @@ def answer(request: Request, problem: ServiceProblem) -> Response:
     """The answer that tells of ``problem``."""
     response: Response
     if is_for_programs(request):
-        detail = problem.detail[:MOST_CHARACTERS]
+        detail = problem.detail[:MAX_CHARACTERS]
         response = JSONResponse({"detail": detail, **problem.values}, problem.status)
     else:
         response = request.app.state.error_page(request, problem)

@@ -21,7 +21,7 @@ from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import Caller, hash_of
 
-MOST_KEYS = 10_000
+MAX_KEYS = 10_000
 """Tokens and addresses whose rate is remembered."""
 
 LONGEST_SECRET = 200
@@ -81,7 +81,7 @@ class Identify:
     def _remember(self, known: str) -> None:
         self._known[known] = None
         self._known.move_to_end(known)
-        while len(self._known) > MOST_KEYS:
+        while len(self._known) > MAX_KEYS:
             self._known.popitem(last=False)
 
     def _refuse(self, key: str) -> NoReturn:
@@ -103,7 +103,7 @@ class Rates:
         left = self._left_of(key)
         if left < 1:
             return False
-        if len(self._left) >= MOST_KEYS and key not in self._left:
+        if len(self._left) >= MAX_KEYS and key not in self._left:
             self._forget()
         self._left[key] = (left - 1, self._clock())
         return True
@@ -123,7 +123,7 @@ class Rates:
     def _forget(self) -> None:
         """Drop the keys that are full again; of too many others those that were quiet longest."""
         busy = {key: kept for key, kept in self._left.items() if self._left_of(key) < self._burst}
-        newest = sorted(busy, key=lambda key: busy[key][1])[-MOST_KEYS // 2 :]
+        newest = sorted(busy, key=lambda key: busy[key][1])[-MAX_KEYS // 2 :]
         self._left = {key: busy[key] for key in newest}
 
 

@@ -20,9 +20,9 @@ from batchwright.service.store import Store
 
 router = APIRouter(prefix="/compare", include_in_schema=False)
 
-MOST_RUNS = 12
+MAX_RUNS = 12
 """Compared at once: more are not told apart."""
-MOST_OFFERED = 30
+MAX_OFFERED = 30
 """Of the newest runs that one may add."""
 
 Chosen = Annotated[list[Identifier], Query(max_length=50)]
@@ -38,8 +38,8 @@ def compare_page(request: Request, store: Stored, caller: PageReader, run: Chose
         "compare.html",
         caller,
         runs=runs,
-        others=[one for one in store.runs.list(MOST_OFFERED) if one.id not in run],
-        most=MOST_RUNS,
+        others=[one for one in store.runs.list(MAX_OFFERED) if one.id not in run],
+        most=MAX_RUNS,
         fragment=f"/compare/live?{query}",
         live=_live(store, runs),
     )
@@ -67,7 +67,7 @@ def _runs(store: Store, identifiers: list[str]) -> list[RunInfo]:
             found.append(store.runs.get(one))
         except NotFound:
             continue
-    return found[:MOST_RUNS]
+    return found[:MAX_RUNS]
 
 
 def _live(store: Store, runs: list[RunInfo]) -> Live:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Response
 from fastapi.responses import RedirectResponse
 from pydantic_core import to_json
 
-from batchwright.records.service import MOST_RECORDS, RunEnd, RunIntroduction
+from batchwright.records.service import MAX_RECORDS, RunEnd, RunIntroduction
 from batchwright.service.access import Stored, check_form, need_page
 from batchwright.service.store import Store
 from batchwright.service.store.lines import read_batch
@@ -38,8 +38,8 @@ def load_demo(store: Store) -> None:
     introduction = RunIntroduction.model_validate(told["introduction"])
     info = store.runs.introduce(DEMO, introduction, OWNER, demo=True)
     lines = told["records"]
-    for first in range(info.records, len(lines), MOST_RECORDS):
-        body = to_json({"first": first, "records": lines[first : first + MOST_RECORDS]})
+    for first in range(info.records, len(lines), MAX_RECORDS):
+        body = to_json({"first": first, "records": lines[first : first + MAX_RECORDS]})
         store.records.append(DEMO, read_batch(body, lambda: introduction.plan.data))
     if info.state != "finished":
         store.runs.end(DEMO, RunEnd.model_validate(told["end"]))

@@ -44,7 +44,7 @@ from batchwright.service.store.tokens import Caller
 
 router = APIRouter(prefix="/jobs", include_in_schema=False)
 
-MOST_ROWS = 50
+MAX_ROWS = 50
 
 LONGEST_JOB = 64 * 1024
 """Characters of a job."""
@@ -167,8 +167,8 @@ def _lists(
     request: Request, caller: Caller, state: JobState | None, before: str | None
 ) -> list[Part]:
     store = store_of(request)
-    found = store.jobs.list(MOST_ROWS + 1, before, state)
-    shown, more = found[:MOST_ROWS], len(found) > MOST_ROWS
+    found = store.jobs.list(MAX_ROWS + 1, before, state)
+    shown, more = found[:MAX_ROWS], len(found) > MAX_ROWS
     older = f"/jobs?{f'state={state}&' if state else ''}before={shown[-1].id}" if more else ""
     rows = fill(
         request,

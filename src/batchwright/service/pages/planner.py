@@ -54,7 +54,7 @@ from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
 
-MOST_KEPT = 64
+MAX_KEPT = 64
 """Answers that are kept: going back to one costs nothing."""
 
 _IDENTIFIER: TypeAdapter[str] = TypeAdapter(Identifier)
@@ -125,7 +125,7 @@ class Answers:
     """Plans, the newest of them kept: each takes a while of a processor with other things to do."""
 
     def __init__(self) -> None:
-        self._planned = lru_cache(maxsize=MOST_KEPT)(_planned)
+        self._planned = lru_cache(maxsize=MAX_KEPT)(_planned)
 
     def answer(self, store: Store, given: Mapping[str, str]) -> Answer:
         """The answer to a filled-in form.

@@ -19,7 +19,7 @@ from batchwright.records.service import PlanRequest
 from batchwright.service.plan_answers import planned
 from batchwright.service.problems import TooMany
 
-MOST_KEYS = 40
+MAX_KEYS = 40
 """Lines of further keys."""
 
 OBJECTIVES = (
@@ -104,8 +104,8 @@ def _sum(words: str, units: Mapping[str, float], wrong: str) -> float:
 
 def _lines(words: str) -> list[tuple[str, str]]:
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    if len(lines) > MOST_KEYS:
-        raise ValueError(f"Give at most {MOST_KEYS} keys.")
+    if len(lines) > MAX_KEYS:
+        raise ValueError(f"Give at most {MAX_KEYS} keys.")
     found, known = [], job_keys(Job)
     for line in lines:
         key, equals, value = line.partition("=")

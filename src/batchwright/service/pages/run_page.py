@@ -41,13 +41,13 @@ from batchwright.service.store.tokens import Caller
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
 
-MOST_EPOCHS = 160
+MAX_EPOCHS = 160
 """Epoch lines that are drawn; of a longer run, evenly spaced ones."""
-MOST_STEPS = 200
-MOST_SHARES = 160
-MOST_ROUNDS = 400
-MOST_NOTES = 20
-MOST_KEPT = 32
+MAX_STEPS = 200
+MAX_SHARES = 160
+MAX_ROUNDS = 400
+MAX_NOTES = 20
+MAX_KEPT = 32
 """Pages that are kept drawn: two who look at the same run cost no more than one."""
 
 OVER = ("finished", "failed")
@@ -62,7 +62,7 @@ Draw = Callable[[RunInfo, str], Live]
 def run_pages(store: Store) -> Draw:
     """Draws the page of a run, of which `_etag` says what it depends on; the newest are kept."""
 
-    @lru_cache(maxsize=MOST_KEPT)
+    @lru_cache(maxsize=MAX_KEPT)
     def draw(info: RunInfo, _etag: str) -> Live:
         story = story_of(store, info)
         left = None if info.state in ENDED else seconds_left(story, info)
@@ -157,14 +157,14 @@ def story_of(store: Store, info: RunInfo) -> RunStory:
 def lines_of(store: Store, info: RunInfo) -> RunLines:
     """What is drawn of a run's records."""
     records = store.records
-    epochs = records.page(info.id, "epoch", MOST_EPOCHS)
-    recent = max(-1, info.records - 1 - MOST_ROUNDS)
+    epochs = records.page(info.id, "epoch", MAX_EPOCHS)
+    recent = max(-1, info.records - 1 - MAX_ROUNDS)
     told = [
         *epochs.records,
-        *records.page(info.id, "step", MOST_STEPS).records,
-        *records.page(info.id, "shares", MOST_SHARES).records,
-        *records.after(info.id, "round", recent, MOST_ROUNDS).records,
-        *records.page(info.id, "note", MOST_NOTES).records,
+        *records.page(info.id, "step", MAX_STEPS).records,
+        *records.page(info.id, "shares", MAX_SHARES).records,
+        *records.after(info.id, "round", recent, MAX_ROUNDS).records,
+        *records.page(info.id, "note", MAX_NOTES).records,
     ]
     return RunLines(
         epochs=[line for line in told if isinstance(line, EpochLine)],

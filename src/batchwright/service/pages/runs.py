@@ -17,7 +17,7 @@ from batchwright.service.store.tokens import Caller
 
 router = APIRouter(include_in_schema=False)
 
-MOST_ROWS = 50
+MAX_ROWS = 50
 
 Words = Annotated[str, Query(max_length=120, pattern="^[^\x00]*$")]
 State = Annotated[RunState | None, Query()]
@@ -80,9 +80,9 @@ class _Listed:
     ) -> None:
         self._request, self._caller = request, caller
         self._asked = {"query": query, "state": state, "before": before}
-        found = store_of(request).runs.list(MOST_ROWS + 1, before, state, query)
-        self.runs: list[RunInfo] = found[:MOST_ROWS]
-        self._more = len(found) > MOST_ROWS
+        found = store_of(request).runs.list(MAX_ROWS + 1, before, state, query)
+        self.runs: list[RunInfo] = found[:MAX_ROWS]
+        self._more = len(found) > MAX_ROWS
         told = [one.model_dump_json() for one in self.runs]
         self.etag = digest_of(*told, self._more, self._asked, csrf_of(request))
 

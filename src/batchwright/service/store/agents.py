@@ -21,7 +21,7 @@ from batchwright.service.store.part import Clock, Part, count
 FORGOTTEN_SECONDS = 30 * DAY
 """An agent silent for so long is forgotten, so that its name is free and the list stays short."""
 
-MOST_AGENTS = 1000
+MAX_AGENTS = 1000
 
 
 class Agents(Part):
@@ -76,10 +76,8 @@ class Agents(Part):
             name = self._name_for(connection, introduction, owner)
             mine = and_(agents.c.name == name, agents.c.owner == owner)
             if not connection.execute(update(agents).where(mine).values(**told)).rowcount:
-                if count(connection, agents) >= MOST_AGENTS:
-                    raise TooMany(
-                        f"{MOST_AGENTS} agents are known: give yours a fixed --name", 60.0
-                    )
+                if count(connection, agents) >= MAX_AGENTS:
+                    raise TooMany(f"{MAX_AGENTS} agents are known: give yours a fixed --name", 60.0)
                 try:
                     connection.execute(insert(agents).values(name=name, owner=owner, **told))
                 except IntegrityError:
@@ -101,7 +99,7 @@ class Agents(Part):
         there = heard_lately(self._clock(), self._settings.lease_seconds).label("there")
         wanted = select(agents.c.name, agents.c.owner, agents.c.folder, there)
         holders = {row.name: row for row in connection.execute(wanted)}
-        for name in (asked, *(f"{asked[:110]}-{number}" for number in range(2, MOST_AGENTS + 2))):
+        for name in (asked, *(f"{asked[:110]}-{number}" for number in range(2, MAX_AGENTS + 2))):
             holder = holders.get(name)
             if holder is None or (holder.owner == owner and holder.folder == folder):
                 break

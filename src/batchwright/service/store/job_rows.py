@@ -52,7 +52,7 @@ FREE = LIVE & and_(
 )
 """As `Standing.leasable`, for a query."""
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 """Agents that a line names."""
 
 _LONGEST_KNOWN = 8000
@@ -299,8 +299,8 @@ def _nobody(lacks: dict[str, tuple[str, str] | str]) -> str:
 
 def _named(names: Sequence[str], one: str = "does", several: str = "do") -> str:
     """Agents by name, with a verb."""
-    shown = ", ".join(names[:MOST_NAMED])
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    shown = ", ".join(names[:MAX_NAMED])
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"agent {shown} {one}" if len(names) == 1 else f"agents {shown}{more} {several}"
 
 

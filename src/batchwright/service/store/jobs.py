@@ -71,7 +71,7 @@ NOTED_SHARE = 1 / 6
 UNREAD = 3
 """So often an agent may begin anew without a word of the job that it has; then others get it."""
 
-MOST_UNREAD = 2000
+MAX_UNREAD = 2000
 """Jobs of which that is remembered."""
 
 _NEWEST = (jobs.c.created.desc(), jobs.c.id.desc())
@@ -428,7 +428,7 @@ class Jobs(Part):
         most likely it cannot read it, and others may.
         """
         for row in held_rows(connection, and_(jobs.c.agent == agent, not_(jobs.c.heard))):
-            if len(self._unread) > MOST_UNREAD:
+            if len(self._unread) > MAX_UNREAD:
                 self._unread.clear()
             self._unread[row["id"]] += 1
             if self._unread[row["id"]] >= UNREAD:

@@ -9,20 +9,20 @@ from pydantic_core import from_json, to_json
 
 from batchwright.records import DataFacts
 from batchwright.records.lines.line_files import read_line
-from batchwright.records.service import MOST_RECORDS, RecordBatch
+from batchwright.records.service import MAX_RECORDS, RecordBatch
 from batchwright.records.text.problems import first_problem
 from batchwright.service.problems import Refused, TooLarge
 
 LONGEST_LINE = 2**20
 """Characters of a line: an epoch of a thousand workers has some 300,000."""
-MOST_KEYS = 8000
+MAX_KEYS = 8000
 """Of a flat line; a record has a few, and a list of workers."""
-MOST_BYTES = 2 * 2**20
+MAX_BYTES = 2 * 2**20
 """Of a batch; our reporters send half as much, or one line."""
 
-_MOST_PROBLEMS = 100
+_MAX_PROBLEMS = 100
 """In one line that are looked at, to tell the first: each takes memory."""
-_MOST_TEXT = 280
+_MAX_TEXT = 280
 """Characters of a message."""
 
 
@@ -34,11 +34,11 @@ def read_batch(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
         data: What the run trains on, for epochs of reporters of earlier versions.
 
     Raises:
-        TooLarge: There is more than `MOST_BYTES`.
+        TooLarge: There is more than `MAX_BYTES`.
         Refused: Something is no record that a run writes; the message names its number and field.
     """
-    if len(body) > MOST_BYTES:
-        raise TooLarge(f"a batch of records may have {MOST_BYTES:,} bytes: send fewer at once")
+    if len(body) > MAX_BYTES:
+        raise TooLarge(f"a batch of records may have {MAX_BYTES:,} bytes: send fewer at once")
     try:
         return RecordBatch.model_validate_json(body, strict=True)
     except ValidationError:
@@ -57,8 +57,8 @@ def _read_one_by_one(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
     if unknown is not None:
         raise Refused(f"{unknown[:40]} is unknown")
     told, first = values["records"], values.get("first")
-    if len(told) > MOST_RECORDS:
-        raise Refused(f"records: {len(told):,}, where {MOST_RECORDS:,} are taken at once")
+    if len(told) > MAX_RECORDS:
+        raise Refused(f"records: {len(told):,}, where {MAX_RECORDS:,} are taken at once")
     number = first if isinstance(first, int) else 0
     values["records"] = tuple(_line(one, number + place, data) for place, one in enumerate(told))
     try:
@@ -68,8 +68,8 @@ def _read_one_by_one(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
 
 
 def _line(values: object, number: int, data: Callable[[], DataFacts]) -> object:
-    if isinstance(values, dict) and len(values) > MOST_KEYS:
-        raise Refused(f"record {number}: {len(values):,} keys, where {MOST_KEYS:,} are taken")
+    if isinstance(values, dict) and len(values) > MAX_KEYS:
+        raise Refused(f"record {number}: {len(values):,} keys, where {MAX_KEYS:,} are taken")
     text = to_json(values)
     if len(text) > LONGEST_LINE:
         told = f"{len(text):,} characters, where {LONGEST_LINE:,} are taken"
@@ -78,8 +78,8 @@ def _line(values: object, number: int, data: Callable[[], DataFacts]) -> object:
         return read_line(text, data)
     except ValidationError as error:
         count = error.error_count()
-        few = count <= _MOST_PROBLEMS
+        few = count <= _MAX_PROBLEMS
         problem = first_problem(error, "") if few else f"{count:,} keys are wrong or unknown"
     except ValueError as error:
         problem = str(error)
-    raise Refused(f"record {number}: {problem}"[:_MOST_TEXT])
+    raise Refused(f"record {number}: {problem}"[:_MAX_TEXT])

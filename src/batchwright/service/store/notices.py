@@ -32,7 +32,7 @@ KEPT_SECONDS = 30 * DAY
 """How long it is remembered what was told."""
 
 _MOST = 100  # notices that are sent in a row
-_MOST_DETAIL = 2000
+_MAX_DETAIL = 2000
 
 
 class Due(NamedTuple):
@@ -75,7 +75,7 @@ class Notices(Part):
             created=now,
             subject=subject,
             name=name,
-            detail=" ".join(detail.split())[:_MOST_DETAIL],
+            detail=" ".join(detail.split())[:_MAX_DETAIL],
             path=f"/{page}/{subject}",
         )
         told = {"body": notice.model_dump_json(), "created": now, "tries": 0, "due": now}

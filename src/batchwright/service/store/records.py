@@ -31,10 +31,10 @@ from batchwright.service.store.lines import LONGEST_LINE
 from batchwright.service.store.part import Clock, Part, missing
 from batchwright.service.store.tokens import Caller
 
-MOST_DROPPED = 200_000
+MAX_DROPPED = 200_000
 """Records of a run that are dropped to be sent anew: one transaction removes them."""
 
-MOST_CHARACTERS = 16 * 2**20
+MAX_CHARACTERS = 16 * 2**20
 """Of records handed out at once, however many were asked for."""
 
 PIECE_CHARACTERS = 64 * 1024
@@ -55,7 +55,7 @@ _CHANGE_RUNS = update(runs).where(runs.c.id == bindparam("run"))
 ROWS_AT_ONCE = 200
 """Inserted by one statement."""
 
-MOST_EPOCHS = 10_000
+MAX_EPOCHS = 10_000
 """Epoch lines handed out at once; of more, evenly spaced ones."""
 
 
@@ -216,7 +216,7 @@ class Records(Part):
 
     def epochs(self, identifier: str) -> list[EpochRecord]:
         """The finished epochs in their order; one that was done again as it was the last time."""
-        return _epochs_in(self.spaced(identifier, "epoch", MOST_EPOCHS))
+        return _epochs_in(self.spaced(identifier, "epoch", MAX_EPOCHS))
 
     def newest_epochs(self, identifier: str, most: int) -> list[EpochRecord]:
         """The same of the newest ``most`` lines of epochs alone: fewer where some repeat others."""
@@ -288,7 +288,7 @@ class Records(Part):
             raise Forbidden("this run belongs to another token")
         batch = delivery.batch
         drops = batch.anew and run.stored > 0
-        if drops and (run.outcome == "finished" or run.stored > MOST_DROPPED or batch.first):
+        if drops and (run.outcome == "finished" or run.stored > MAX_DROPPED or batch.first):
             raise Conflict("what is stored of this run stays: report it as another")
         stored, digest = (0, None) if drops else (run.stored, run.digest)
         _refuse(batch, stored, digest)
@@ -433,7 +433,7 @@ def _next_of_kind(
 
 
 def _read(connection: Connection, wanted: Select[Any]) -> tuple[list[tuple[int, str]], bool]:
-    """Sequence numbers and bodies, up to `MOST_CHARACTERS` of them but at least one row; and
+    """Sequence numbers and bodies, up to `MAX_CHARACTERS` of them but at least one row; and
     whether that is all.
     """
     rows: list[tuple[int, str]] = []
@@ -441,7 +441,7 @@ def _read(connection: Connection, wanted: Select[Any]) -> tuple[list[tuple[int, 
     found = connection.execute(wanted, execution_options={"yield_per": 200})
     for sequence, body in found:
         size += len(body)
-        if rows and size > MOST_CHARACTERS:
+        if rows and size > MAX_CHARACTERS:
             found.close()
             return rows, False
         rows.append((sequence, body))

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from batchwright.errors import TrainingError
 from batchwright.workload.host import is_out_of_memory, release_memory
 
-MOST_SAMPLES = 128
+MAX_SAMPLES = 128
 """In the batch; second derivatives keep several times what a training step does."""
 
-MOST_ITERATIONS = 100
+MAX_ITERATIONS = 100
 ENOUGH = 1e-3
 """Change of the eigenvalue from one iteration to the next, as a share of it, at which it stands."""
 
@@ -49,7 +49,7 @@ def tracked(
         model: In the mode in which it is evaluated.
         loss_of: f(batch) -> mean loss, a scalar that can be differentiated.
         batch_of: f(samples) -> a batch of so many.
-        samples: In the batch, at most `MOST_SAMPLES`.
+        samples: In the batch, at most `MAX_SAMPLES`.
 
     Returns:
         By the names ``track/gradient_norm`` and ``track/hessian``.
@@ -57,7 +57,7 @@ def tracked(
     Raises:
         TrainingError: The network has no second derivative.
     """
-    count = min(samples, MOST_SAMPLES)
+    count = min(samples, MAX_SAMPLES)
     while True:
         try:
             found = _at_once(wanted, model, loss_of, batch_of(count))
@@ -125,7 +125,7 @@ def _iterated(
         for one in parameters
     ]
     value = math.inf
-    for _ in range(MOST_ITERATIONS):
+    for _ in range(MAX_ITERATIONS):
         norm = _norm(vector)
         if not norm > 0 or not math.isfinite(norm):
             return shift if norm == 0 else math.nan

@@ -30,7 +30,7 @@ from batchwright.training.step.normalization import Statistics
 from batchwright.workload.host import NARROW, autocast, is_out_of_memory, release_memory
 from batchwright.workload.loss_scaling import LossScale
 
-MOST_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
+MAX_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
 
 Loss = Tensor | Callable[[], Tensor]
 """A mean loss, or a function that computes it: forward pass and all."""
@@ -253,9 +253,9 @@ class Stepper:
         self.tally = tally
         # A step of weight 0 has no gradient: it is neither a good nor a bad one.
         self._bad_steps = 0 if updated else self._bad_steps + (tally.weight > 0)
-        if self._bad_steps >= MOST_BAD_STEPS:
+        if self._bad_steps >= MAX_BAD_STEPS:
             raise TrainingError(
-                f"gradients were infinite or not a number for {MOST_BAD_STEPS} steps in a row "
+                f"gradients were infinite or not a number for {MAX_BAD_STEPS} steps in a row "
                 f"(epoch {meter.epoch + 1}, step {meter.steps}): lower learning_rate, now "
                 f"{meter.rate:.3g}, or set clip_norm"
             )

@@ -14,7 +14,7 @@ from batchwright.records.text.problems import printable
 from batchwright.reporting.data.reading import compared_rows
 
 UNKNOWN = "unknown"
-_MOST_CLASSES = 50  # that are named
+_MAX_CLASSES = 50  # that are named
 _MARKUP = re.compile(r"([\\`*_\[\]<>|&~$#])")  # what Markdown or HTML would act on
 
 
@@ -42,8 +42,8 @@ def model_card(
     if network_spec(plan.network.name) is None or arguments:
         named += f", network={plan.network.name!r}"
         named += f", network_args={arguments!r}" if arguments else ""
-    some = ", ".join(data.classes[:_MOST_CLASSES])
-    more = " ..." if len(data.classes) > _MOST_CLASSES else ""
+    some = ", ".join(data.classes[:_MAX_CLASSES])
+    more = " ..." if len(data.classes) > _MAX_CLASSES else ""
     which = (
         "No licence was named: ask whoever gave you this before you use it."
         if licence == UNKNOWN

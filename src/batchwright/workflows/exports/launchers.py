@@ -22,7 +22,7 @@ PORT = 29400
 """Where the hosts meet, if the job leaves its port open."""
 TIME_MARGIN = 1.5
 """A time limit over the predicted time: start, checkpoints and a slower machine are in it."""
-LEAST_MINUTES = 10
+MIN_MINUTES = 10
 LARGEST_CONFIG_MAP = 900_000
 """Bytes of a plan in a ConfigMap; Kubernetes takes 1 MiB with all that is around it."""
 
@@ -310,5 +310,5 @@ def _time_limit(plan: Plan) -> str:
         seconds = plan.chosen.train_seconds.high
     if plan.max_epochs:  # training may go on for so many
         seconds *= plan.max_epochs / plan.epochs
-    minutes = max(LEAST_MINUTES, round(TIME_MARGIN * seconds / 60))
+    minutes = max(MIN_MINUTES, round(TIME_MARGIN * seconds / 60))
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
