@@ -24,6 +24,7 @@ class DataSource:
         named_by_folder: Whether its folder's name says which data they are.
         takes_val: Whether job key `val` may hold some images out.
         as_they_come: Whether images are augmented and normalized before we get them.
+        reads_tar: Whether it reads tar files as they are, so that none is unpacked for it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class DataSource:
     named_by_folder: bool = False
     takes_val: bool = False
     as_they_come: bool = False
+    reads_tar: bool = False
 
     @property
     def form(self) -> str:
@@ -53,7 +55,13 @@ DRAWN = "of each class, drawn by their names"
 
 
 def _library(
-    name: str, function: str, place: str, *, args: bool = True, remote: bool = False
+    name: str,
+    function: str,
+    place: str,
+    *,
+    args: bool = True,
+    remote: bool = False,
+    reads_tar: bool = False,
 ) -> DataSource:
     """A source that a library reads; its images are decoded as those of a folder are."""
     return DataSource(
@@ -65,6 +73,7 @@ def _library(
         named_by_folder=True,
         takes_val=True,
         remote=remote,
+        reads_tar=reads_tar,
     )
 
 
@@ -82,7 +91,7 @@ DATA = Registry(
     ),
     _library("hf", "hugging_face:open_hugging_face", "NAME_OR_FOLDER"),
     _library("torchvision", "torchvision_data:open_torchvision", "CLASS"),
-    _library("wds", "web_dataset:open_web_dataset", "PATTERN"),
+    _library("wds", "web_dataset:open_web_dataset", "PATTERN", reads_tar=True),
     _library("lmdb", "lmdb_data:open_lmdb", "FOLDER", args=False),
     *(
         _library(scheme, "remote:open_remote", "//PLACE", remote=True)

@@ -218,7 +218,7 @@ def _copy(
                 f"data={data}: {full} came with {target.stat().st_size:,} of its {size:,} bytes: "
                 "try again"
             )
-        plain = name.endswith(".tar") and not data.startswith("wds:")
+        plain = name.endswith(".tar") and not source_of(data).reads_tar
         if _PACKED.search(name) or (plain and _holds_folders(target)):
             _unpack(data, target, aside)
         done += size
