@@ -7,12 +7,9 @@ the adapter is in, with these shares.
 
 from __future__ import annotations
 
-import logging
-import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -28,6 +25,7 @@ from benchmarks.speed.main_job_arms import (
     Items,
     cifar_network,
     cifar_plan,
+    lightning_fit,
     opened_cifar,
     sgd,
     train_session,
@@ -39,44 +37,11 @@ LOCAL = BATCH // WORKERS
 
 def lightning(turns: Turns, folder: Path, steps: int, shares: str | None) -> None:
     """A LightningModule under its Trainer; logger, checkpoints and progress bar off."""
-    import lightning as pl
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")
-
-    class Module(pl.LightningModule):
-        def __init__(self, network: nn.Module) -> None:
-            super().__init__()
-            self.network = network
-
-        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002
-            images, labels = batch
-            return functional.cross_entropy(self.network(images), labels)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return sgd(self)
-
-    class Steps(pl.Callback):
-        def on_train_start(self, *arguments: Any) -> None:  # noqa: ARG002
-            turns.ready()
-
-        def on_train_batch_end(self, *arguments: Any) -> None:  # noqa: ARG002
-            turns.step_done(BATCH)
-
     network, images = _begun(folder, steps)
     adapter = [] if shares is None else [bw.ForLightning(shares=shares)]
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=WORKERS,
-        strategy="ddp",
-        max_epochs=-1,
-        callbacks=[*adapter, Steps()],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Module(network), DataLoader(images, LOCAL, shuffle=True))
+    loader = DataLoader(images, LOCAL, shuffle=True)
+    options: Any = {"devices": WORKERS, "strategy": "ddp"}
+    lightning_fit(turns, network, loader, *adapter, samples=lambda _: BATCH, **options)
 
 
 class _Named(Dataset[dict[str, Any]]):

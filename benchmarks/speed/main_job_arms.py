@@ -212,15 +212,31 @@ class Items(Dataset[tuple[Tensor, int]]):
         return image.float().div_(255).sub_(self._mean).div_(self._std), self._labels[index]
 
 
-def lightning(turns: Turns, folder: Path, *_: Path) -> None:
-    """A LightningModule under its Trainer; logger, checkpoints and progress bar off."""
+def lightning_fit(
+    turns: Turns,
+    network: nn.Module,
+    loader: Any,
+    *callbacks: Any,
+    samples: Callable[[Tensor], int],
+    **options: Any,
+) -> None:
+    """Train by Lightning's Trainer, with logger, checkpoints and progress bar off.
+
+    Args:
+        turns: Told of each step.
+        network: What a LightningModule is made of.
+        loader: Its batches.
+        callbacks: Of the Trainer.
+        samples: f(labels of this worker in a step) -> samples of all workers in it.
+        **options: Of the Trainer.
+    """
     import lightning as pl
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
 
     class Module(pl.LightningModule):
-        def __init__(self, network: nn.Module) -> None:
+        def __init__(self) -> None:
             super().__init__()
             self.network = network
 
@@ -237,20 +253,25 @@ def lightning(turns: Turns, folder: Path, *_: Path) -> None:
 
         def on_train_batch_end(self, *arguments: Any) -> None:
             _, _, _, batch, _ = arguments
-            turns.step_done(len(batch[1]))
+            turns.step_done(samples(batch[1]))
 
-    data = opened_cifar(folder)
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=1,
         max_epochs=-1,
-        callbacks=[Steps()],
+        callbacks=[*callbacks, Steps()],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **options,
     )
-    trainer.fit(Module(cifar_network(data)), _loader(data))
+    trainer.fit(Module(), loader)
+
+
+def lightning(turns: Turns, folder: Path, *_: Path) -> None:
+    """A LightningModule under its Trainer; logger, checkpoints and progress bar off."""
+    data = opened_cifar(folder)
+    lightning_fit(turns, cifar_network(data), _loader(data), samples=len, devices=1)
 
 
 def accelerate(turns: Turns, folder: Path, *_: Path) -> None:

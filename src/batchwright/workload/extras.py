@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from batchwright.errors import ArgumentError, JobError
+from batchwright.errors import JobError
 
 EXTRAS = {
     "timm": "vision",
@@ -27,38 +27,32 @@ EXTRAS = {
     "s3fs": "s3",
     "gcsfs": "gs",
     "adlfs": "az",
+    "accelerate": "accelerate",
+    "lightning": "lightning",
+    "safetensors": "delivery",
+    "onnx": "delivery",
+    "onnxscript": "delivery",
 }
 """Extra of ours that installs a library."""
 
 
-def needed(module: str, extra: str) -> Any:
-    """Import what an extra installs.
+def import_library(module: str, extra: str = "") -> Any:
+    """A library, or a module of it.
 
-    Raises:
-        ArgumentError: It is not installed; the message has the line that does it.
-    """
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name.partition(".")[0]):
-            raise
-        raise ArgumentError(
-            f"{module.partition('.')[0]} is not installed: pip install 'batchwright[{extra}]'"
-        ) from None
-
-
-def import_library(name: str, module: str = "") -> Any:
-    """A library's module, by default its topmost.
+    Args:
+        module: Its full name.
+        extra: Of ours that installs it, where it is not the one in `EXTRAS`.
 
     Raises:
         JobError: It is not installed, or cannot be imported.
     """
+    name = module.partition(".")[0]
     try:
-        return import_module(module or name)
+        return import_module(module)
     except ModuleNotFoundError as error:
         if is_installed(name):
             raise JobError(f"{name} cannot be imported ({in_words(error)})") from error
-        raise JobError(missing(name)) from error
+        raise JobError(missing(name, extra)) from error
     except Exception as error:  # such as libraries that do not go together
         raise JobError(
             f"{name} cannot be imported ({in_words(error)}): install a version of it that goes "
@@ -74,9 +68,9 @@ def is_installed(name: str) -> bool:
         return False
 
 
-def missing(name: str) -> str:
+def missing(name: str, extra: str = "") -> str:
     """What installs a library, in a line."""
-    return f'{name} is missing: pip install "batchwright[{EXTRAS[name]}]"'
+    return f'{name} is missing: pip install "batchwright[{extra or EXTRAS[name]}]"'
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -98,7 +92,7 @@ def without_waiting_for_the_hub() -> Iterator[None]:
 
     Without a network they would try again for half a minute, and print each time.
     """
-    constants = import_library("huggingface_hub", "huggingface_hub.constants")
+    constants = import_library("huggingface_hub.constants")
     host = urlsplit(constants.ENDPOINT).hostname or ""
     settings = [constants, *filter(None, [sys.modules.get("datasets.config")])]
     before = [one.HF_HUB_OFFLINE for one in settings]

@@ -90,7 +90,7 @@ def torchvision_network(
     Raises:
         JobError: There is no such network, it has no dropout, or its weights are not to be had.
     """
-    models = import_library("torchvision", "torchvision.models")
+    models = import_library("torchvision.models")
     names = models.list_models(module=models)
     if name not in names:
         raise JobError(f"torchvision has no {name}{nearest(name, names)}")

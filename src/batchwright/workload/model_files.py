@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from batchwright.errors import FileError, PlanError
 from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.storage.files import refusal, write_whole
-from batchwright.workload.extras import needed
+from batchwright.workload.extras import import_library
 from batchwright.workload.task import build_network, logits_in
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -73,10 +73,10 @@ def save_model(folder: Path, weights: Mapping[str, Any], config: Mapping[str, An
             ``network_args``.
 
     Raises:
-        ArgumentError: safetensors is not installed.
+        JobError: safetensors is not installed.
         FileError: They cannot be written, or are not tensors alone.
     """
-    save = needed("safetensors.torch", "delivery").save
+    save = import_library("safetensors.torch").save
     others = [name for name, value in weights.items() if not isinstance(value, Tensor)]
     if others:
         raise FileError(f"{others[0]} of the network's state is no tensor: safetensors takes none")
@@ -100,12 +100,12 @@ def load_model(
         network_args: What one of your own, or of a library, was built with, for the same reason.
 
     Raises:
-        ArgumentError: safetensors is not installed.
+        JobError: safetensors is not installed.
         FileError: The folder holds no such model, or a damaged one.
         JobError: The network cannot be built.
         PlanError: The network is one of your own and was not named, or not with its arguments.
     """
-    load = needed("safetensors.torch", "delivery").load
+    load = import_library("safetensors.torch").load
     place = Path(folder)
     try:
         config = json.loads((place / CONFIG).read_bytes())
@@ -168,11 +168,11 @@ def write_onnx(model: TrainedModel, side: int, path: Path) -> None:
         path: The file.
 
     Raises:
-        ArgumentError: What it takes is not installed.
+        JobError: What it takes is not installed.
         PlanError: The network cannot be written so.
     """
     for module in ("onnx", "onnxscript"):
-        needed(module, "delivery")
+        import_library(module)
     example = torch.rand(2, 3, side, side)
     log = logging.getLogger("torch.onnx")
     level = log.level

@@ -42,8 +42,8 @@ def deliver(
         The card.
 
     Raises:
-        ArgumentError: What it takes is not installed, no such checkpoint can be named, or the
-            licence is no identifier.
+        ArgumentError: No such checkpoint can be named, or the licence is no identifier.
+        JobError: What it takes is not installed.
         FileError: The run has not finished, or the folder is not empty or cannot be written.
         PlanError: The network cannot be written as ONNX. Then nothing is written.
     """

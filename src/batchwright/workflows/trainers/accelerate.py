@@ -35,9 +35,9 @@ from batchwright.workflows.trainers.arrangement import (
     tell_taken_over,
     with_sampler,
 )
-from batchwright.workload.extras import needed
+from batchwright.workload.extras import import_library
 
-needed("accelerate", "accelerate")
+import_library("accelerate")
 
 _WORDS = {"batch": "batch_size", "accumulation": "gradient_accumulation_steps"}
 

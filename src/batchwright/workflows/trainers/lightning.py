@@ -33,10 +33,10 @@ from batchwright.workflows.trainers.arrangement import (
     tell_taken_over,
     with_sampler,
 )
-from batchwright.workload.extras import needed
+from batchwright.workload.extras import import_library
 
-_Callback: Any = needed("lightning.pytorch", "lightning").Callback
-_connector = needed("lightning.pytorch.trainer.connectors.data_connector", "lightning")
+_Callback: Any = import_library("lightning.pytorch").Callback
+_connector = import_library("lightning.pytorch.trainer.connectors.data_connector")
 _Source: Any = _connector._DataLoaderSource
 
 _STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")

@@ -31,10 +31,10 @@ from batchwright.workflows.trainers.arrangement import (
     tell_taken_over,
     with_sampler,
 )
-from batchwright.workload.extras import needed
+from batchwright.workload.extras import import_library
 
-_Callback: Any = needed("transformers", "transformers").TrainerCallback
-needed("accelerate", "transformers")
+_Callback: Any = import_library("transformers").TrainerCallback
+import_library("accelerate", "transformers")
 
 _WORDS = {
     "batch": "per_device_train_batch_size",

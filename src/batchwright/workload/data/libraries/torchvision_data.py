@@ -50,7 +50,7 @@ def open_torchvision(job: Job, place: str, progress: Progress | None, verify: bo
     asked = job.data_args.get("download", False)
     if not isinstance(asked, bool):  # a text such as "no" would be taken for yes
         raise DataError(f"data={job.data}: data_args.download is true or false, not {asked!r}")
-    datasets = import_library("torchvision", "torchvision.datasets")
+    datasets = import_library("torchvision.datasets")
     names = [one for one in datasets.__all__ if one not in _NONE]
     if place not in names:
         raise DataError(f"torchvision has no data set {place}{nearest(place, names)}")
