@@ -25,7 +25,7 @@ from batchwright.distributed.joining.environments import (
     read_opened,
 )
 from batchwright.distributed.joining.gathering import MEETING_SECONDS, Gathering
-from batchwright.distributed.processes import LAUNCH, PARENT_PID
+from batchwright.distributed.processes import ENGINE_PARENT, LAUNCH, PARENT_PID
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.records import Job, KindCount, Plan, RunSummary
 from batchwright.records.documents import read_record, write_record
@@ -140,6 +140,8 @@ def test_one_process_of_torchruns_is_a_group_that_others_may_join():
 def test_leftovers_of_a_single_process_hide_no_group():
     assert found({**SLURM, **ALONE}).by == "srun"
     assert found({**SLURM, **ALONE, "TORCHELASTIC_RUN_ID": "one"}).by == "torchrun"
+    # Ray's daemons may be tasks of srun, whose variables its workers then have.
+    assert found({**SLURM, **ALONE, ENGINE_PARENT: "1"}).by == "Ray"
 
 
 def test_the_same_words_twice_in_a_step_of_srun_are_two_runs(tmp_path, monkeypatch):
