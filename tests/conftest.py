@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from services import HandClock, Service
 
 LONGEST = (
-    *("hosts", "docs", "started_by_others", "slurm", "probe_workers", "examples"),
+    *("ray", "hosts", "docs", "started_by_others", "slurm", "probe_workers", "examples"),
     *("for_transformers", "for_accelerate", "for_lightning", "recovery", "service_takeover"),
     *("session_workers", "loading", "launch", "server_session", "locks", "exports", "loads"),
 )

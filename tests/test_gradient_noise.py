@@ -13,6 +13,7 @@ from batchwright.probing.measure.gradient_noise import measure_noise, noise_of
 from batchwright.records import DataFacts, Job
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.sources import ImageData
+from batchwright.workload.loss_scaling import LossScale
 
 CPU = torch.device("cpu")
 SIDE, CLASSES = 4, 2
@@ -107,6 +108,17 @@ def test_the_seed_alone_chooses_the_samples():
         measure_noise(bench, SIDE, 16, seconds=1000)
         asked.append(data.asked)
     assert asked[0] == asked[1] != asked[2]
+
+
+def test_what_losses_are_multiplied_by_is_divided_out():
+    bench, data = bench_of(16)
+    signs = torch.ones(sum(one.numel() for one in bench.trained), dtype=torch.int8)
+    sketches = []
+    for bench.scale in (LossScale(), LossScale(2.0**10)):
+        batch = data.images, data.labels
+        sketches.append(gradient_noise._sketch(bench, batch, signs))
+    assert torch.equal(*sketches)
+    assert sketches[0].any()
 
 
 def test_few_data_make_smaller_parts_and_too_few_no_estimate():

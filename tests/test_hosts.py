@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from test_session import make_tiny_plan
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed
+from benchmarks.cluster.hosts import epochs_in, lost_or_repeated  # noqa: E402
 from benchmarks.harness.namespaces import (  # noqa: E402
     Host,
     NoHosts,
@@ -24,6 +27,7 @@ from benchmarks.harness.namespaces import (  # noqa: E402
     hosts_apart,
     refuse_without_namespaces,
 )
+from benchmarks.harness.wire import ping_pong  # noqa: E402
 
 EPOCHS, SAMPLES, BATCH = 25, 60, 12
 
@@ -135,23 +139,6 @@ def wait_until(done, hosts, seconds=120):
         time.sleep(0.1)
 
 
-def epochs_in(folder):
-    """How many epochs a run's records tell of."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return sum(b'"epoch":' in line and b'"samples":' in line for line in lines)
-
-
-def samples_lost_or_repeated(summary):
-    """Of all epochs; where a server waits for nobody, a round may be in the next one's record."""
-    if summary.plan.server is None:
-        return [one.samples - 1437 for one in summary.epochs if one.samples != 1437]
-    numbers = sorted(one.number for one in summary.rounds)
-    lost = sum(one.samples for one in summary.rounds) - 1437 * len(summary.epochs)
-    told = sum(one.samples for one in summary.epochs) - 1437 * len(summary.epochs)
-    return [lost or told] * (lost != 0 or told != 0 or numbers != list(range(len(numbers))))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["plain", "dynamic-batch", "cyclic", "dual-batch", "hybrid"])
 def test_every_method_trains_on_two_hosts_with_unequal_workers(hosts, tmp_path, cache, method):
@@ -162,8 +149,7 @@ def test_every_method_trains_on_two_hosts_with_unequal_workers(hosts, tmp_path, 
     assert codes == [0, 0], [host.log()[-3000:] for host in hosts]
     summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
     assert (summary.plan.workers, summary.plan.method) == (3, method)
-    assert len(summary.epochs) == 4
-    assert not samples_lost_or_repeated(summary)
+    assert not lost_or_repeated(summary, epochs=4)
     assert "held-out accuracy" in hosts[1].log()  # its address, and so its rank, comes first
     assert "held-out accuracy" not in hosts[0].log()
 
@@ -192,8 +178,7 @@ def test_a_run_goes_on_without_its_first_host_and_with_it_again(
     codes = [host.agent.wait(timeout=500) for host in hosts]
     assert codes == [0, 0], [host.log()[-3000:] for host in hosts]
     summary = read_record(run / "summary.json", RunSummary)
-    assert len(summary.epochs) == 150
-    assert not samples_lost_or_repeated(summary)
+    assert not lost_or_repeated(summary, epochs=150)
 
 
 NETWORK = """
@@ -228,7 +213,7 @@ def test_hosts_of_two_speeds_get_batches_of_their_own_from_one_run(hosts, tmp_pa
     assert summary.plan.stages[0].local_batch_sizes == planned[::-1]
     assert sum(planned) == 96
     assert not summary.plan.considered[0].assumed
-    assert not samples_lost_or_repeated(summary)
+    assert not lost_or_repeated(summary, epochs=2)
 
 
 DELAY, BANDWIDTH = 2e-3, 25e6  # seconds; bytes per second, 200 Mbit
@@ -264,3 +249,14 @@ def test_the_network_between_hosts_is_measured_and_planned_with(apart, tmp_path,
     assert {one.assumed for one in more.considered if one.workers == 4} == {True}
     assert more.job.link.latency == link.latency
     assert "from the measured link" in more.explain()
+
+
+def test_a_host_whose_partner_is_gone_answers_no_longer(capfd):
+    with ThreadPoolExecutor() as pool:
+        answering = pool.submit(ping_pong, 1000, True, "127.0.0.1", 0)
+        while not (said := capfd.readouterr().out):
+            assert not answering.done()
+        with socket.create_connection(("127.0.0.1", int(said.split()[1]))) as line:
+            line.sendall(bytes(10))
+        with pytest.raises(OSError, match="gone"):
+            answering.result(60)

@@ -42,6 +42,13 @@ def test_the_scale_goes_as_that_of_pytorch(monkeypatch):
         assert ours.scale == theirs.get_scale()
 
 
+def test_the_scale_is_never_below_1():
+    scale = LossScale(2.0)
+    for _ in range(1100):  # a float has room for 1074 halvings of 1, and then is 0
+        scale = scale.after(good=False)
+    assert scale == LossScale(1.0)
+
+
 def test_only_float16_is_scaled():
     assert LossScale.of("float16").scale == 2**16
     assert LossScale.of("bfloat16").scale == LossScale.of("float32").scale == 1

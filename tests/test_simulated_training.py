@@ -31,6 +31,7 @@ from batchwright.training.loop import accuracy_and_loss
 from batchwright.training.parameter_server.merging import pack, unpack, weighted_mean
 from batchwright.training.simulated.simulated_rounds import SimulatedRounds
 from batchwright.training.simulated.simulated_training import train_task, train_virtually
+from batchwright.workload import loss_scaling
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.task import build_optimizer
 from hosting import KEY, hosted
@@ -342,6 +343,19 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, kind, par
     assert told(whole)[0] == told(pieces)[0]
     assert whole.rounds == pieces.rounds
     assert pieces.resumed == 1
+
+
+def test_the_scale_of_each_workers_losses_goes_on_after_a_stop(tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_scaling, "FIRST", 2.0**24)  # steps are left out until it is lower
+    job = {"precision": "float16"}
+    whole, weights = train(plan_of("asp", **job), tmp_path / "whole")
+    deadline = 0.7 * sum(record.training_seconds for record in whole.epochs)
+    with pytest.raises(DeadlineReached):
+        train(plan_of("asp", goal={"deadline": deadline}, **job), tmp_path / "pieces")
+    kept = load_checkpoint(tmp_path / "pieces" / "checkpoints" / "last.pt")["virtual"]["learnt"]
+    assert all(one["loss_scale"]["scale"] < 2.0**24 for one in kept)
+    _, again = train(plan_of("asp", **job), tmp_path / "pieces", resume=True)
+    assert same(weights, again)
 
 
 @pytest.mark.parametrize("kind", ["plain", "plain scaled"])

@@ -185,11 +185,12 @@ def _messages(hosts: Sequence[Host], size: int, times: int) -> list[float]:
         words = (sys.executable, "-c", _CODE, size, answering, hosts[1].address, 29500, times)
         return host.popen(*words, stdout=subprocess.PIPE, text=True)
 
-    answers = one(hosts[1], 1)
-    answers.stdout.readline()
-    asks = one(hosts[0], 0)
-    told: list[float] = json.loads(asks.communicate()[0])
-    answers.communicate()
+    with one(hosts[1], 1) as answers:
+        try:
+            answers.stdout.readline()
+            told: list[float] = json.loads(one(hosts[0], 0).communicate()[0])
+        finally:
+            answers.kill()
     return told[times // 4 :]  # the connection opens its window
 
 

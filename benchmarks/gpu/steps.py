@@ -38,7 +38,7 @@ from batchwright.training.parameter_server.merging import pack, unpack
 from batchwright.workload.data.cifar import EDITIONS
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
-from batchwright.workload.host import arithmetic, enter, resolve_device
+from batchwright.workload.host import arithmetic, dtype_of, enter, resolve_device
 from batchwright.workload.task import build_network, build_optimizer, set_training
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.telling import AGAIN, BEGAN, COMMIT, FOLDER, SECONDS
@@ -254,7 +254,7 @@ def session(here: Here, network: str, side: int, batch: int, precision: str) -> 
     pipeline = ImagePipeline(
         _images(_samples(here, batch), side),
         device=here.device, side=side, mean=MIDDLE, std=MIDDLE, augmentation="crop-flip", seed=0,
-        dtype=torch.bfloat16 if precision == "bfloat16" else torch.float32,
+        dtype=dtype_of(plan.precision),
     )  # fmt: skip
     with bw.Session(model, optimizer, pipeline, plan=plan) as training:
         for _ in training.epochs():

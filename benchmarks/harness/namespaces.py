@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.benchmark import ROOT
 from benchmarks.harness.loads import children
 
-ROOT = Path(__file__).parent.parent.parent
 _BURST_BYTES, _QUEUE = 20_000, "400ms"  # of `tc tbf`: two packets at once, and the longest queue
 _PACKET_BYTES = 9000  # the fewer packets, the less the wire has to do
 
@@ -128,7 +128,8 @@ class Host:
         if self.agent is None or self.agent.poll() is not None:
             return
         for number in (self.agent.pid, *self.workers()):
-            os.kill(number, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # a worker ends with its agent
+                os.kill(number, signal.SIGKILL)
         self.agent.wait()
 
     def remove(self) -> None:

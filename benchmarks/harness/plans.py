@@ -15,7 +15,7 @@ from batchwright.workflows.prepare_job import resolve
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData, open_data
-from batchwright.workload.host import computes_in_bfloat16
+from batchwright.workload.host import computes_in_bfloat16, dtype_of
 from batchwright.workload.task import build_network, network_facts
 
 CPU = torch.device("cpu")
@@ -93,7 +93,7 @@ def image_pipeline(plan: Plan, data: ImageData, store: ImageStore) -> ImagePipel
         std=data.std,
         augmentation="crop-flip",
         seed=plan.job.seed,
-        dtype=torch.bfloat16 if plan.precision == "bfloat16" else torch.float32,
+        dtype=dtype_of(plan.precision),
     )
 
 

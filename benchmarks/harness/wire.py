@@ -63,28 +63,29 @@ def ping_pong(size: int, answering: bool, address: str, port: int, times: int = 
         size: Bytes of a message; one comes back.
         answering: Whether this is the one that answers, and waits at ``address``.
         address: Of that one.
-        port: Of that one.
+        port: Of that one, which prints it; 0: any that is free.
         times: How many.
+
+    Raises:
+        OSError: The other one is gone.
     """
     if answering:
         with socket.create_server((address, port)) as listener:
-            print("ready", flush=True)
+            print("ready", listener.getsockname()[1], flush=True)
             line, _ = listener.accept()
     else:
         line = socket.create_connection((address, port), timeout=60)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    taken, message = [], bytes(size)
+    taken, message, wanted = [], bytes(size), size if answering else 1
     with line:
         for _ in range(times):
             begun = time.perf_counter()
-            if answering:
-                left = size
-                while left:
-                    left -= len(line.recv(min(left, _LARGEST)))
-                line.sendall(b"-")
-            else:
+            if not answering:
                 line.sendall(message)
-                line.recv(1)
+            if len(line.recv(wanted, socket.MSG_WAITALL)) < wanted:
+                raise ConnectionError("the other host is gone")
+            if answering:
+                line.sendall(b"-")
             taken.append(time.perf_counter() - begun)
     return taken
 

@@ -2,7 +2,7 @@ r"""Several kinds of workers that measure together, told apart by what each comp
 
 In a visit all workers take steps with equal batches, and wait for each other in the exchange. What
 worker :math:`i` computes takes :math:`c_i` seconds, and it waits :math:`w_i`: those of the slowest
-are the exchange alone. So a step of a kind would take :math:`c_i + \\min_j w_j` if no other were
+are the exchange alone. So a step of a kind would take :math:`c_i + \min_j w_j` if no other were
 slower. All that is measured holds for the number of workers that were there together.
 """
 

@@ -5,7 +5,8 @@ times a large :math:`S`, and are divided by :math:`S` before anything is made of
 infinite or not a number, the step is left out and :math:`S` halved; after many good steps in a row
 it is doubled. These are the rules and numbers of `torch.amp.GradScaler`, which looks at the
 gradients of one process: ours are looked at after they were summed, so that all workers see the
-same ones, leave out the same step and have the same :math:`S`, and nobody has to be told.
+same ones, leave out the same step and have the same :math:`S`, and nobody has to be told. Unlike
+there :math:`S` is never less than 1: a forward pass that overflows does so whatever :math:`S` is.
 
 References:
     Micikevicius et al. 2018, Mixed precision training, arXiv 1710.03740.
@@ -21,6 +22,7 @@ from batchwright.records import Precision
 from batchwright.workload.host import NARROW
 
 FIRST = 2.0**16
+MIN_SCALE = 1.0
 AFTER_STEPS = 2000
 """Good steps in a row, after which the scale is doubled."""
 
@@ -51,7 +53,7 @@ class LossScale:
     def after(self, *, good: bool) -> LossScale:
         """After a step whose gradients were finite, or not."""
         if not good:
-            return LossScale(self.scale / 2)
+            return LossScale(max(MIN_SCALE, self.scale / 2))
         if self.good_steps + 1 < AFTER_STEPS:
             return LossScale(self.scale, self.good_steps + 1)
         return LossScale(2 * self.scale)

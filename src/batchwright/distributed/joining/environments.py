@@ -1,4 +1,4 @@
-"""What another launcher says to the processes that it starts: torchrun, mpirun, srun.
+"""What another launcher says to the processes that it starts: torchrun, mpirun, srun, Ray.
 
 Each has variables of its own for the same few numbers. Whoever takes part in a group calls `adopt`,
 after which they stand under the names that torchrun gives them, for everything else.
@@ -23,7 +23,6 @@ from batchwright.records.run_folder import LAUNCH_FILE
 _FIRST_PORT, _PORTS = 20_000, 10_000  # where a port is made of a job's number
 _LAST_PORT = 65_535
 _LOCAL_NAME = "localhost"
-_AGENT = "TORCHELASTIC_RUN_ID"  # torchrun's agents set it
 _process = ""
 _joined: Started | None = None
 _adopted: Started | None = None
@@ -78,8 +77,9 @@ class Environment:
         by: In words.
         needs: Variables that all of its processes have.
         read: What they say of this process.
-        alone: Whether one process by itself is a group, which may have others later.
         how: What to change for another number of processes.
+        agent: Variable that shows that the launcher is there. One process by itself is a group
+            then, which may have others later; empty: it never is.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Environment:
     needs: tuple[str, ...]
     read: Callable[[Mapping[str, str]], Started]
     how: str
-    alone: bool = False
+    agent: str = ""
 
 
 def found(variables: Mapping[str, str] | None = None) -> Started | None:
@@ -95,7 +95,8 @@ def found(variables: Mapping[str, str] | None = None) -> Started | None:
 
     Processes that Batchwright has started belong to no other launcher, and one process that srun or
     mpirun has started by itself has its host to itself. Where torchrun's variables tell of a single
-    process and name no agent, they may be left over: then several of another launcher count.
+    process and its agent's is not there, they may be left over: then several of another launcher
+    count.
 
     Raises:
         BatchwrightError: A variable is no number, or they contradict each other.
@@ -109,9 +110,9 @@ def found(variables: Mapping[str, str] | None = None) -> Started | None:
             continue
         started = replace(environment.read(said), by=environment.by, how=environment.how)
         _check(started)
-        if started.size > 1 or (environment.alone and _AGENT in said):
+        if started.size > 1 or environment.agent in said:
             return started
-        alone = alone or (started if environment.alone else None)
+        alone = alone or (started if environment.agent else None)
     return alone
 
 
@@ -331,15 +332,22 @@ _TORCHRUNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 ENVIRONMENTS = Registry(
     "the launcher",
-    # The command beside a worker of Ray, which `workflows.engines.ray_train` gives these variables.
-    Environment("ray", "Ray", (ENGINE_PARENT, *_TORCHRUNS), _torchrun, "workers=", alone=True),
+    # The command beside a worker of Ray: `workflows.engines.ray_worker` sets these variables.
+    Environment(
+        "ray",
+        "Ray",
+        (ENGINE_PARENT, *_TORCHRUNS),
+        _torchrun,
+        "workers=",
+        agent=ENGINE_PARENT,
+    ),
     Environment(
         "torchrun",
         "torchrun",
         _TORCHRUNS,
         _torchrun,
         "--nproc-per-node, or another number of hosts with --nnodes",
-        alone=True,
+        agent="TORCHELASTIC_RUN_ID",
     ),
     Environment(
         "mpirun",

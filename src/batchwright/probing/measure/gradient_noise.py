@@ -183,5 +183,6 @@ def _sketch(bench: Bench, batch: Batch, signs: Tensor) -> Tensor:
     loss = bench.scale.scaled(bench.loss(batch), 1.0)
     gradients = torch.autograd.grad(loss, bench.trained, materialize_grads=True)
     flat = torch.cat([gradient.float().flatten() for gradient in gradients])
-    flat *= signs / bench.scale.scale
-    return functional.pad(flat, (0, -len(flat) % _COLUMNS)).view(-1, _COLUMNS).sum(0)
+    flat *= signs
+    folded = functional.pad(flat, (0, -len(flat) % _COLUMNS)).view(-1, _COLUMNS).sum(0)
+    return folded / bench.scale.scale

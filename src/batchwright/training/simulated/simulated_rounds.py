@@ -41,7 +41,8 @@ from batchwright.workload.task import build_optimizer
 SERVER = -1
 """Stands for the server among the workers; before all of them at the same time."""
 
-_LEARNT = ("noise", "tensors", "micro_limits")  # by a worker's steps, for its later rounds
+# By a worker's steps, for its later rounds.
+_LEARNT = ("noise", "tensors", "micro_limits", "loss_scale")
 
 
 @dataclass

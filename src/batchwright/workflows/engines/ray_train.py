@@ -94,9 +94,8 @@ def _workers(nodes: Sequence[Mapping[str, Any]], job: Job) -> int:
     Raises:
         JobError: There is no room for them; Ray would wait for ever.
     """
-    each = {name: count for name, count in _each(job).items() if count}
     room = sum(
-        min(int(node["Resources"].get(name, 0) / count + 1e-9) for name, count in each.items())
+        min(int(node["Resources"].get(name, 0) / count + 1e-9) for name, count in _each(job))
         for node in nodes
         if node["Alive"]
     )
@@ -110,8 +109,10 @@ def _workers(nodes: Sequence[Mapping[str, Any]], job: Job) -> int:
     return wanted
 
 
-def _each(job: Job) -> dict[str, float]:
-    return {"CPU": job.ray.cpus_per_worker, "GPU": job.ray.gpus_per_worker}
+def _each(job: Job) -> list[tuple[str, float]]:
+    """What a worker needs of each kind, as Ray names them."""
+    asked = (("CPU", job.ray.cpus_per_worker), ("GPU", job.ray.gpus_per_worker))
+    return [(name, count) for name, count in asked if count]
 
 
 def _look_at_machines(ray: Any, told: Work) -> None:
@@ -165,7 +166,7 @@ def _trainer(told: Work, job: Job, workers: int) -> Any:
         scaling_config=ScalingConfig(
             num_workers=(min(fewest, workers), workers) if fewest else workers,
             use_gpu=job.ray.gpus_per_worker > 0,
-            resources_per_worker={name: count for name, count in _each(job).items() if count},
+            resources_per_worker=dict(_each(job)),
         ),
         run_config=RunConfig(
             storage_path=str(told.logs / "storage"),
