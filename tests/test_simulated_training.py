@@ -347,14 +347,17 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, kind, par
 
 def test_the_scale_of_each_workers_losses_goes_on_after_a_stop(tmp_path, monkeypatch):
     monkeypatch.setattr(loss_scaling, "FIRST", 2.0**24)  # steps are left out until it is lower
-    job = {"precision": "float16"}
-    whole, weights = train(plan_of("asp", **job), tmp_path / "whole")
+
+    def half(**job):
+        return plan_of("asp", **job).model_copy(update={"precision": "float16"})
+
+    whole, weights = train(half(), tmp_path / "whole")
     deadline = 0.7 * sum(record.training_seconds for record in whole.epochs)
     with pytest.raises(DeadlineReached):
-        train(plan_of("asp", goal={"deadline": deadline}, **job), tmp_path / "pieces")
-    kept = load_checkpoint(tmp_path / "pieces" / "checkpoints" / "last.pt")["virtual"]["learnt"]
-    assert all(one["loss_scale"]["scale"] < 2.0**24 for one in kept)
-    _, again = train(plan_of("asp", **job), tmp_path / "pieces", resume=True)
+        train(half(goal={"deadline": deadline}), tmp_path / "pieces")
+    kept = load_checkpoint(tmp_path / "pieces" / "checkpoints" / "last.pt")["kept"]["virtual"]
+    assert all(one["loss_scale"]["scale"] < 2.0**24 for one in kept["learnt"])
+    _, again = train(half(), tmp_path / "pieces", resume=True)
     assert same(weights, again)
 
 
