@@ -270,6 +270,26 @@ def test_figures_are_declared_once_with_a_known_statistic_and_one_goal_at_most(n
         assert one.above is None or one.statistic == "interval"
 
 
+@pytest.mark.parametrize(
+    ("one", "values", "word"),
+    [
+        (Figure("a", "ratio", "median", at_least=1.0), [1.1, 1.2, 1.3], "yes"),
+        (Figure("a", "ratio", "median", at_least=1.0), [0.7, 0.8, 0.9], "no"),
+        (Figure("a", "ratio", "median", at_least=1.0), [0.7, 1.2, 1.3], "undecided"),
+        (Figure("a", "ratio", "median", at_least=1.0), [0.9], "no"),
+        (Figure("a", "points", "interval", above=0.0), [-1.0, 0.0, 2.0], "undecided"),
+        (Figure("a", "points", "interval", above=0.0), [-1.0, -1.1, -1.2], "no"),
+        (Figure("a", "ratio", "median", near=(1.0, 0.1)), [0.95, 1.0, 1.05], "yes"),
+        (Figure("a", "ratio", "median", near=(1.0, 0.1)), [0.95, 1.0, 1.6], "undecided"),
+        # The largest is what is judged, however small the others are.
+        (Figure("a", "share", "largest", at_most=0.1), [0.01, 0.02, 0.2], "no"),
+        (Figure("a", "ratio", "median"), [1.0, 2.0], ""),
+    ],
+)
+def test_a_goal_inside_the_spread_is_undecided(one: Figure, values: list[float], word: str) -> None:
+    assert tables.judged(one.of(values).as_json(), one) == word
+
+
 # ------------------------------------------------------------------------------- uneven workers
 
 

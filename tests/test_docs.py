@@ -161,9 +161,10 @@ def test_every_claim_is_about_figures_that_are_declared_and_says_how_to_measure_
 def test_a_claim_holds_where_goals_are_met_or_spreads_lie_apart():
     table = load(ROOT / "benchmarks" / "harness" / "tables.py")
     figures = {
-        "a.low": {"low": 1.0, "high": 2.0, "met": True},
-        "a.high": {"low": 3.0, "high": 4.0, "met": False},
-        "a.wide": {"low": 1.5, "high": 3.5, "met": None},
+        "a.low": {"low": 1.0, "high": 2.0, "judged": "yes"},
+        "a.high": {"low": 3.0, "high": 4.0, "judged": "no"},
+        "a.wide": {"low": 1.5, "high": 3.5, "judged": ""},
+        "a.open": {"low": 1.5, "high": 3.5, "judged": "undecided"},
     }
 
     def verdict(*names, over=None, told=""):
@@ -171,6 +172,7 @@ def test_a_claim_holds_where_goals_are_met_or_spreads_lie_apart():
         return table.verdict(table.Claim("", results, over=over, told=told), figures)
 
     assert [verdict("low"), verdict("high"), verdict("low", "high")] == ["yes", "no", "partly"]
+    assert [verdict("open"), verdict("open", "low")] == ["not shown", "partly"]
     assert verdict("low", "high", over=("a.high", "a.low")) == "yes"
     assert verdict("low", "high", over=("a.low", "a.high")) == "no"
     assert verdict("wide", "high", over=("a.wide", "a.high")) == "not shown"

@@ -80,6 +80,8 @@ STATISTICS: Mapping[str, Callable[[Sequence[float]], tuple[float, float, float]]
     "share": lambda values: (fmean(values),) * 3,  # of cases that hold
 }
 """By name: lower end of the spread, value, upper end."""
+SPREADS_AROUND = frozenset({"median", "mean", "interval"})
+"""Statistics whose spread says how far the value itself may be off."""
 
 
 @dataclass(frozen=True)
