@@ -19,6 +19,7 @@ from batchwright.workload.data.image_store import ImageStore
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks run from the project's root and are not installed
 
+from benchmarks.cluster import shares  # noqa: E402
 from benchmarks.cluster.kills import (  # noqa: E402
     BATCH,
     Counting,
@@ -58,6 +59,7 @@ from benchmarks.harness.figures import (  # noqa: E402
     ratios,
 )
 from benchmarks.harness.kept_runs import Run  # noqa: E402
+from benchmarks.harness.plans import Opened, facts_of, made_up_data  # noqa: E402
 from benchmarks.harness.turns import Arm, Turn, started, take_turns  # noqa: E402
 from benchmarks.methods.cyclic import BENCHMARK as CYCLIC  # noqa: E402
 from benchmarks.methods.cyclic import (  # noqa: E402
@@ -354,6 +356,38 @@ def test_slowest_over_fastest_takes_input_and_compute_of_the_epoch_asked_for() -
 
 
 UNDISTURBED = KilledRun(10.0, (), 0, 0)
+
+
+def test_shares_are_compared_within_a_start_over_the_epochs_that_count() -> None:
+    epochs = {"equal": 2.0, "ours": 1.5, "published": 1.6}
+    start = {
+        f"{way}-{merge}": [9.0, 4.0, 4.0, one, one, 4.0, 4.0, 4.0]
+        for way, one in epochs.items()
+        for merge in shares.MERGES
+    }
+    found = shares.found_of({network: [start, start] for network in shares.NETWORKS})
+    assert found.keys() == {one.name for one in shares.BENCHMARK.figures}
+    assert found["ours_over_equal_steady_sum_resnet8"] == pytest.approx([0.75, 0.75])
+    assert found["published_over_ours_steady_average_resnet8"] == pytest.approx([1.6 / 1.5] * 2)
+    assert found["published_over_equal_changing_sum_resnet8"] == pytest.approx([23.2 / 24] * 2)
+
+
+def test_a_start_that_is_kept_is_taken_from_there_only_for_the_very_same_plans(tmp_path) -> None:
+    known = made_up_network()
+    plans = shares.plans_of(known, 0)
+    assert {plan.method for plan in plans.values()} == {"plain", "dynamic-batch", "dual-batch"}
+    seconds = {arm: [1.0] * len(shares.LOADS) for arm in plans}
+    told = {"plans": shares._digests(plans), "seconds": seconds}
+    (tmp_path / "one.json").write_text(json.dumps(told))
+    assert shares._kept(tmp_path / "one.json", plans) == seconds
+    assert shares._kept(tmp_path / "one.json", shares.plans_of(known, 1)) is None
+    assert shares._kept(tmp_path / "other.json", plans) is None
+
+
+def made_up_network() -> Opened:
+    """What plans want to know of data that are nowhere."""
+    facts = made_up_data("none", shares.IMAGES, 100, 32)
+    return Opened("digits", facts, facts_of("resnet8", 100, shares.SIDE))
 
 
 def test_kills_are_added_up_over_the_runs() -> None:

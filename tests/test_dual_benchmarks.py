@@ -108,7 +108,7 @@ def runs_of(**accuracies: list[float]) -> dict[str, list[Run]]:
         for name in (*first_arms(), *later_arms("k105-3"))
     }
     return {
-        name: [Run(one, 100.0 if name == "large" else 105.0, (500,) * 4) for one in some]
+        name: [Run(one, 100.0 if name == "large" else 105.0, (500,) * 4, loss=2.0) for one in some]
         for name, some in {**usual, **accuracies}.items()
     }
 
@@ -132,6 +132,8 @@ def test_gains_are_paired_and_only_a_clear_one_reaches_its_goal() -> None:
     assert (uniform.value, uniform.goal, uniform.met) == (pytest.approx(-2.0), None, None)
     assert figures["hybrid_accuracy_gain"].met is False
     assert figures["seconds_over_large_k105-3"].value == pytest.approx(1.05)
+    untold = {**found, "sqrt": [*found["sqrt"][1:], Run(30.0, 105.0, (500,) * 4)]}  # of older code
+    assert set(found_of(found, "k105-3")) - set(found_of(untold, "k105-3")) == {"loss_sqrt"}
 
 
 # ----------------------------------------------------------------------------------------- hybrid

@@ -41,12 +41,12 @@ def pipeline(device, **options):
     return ImagePipeline(data(), device=device, mean=middle, std=middle, seed=1, **options)
 
 
-def waits_of(plan, build, device=FAR, **options):
+def waits_of(plan, build, device=FAR, *, images=None, **options):
     """Waits of each step of a training, and the weights at its end."""
     with far_device() as seen:
         torch.manual_seed(0)
         network = resnet8(CLASSES).to(memory_format=torch.channels_last).to(device)
-        loader = pipeline(device)
+        loader = pipeline(device, **(images or {}))
         steps: list[int] = []
         with Session(network, build(network), loader, plan=plan, **options) as session:
             for _ in session.epochs():
@@ -113,6 +113,15 @@ def test_so_does_one_whose_images_come_from_the_cpu_a_batch_ahead(monkeypatch, s
     monkeypatch.setattr(pipelines, "RESIDENT_BYTES", 0)
     _as_photographs(monkeypatch, store)
     plan, build, options = KINDS["plain"]
+    steps, weights, _, waits = waits_of(plan, build, **options)
+    assert max(steps) <= HOST_SYNCHRONIZATIONS_PER_STEP, waits
+    _, expected, _, _ = waits_of(plan, build, torch.device("cpu"), **options)
+    torch.testing.assert_close(weights, expected)
+
+
+def test_so_does_one_whose_images_are_turned():
+    plan, build, options = KINDS["plain"]
+    options = {**options, "images": {"augmentation": "flip", "rotation": 0.05, "zoom": 0.25}}
     steps, weights, _, waits = waits_of(plan, build, **options)
     assert max(steps) <= HOST_SYNCHRONIZATIONS_PER_STEP, waits
     _, expected, _, _ = waits_of(plan, build, torch.device("cpu"), **options)

@@ -75,14 +75,16 @@ def in_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> ImageData:
     return open_data(job(root))
 
 
-def pipeline(data: ImageData, *, loaders: int = 0, augmentation="crop-flip") -> FilePipeline:
+def pipeline(
+    data: ImageData, *, loaders: int = 0, augmentation="crop-flip", **warps
+) -> FilePipeline:
     assert isinstance(data.train, ImageFiles)
     return FilePipeline(
-        data.train, device=CPU, augmentation=augmentation, seed=3, loaders=loaders
-    )  # fmt: skip
+        data.train, device=CPU, augmentation=augmentation, seed=3, loaders=loaders, **warps
+    )
 
 
-def store_pipeline(data: ImageData, augmentation="crop-flip") -> ImagePipeline:
+def store_pipeline(data: ImageData, augmentation="crop-flip", **warps) -> ImagePipeline:
     assert isinstance(data.train, ImageStore)
     return ImagePipeline(
         data.train,
@@ -92,6 +94,7 @@ def store_pipeline(data: ImageData, augmentation="crop-flip") -> ImagePipeline:
         std=data.std,
         augmentation=augmentation,
         seed=3,
+        **warps,
     )
 
 
@@ -266,6 +269,20 @@ def test_batches_look_like_those_of_a_store(
     assert found.is_contiguous(memory_format=torch.channels_last)
     for one, other in zip(found, wanted, strict=True):  # mirrored and placed alike
         assert likeness(one, other) > 0.9 > likeness(one.flip(2), other)
+
+
+def test_they_are_turned_and_mirrored_as_those_of_a_store_are(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn = {"augmentation": "flip", "rotation": 0.5, "zoom": 0.25}
+    stored = store_pipeline(open_data(job(root)), **drawn)
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "other"))
+    files = pipeline(in_files(root, monkeypatch), **drawn)
+    every = torch.arange(18)
+    wanted, _ = stored.training_batch(every, epoch=2, resolution=TOP)
+    found, _ = files.single(every, epoch=2, resolution=TOP)
+    for one, other in zip(found, wanted, strict=True):
+        assert likeness(one, other) > 0.9 > likeness(one.flip(1), other)
 
 
 def test_a_sample_is_the_same_whatever_batch_or_process_makes_it(

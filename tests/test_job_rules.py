@@ -50,6 +50,15 @@ CONFLICTS = [
         "give less than 1.333, the workers over those with large batches",
     ),
     (
+        {"data": "my_data:photos", "rotation": 0.05},
+        "rotation=0.05: data=my_data:photos augments its images itself: leave rotation out",
+    ),
+    (
+        {"method": "dual-batch", "dual": {"shares": "published"}},
+        "dual.shares=published with server.consistency=asp: it averages the models of all workers: "
+        "give server.consistency=bsp, or leave dual.shares out",
+    ),
+    (
         {"method": "dual-batch", "resolutions": [8], "dual": {"large_batches": [8, 4]}},
         "dual.large_batches=8,4: 2 values for 1 resolution(s), 8 px: give one for each, or one for "
         "all",

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from batchwright.workload.data import pipeline as module
 from batchwright.workload.data.image_store import ImageStore
-from batchwright.workload.data.pipeline import ImagePipeline, draw, split_mix
+from batchwright.workload.data.pipeline import ImagePipeline, Warps, draw, split_mix, warp
 
 CPU = torch.device("cpu")
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -106,6 +106,60 @@ def test_neighbouring_epochs_and_seeds_are_unrelated():
 
 
 # ----------------------------------------------------------------------------------------- pixels
+
+
+@pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
+def test_a_turned_sample_looks_the_same_whatever_batch_it_is_in(store):
+    indices = torch.randperm(300, generator=torch.Generator().manual_seed(1))[:40]
+    options = {"augmentation": "flip", "rotation": 0.05, "zoom": 0.25}
+    whole, _ = build(store, **options).training_batch(indices, epoch=3, resolution=12)
+    alone, _ = build(store, **options).training_batch(indices[17:18], epoch=3, resolution=12)
+    assert torch.equal(alone[0], whole[17])
+    plain, _ = build(store, augmentation="flip").training_batch(indices, epoch=3, resolution=12)
+    assert not torch.equal(plain, whole)
+    evaluated, _ = build(store, **options).evaluation_batch(indices, resolution=12)
+    assert torch.equal(evaluated, build(store).evaluation_batch(indices, resolution=12)[0])
+
+
+def test_turns_and_zooms_reach_their_bounds_and_are_those_of_no_crop():
+    indices = torch.arange(20_000)
+    cosine, sine = Warps(1, 0.05, 0.25).draw(2, indices, 1.0).double().unbind(1)
+    angles, scales = torch.atan2(sine, cosine) / (2 * torch.pi), torch.hypot(cosine, sine)
+    for values, middle, bound in ((angles, 0.0, 0.05), (scales, 1.0, 0.25)):
+        assert (values - middle).abs().max() <= bound * (1 + 1e-6)
+        assert (values - middle).std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
+    crops = draw(1, 2, indices)
+    drawn = (angles, scales, crops.vertical.double(), crops.horizontal.double())
+    apart = torch.corrcoef(torch.stack(drawn)) - torch.eye(4)
+    assert apart.abs().max() < 4 / len(indices) ** 0.5
+    half = Warps(1, 0.05, 0.0).draw(2, indices, 0.5)
+    assert torch.hypot(*half.unbind(1)).sub(1).abs().max() < 1e-6
+    assert torch.atan2(*half.flip(1).unbind(1)).abs().max() <= torch.pi * 0.0501
+
+
+def test_a_quarter_turn_and_a_zoom_show_what_they_say():
+    image = torch.stack(noise((16, 16)))
+    quarter = warp(image, torch.tensor([[0.0, 1.0]]))
+    assert torch.allclose(quarter, torch.rot90(image, 1, (1, 2)).float(), atol=1e-3)
+    same = warp(image, torch.tensor([[1.0, 0.0]]))
+    assert torch.allclose(same, image.float(), atol=1e-3)
+    half = warp(image, torch.tensor([[0.5, 0.0]]))  # the middle, twice as large
+    middle = functional.interpolate(
+        image[:, 4:12, 4:12].permute(0, 3, 1, 2).float(), scale_factor=2, mode="bilinear"
+    )
+    inner = slice(1, -1)  # at the border one looks beyond the middle, the other does not
+    wanted = middle.permute(0, 2, 3, 1)[:, inner, inner]
+    assert torch.allclose(half[:, inner, inner], wanted, atol=1e-3)
+
+
+def test_flips_alone_move_nothing_else():
+    indices = torch.arange(300)
+    images, _ = build(augmentation="flip").training_batch(indices, epoch=0, resolution=16)
+    still, _ = build().evaluation_batch(indices, resolution=16)
+    mirrored = draw(7, 0, indices).flip
+    assert 100 < mirrored.sum() < 200
+    assert torch.equal(images[mirrored], still[mirrored].flip(3))
+    assert torch.equal(images[~mirrored], still[~mirrored])
 
 
 def test_every_shift_of_a_padded_image_occurs_and_nothing_else():

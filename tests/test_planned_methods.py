@@ -394,6 +394,8 @@ def test_the_preset_sets_epochs_rates_and_batches():
     assert [s.local_batch_sizes[0] for s in hybrid.stages[:2]] == [600, 560]
     assert [s.dropout for s in hybrid.stages[:2]] == [0.1, 0.2]
     assert "may not suit" not in reason(plan, "preset").why
+    measured = "augment=crop-flip, rotation=0.0, zoom=0.0, nesterov=true"  # without the preset
+    assert measured in reason(plan, "preset").why
 
 
 def test_a_cost_that_only_plain_training_keeps_is_refused():

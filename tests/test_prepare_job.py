@@ -8,6 +8,7 @@ from torch import nn
 from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
+from batchwright.records.agent_rules import misfit
 from batchwright.workflows.prepare_job import ready, resolve
 from samples import make_data, make_network
 
@@ -51,6 +52,20 @@ def test_a_cycle_gets_resolutions_below_the_datas_own_that_the_network_takes():
 def test_a_preset_settles_epochs_and_resolutions_before_anything_is_measured():
     job = resolve(Job(device="cpu", method="hybrid", cycle={"preset": "cifar100"}), make_data())
     assert (job.epochs, job.resolutions) == (140, (24, 32))
+
+
+def test_a_preset_brings_its_recipe_where_the_job_says_nothing_else():
+    preset = {"preset": "cifar100"}
+    job = resolve(Job(device="cpu", method="hybrid", cycle=preset), make_data())
+    assert (job.augment, job.rotation, job.zoom) == ("flip", 0.05, 0.25)
+    assert (job.nesterov, job.looks_ahead, job.weight_decay) == (False, False, 1e-4)
+    assert resolve(job, make_data()) == job
+    assert not misfit(Job(device="cpu", method="hybrid", cycle=preset), job)
+    given = {"augment": "crop", "rotation": 0.1, "weight_decay": 2e-4}
+    asked = resolve(Job(device="cpu", method="hybrid", cycle=preset, **given), make_data())
+    assert {key: getattr(asked, key) for key in given} == given
+    plain = resolve(Job(device="cpu", cycle=preset), make_data())  # which has no cycle
+    assert (plain.augment, plain.rotation, plain.weight_decay) == ("crop", 0.0, 5e-4)
 
 
 def test_a_virtual_cluster_has_as_many_workers_as_asked_or_as_the_plan_chooses():

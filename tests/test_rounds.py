@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.training.parameter_server.rounds import FEWEST, Rounds, segments
+from samples import make_job
 from servers import make_rule, make_server_plan
 
 calmly = settings(max_examples=80)  # nothing here is about time
@@ -334,6 +335,20 @@ def test_a_round_that_was_cut_to_end_its_epoch_counts_for_less():
     assert rounds.follow({0: 2.0, 1: 1.0}) == (333, 667)  # of 400 that are left
     ticket = rounds.take(1)
     assert (ticket.samples, ticket.factor) == (400, pytest.approx(0.5 * 400 / 667))
+
+
+def test_as_published_batches_and_weights_follow_the_shares_however_little_they_change():
+    job = make_job(workers=2, resolutions=(8,), dual={"shares": "published"})
+    rounds = make_rounds((500, 500), "bsp", batches=(64, 64), job=job)
+    first = [rounds.take(worker) for worker in (0, 1)]
+    assert [(one.samples, one.batch, one.factor) for one in first] == [(500, 64, 1.0)] * 2
+    assert rounds.follow({0: 1.0, 1: 1.004}) == (501, 499)  # no dead band
+    for worker in (0, 1):
+        rounds.commit(worker)
+    assert rounds.follow({0: 1.0, 1: 3.0}) == (750, 250)
+    made = [rounds.take(worker) for worker in (0, 1)]
+    assert [(one.samples, one.batch) for one in made] == [(750, 96), (250, 32)]
+    assert made[0].factor / made[1].factor == pytest.approx(3)  # models count by their samples
 
 
 def test_a_very_slow_worker_keeps_a_little():

@@ -178,6 +178,24 @@ def test_one_worker_learns_what_a_plain_loop_does_bit_for_bit(tmp_path, consiste
     assert [record.samples for record in summary.epochs] == [SAMPLES] * 3
 
 
+def test_shares_as_published_end_rounds_together_after_one_with_batches_in_proportion(tmp_path):
+    plan = make_virtual_plan(
+        (8, 8),
+        consistency="bsp",
+        shares=(45, 45),
+        dual={"shares": "published"},
+        server={"consistency": "bsp"},
+        virtual={"speeds": (1.0, 0.5), "sample_seconds": 0.01, "step_seconds": 0.0},
+    )
+    summary, _ = train(plan, tmp_path / "virtual")
+    told = [(one.samples, one.local_batch_size) for one in summary.rounds]
+    assert sorted(told[:2]) == [(45, 8), (45, 8)]
+    assert sorted(told[2:4]) == [(30, 5), (60, 11)]
+    times = [one.compute_seconds for one in summary.rounds]
+    assert times[2] == pytest.approx(times[3])
+    assert max(times[:2]) == pytest.approx(2 * min(times[:2]))
+
+
 def test_bsp_is_the_weighted_mean_of_what_each_worker_makes_of_its_samples(tmp_path):
     factors = (1.0, 0.5)
     plan = make_virtual_plan(

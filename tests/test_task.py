@@ -399,13 +399,15 @@ def trained_by(network, optimizer, passes=3):
     ("name", "kind", "options"),
     [
         ("sgd", torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        ("sgd", torch.optim.SGD, {"momentum": 0.9, "nesterov": False}),
         ("adamw", torch.optim.AdamW, {}),
     ],
 )
 def test_optimizers_do_what_torchs_own_do_bit_by_bit(name, kind, options):
     ours, theirs = build(), build()
     theirs.load_state_dict(ours.state_dict())
-    optimizer = task.build_optimizer(ours, Job(optimizer=name, weight_decay=0.0), 0.1)
+    job = Job(optimizer=name, weight_decay=0.0, nesterov=options.get("nesterov", True))
+    optimizer = task.build_optimizer(ours, job, 0.1)
     plain = kind(
         [
             {"params": [p for p in theirs.parameters() if p.ndim > 1], "weight_decay": 0.0},

@@ -16,8 +16,9 @@ takes its share of the second worker's core, from the first step on. 4 epochs of
 --quick, of 60 with --full; one start with --quick, two with --full. Ratios of epoch seconds in the
 third and the fourth epoch, median and quartiles; the limit is 2/3. Fixed shares are 85 and 43: what
 can be reached here. `each_epoch` has shares made again at the end of each epoch only, otherwise as
-usual; `published` is `rebalance=published`. Slowest over fastest: `dynamic-batch`, third epoch,
-input and compute seconds of the slower worker over the other's, by the run's own records.
+usual; `benchmarks.cluster.shares` has the published ones. Slowest over fastest: `dynamic-batch`,
+third epoch, input and compute seconds of the slower worker over the other's, by the run's own
+records.
 
 A load that starts and ends while `dynamic-batch` trains (`recovery_intervals`): 325 steps; the
 burner starts between the 50th and the 75th and ends some 125 to 150 steps later; 1 round with
@@ -100,8 +101,6 @@ BENCHMARK = Benchmark(
                at_most=0.70),
         Figure("each_epoch_over_equal_shares", "ratio", "median", "the same with shares made again "
                "at the end of an epoch only, which is as often as published", full=True),
-        Figure("published_over_equal_shares", "ratio", "median",
-               "the same with `rebalance=published`", full=True),
         Figure("fixed_over_equal_shares", "ratio", "median",
                "the same with fixed shares of 85 and 43: what can be reached"),
         Figure("slowest_over_fastest", "ratio", "median", "compute time of the slower worker over "
@@ -198,9 +197,6 @@ def uneven(arguments: Arguments, folder: Path) -> Found:
         if arguments.full:
             starters["each_epoch"] = ours(
                 runs / "each_epoch", "dynamic-batch", EQUAL, rebalance_steps=0
-            )
-            starters["published"] = ours(
-                runs / "published", "dynamic-batch", EQUAL, rebalance="published"
             )
         with started(starters) as arms, Burner(1):
             seconds = epoch_seconds(arms, steps)

@@ -1,4 +1,4 @@
-"""The training loops of `benchmarks.cluster.uneven`, beside those of one even worker."""
+"""The training loops of `benchmarks.cluster.uneven` and `shares`, beside those of one worker."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import batchwright as bw
 from batchwright.records import Plan
-from batchwright.training.loop import train
+from batchwright.training.loop import open_task, train
+from batchwright.workload.host import prepare_process, usable_cores
 from benchmarks.harness.loads import Slowdown
-from benchmarks.harness.plans import ENDLESS
+from benchmarks.harness.plans import CPU, ENDLESS
 from benchmarks.harness.turns import Turns
 from benchmarks.speed.main_job_arms import cifar_plan, train_session
 
@@ -62,6 +66,24 @@ def session(
     """Our loop as ``plan`` says; worker r computes ``factors[r]`` times as long, if given."""
     slow = partial(Slowdown, factor=factors[_rank()]) if factors else None
     train_session(turns, plan, run_folder, slow)
+
+
+def epochs(turns: Turns, plan: Plan, run_folder: Path) -> None:
+    """The training verb's loop, as one of the plan's workers, without evaluation.
+
+    A step of the turn is an epoch; under a parameter server it is a round, its exchange included.
+    """
+    prepare_process(usable_cores())
+    torch.set_num_threads(1)
+    task = open_task(plan, CPU)
+    with bw.Session(
+        task.network, task.optimizer, task.training, plan=plan, run_folder=run_folder
+    ) as session:
+        turns.ready()
+        for _ in session.epochs():
+            for images, labels in session.batches():
+                session.step(partial(task.mean_loss, images, labels))
+            turns.step_done(plan.data.train_samples)
 
 
 def whole_run(turns: Turns, plan: Plan, run_folder: Path) -> None:

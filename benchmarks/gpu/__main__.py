@@ -14,6 +14,9 @@ fits into any number of commands: where one may take ten minutes, say ``--minute
 each begins with an empty folder, ``--resume`` names the one that came back from the command before.
 A step that would not end in what is left waits for the next command, if another would.
 
+After these 45 minutes come the trainings of the papers at their own scale, another 40: say
+``--minutes 90`` for all, or name them with ``--steps``.
+
 Without ``--data`` (a folder with ``cifar-100-python/``) images are made up that can be learnt: of
 as many, of the same size. ``--dry-run`` says what would be done; ``--tiny`` does all of it in
 little, on the CPU, too: it shows that the programme works and measures nothing.

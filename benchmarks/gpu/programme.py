@@ -14,7 +14,7 @@ class Step:
     words: str
 
 
-STEPS = (
+FIRST = (
     Step("machine", 1, "what all else is measured on"),
     Step("tests", 8, "pytest -m gpu: does the CUDA path work at all"),
     Step("speed-32", 5, "our loop against plain steps and Lightning, resnet18 at 32 px"),
@@ -27,3 +27,14 @@ STEPS = (
     Step("card", 5, "the batch at which the whole memory of the GPU runs out"),
 )
 """Most valuable first; the limits add up to 45 minutes, and none is longer than 8."""
+
+AFTERWARDS = (
+    Step("hybrid-3", 8, "the papers' scale: hybrid, resnet18, 140 epochs, 3 of 4 small batches"),
+    Step("large", 8, "the same with large batches alone, at 32 px"),
+    Step("hybrid-0", 8, "large batches alone, through 24 and 32 px"),
+    Step("dual-3", 8, "3 of 4 small batches, at 32 px"),
+    Step("poster", 8, "warm-ups of the poster, full CIFAR-100, a thousand steps and more"),
+)
+"""What the papers' own scale takes, 40 minutes more; each training ends within its step."""
+
+STEPS = FIRST + AFTERWARDS

@@ -40,6 +40,7 @@ from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.host import arithmetic, dtype_of, enter, resolve_device
 from batchwright.workload.task import build_network, build_optimizer, set_training
+from benchmarks.gpu import papers
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.telling import AGAIN, BEGAN, COMMIT, FOLDER, SECONDS
 from benchmarks.harness.benchmark import ROOT, batchwright
@@ -472,6 +473,11 @@ TAKE: dict[str, Callable[[Here], None]] = {
     "virtual": virtual,
     "accuracy": accuracy,
     "card": card,
+    "hybrid-3": partial(papers.published, small=3, cycles=True),
+    "large": partial(papers.published, small=0, cycles=False),
+    "hybrid-0": partial(papers.published, small=0, cycles=True),
+    "dual-3": partial(papers.published, small=3, cycles=False),
+    "poster": papers.poster,
 }
 """What the steps of `benchmarks.gpu.programme` do."""
 

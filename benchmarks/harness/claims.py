@@ -59,6 +59,8 @@ SCALES: Mapping[str, str] = {
     "cyclic": "CIFAR-100 (14 epochs) and Imagenette (21 epochs), `resnet8`, one worker",
     "data_path": "Imagenette, `resnet8`, one worker",
     "uneven": "CIFAR-100, `resnet8`, batch 128, two workers with a core each",
+    "shares": "3,840 images of CIFAR-100 at 16 px, batch 128, two workers with a core each, eight "
+    "starts",
     "warmup": "20,000 images of CIFAR-100 at 16 px, `resnet8`, 18 epochs",
     "large_networks": "photographs at 224 px, two workers of a core each",
     "warmup_long": "the same images, 48 epochs, base batch 4",
@@ -137,6 +139,15 @@ DUAL_BATCH = Paper(
                 "none": "dual_accuracy.accuracy_none",
             },
             over=("dual_accuracy.accuracy_k110-3", "dual_accuracy.accuracy_none"),
+        ),
+        Claim(
+            "Its held-out loss is lower with d_S / d_L than with none (paper, figure 5)",
+            {
+                "d_S / d_L": "dual_accuracy.loss_k110-3",
+                "root": "dual_accuracy.loss_sqrt",
+                "none": "dual_accuracy.loss_none",
+            },
+            over=("dual_accuracy.loss_none", "dual_accuracy.loss_k110-3"),
         ),
         Claim(
             "All waiting for all (bsp) is no more accurate than asynchronous merging (its authors' "
@@ -222,8 +233,36 @@ DBS = Paper(
         Claim(
             "Shares by the times of the last epoch alone (`rebalance=published`) shorten epochs on "
             "uneven workers",
-            {"times equal shares' time": "uneven.published_over_equal_shares"},
-            over=(1.0, "uneven.published_over_equal_shares"),
+            {
+                f"`{network}`": f"shares.published_over_equal_steady_sum_{network}"
+                for network in ("resnet8", "mobilenet_small")
+            },
+            over=(1.0, "shares.published_over_equal_steady_sum_resnet8"),
+        ),
+        Claim(
+            "So they do where models are averaged (`dual.shares=published`)",
+            {
+                f"`{network}`": f"shares.published_over_equal_steady_average_{network}"
+                for network in ("resnet8", "mobilenet_small")
+            },
+            over=(1.0, "shares.published_over_equal_steady_average_resnet8"),
+        ),
+        Claim(
+            "So they do under a load that comes and goes",
+            {
+                "gradients summed": "shares.published_over_equal_changing_sum_resnet8",
+                "models averaged": "shares.published_over_equal_changing_average_resnet8",
+            },
+            over=(1.0, "shares.published_over_equal_changing_sum_resnet8"),
+        ),
+        Claim(
+            "Ours are quicker than the published ones",
+            {
+                "summed, steady": "shares.published_over_ours_steady_sum_resnet8",
+                "changing": "shares.published_over_ours_changing_sum_resnet8",
+                "averaged, steady": "shares.published_over_ours_steady_average_resnet8",
+            },
+            over=("shares.published_over_ours_steady_sum_resnet8", 1.0),
         ),
         Claim(
             "Shares made again once an epoch, otherwise ours, shorten epochs on uneven workers",
@@ -277,12 +316,12 @@ DBS = Paper(
         ),
         Claim(
             "Shares as published with ResNet-101, DenseNet-121, GoogLeNet and RegNet, several "
-            "workers on one GPU, and under model averaging",
+            "workers on one GPU",
             command="batchwright run method=dynamic-batch rebalance=published workers=4 "
-            "network=torchvision.models:resnet101",
+            "network=torchvision:resnet101",
         ),
     ),
-    benchmarks=("uneven",),
+    benchmarks=("uneven", "shares"),
 )
 
 POSTER = Paper(

@@ -81,6 +81,8 @@ class Run:
     noise_scale: float | None = None
     # accuracy held out after each epoch, in percent; empty unless each was evaluated
     curve: tuple[float, ...] = ()
+    # held out, after the last epoch; ``None``: not kept, as in runs of older code
+    loss: float | None = None
 
 
 Runs = Mapping[str, Sequence[Run]]
@@ -90,6 +92,16 @@ Runs = Mapping[str, Sequence[Run]]
 def accuracies_of(runs: Runs) -> dict[str, list[float]]:
     """By arm, in percent."""
     return {name: [one.accuracy for one in some] for name, some in runs.items()}
+
+
+def losses_of(runs: Runs) -> dict[str, list[float]]:
+    """By arm, held out; arms with a run that does not tell are left out."""
+    found = {name: [one.loss for one in some] for name, some in runs.items()}
+    return {
+        name: [one for one in some if one is not None]
+        for name, some in found.items()
+        if None not in some
+    }
 
 
 def plain_runs(runs: Runs) -> dict[str, list[dict[str, Any]]]:
@@ -193,6 +205,7 @@ class KeptRuns:
                 batches,
                 noise_scale=scales[-1] if scales else None,
                 curve=curve if len(curve) == len(epochs) > 1 else (),
+                loss=epochs[-1].val_loss,
             )
         elif DIVERGED in log:
             run = Run(100 / len(one.plan.data.classes), 0.0, batches, diverged=True)

@@ -15,6 +15,7 @@ from typing import TypeVar
 from batchwright.algorithms.partition import apportion
 from batchwright.planning.chosen import Chosen
 from batchwright.records import Alternative, DataFacts, Job, Reason, Source
+from batchwright.records.registries.data_sources import source_of
 from batchwright.records.registries.methods import PAPER
 from batchwright.records.registries.presets import Preset
 
@@ -81,6 +82,8 @@ class Schedule:
             doubts = preset_doubts(self.preset, data)
             why = "Asked for. What the job says otherwise than by default goes before it."
             why += f" It {' and '.join(doubts)}: it may not suit." if doubts else ""
+            if told := [f"{key}={getattr(job, key)}".lower() for key in self.preset.recipe]:
+                why += f" Besides its schedule: augment={job.augmentation}, {', '.join(told)}."
             preset = Chosen(job.cycle.preset, why, "published", PAPER)
             found.insert(0, preset.reason("preset"))
         values = [f"dropout {', '.join(f'{one:g}' for one in self.dropouts)}"]
@@ -215,6 +218,23 @@ def settled(job: Job, data: DataFacts, *, least_side: int = 1) -> Job:
     if not job.asked_resolutions and (job.method_spec.cycles or job.method == "auto"):
         sides = tuple(s for s in rising_sides(data.side) if s >= least_side) or sides
     return job.model_copy(update={"epochs": job.asked_epochs, "resolutions": sides})
+
+
+def with_recipe(job: Job) -> Job:
+    """The job with what a preset says of the training, where it leaves that as it is by default.
+
+    To be made so before anything is measured: turning images takes time.
+    """
+    if job.preset is None:
+        return job
+    own = source_of(job.data).as_they_come  # such data augment their images themselves
+    usual = Job.model_fields
+    recipe = {
+        key: value
+        for key, value in job.preset.recipe.items()
+        if getattr(job, key) == usual[key].default and not (own and key in ("rotation", "zoom"))
+    }
+    return job.model_copy(update=recipe)
 
 
 def rising_sides(top: int) -> tuple[int, ...]:

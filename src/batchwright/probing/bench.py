@@ -169,6 +169,8 @@ class Bench:
             mean=data.mean,
             std=data.std,
             augmentation=self.job.augmentation,
+            rotation=self.job.rotation,
+            zoom=self.job.zoom,
             seed=self.job.seed,
             dtype=self._dtype,
         )
@@ -238,6 +240,8 @@ class Bench:
             part,
             device=self.device,
             augmentation=self.job.augmentation,
+            rotation=self.job.rotation,
+            zoom=self.job.zoom,
             seed=self.job.seed,
             dtype=self._dtype,
             loaders=loaders,

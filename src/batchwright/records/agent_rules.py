@@ -179,12 +179,13 @@ RESOLVED = ("augment", "device", "precision", "resolutions", "workers")
 
 def misfit(job: Job, made: Job) -> str:
     """Which key of the job in a document is not that of the job it was made for, in a line; empty:
-    none. Resolving fills in `RESOLVED`, and a published cycle its epochs.
+    none. Resolving fills in `RESOLVED`, and a published cycle its epochs and its recipe.
     """
-    preset = job.cycle.preset != "none" and job.epochs == Job.model_fields["epochs"].default
-    for key in Job.model_fields:
+    preset = ("epochs", *job.preset.recipe) if job.preset is not None else ()
+    for key, field in Job.model_fields.items():
         asked, found = getattr(job, key), getattr(made, key)
-        filled = (key in RESOLVED and asked == "auto") or (key == "epochs" and preset)
+        usual = key in preset and asked == field.default
+        filled = (key in RESOLVED and asked == "auto") or usual
         if asked != found and not filled:
             return f"{key}={shorten(found)}, where the job has {key}={shorten(asked)}"
     return ""

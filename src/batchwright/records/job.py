@@ -99,21 +99,38 @@ class Job(Keys):
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="For `cross_entropy`: share.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the classifier: share.")
-    augment: Literal["auto", "none", "crop", "crop-flip"] = Field(
+    augment: Literal["auto", "none", "flip", "crop", "crop-flip"] = Field(
         "auto",
-        description="Random shift and crop, with or without horizontal flip. `auto`: `crop` for "
-        "digits, else `crop-flip`.",
+        description="Random horizontal flip, shift and crop, or both. `auto`: `crop` for digits, "
+        "else `crop-flip`; that of `cycle.preset` where it has one.",
+    )
+    rotation: float = Field(
+        0.0,
+        ge=0,
+        le=0.5,
+        description="Images are turned at random by up to this share of a full turn either way, "
+        "what comes in at the corners mirrored.",
+    )
+    zoom: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="They show up to this share more or less of each side, at random.",
     )
     optimizer: Annotated[str, Named(OPTIMIZERS, "auto")] = Field(
         "auto",
-        description="Nesterov SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
+        description="SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
         "kernels, SGD for everything else. `auto`: the one of SGD and Muon that trials or runs "
         "show to reach more; without them Muon where the global batch is more than twice "
         "`base_batch`, else SGD. SGD with any batch where `learning_rate` is given, even as it "
         "is by default, where layers are `frozen`, with `ags.mode=norm` or `gain` or "
-        "`scaling=gain`, with `momentum=0`, and with `cyclic`, `dual-batch` and `hybrid`.",
+        "`scaling=gain`, with `momentum=0` or `nesterov=false`, and with `cyclic`, `dual-batch` "
+        "and `hybrid`.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="For `sgd` and `muon`: momentum.")
+    nesterov: bool = Field(
+        True, description="For `sgd`: Nesterov's momentum; `false`: plain. `muon` has Nesterov's."
+    )
     weight_decay: NonNegative = Field(
         5e-4, description="Decay of weight matrices and kernels; norms and biases have none."
     )
@@ -353,7 +370,15 @@ class Job(Keys):
     @property
     def augmentation(self) -> Augmentation:
         """`augment`, with `auto` resolved."""
-        return source_of(self.data).augment if self.augment == "auto" else self.augment
+        if self.augment != "auto":
+            return self.augment
+        published = self.preset.augment if self.preset is not None else None
+        return published or source_of(self.data).augment
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether SGD's momentum is Nesterov's."""
+        return self.nesterov and self.momentum > 0
 
     @model_validator(mode="after")
     def _keys_go_together(self) -> Job:
@@ -523,6 +548,30 @@ def _cycle(job: Job) -> Iterator[str]:
         )
 
 
+def _warps(job: Job) -> Iterator[str]:
+    if not source_of(job.data).as_they_come:
+        return
+    for key in ("rotation", "zoom"):
+        if value := getattr(job, key):
+            yield (f"{key}={value:g}: data={job.data} augments its images itself: leave {key} out")
+
+
+def _averaging(job: Job) -> Iterator[str]:
+    """Models that count by their samples are averaged, so all of them must be there."""
+    if not job.method_spec.takes("dual.shares") or job.dual.shares != "published":
+        return
+    if job.server.consistency != "bsp":
+        yield (
+            f"dual.shares=published with server.consistency={job.server.consistency}: it averages "
+            "the models of all workers: give server.consistency=bsp, or leave dual.shares out"
+        )
+    if job.server.exchange_steps is not None:
+        yield (
+            f"dual.shares=published with server.exchange_steps={job.server.exchange_steps}: its "
+            "rounds are an epoch together: leave server.exchange_steps out"
+        )
+
+
 def _warmup(job: Job) -> Iterator[str]:
     asked, epochs = job.warmup_epochs, job.asked_epochs
     if asked != "auto" and asked > epochs:
@@ -557,6 +606,6 @@ def as_written(value: object) -> str:
 
 
 _RULES: tuple[Callable[[Job], Iterator[str]], ...] = (
-    *(_resolutions, _workers, _extra_time, _warmup),
+    *(_resolutions, _workers, _extra_time, _averaging, _warmup, _warps),
     *(_bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

@@ -121,10 +121,12 @@ class DualBatch(Keys):
         description="How batches and samples of a round become whole numbers: to the nearest, as "
         "in the paper's table 6, or without their fractions, as in its tables 2 and 3.",
     )
-    shares: Literal["measured", "planned"] = Field(
+    shares: Literal["measured", "published", "planned"] = Field(
         "measured",
         description="Samples per round: made again each epoch so that all workers end a round "
-        "together, by their measured speeds; or as planned throughout.",
+        "together, by their measured speeds; as published by Ye et al. 2020, in proportion to "
+        "samples over time of the last round alone, and with them local batches and the weights of "
+        "models (for `server.consistency=bsp`); or as planned throughout.",
     )
 
 
@@ -194,7 +196,8 @@ class Cycle(Keys):
         "none",
         description="A published schedule, 140 epochs at 24 and 32 px or 105 at 160, 224 and "
         "288 px; it stands for what the job leaves as it is by default: epochs, resolutions, "
-        "stages and their rates, dropout, and batches where they fit.",
+        "stages and their rates, dropout, batches where they fit, and for `cifar100` augmentation "
+        "(`augment=flip rotation=0.05 zoom=0.25`), plain momentum and `weight_decay=1e-4`.",
     )
     order: Literal["cycle", "one-pass", "fixed"] = Field(
         "cycle",
@@ -221,8 +224,8 @@ class Cycle(Keys):
     )
     strengths: Literal["auto"] | tuple[NonNegative, ...] = Field(
         "auto",
-        description="Strength of the augmentation at each resolution: its largest shift, relative "
-        "to the usual. `auto`: 1 at all.",
+        description="Strength of the augmentation at each resolution: its largest shift, turn and "
+        "zoom, relative to the usual. `auto`: 1 at all.",
     )
     recalibrate: Index = Field(
         0,

@@ -174,6 +174,8 @@ def _fed(
             part,
             device=device,
             augmentation=plan.stages[0].augmentation,
+            rotation=plan.job.rotation,
+            zoom=plan.job.zoom,
             seed=plan.job.seed,
             dtype=dtype,
             loaders=loader_processes(
@@ -189,6 +191,8 @@ def _fed(
         mean=data.mean,
         std=data.std,
         augmentation=plan.stages[0].augmentation,
+        rotation=plan.job.rotation,
+        zoom=plan.job.zoom,
         seed=plan.job.seed,
         dtype=dtype,
     )

@@ -21,7 +21,7 @@ from batchwright.distributed.launch import refuse_busy_port
 from batchwright.errors import ArgumentError, DataError, JobError, PlanError
 from batchwright.planning.gradient_scaling import check_least, check_step
 from batchwright.planning.methods.simulated import stated_line
-from batchwright.planning.resolution import preset_doubts, settled
+from batchwright.planning.resolution import preset_doubts, settled, with_recipe
 from batchwright.planning.validation import (
     check_batch,
     check_micro_batches,
@@ -192,7 +192,8 @@ def resolve(job: Job, data: DataFacts) -> Job:
         workers = started.size
     known = {"device": device.type, "workers": workers, "augment": job.augmentation}
     # Networks of other places are tried once they are built.
-    job = settled(job, data, least_side=least_side(job.network)).model_copy(update=known)
+    job = settled(with_recipe(job), data, least_side=least_side(job.network))
+    job = job.model_copy(update=known)
     check_job(job)
     return job
 

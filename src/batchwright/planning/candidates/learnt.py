@@ -230,6 +230,7 @@ _TRAINING_KEYS = (
 )
 """Of those that may change after measuring, what a trial is trained with."""
 _MEASURED_KEYS = (
-    *("augment", "batch_norm", "dropout", "frozen", "loss", "momentum", "weight_decay", "weights"),
+    *("augment", "batch_norm", "dropout", "frozen", "loss", "momentum", "nesterov", "rotation"),
+    *("weight_decay", "weights", "zoom"),
 )
 """The same of those that may not, in which runs may differ that are not of the profile."""

@@ -142,6 +142,8 @@ def _against_muon(job: Job) -> str:
         return "Factors by gradient noise act on SGD; Muon's updates have a size of their own."
     if job.momentum == 0:
         return "Without momentum there is nothing to make orthogonal."
+    if not job.nesterov:
+        return "Plain momentum is asked for, which is SGD's; optimizer=muon takes Muon in any case."
     return ""
 
 

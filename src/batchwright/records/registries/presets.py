@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from batchwright.records.base import Augmentation
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,9 @@ class Preset:
         classes: Number of classes of the data it was made for.
         least_side: Side that images should have at least, in pixels.
         most_side: Side that they should have at most; `None`: any.
+        augment: Of `augment=auto`; `None`: the data's own.
+        recipe: What else is known of the training, by job key; each holds where the job leaves it
+            as it is by default.
     """
 
     stage_epochs: tuple[int, ...]
@@ -29,6 +34,8 @@ class Preset:
     classes: int
     least_side: int
     most_side: int | None
+    augment: Augmentation | None = None
+    recipe: Mapping[str, float | bool] = field(default_factory=dict)
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -41,6 +48,8 @@ PRESETS: Mapping[str, Preset] = {
         classes=100,
         least_side=32,
         most_side=32,
+        augment="flip",
+        recipe={"rotation": 0.05, "zoom": 0.25, "nesterov": False, "weight_decay": 1e-4},
     ),
     "imagenet": Preset(
         stage_epochs=(60, 30, 15),
@@ -54,4 +63,5 @@ PRESETS: Mapping[str, Preset] = {
     ),
 }
 """Tables 6, 7 and 9 of Lu et al. 2025, arXiv 2509.26092, and the authors' code for their
-experiments C and D: four workers, large batches that filled their GPUs."""
+experiments C and D: four workers, large batches that filled their GPUs. How ImageNet's images were
+augmented, and with which decay, is not known to us."""

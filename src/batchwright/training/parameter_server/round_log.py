@@ -30,7 +30,7 @@ def round_record(
         number=assignment.number,
         epoch=assignment.epoch,
         resolution=stage.resolution,
-        local_batch_size=stage.local_batch_sizes[assignment.worker],
+        local_batch_size=assignment.batch or stage.local_batch_sizes[assignment.worker],
         samples=assignment.samples,
         steps=trained.steps,
         skipped_steps=trained.skipped,
@@ -311,7 +311,7 @@ def seconds_of(record: RoundRecord) -> float:
 def _worker_time(place: str, local_batch_size: int, rounds: Sequence[RoundRecord]) -> WorkerTime:
     return WorkerTime(
         place=place,
-        local_batch_size=local_batch_size,
+        local_batch_size=rounds[-1].local_batch_size if rounds else local_batch_size,
         samples=sum(one.samples for one in rounds),
         input_seconds=0.0,
         compute_seconds=sum(one.compute_seconds for one in rounds),

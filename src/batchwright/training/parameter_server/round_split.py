@@ -53,7 +53,7 @@ class RoundSharing(Division):
     def walks(self) -> Iterator[tuple[int, EpochSteps]]:
         """The round's stretches, each as (epoch, way through it); the state begins each anew."""
         assert self.ticket is not None  # noqa: S101 - as above
-        batch = self.stage.local_batch_sizes[self.ticket.worker]
+        batch = self.ticket.batch or self.stage.local_batch_sizes[self.ticket.worker]
         for epoch, first, last in segments(self.ticket, self._samples):
             self._state.epoch, self._state.step = epoch, 0
             self.walk = EpochSteps(

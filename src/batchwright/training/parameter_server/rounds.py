@@ -39,6 +39,7 @@ class RoundAssignment:
         clock: Samples that the learning rate takes for seen when it begins.
         span: What is added to that until it ends: while one worker trains on its part of an epoch,
             the others train on the rest.
+        batch: Samples of a step; 0: as in the plan's row.
     """
 
     number: int
@@ -50,6 +51,7 @@ class RoundAssignment:
     factor: float
     clock: int
     span: int
+    batch: int = 0
 
     def samples_seen(self, done: int) -> float:
         """What the learning rate takes for seen once ``done`` samples of it are.
@@ -212,7 +214,8 @@ class Rounds:
 
         Returns:
             The samples per round from now on, in rank order; ``None`` if they stay as they were, as
-            they do where the plan says how many steps a round has.
+            they do where the plan says how many steps a round has. As published, no change is too
+            small.
         """
         if not self.whole:
             return None
@@ -226,7 +229,7 @@ class Rounds:
         moved = max(
             abs(now - then) / then for now, then in zip(wanted, current, strict=True) if then
         )
-        if moved <= FOLLOWING:
+        if moved <= (0.0 if self._published else FOLLOWING):
             return None
         planned = stage.samples_per_round
         self._speeds = {w: wanted[w] / planned[w] for w in range(len(planned)) if wanted[w]}
@@ -242,6 +245,24 @@ class Rounds:
             for worker, share in enumerate(planned)
         ]
         return tuple(apportion(weights, self._samples, least=self._least()))
+
+    def batches(self, stage: Stage) -> tuple[int, ...]:
+        """Local batch of each worker in a row of the plan; as published, it follows the shares.
+
+        So all workers make as many steps in a round, and the batches of all of them together stay.
+        """
+        planned = stage.local_batch_sizes
+        if not (self._published and self._speeds):
+            return planned
+        weights = [
+            0.0 if worker in self._gone else size * self._speeds.get(worker, 1.0)
+            for worker, size in enumerate(planned)
+        ]
+        least = [
+            min(FEWEST, size) if weight else 0
+            for size, weight in zip(planned, weights, strict=True)
+        ]
+        return tuple(apportion(weights, sum(planned), least=least))
 
     # ----------------------------------------------------------------------------- checkpoints
 
@@ -328,13 +349,24 @@ class Rounds:
             epoch=epoch,
             stage=index,
             # A round may be cut short; then its model counts for less.
-            factor=self._plan.stages[index].update_factors[worker] * min(1.0, samples / usual),
+            factor=self._weight(worker, index) * min(1.0, samples / usual),
             clock=epoch * self._samples if self.whole else start,
             span=self._samples if self.whole else samples,
+            batch=self.batches(self._plan.stages[index])[worker] if self._published else 0,
         )
         self._number += 1
         self.handed_out += samples
         return ticket
+
+    @property
+    def _published(self) -> bool:
+        """Whether batches and weights follow the shares, by the last round alone."""
+        return self._plan.job.dual.shares == "published"
+
+    def _weight(self, worker: int, index: int) -> float:
+        """Of a worker's model, in a row of the plan; as published, in proportion to its samples."""
+        factor = self._plan.stages[index].update_factors[worker]
+        return factor * self._speeds.get(worker, 1.0) if self._published else factor
 
     def _least(self) -> list[int]:
         """Fewest samples of each worker's rounds: nobody's share may become nothing."""

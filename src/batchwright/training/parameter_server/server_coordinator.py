@@ -71,7 +71,7 @@ class ServerCoordinator:
         self._plan, self._recorder = plan, recorder
         self._samples = plan.data.train_samples
         self.book = RoundLog(recorder, plan, self._samples, [""] * plan.workers)
-        self._pace = SpeedEstimate()
+        self._pace = SpeedEstimate(published=plan.job.dual.shares == "published")
         self.members = Membership(plan.workers)
         self.book.gone = self.members.gone
         self.begun = False
@@ -417,7 +417,7 @@ class ServerCoordinator:
         assert self.server is not None  # noqa: S101 - it has just taken that
         if self._plan.evaluates_after(epoch):
             self.evaluations.want(epoch, rank)
-        followed = self._plan.job.dual.shares == "measured" and len(self._pace.seconds) > 1
+        followed = self._plan.job.dual.shares != "planned" and len(self._pace.seconds) > 1
         if followed and not self.finished:
             shares = self.server.rounds.shares
             stage = self._plan.stages[self._plan.stage_of(min(epoch + 1, self._plan.epochs - 1))]

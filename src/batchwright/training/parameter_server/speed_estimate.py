@@ -11,20 +11,23 @@ LOOK_BACK = 3  # rounds: one that something disturbed must not move the shares
 class SpeedEstimate:
     """Learns the workers' speeds round by round, anew in each row of the plan.
 
-    A worker's very first round is left out: loaders start in it, caches are cold.
+    A worker's very first round is left out: loaders start in it, caches are cold. As published, the
+    last round alone tells, be it the first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, published: bool = False) -> None:
+        self._published = published
         self._known: set[int] = set()
         self._stage = 0
-        self._latest: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=LOOK_BACK))
+        rounds = 1 if published else LOOK_BACK
+        self._latest: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=rounds))
 
     def add(self, worker: int, stage: int, samples: int, seconds: float) -> None:
         """A worker's round of ``samples`` in a row of the plan was computed in so many seconds."""
         if stage > self._stage:
             self._stage = stage
             self._latest.clear()
-        if worker in self._known and stage == self._stage:
+        if (self._published or worker in self._known) and stage == self._stage:
             self._latest[worker].append(seconds / samples)
         self._known.add(worker)
 

@@ -364,7 +364,7 @@ class SimulatedRounds(Turns):
         plan, rounds = self._plan, self._server.rounds
         latest = max(row for row, _ in self._seconds.values())
         seconds = {worker: one for worker, (row, one) in self._seconds.items() if row == latest}
-        if plan.job.dual.shares != "measured" or len(seconds) < plan.workers:
+        if plan.job.dual.shares == "planned" or len(seconds) < plan.workers:
             return
         made = rounds.follow(seconds)
         if made is not None:

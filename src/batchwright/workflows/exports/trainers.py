@@ -260,7 +260,7 @@ def _optimizer(made: Recipe) -> str:
     rate, job = made.plan.stages[0].learning_rate, made.job
     momentum, decay = f"momentum={job.momentum!r}", f"{job.weight_decay!r}"
     kinds = {
-        "sgd": f"torch.optim.SGD(groups, lr={rate!r}, {momentum}, nesterov={job.momentum > 0})",
+        "sgd": f"torch.optim.SGD(groups, lr={rate!r}, {momentum}, nesterov={job.looks_ahead})",
         "adamw": f"torch.optim.AdamW(groups, lr={rate!r})",
         "muon": f"bw.muon(model, lr={rate!r}, {momentum}, weight_decay={decay})",
     }
@@ -327,7 +327,7 @@ def deepspeed(plan: Plan, target: Target) -> str:
     job, rule, rate = plan.job, plan.learning_rate, plan.stages[0].learning_rate
     _refuse_synchronized(job, "deepspeed")
     kinds = {
-        "sgd": ("SGD", {"momentum": job.momentum, "nesterov": job.momentum > 0}),
+        "sgd": ("SGD", {"momentum": job.momentum, "nesterov": job.looks_ahead}),
         "adamw": ("AdamW", {}),
     }
     if plan.update not in kinds:
@@ -367,7 +367,7 @@ def timm(plan: Plan, target: Target) -> str:
     """Arguments for `train.py --config FILE`, started by torchrun with the plan's workers."""
     made = recipe(plan, "timm")
     job, rule = plan.job, plan.learning_rate
-    kinds = {"sgd": "sgd" if job.momentum else "momentum", "adamw": "adamw"}
+    kinds = {"sgd": "sgd" if job.looks_ahead else "momentum", "adamw": "adamw"}
     if plan.update not in kinds:
         raise PlanError(f"timm gets optimizer=sgd or adamw from us, not {plan.update}")
     if rule.decay != "cosine":

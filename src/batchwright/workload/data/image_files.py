@@ -27,7 +27,17 @@ from batchwright.workload.data.loading import (
     batches_of,
     stay_at_a_stop,
 )
-from batchwright.workload.data.pipeline import FIELD_BITS, Normalization, draw, flip, resize
+from batchwright.workload.data.pipeline import (
+    FIELD_BITS,
+    FLIPPED,
+    UNCROPPED,
+    Normalization,
+    Warps,
+    draw,
+    flip,
+    resize,
+    warp,
+)
 from batchwright.workload.data.store import free_bytes
 
 STORE_SHARE = 0.5
@@ -132,11 +142,14 @@ class FilePipeline:
         dtype: Of the images.
         loaders: Loader processes; 0 decodes in this process.
         ahead: Batches that each of them is asked for ahead.
+        rotation: As for `ImagePipeline`.
+        zoom: As for `ImagePipeline`.
 
     Attributes:
         files: As given.
         loading: What decoding takes.
-        strength: Of the augmentation: how far crops may lie from the middle, relative to the usual.
+        strength: Of the augmentation: how far crops may lie from the middle, and the largest turn
+            and zoom, relative to the usual.
     """
 
     def __init__(
@@ -149,7 +162,10 @@ class FilePipeline:
         dtype: torch.dtype = torch.float32,
         loaders: int = 2,
         ahead: int = 2,
+        rotation: float = 0.0,
+        zoom: float = 0.0,
     ) -> None:
+        self._warps = Warps(seed, rotation, zoom)
         self.files, self.strength = files, 1.0
         self.loading = loading = LoadingMeter(loaders)
         self._device, self._augmentation, self._seed = device, augmentation, seed
@@ -221,7 +237,7 @@ class FilePipeline:
 
     def _chooser(self, epoch: int | None, resolution: int) -> Callable[[Tensor], list[_Key]]:
         """What makes keys of indices."""
-        if epoch is None or self._augmentation == "none":
+        if epoch is None or self._augmentation in UNCROPPED:
             return partial(_whole_keys, resolution=resolution)
         strength = min(1.0, self.strength)
         return partial(
@@ -234,8 +250,11 @@ class FilePipeline:
         """Resized, mirrored and normalized on the device; squares of one size go together."""
         flat, sides, labels = squares
         images = _resized(flat.to(self._device, non_blocking=True), sides, resolution)
-        if epoch is not None and self._augmentation == "crop-flip":
+        if epoch is not None and self._augmentation in FLIPPED:
             flip(images, sent(draw(self._seed, epoch, indices).flip, self._device))
+        if epoch is not None and self._warps:
+            turns = self._warps.draw(epoch, indices, self.strength)
+            images = warp(images, sent(turns, self._device))
         return self._normalization(images), labels.to(self._device, non_blocking=True)
 
 

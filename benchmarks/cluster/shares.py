@@ -1,0 +1,281 @@
+"""Equal shares, shares as published, and ours, under a load that comes and goes.
+
+Two workers, each a process with one thread on a core of its own; `resnet8` and `mobilenet_small` on
+3,840 images of CIFAR-100 at 16 px, local batch 64 each to begin with, float32, SGD at a constant
+rate. A burner process takes its share of one core. The ways:
+
+    equal        each worker the same share throughout
+    ours         `rebalance=smoothed`, as by default: every 25 steps and at the end of an epoch;
+                 under the server `dual.shares=measured`, as by default
+    published    `rebalance=published`: by the times of the last epoch alone, once an epoch; under
+                 the server `dual.shares=published`
+
+each with gradients summed at every step (`sum`) and with models averaged once an epoch by a
+parameter server whose workers wait for each other (`average`; `server.consistency=bsp`). The six
+arms of a start are alive together and take turns, an epoch each, the order reversed from epoch to
+epoch. Eight epochs: the first is not counted; in the second the load comes to the second core after
+half of the time that the first epoch took with equal shares and summed gradients; it stays for
+three; in the sixth it goes after as much time; in the last two it is on the first core. What
+happens in an epoch happens to each arm alike.
+
+The figures, for each network and both kinds of exchange: seconds over those of equal shares in the
+same start, of the fourth and fifth epoch, the third and fourth under the load (`steady`), and of
+all but the first (`changing`); median and quartiles over eight starts (--quick: one).
+`published_over_ours` is the mean over the starts of seconds as published over ours, with its 95 %
+interval: the way whose side of 1 holds all four intervals of a kind of exchange is to be its
+default; else the default stays. All of it was fixed before a run was made. Followed perfectly, half
+speed of one of two would allow 0.67; a burner leaves a worker rather more than half a core.
+
+--full takes some 25 minutes on two quiet cores. --keep DIR keeps each start of a network when it is
+through (a minute and a half), and goes on from what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from batchwright.records import Job, Plan, ServerRule
+from benchmarks.cluster import uneven_arms
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.figures import Figure, ratios
+from benchmarks.harness.images import smaller_cifar100
+from benchmarks.harness.kept_runs import Wanted
+from benchmarks.harness.loads import Burner
+from benchmarks.harness.plans import ENDLESS, Opened, fixed_plan, job_from, opened
+from benchmarks.harness.turns import LIMIT_SECONDS, Arm, started, take_turns
+
+NETWORKS = ("resnet8", "mobilenet_small")
+SIDE, IMAGES, HELD_OUT, BATCHES = 16, 3_840, 500, (64, 64)
+STARTS = 8
+WAYS, MERGES = ("equal", "ours", "published"), ("sum", "average")
+SUMMED: Mapping[str, Mapping[str, Any]] = {
+    "equal": {"method": "plain"},
+    "ours": {"method": "dynamic-batch"},
+    "published": {"method": "dynamic-batch", "rebalance": "published"},
+}
+SHARES = {"equal": "planned", "ours": "measured", "published": "published"}  # dual.shares
+
+AVERAGING = ServerRule(
+    consistency="bsp",
+    staleness=None,
+    merge="journal",
+    update_factor="ratio",
+    exchange_steps=None,
+    momentum="keep",
+    small_workers=0,
+    extra_time=1.0,
+)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an epoch is like for whoever has its turn.
+
+    Attributes:
+        core: That a burner takes its share of; ``None``: there is none.
+        comes: Whether it comes after a while.
+        goes: Whether it goes after a while.
+    """
+
+    core: int | None = None
+    comes: bool = False
+    goes: bool = False
+
+
+LOADS = (
+    *(Load(), Load(1, comes=True), Load(1), Load(1), Load(1), Load(1, goes=True)),
+    *(Load(0), Load(0)),
+)
+COUNTED = {"steady": (3, 4), "changing": tuple(range(1, len(LOADS)))}  # zero-based
+COUNTED_WORDS = {
+    "steady": "third and fourth epoch under a load on one of two cores",
+    "changing": "seven epochs of a load that comes, goes and comes to the other core",
+}
+MERGE_WORDS = {"sum": "gradients summed at each step", "average": "models averaged once an epoch"}
+WAY_WORDS = {"ours": "ours", "published": "as published"}
+
+BENCHMARK = Benchmark(
+    "shares",
+    "Shares that follow speed: as published, and ours",
+    "CIFAR-100 at 16 px, two workers with a core each and a burner process beside one of them, "
+    "eight starts",
+    tuple(
+        figure
+        for network in NETWORKS
+        for merge in MERGES
+        for counted, when in COUNTED_WORDS.items()
+        for figure in (
+            *(
+                Figure(f"{way}_over_equal_{counted}_{merge}_{network}", "ratio", "median",
+                       f"seconds over equal shares', {WAY_WORDS[way]}, `{network}`, "
+                       f"{MERGE_WORDS[merge]}: {when}")
+                for way in WAY_WORDS
+            ),
+            Figure(f"published_over_ours_{counted}_{merge}_{network}", "ratio", "interval",
+                   "seconds as published over ours, the same"),
+        )
+    ),
+    needs_data="always",
+)  # fmt: skip
+
+Seconds = Mapping[str, Sequence[float]]
+"""By arm, of each epoch."""
+
+
+def measure(arguments: Arguments, folder: Path) -> Found:
+    """All starts, the networks in turn, so that what is there covers both."""
+    if not {0, 1} <= os.sched_getaffinity(0):
+        raise SystemExit("benchmarks.cluster.shares needs cores 0 and 1")
+    keep = arguments.keep
+    keep.mkdir(parents=True, exist_ok=True)
+    data = (
+        f"cifar100:{smaller_cifar100(arguments.data, IMAGES, folder / 'images', held_out=HELD_OUT)}"
+    )
+    known = {network: opened(data, network, SIDE) for network in NETWORKS}
+    starts: dict[str, list[Seconds]] = {network: [] for network in NETWORKS}
+    for start in range(STARTS if arguments.full else 1):
+        for network, some in starts.items():
+            plans = plans_of(known[network], start)
+            name = f"{network}-{start}"
+            some.append(_kept(keep / f"{name}.json", plans) or _start(name, plans, keep, folder))
+    return found_of(starts), {"epoch_seconds": starts}
+
+
+def found_of(starts: Mapping[str, Sequence[Seconds]]) -> dict[str, list[float]]:
+    """What the starts of each network say."""
+    found: dict[str, list[float]] = {}
+    for network, some in starts.items():
+        for merge in MERGES:
+            for counted, epochs in COUNTED.items():
+                sums = {
+                    way: [sum(one[f"{way}-{merge}"][epoch] for epoch in epochs) for one in some]
+                    for way in WAYS
+                }
+                end = f"{counted}_{merge}_{network}"
+                for way in WAY_WORDS:
+                    found[f"{way}_over_equal_{end}"] = ratios(sums[way], sums["equal"])
+                found[f"published_over_ours_{end}"] = ratios(sums["published"], sums["ours"])
+    return found
+
+
+# ------------------------------------------------------------------------------------------ plans
+
+
+def plans_of(known: Opened, seed: int) -> dict[str, Plan]:
+    """The plan of each arm."""
+    return {
+        f"{way}-{merge}": summed(known, way, seed) if merge == "sum" else averaged(known, way, seed)
+        for merge in MERGES
+        for way in WAYS
+    }
+
+
+def summed(known: Opened, way: str, seed: int) -> Plan:
+    """Two workers that sum their gradients at every step."""
+    return fixed_plan(_job(known, seed, **SUMMED[way]), known.facts, known.network, batches=BATCHES)
+
+
+def averaged(known: Opened, way: str, seed: int) -> Plan:
+    """Two workers that train an epoch's worth between them, and then wait for each other."""
+    job = _job(
+        known,
+        seed,
+        method="dual-batch",
+        dual={"small_workers": 0, "shares": SHARES[way]},
+        server={"consistency": "bsp"},
+    )
+    row = {"samples_per_round": (IMAGES // 2,) * 2, "update_factors": (1.0, 1.0)}
+    more = {"merge": "parameter server", "server": AVERAGING}
+    return fixed_plan(job, known.facts, known.network, row, batches=BATCHES, **more)
+
+
+def _job(known: Opened, seed: int, **keys: Any) -> Job:
+    # Workers sleep while the other arms have their turn, hence the timeout.
+    return job_from(
+        f"network={known.network.name} workers={len(BATCHES)} device=cpu precision=float32 "
+        f"learning_rate=0.1 base_batch={sum(BATCHES)} scaling=none warmup_epochs=0 decay=none "
+        f"augment=crop-flip global_batch={sum(BATCHES)} resolutions={SIDE} epochs={ENDLESS} "
+        f"evaluate_epochs={ENDLESS} checkpoint_seconds={ENDLESS} timeout={LIMIT_SECONDS} "
+        f"seed={seed}",
+        data=known.data,
+        **keys,
+    )
+
+
+# ----------------------------------------------------------------------------------------- starts
+
+
+def _start(name: str, plans: Mapping[str, Plan], keep: Path, folder: Path) -> Seconds:
+    """All arms of a network from new processes on, through all epochs; kept when it is through."""
+    say(f"{name}: starting")
+    runs = folder / name
+    runs.mkdir()
+    starters = {
+        arm: partial(Arm, uneven_arms.epochs, plan, runs / arm, cores=(0, 1))
+        for arm, plan in plans.items()
+    }
+    seconds: dict[str, list[float]] = {arm: [] for arm in plans}
+    with started(starters) as arms:
+        wait = 0.0
+        for number, load in enumerate(LOADS):
+            turns = {arm: partial(_turn, one, load, wait) for arm, one in arms.items()}
+            # One round at a time, so that the order is turned round here.
+            names = list(turns) if number % 2 == 0 else list(reversed(turns))
+            told = take_turns({arm: turns[arm] for arm in names}, 1, form="{:.2f} s".format)
+            for arm, (one,) in told.items():
+                seconds[arm].append(one)
+            wait = wait or seconds["equal-sum"][0] / 2
+    values = {"plans": _digests(plans), "seconds": seconds}
+    aside = keep / f".{name}.writing"
+    aside.write_text(json.dumps(values) + "\n", encoding="utf-8")
+    aside.replace(keep / f"{name}.json")
+    return seconds
+
+
+def _turn(arm: Arm, load: Load, wait: float) -> float:
+    """Seconds of an arm's epoch under a load, which may come or go after ``wait`` seconds."""
+    with _burning(load) as burner:
+        arm.begin(lead_in=0, steps=1)
+        if load.comes or load.goes:
+            time.sleep(wait)
+            if load.comes:
+                burner.start()
+            else:
+                burner.stop()
+        return arm.end().seconds
+
+
+@contextmanager
+def _burning(load: Load) -> Iterator[Burner]:
+    burner = Burner(load.core or 0)
+    try:
+        if load.core is not None and not load.comes:
+            burner.start()
+        yield burner
+    finally:
+        burner.stop()
+
+
+def _kept(file: Path, plans: Mapping[str, Plan]) -> Seconds | None:
+    """A start that these very plans made, if it is there."""
+    if not file.exists():
+        return None
+    values = json.loads(file.read_text(encoding="utf-8"))
+    seconds: Seconds = values["seconds"]
+    return seconds if values["plans"] == _digests(plans) else None
+
+
+def _digests(plans: Mapping[str, Plan]) -> dict[str, str]:
+    return {arm: Wanted(arm, plan.job.seed, plan).digest for arm, plan in plans.items()}
+
+
+if __name__ == "__main__":
+    BENCHMARK.run(measure, __doc__)
