@@ -116,11 +116,10 @@ def test_the_page_of_job_keys_is_in_step_with_the_record():
         assert set(table) <= set(job_keys(Job))
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/measured.md", "docs/papers.md"])
-def test_tables_of_figures_are_in_step_with_the_newest_results(name):
+def test_tables_of_figures_are_in_step_with_the_newest_results():
     table = load(ROOT / "benchmarks" / "harness" / "tables.py")
-    text = table.filled(read(name), table.DOCUMENTS[name]())
-    assert text == read(name), "run python -m benchmarks.harness.tables"
+    for name, make in table.DOCUMENTS.items():
+        assert table.filled(read(name), make()) == read(name), "python -m benchmarks.harness.tables"
 
 
 def test_every_figure_of_the_newest_reports_is_in_the_tables():
@@ -266,7 +265,11 @@ def test_every_dependency_has_its_reason():
 
 def test_the_constraints_name_one_allowed_version_of_each_dependency():
     wanted = [Requirement(one) for one in PROJECT["dependencies"]]
-    for extra in ("serve", "ray", "lightning", "transformers", "tracking", "delivery", "data"):
+    for extra in (
+        *("serve", "ray", "lightning", "transformers", "tracking", "delivery"),
+        "data",
+        "docs",
+    ):
         wanted += [Requirement(one) for one in PROJECT["optional-dependencies"][extra]]
     lines = [line.partition("#")[0].strip() for line in read("constraints.txt").splitlines()]
     versions = dict(line.split("==") for line in lines if line)
@@ -398,6 +401,16 @@ def write_flowers(folder: Path) -> None:
         Image.fromarray(pixels).save(place / f"{index}.jpg")
 
 
+def lines_of_new_pages() -> list[str]:
+    """Commands of tutorials and of the methods' cards, each once; what README has runs there.
+
+    Those of the example of a loop of one's own run in tests/test_examples.py.
+    """
+    pages = [*sorted((DOCS / "tutorials").glob("*.md")), *sorted((DOCS / "methods").glob("*.md"))]
+    lines = [line for page in pages for line in shell_lines(page.read_text(encoding="utf-8"))]
+    return [line for line in dict.fromkeys(lines) if "classify" not in line]
+
+
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
     """A folder in which all commands of the README were run, in order; and what each printed."""
@@ -407,6 +420,7 @@ def followed(tmp_path_factory):
     lines = shell_lines(README)
     first = lines[0].rpartition("&& .venv/bin/")[2]  # the installation before it is .ci/run's part
     commands = [first, *(line for line in lines[1:] if line.startswith("batchwright"))]
+    commands += [line for line in lines_of_new_pages() if line not in commands]
     return folder, {command: run(briefly(command), folder) for command in commands}
 
 
@@ -432,13 +446,15 @@ def briefly(command: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_readmes_commands_run_in_order(followed):
+def test_the_commands_of_readme_tutorials_and_cards_run_in_order(followed):
     folder, printed = followed
     assert len(printed) > 10
     assert next(iter(printed)) == "batchwright run"
     for name in ("digits", "cifar", "flowers", "b64", "piped", "uneven", "dual", "hybrid"):
         assert (folder / "runs" / name / "summary.json").exists()
     for name in ("schedule.png", "runs/sweep/sweep.html", "runs/compared/comparison.html"):
+        assert (folder / name).exists()
+    for name in ("simulated.png", "train.sbatch", "cyclic.png"):  # of tutorials and cards
         assert (folder / name).exists()
     accuracy = json.loads((folder / "runs/digits/summary.json").read_text())["epochs"][-1]
     assert accuracy["val_correct"] >= 0.97 * accuracy["val_count"]  # 98.9 % with this batch

@@ -3,8 +3,8 @@
 Reads the newest report of each benchmark in ``benchmarks/results`` and replaces what stands between
 the two comments ``<!-- figures ... -->`` and ``<!-- /figures -->``: in the README a few of them in
 one table, in ``docs/measured.md`` all, in ``docs/papers.md`` what the papers behind the methods
-claim beside what was measured of it. With ``--check`` nothing is written; the exit code is 1 if a
-document is out of step.
+claim beside what was measured of it, in ``docs/methods/`` what was measured of each method. With
+``--check`` nothing is written; the exit code is 1 if a document is out of step.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -129,22 +130,29 @@ def section(benchmark: Benchmark, report: Mapping[str, Any]) -> str:
     found = measured(benchmark, report)
     worded = [_row(figure, words, one) for figure, words, one in found if words]
     others = [_row(figure, f"`{figure['name']}`", one) for figure, words, one in found if not words]
-    module = module_of(benchmark.name)
-    command = re.sub(r"(?<=-m )\S+", module, report["command"])  # the module may have moved since
     return "\n".join(
         [
             *(f"## {benchmark.title}", "", f"{benchmark.remark}.", "", *HEAD, *worded, ""),
             *folded(others),
-            "{processor}, {cores} cores, torch {torch}, Python {python}; {date}, commit {commit}. "
-            "`{command}` repeats it; the head of `{path}.py` says what is compared.".format(
-                **report["environment"],
-                date=report["date"],
-                command=command,
-                path=module.replace(".", "/"),
-            ),
+            _where(benchmark, report),
             *([f"Note: {report['note']}"] if report.get("note") else []),
             "",
         ]
+    )
+
+
+def _where(benchmark: Benchmark, report: Mapping[str, Any]) -> str:
+    """Where a report was measured, and what repeats it."""
+    module = module_of(benchmark.name)
+    command = re.sub(r"(?<=-m )\S+", module, report["command"])  # the module may have moved since
+    return (
+        "{processor}, {cores} cores, torch {torch}, Python {python}; {date}, commit {commit}. "
+        "`{command}` repeats it; the head of `{path}.py` says what is compared.".format(
+            **report["environment"],
+            date=report["date"],
+            command=command,
+            path=module.replace(".", "/"),
+        )
     )
 
 
@@ -312,6 +320,59 @@ def _seeds(figure: Mapping[str, Any]) -> str:
     return f"{figure['repeats']}" if accuracy else f"1, {figure['repeats']} measurements"
 
 
+# ------------------------------------------------------------------------------------------ cards
+
+CARDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "plain": {"time_to_accuracy": {}, "main_job": {}},
+    "dynamic-batch": {"uneven": {}},
+    "dual-batch": {"dual_accuracy": {}, "dual_uneven": {}, "dual_batch": {}},
+    "cyclic": {"cyclic": {}, "data_path": {}},
+    "hybrid": {"hybrid": {}},
+    "muon": {
+        "large_batch": {
+            "muon_over_plain_points": "Muon: accuracy less SGD, both with the large batch",
+            "picked_gap_closed": "gap of SGD with the large batch to SGD with small ones that the "
+            "plan's choice (Muon) closes",
+            "picked_rate_spread_points": "what a factor of 3 in its base rate changes",
+            "picked_under_best_small_points": "small batches with the better optimizer: accuracy "
+            "less the plan's choice",
+        }
+    },
+    "gradient-scaling": {
+        "large_batch": {
+            "ags_over_plain_points": "accuracy with gradient scaling less SGD without it, both "
+            "with the large batch",
+            "ags_least_over_plain_points": "the same on the task where it gains least",
+            "ags_over_its_rate_points": "accuracy with gradient scaling less the same rate without",
+            "ags_over_best_untuned_points": "accuracy with gradient scaling less the best other "
+            "way without tuning",
+            "gap_closed": "gap to small batches that it closes",
+        },
+        "gradient_overhead": {},
+    },
+    "warm-up": {"warmup": {}, "warmup_long": {}},
+}
+"""By card in docs/methods, the benchmarks behind it, and of each the figures with their words;
+without any, all that have words of their own."""
+
+
+def card(name: str, folder: Path = RESULTS) -> str:
+    """Markdown: what was measured of a method."""
+    parts = []
+    for benchmark, chosen in CARDS[name].items():
+        report, _ = newest(benchmark, folder) or (None, None)
+        made = declared(benchmark)
+        if report is None:
+            parts.append(f"### {made.title}\n\n{NOTHING}\n")
+            continue
+        found = {one["name"]: (one, words, about) for one, words, about in measured(made, report)}
+        words = chosen or {key: told for key, (_, told, _) in found.items() if told}
+        rows = [_row(found[key][0], words[key], found[key][2]) for key in words if key in found]
+        head = (f"### {made.title}", "", f"{made.remark}.", "", *HEAD)
+        parts.append("\n".join([*head, *rows, "", _where(made, report), ""]))
+    return "\n".join(parts)
+
+
 UNITS: Mapping[str, Callable[[float], str]] = {
     "ratio": lambda value: f"{value:.2f}",
     "share": lambda value: f"{value:.1%}",
@@ -346,6 +407,7 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "README.md": headlines,
     "docs/measured.md": tables,
     "docs/papers.md": papers,
+    **{f"docs/methods/{name}.md": partial(card, name) for name in CARDS},
 }
 
 if __name__ == "__main__":

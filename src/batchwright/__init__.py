@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from batchwright.workload.model_files import load_model
     from batchwright.workload.muon import muon
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "BatchwrightError": "errors",

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from batchwright.cli.completion import job_words
 from batchwright.cli.output import job_and_file
 from batchwright.errors import ArgumentError, BatchwrightError
 
@@ -28,7 +29,9 @@ def submit(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="JOB.yaml|KEY=VALUE", help="A job file, and job keys that change it."
+            metavar="JOB.yaml|KEY=VALUE",
+            help="A job file, and job keys that change it.",
+            autocompletion=job_words,
         ),
     ] = None,
     name: Annotated[

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from batchwright.cli import client_commands, service_commands
+from batchwright.cli import client_commands, completion, service_commands
 from batchwright.cli.output import (
     compare,
     files_and_keys,
@@ -53,7 +53,7 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in self.commands:
+        if args[0] not in self.commands and not ctx.resilient_parsing:  # as a shell completes
             near = difflib.get_close_matches(args[0], self.commands, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(self.commands)}"
             raise ArgumentError(f"there is no command {args[0]!r}: {hint}")
@@ -94,17 +94,23 @@ app = typer.Typer(
     help="Decides how an image-training job should use its workers, runs it, and checks itself.",
     epilog="Job keys, such as epochs=3 or data=cifar100:PATH, are explained in docs/job.md.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 JobWords = Annotated[
     list[str] | None,
-    typer.Argument(metavar="JOB.yaml|KEY=VALUE", help="A job file, and job keys that change it."),
+    typer.Argument(
+        metavar="JOB.yaml|KEY=VALUE",
+        help="A job file, and job keys that change it.",
+        autocompletion=completion.job_words,
+    ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Job keys to change.")
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="Job keys to change.", autocompletion=completion.job_words
+    ),
 ]
 ReportTo = Annotated[
     str | None,
@@ -124,6 +130,7 @@ Trackers = Annotated[
         metavar="NAME[:PLACE]",
         help="Shows the run besides: tensorboard:DIR, mlflow:ADDRESS, wandb:PROJECT, "
         "trackio:PROJECT; may be repeated. Else what BATCHWRIGHT_TRACKERS says.",
+        autocompletion=completion.trackers,
     ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -204,6 +211,7 @@ def plan(
         typer.Argument(
             metavar="PROFILE.json... [KEY=VALUE]...",
             help="From probe, one or more; - is stdin. Then job keys to change.",
+            autocompletion=completion.files_first,
         ),
     ],
     run: Annotated[
@@ -287,6 +295,7 @@ def schedule(
         typer.Argument(
             metavar="PLAN.json|RUN|PROFILE.json|JOB.yaml [KEY=VALUE]...",
             help="A plan, a run folder, a profile, a job with its global batch, or - for stdin.",
+            autocompletion=completion.files_first,
         ),
     ],
     figure: Annotated[
@@ -444,7 +453,13 @@ def report(
 @app.command()
 def export(
     to: Annotated[
-        str, typer.Option("--as", metavar="NAME", help="Program that takes it; `list` names all.")
+        str,
+        typer.Option(
+            "--as",
+            metavar="NAME",
+            help="Program that takes it; `list` names all.",
+            autocompletion=completion.exports,
+        ),
     ],
     plan: Annotated[
         str | None, typer.Argument(metavar="PLAN.json|RUN", help="From plan; - is stdin.")
