@@ -361,7 +361,7 @@ UNDISTURBED = KilledRun(10.0, (), 0, 0)
 def test_shares_are_compared_within_a_start_over_the_epochs_that_count() -> None:
     epochs = {"equal": 2.0, "ours": 1.5, "published": 1.6}
     start = {
-        f"{way}-{merge}": [9.0, 4.0, 4.0, one, one, 4.0, 4.0, 4.0]
+        f"{way}-{merge}": [9.0, 4.0, 4.0, one, 4.0, 4.0, 4.0]
         for way, one in epochs.items()
         for merge in shares.MERGES
     }
@@ -369,7 +369,7 @@ def test_shares_are_compared_within_a_start_over_the_epochs_that_count() -> None
     assert found.keys() == {one.name for one in shares.BENCHMARK.figures}
     assert found["ours_over_equal_steady_sum_resnet8"] == pytest.approx([0.75, 0.75])
     assert found["published_over_ours_steady_average_resnet8"] == pytest.approx([1.6 / 1.5] * 2)
-    assert found["published_over_equal_changing_sum_resnet8"] == pytest.approx([23.2 / 24] * 2)
+    assert found["published_over_equal_changing_sum_resnet8"] == pytest.approx([21.6 / 22] * 2)
 
 
 def test_a_start_that_is_kept_is_taken_from_there_only_for_the_very_same_plans(tmp_path) -> None:
