@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import socket
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 from torch import multiprocessing
 
-SECONDS = 90  # until processes that hang are ended
+SECONDS = 300  # until processes that hang are ended; a busy machine may take long
 
 
 class Crew:
@@ -74,10 +76,16 @@ class Crew:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at present."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody has at present.
+
+    It is below those that Linux gives to whoever asks for any, so that it stays free until used.
+    """
+    chance = random.SystemRandom()  # a seed would give several processes the same
+    while True:
+        port = chance.randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("localhost", port))
+            return port
 
 
 def _serve(rank: int, pipe: Connection) -> None:

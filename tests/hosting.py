@@ -92,7 +92,7 @@ def hosted(plan: Plan, folder: Path | None = None) -> Iterator[str]:
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     yield "{}:{}".format(*listener.getsockname())
-    thread.join(30)
+    thread.join(300)
     assert not thread.is_alive(), "the server has not ended"
     if problems:
         raise problems[0]

@@ -1,9 +1,14 @@
-"""A worker's clock that goes by what a test says, so that speeds are not the machine's."""
+"""Clocks that go by what a test says, so that speeds are not the machine's."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest import mock
 
+from batchwright.training.batches import following
 from batchwright.training.step.clock import StepClock
 
 
@@ -33,3 +38,16 @@ class PacedClock(StepClock):
         if part != "communication":
             self._busy += seconds
         return seconds
+
+
+@contextmanager
+def paced_passes() -> Iterator[Callable[[float], None]]:
+    """Passes of somebody else's loop take as long as what is yielded is told, and no longer."""
+    now = 0.0
+
+    def take(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    with mock.patch.object(following, "time", SimpleNamespace(perf_counter=lambda: now)):
+        yield take

@@ -8,13 +8,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+from forked import Forked
+from gloo import free_port
 
 INSTALL = "apt-get install slurmctld slurmd slurm-client"
 LAST_SECONDS = 500  # on a busy machine
@@ -57,6 +59,7 @@ class Slurm:
     """
 
     def __init__(self, configuration: Path) -> None:
+        self._prints = configuration.parent
         names = {"SLURM_CONF": str(configuration), "MASTER_ADDR": "127.0.0.1"}  # nodes have none
         self.environment = {**os.environ, **names}
 
@@ -72,16 +75,9 @@ class Slurm:
             words, env=self.environment, capture_output=True, text=True, timeout=100, check=False
         )
 
-    def batchwright(self, *words: object, folder: Path) -> subprocess.Popen[str]:
+    def batchwright(self, *words: object, folder: Path) -> Forked:
         """Our command, on the cluster's login node."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "batchwright", *map(str, words)],
-            env=self.environment,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return Forked([*map(str, words)], cwd=folder, env=self.environment, prints=self._prints)
 
     def start_again_at_once(self, number: str) -> None:
         """Spare a job that was queued again its two minutes."""
@@ -106,7 +102,9 @@ def cluster(folder: Path) -> Iterator[Slurm]:
     (folder / "controller").mkdir()
     configuration = folder / "slurm.conf"
     values = {"host": socket.gethostname(), "user": getpass.getuser(), "folder": folder}
-    configuration.write_text(_CONF.format(**values, ports=_free_ports(3)), encoding="utf-8")
+    configuration.write_text(
+        _CONF.format(**values, ports=[free_port() for _ in range(3)]), encoding="utf-8"
+    )
     slurm = Slurm(configuration)
     commands = (["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"])
     with (folder / "daemons.log").open("wb") as log:
@@ -129,14 +127,6 @@ def cluster(folder: Path) -> Iterator[Slurm]:
             daemon.kill()
             daemon.wait()
         _kill_what_is_left(configuration)
-
-
-def _free_ports(count: int) -> list[int]:
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return ports
 
 
 def _kill_what_is_left(configuration: Path) -> None:

@@ -97,7 +97,7 @@ def slow_disk(monkeypatch):
     synced = os.fsync
 
     def sync(descriptor):
-        assert released.wait(30)
+        assert released.wait(300)
         synced(descriptor)
 
     monkeypatch.setattr(os, "fsync", sync)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -13,9 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import batchwright as bw
 from batchwright.errors import PlanError
+from paced import paced_passes
 from tight import Tight
 
-accelerate = pytest.importorskip("accelerate", reason="pip install 'batchwright[accelerate]'")
+pytestmark = pytest.mark.skipif(
+    find_spec("accelerate") is None, reason="pip install 'batchwright[accelerate]'"
+)
 
 SAMPLES, BATCH = 61, 8
 
@@ -37,6 +40,8 @@ def network():
 
 
 def opened(passes=1):
+    import accelerate  # here, as it takes long
+
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=passes)
@@ -46,6 +51,8 @@ def opened(passes=1):
 
 
 def closed():
+    import accelerate  # here, as it takes long
+
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -62,7 +69,7 @@ def loss_of(model, batch, room=None, back=None):
 
 
 def trained(
-    rank, shares, *, batch=BATCH, passes=1, room=None, back=None, slow=0.0, epochs=2, keep=None
+    rank, shares, *, batch=BATCH, passes=1, room=None, back=None, take=None, epochs=2, keep=None
 ):
     """Samples seen, gradients of each step, weights and shares in the end."""
     accelerator, plain, model, optimizer = opened(passes)
@@ -75,7 +82,8 @@ def trained(
             for one in feed:
                 seen.append(one[2].tolist())
                 with accelerator.accumulate(model):
-                    time.sleep(slow * len(one[0]))
+                    if take is not None:
+                        take(len(one[0]))
                     compute = partial(loss_of, model, room=room, back=back)
                     feed.backward(compute if room or back else compute(one))
                     if accelerator.sync_gradients:
@@ -127,6 +135,8 @@ def normalized(rank, room):
 
     Memory runs out for worker 0 before the network, then within it, then in its backward pass.
     """
+    import accelerate  # here, as it takes long
+
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
     accelerator = accelerate.Accelerator(cpu=True)
@@ -162,7 +172,9 @@ def test_workers_stay_together_where_memory_runs_out_and_buffers_are_exchanged(c
 
 
 def slowed(rank):
-    return trained(rank, None, slow=0.008 if rank == 0 else 0.002, epochs=4)[3]
+    with paced_passes() as take:
+        slow = 0.008 if rank == 0 else 0.002
+        return trained(rank, None, take=lambda samples: take(slow * samples), epochs=4)[3]
 
 
 @pytest.mark.slow

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import atexit
+from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
@@ -18,9 +18,11 @@ from torch.utils.data import (
 
 import batchwright as bw
 from batchwright.errors import DataError, PlanError
-from tight import Tight
+from paced import paced_passes
 
-L = pytest.importorskip("lightning", reason="pip install 'batchwright[lightning]'")
+pytestmark = pytest.mark.skipif(
+    find_spec("lightning") is None, reason="pip install 'batchwright[lightning]'"
+)
 
 SAMPLES, BATCH = 61, 8
 
@@ -32,65 +34,13 @@ def data(samples=SAMPLES):
     return TensorDataset(inputs, torch.randint(3, (samples,), generator=random), numbers)
 
 
-class Module(L.LightningModule):
-    """A small network that notes which samples it sees, and may be slow or run out of memory."""
-
-    def __init__(self, *, slow=0.0, room=None, manual=False, back=None):
-        super().__init__()
-        torch.manual_seed(3)
-        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-        self.back = back
-        self.slow, self.room, self.seen, self.gradients = slow, room, [], []
-        self.automatic_optimization = not manual
-
-    def training_step(self, batch, batch_idx):
-        inputs, labels, numbers = batch
-        if self.room is not None and len(inputs) > self.room:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: too many samples")
-        time.sleep(self.slow * len(inputs))
-        self.seen.append(numbers.tolist())
-        hidden = self.body[:2](inputs)
-        if self.back is not None:
-            hidden = Tight.apply(hidden, self.back)
-        loss = functional.cross_entropy(self.body[2](hidden), labels)
-        self.log("loss", loss)
-        if self.automatic_optimization:
-            return loss
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-        return None
-
-    def on_before_optimizer_step(self, optimizer):
-        self.gradients.append([p.grad.clone() for p in self.parameters()])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
-
-
-def trainer(workers, *callbacks, **how):
-    return L.Trainer(
-        accelerator="cpu",
-        devices=workers,
-        strategy="ddp" if workers > 1 else "auto",
-        callbacks=list(callbacks),
-        **{
-            "max_epochs": 2,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            **how,
-        },
-    )
-
-
 def loader(batch=BATCH, **how):
     return DataLoader(data(), batch, **{"shuffle": True, **how})
 
 
 def fitted(rank, workers, shares, *, passes=1, batch=BATCH, module=None, more=(), **how):
+    from lightning_parts import Module, trainer
+
     module = Module(**(module or {}))
     callback = bw.ForLightning(shares=shares)
     try:
@@ -162,14 +112,40 @@ def test_shares_follow_a_slow_worker(crew):
 
 
 def slowed(rank):
-    how = {"module": {"slow": 0.008 if rank == 0 else 0.002}, "max_epochs": 3, "batch": BATCH}
-    return fitted(rank, 2, None, **how)[3]
+    with paced_passes() as take:
+        slow = {"take": lambda samples: take((0.008 if rank == 0 else 0.002) * samples)}
+        return fitted(rank, 2, None, module=slow, max_epochs=3)[3]
+
+
+def ended(rank):
+    from lightning_parts import Module, trainer
+
+    with mock.patch.object(atexit, "register") as registered:
+        trainer(2, bw.ForLightning(), max_epochs=1).fit(Module(), loader())
+    try:
+        assert torch.distributed.is_initialized()
+        for (at_exit, *_), _ in registered.call_args_list:
+            at_exit()
+        return torch.distributed.is_initialized()
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_the_process_group_is_left_before_python_ends(crew):
+    """Else gloo's threads may abort a process that has done all."""
+    assert crew.together(ended, workers=2) == [False, False]
 
 
 def stopped_and_resumed(rank, folder, workers_then):
     """An epoch left in its middle with two workers; what is seen, and the checkpoint."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from lightning_parts import Module, trainer
+
     module, callback = Module(), bw.ForLightning(shares=(3, 1))
-    save = L.pytorch.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1)
+    save = ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1)
     try:
         made = trainer(2, callback, save, max_steps=6, enable_checkpointing=True)
         made.fit(module, loader())
@@ -192,6 +168,8 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_exactly(crew, tmp_path, 
 
 
 def resumed(rank, kept, workers):
+    from lightning_parts import Module, trainer
+
     module = Module()
     try:
         made = trainer(workers, bw.ForLightning())
@@ -203,6 +181,8 @@ def resumed(rank, kept, workers):
 
 
 def planned(rank, workers):
+    from lightning_parts import Module, trainer
+
     module = Module()
     callback = bw.ForLightning("auto", probe={"budget": 1}, micro_batch=16)
     try:
@@ -227,6 +207,8 @@ def test_an_automatic_batch_is_planned_by_all_workers_together(crew):
 
 @pytest.mark.slow
 def test_a_module_is_probed_without_a_trainer_and_left_as_it_was():
+    from lightning_parts import Module
+
     module = Module()
     weights = [p.detach().clone() for p in module.parameters()]
     profile = bw.ForLightning.probe(module, loader(), probe={"budget": 1})
@@ -260,12 +242,16 @@ class Stream(IterableDataset):
     ids=["iterable", "several", "sampler", "limit", "one batch", "overfit", "reload"],
 )
 def test_what_would_break_exactly_once_is_refused_in_a_line(given, how, error, words):
+    from lightning_parts import Module, trainer
+
     with pytest.raises(error, match=words) as told:
         trainer(1, bw.ForLightning(), **how).fit(Module(), given)
     assert "\n" not in str(told.value)
 
 
 def test_a_loader_that_drops_its_last_batch_is_taken_over_and_the_trainer_left_as_it_was(capsys):
+    from lightning_parts import Module, trainer
+
     module, callback = Module(), bw.ForLightning()
     made = trainer(1, callback, max_epochs=1)
     made.fit(module, loader(drop_last=True, shuffle=False))
@@ -276,6 +262,8 @@ def test_a_loader_that_drops_its_last_batch_is_taken_over_and_the_trainer_left_a
 
 
 def test_a_development_run_says_that_it_does_not_train_on_all_samples(capsys):
+    from lightning_parts import Module, trainer
+
     module = Module()
     trainer(1, bw.ForLightning(), fast_dev_run=2).fit(module, loader())
     assert len(module.seen) == 2
@@ -283,7 +271,7 @@ def test_a_development_run_says_that_it_does_not_train_on_all_samples(capsys):
 
 
 def test_arguments_of_a_step_may_have_any_name():
-    lightning = pytest.importorskip("lightning")
+    import lightning
 
     class Named(lightning.LightningModule):
         def __init__(self):

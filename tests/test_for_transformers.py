@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+from functools import cache
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,10 +13,13 @@ from torch.utils.data import Dataset, IterableDataset
 
 import batchwright as bw
 from batchwright.errors import DataError, PlanError
+from paced import paced_passes
 from tight import Tight
 
-transformers = pytest.importorskip("transformers", reason="pip install 'batchwright[transformers]'")
-accelerate = pytest.importorskip("accelerate", reason="pip install 'batchwright[transformers]'")
+pytestmark = pytest.mark.skipif(
+    not (find_spec("transformers") and find_spec("accelerate")),
+    reason="pip install 'batchwright[transformers]'",
+)
 
 SAMPLES, BATCH = 61, 8
 
@@ -78,6 +82,8 @@ def tight_images():
 
 
 def texts():
+    import transformers  # here and below, as it takes long
+
     config = transformers.GPT2Config(
         vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, use_cache=False,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
@@ -86,31 +92,12 @@ def texts():
     return transformers.GPT2LMHeadModel(config), Texts()
 
 
-class Noting(transformers.Trainer):
-    """Notes which samples it sees and each step's gradient; may be slow or run out of memory."""
-
-    slow, room = 0.0, None
-
-    def compute_loss(self, model, inputs, *more, **named):
-        first = next(iter(inputs.values()))
-        if self.room is not None and len(first) > self.room:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: too many samples")
-        time.sleep(self.slow * len(first))
-        if model.training and "pixel_values" in inputs:
-            numbers = (100 * inputs["pixel_values"][:, 0, 0, 0]).round().int()
-            self.seen.append(numbers.tolist())
-        return super().compute_loss(model, inputs, *more, **named)
-
-
-class Gradients(transformers.TrainerCallback):
-    def __init__(self):
-        self.found = []
-
-    def on_pre_optimizer_step(self, args, state, control, model, **_):
-        self.found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-
-
 def trainer_of(folder, make=images, batch=BATCH, passes=1, data=None, **how):
+    import accelerate
+    import transformers
+
+    from transformers_parts import Noting
+
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
     model, found = make()
@@ -138,16 +125,20 @@ def trainer_of(folder, make=images, batch=BATCH, passes=1, data=None, **how):
 
 
 def closed():
+    import accelerate
+
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def trained(rank, folder, shares, *, make=images, slow=0.0, room=None, resume=None, **how):
+def trained(rank, folder, shares, *, make=images, take=None, room=None, resume=None, **how):
     """Samples seen, gradients of each step, weights and shares in the end."""
+    from transformers_parts import Gradients
+
     try:
         trainer = trainer_of(folder, make, **how)
-        trainer.slow, trainer.room = slow, room
+        trainer.take, trainer.room = take, room
         follow = bw.ForTransformers(trainer, shares=shares)
         gradients = Gradients()
         trainer.add_callback(gradients)
@@ -160,6 +151,17 @@ def trained(rank, folder, shares, *, make=images, slow=0.0, room=None, resume=No
 
 def trained_with(rank, folder, shares, how):
     return trained(rank, folder, shares, **how)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one process comes to, by what it trains."""
+
+    @cache
+    def made(make):
+        return trained(0, tmp_path_factory.mktemp("alone"), "equal", batch=2 * BATCH, make=make)
+
+    return made
 
 
 def alike(one, other):
@@ -180,18 +182,17 @@ def alike(one, other):
     ],
     ids=["images", "accumulating", "out of memory", "in backward", "tokens", "tokens in parts"],
 )
-def test_gradients_are_those_of_one_process(crew, tmp_path, how):
-    make = texts if how.get("make") is texts else images
-    alone = trained(0, tmp_path, "equal", batch=2 * BATCH, make=make)
+def test_gradients_are_those_of_one_process(crew, alone, tmp_path, how):
+    whole = alone(texts if how.get("make") is texts else images)
     both = crew.together(trained_with, tmp_path, (3, 1), how, workers=2)
     if "make" not in how:
         seen = [i for one in both for batch in one[0] for i in batch]
         assert sorted(seen) == sorted(2 * list(range(SAMPLES)))
     for one in both:
-        assert len(one[1]) == len(alone[1])
-        for mine, whole in zip(one[1], alone[1], strict=True):
-            alike(mine, whole)
-        alike(one[2], alone[2])
+        assert len(one[1]) == len(whole[1])
+        for mine, theirs in zip(one[1], whole[1], strict=True):
+            alike(mine, theirs)
+        alike(one[2], whole[2])
 
 
 @pytest.mark.slow
@@ -202,14 +203,15 @@ def test_shares_follow_a_slow_worker(crew, tmp_path):
 
 
 def slowed(rank, folder):
-    how = {"slow": 0.012 if rank == 0 else 0.003, "num_train_epochs": 4}
-    return trained(rank, folder, None, **how)[3]
+    with paced_passes() as take:
+        slow = 0.012 if rank == 0 else 0.003
+        how = {"take": lambda samples: take(slow * samples), "num_train_epochs": 4}
+        return trained(rank, folder, None, **how)[3]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_exactly(crew, tmp_path, workers):
-    alone = trained(0, tmp_path / "alone", "equal", batch=2 * BATCH)
+def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_exactly(crew, alone, tmp_path, workers):
     how = {"save_strategy": "steps", "save_steps": 6, "max_steps": 6}
     before = crew.together(trained_with, tmp_path, (3, 1), how, workers=2)
     how = {"resume": str(tmp_path / "checkpoint-6"), "batch": 2 * BATCH // workers}
@@ -218,7 +220,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_exactly(crew, tmp_path, 
     seen += [i for one in after for batch in one[0] for i in batch]
     assert sorted(seen) == list(range(SAMPLES))
     for one in after:
-        alike(one[2], alone[2])
+        alike(one[2], alone(images)[2])
 
 
 def planned(rank, folder):

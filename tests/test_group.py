@@ -186,7 +186,7 @@ def agent_store(monkeypatch):
     return store
 
 
-def start(ranks, size, timeout=60.0):
+def start(ranks, size, timeout=300.0):
     """What each of ``ranks`` finds: the token of worker 0 once they have met, or an error."""
     found = {}
 

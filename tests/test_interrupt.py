@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
-SECONDS = 60  # until a command that hangs is ended
+pytestmark = pytest.mark.slow
+SECONDS = 300  # until a command that hangs is ended
 PAUSE = """
 import os, time
 os.write(1, b"now\\n")

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from batchwright.records.documents import read_record
 from batchwright.records.lines.line_files import lines_of
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
+from forked import command, forking
 from services import HandClock, Service
 
 TESTS = Path(__file__).parent
@@ -34,29 +34,24 @@ def unpack(name, folder):
         kept.extractall(folder, filter="data")
 
 
-def command(*words, folder):
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-m", "batchwright", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def forks():
+    with forking():
+        yield
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS[:4])
-def test_a_kept_run_goes_on_from_its_checkpoint(name, tmp_path):
+def test_a_kept_run_goes_on_from_its_checkpoint(name, tmp_path, tmp_path_factory, forks):
     unpack(name, tmp_path)
     run = tmp_path / name
+    prints = tmp_path_factory.mktemp("prints")
+    batchwright = partial(command, cwd=tmp_path, env=os.environ, prints=prints)
     before = (run / "metrics.jsonl").read_bytes()
     kept = list(lines_of(run))
     assert [line.record.epoch for line in kept if line.kind == "epoch"] == list(range(STOPPED))
     words = ("run", "--resume", "--out", name, "network=kept_network:network")
-    done = command(*words, folder=tmp_path)
+    done = batchwright(*words)
     assert done.returncode == 0, done.stderr
     summary = read_record(run / "summary.json", RunSummary)
     assert [one.epoch for one in summary.epochs] == list(range(EPOCHS))
@@ -69,9 +64,9 @@ def test_a_kept_run_goes_on_from_its_checkpoint(name, tmp_path):
     assert all(told[one.epoch].samples == one.samples for one in summary.epochs)
     rounds = [line.record for line in lines if line.kind == "round"]
     assert all(one in rounds for one in summary.rounds)
-    told = command("report", name, folder=tmp_path)
+    told = batchwright("report", name)
     assert told.returncode == 0, told.stderr
-    told = command("report", name, "--metrics", "flat.jsonl", folder=tmp_path)
+    told = batchwright("report", name, "--metrics", "flat.jsonl")
     assert told.returncode == 0, told.stderr
     flat = list(map(json.loads, (tmp_path / "flat.jsonl").read_text().splitlines()))
     assert flat[: len(kept)] == list(map(json.loads, before.splitlines()))

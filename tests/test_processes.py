@@ -17,7 +17,7 @@ from batchwright.distributed.processes import spinning_shortly
 def test_a_worker_dies_with_its_parent(tmp_path):
     worker = (
         "import os, time; from batchwright.distributed.processes import die_with_parent\n"
-        "die_with_parent('PARENT'); print(os.getpid(), flush=True); time.sleep(60)"
+        "die_with_parent('PARENT'); print(os.getpid(), flush=True); time.sleep(600)"
     )
     parent = (
         "import os, subprocess, sys; os.environ['PARENT'] = str(os.getpid())\n"

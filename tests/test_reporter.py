@@ -472,7 +472,7 @@ class Running:
 
     def end(self, outcome="finished", error=None, seconds=20.0):
         self.orders.put(Order(outcome, error, seconds))
-        self.thread.join(30)
+        self.thread.join(300)
         assert not self.thread.is_alive()
 
 
@@ -794,7 +794,7 @@ from pathlib import Path
 from batchwright.client.reporter_process import ReporterProcess
 companion = ReporterProcess(Path(sys.argv[1]), sys.argv[2])
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -811,7 +811,7 @@ def test_a_reporter_ends_soon_after_its_training_was_killed(folder, monkeypatch)
     found = children_of(training.pid)
     assert len(found) == 1
     training.send_signal(signal.SIGKILL)
-    training.wait(10)
+    training.wait(300)
     wait_until(lambda: not is_there(found[0]), "the reporter stayed")
 
 

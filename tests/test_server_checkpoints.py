@@ -12,7 +12,7 @@ from batchwright.training.parameter_server.messages import Settled
 from servers import make_server_plan
 from test_server_coordinator import begun
 
-SECONDS = 60  # after which a test gives up waiting
+SECONDS = 300  # after which a test gives up waiting
 
 
 class SlowDisk:

@@ -225,6 +225,6 @@ def test_a_loop_of_ones_own_runs_under_torchrun(tmp_path):
     finally:
         if done.poll() is None:
             os.killpg(done.pid, signal.SIGTERM)
-            done.wait(30)
+            done.wait(300)
     assert done.returncode == 0, printed
     assert_complete(Told(tmp_path, []).summary)

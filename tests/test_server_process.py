@@ -27,7 +27,7 @@ from served import make_served_plan
 from test_server_checkpoints import SlowDisk, best_score
 
 pytestmark = pytest.mark.slow
-SECONDS = 60  # after which a test gives up waiting
+SECONDS = 300  # after which a test gives up waiting
 TRAINED = Trained(steps=3, skipped=0, repeated=0, loss=1.0, rate=0.1, compute=0.5)
 
 

@@ -308,7 +308,7 @@ def posted(service, run, told):
         json={"first": first, "records": [values_of(line_of(one)) for one in told]},
     )
     assert answer.status_code == 200, answer.text
-    assert service.app.state.adviser.wait(30)
+    assert service.app.state.adviser.wait(300)
     return answer.json()
 
 
@@ -405,7 +405,7 @@ def test_an_adviser_survives_runs_that_are_gone_and_takes_nothing_on_once_closed
     service.report(run, *map(line_of, lines(PLAN, 4, **SLOW_LINK)))
     adviser.add("00000000-0000-0000-0000-000000000000")
     adviser.add(run)
-    assert adviser.wait(30)
+    assert adviser.wait(300)
     assert len(service.store.advice.list(run)) == 1
     adviser.close()
     adviser.add(run)

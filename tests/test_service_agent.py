@@ -724,7 +724,7 @@ def test_an_agent_killed_in_probing_training_or_reporting_ends_each_job_once(
             try:
                 reached(hold, verb)
                 agent.send_signal(signal.SIGKILL)
-                agent.wait(10)
+                agent.wait(SECONDS)
                 hold.unlink()
                 hold.with_name("reached").unlink()
                 agent = started(server, tmp_path / "agent", hold)
@@ -732,7 +732,7 @@ def test_an_agent_killed_in_probing_training_or_reporting_ends_each_job_once(
                 wait_until(lambda path=path: service.get(path)["state"] not in OPEN)
                 done[verb] = service.get(path)
                 agent.terminate()
-                assert agent.wait(30) == 143
+                assert agent.wait(SECONDS) == 143
             finally:
                 agent.kill()
                 agent.wait()

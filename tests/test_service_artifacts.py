@@ -62,7 +62,7 @@ def kept(service, tmp_path):
 
 def objects_in(service):
     """Names of all objects that there are, once what is gone is removed."""
-    assert service.app.state.remover.wait(60)
+    assert service.app.state.remover.wait(300)
     files, root = fsspec.core.url_to_fs(service.settings.artifacts)
     return [Path(path).name for path in files.find(root)]
 
@@ -455,7 +455,7 @@ def test_an_upload_that_breaks_off_or_stalls_leaves_nothing_and_does_not_hold_up
                 wait_until(lambda: list(folder.iterdir()), "it did not begin to come")
                 if left == "stalled":
                     server.process.send_signal(signal.SIGTERM)
-                    server.process.wait(60)
+                    server.process.wait(300)
             if left == "broken off":
                 wait_until(lambda: not list(folder.iterdir()), "something is left")
         assert server.process.returncode == 0

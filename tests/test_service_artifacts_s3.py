@@ -53,7 +53,7 @@ def test_files_of_jobs_are_kept_on_s3(service, bucket):
         path = f"/v1/jobs/{lease.job.id}/artifacts/last.pt"
         assert kept.get("read", path).content == content
     assert bring(kept, lease, "last.pt", b"announced", sent=b"not this").status_code == 422
-    assert kept.app.state.remover.wait(60)
+    assert kept.app.state.remover.wait(300)
     assert len(objects_in(client)) == 1
     (key,) = objects_in(client)
     client.delete_object(Bucket="kept", Key=key)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -27,11 +28,11 @@ from batchwright.service.problems import Refused, TooLarge, TooMany, Unavailable
 from batchwright.service.processes import KEPT_BYTES, Workers
 from batchwright.service.reading import MAX_ESCAPES, SMALL_BYTES, check_json, read, read_json
 from batchwright.service.settings import Limits
+from clients import SECONDS, wait_until
 from samples import make_plan, make_profile
 from services import ADDRESS, HandClock, serving_from
 from test_service_serving import answering
 
-SECONDS = 300
 MANY = Limits().values
 
 
@@ -369,10 +370,7 @@ def test_a_process_that_is_killed_costs_one_request(workers, number, problem):
         workers.call(SECONDS, os.kill, pid, number)
     assert workers.call(SECONDS, abs, -1) == 1
     os.kill(workers.call(SECONDS, os.getpid), signal.SIGKILL)  # while it has nothing to do
-    deadline = time.monotonic() + SECONDS
-    while workers._idle[0].is_there():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not workers._idle[0].is_there())
     assert workers.call(SECONDS, abs, -1) == 1
 
 
@@ -391,32 +389,37 @@ def test_errors_come_back_as_what_they_are(workers):
         workers.call(SECONDS, int, "x")
 
 
-@pytest.mark.slow
-def test_further_callers_are_sent_away(workers):
-    asked = [threading.Thread(target=workers.call, args=(SECONDS, time.sleep, 1)) for _ in range(2)]
+@contextmanager
+def busy(workers, callers, folder):
+    """So many callers, whose work lasts as long as the block."""
+    os.mkfifo(gate := folder / "gate")
+    work = (SECONDS, os.open, str(gate), os.O_RDONLY)  # which waits for one that may write
+    asked = [threading.Thread(target=workers.call, args=work, daemon=True) for _ in range(callers)]
     for one in asked:
         one.start()
-    deadline = time.monotonic() + SECONDS
-    while workers._places._value:
-        assert time.monotonic() < deadline
-    with pytest.raises(TooMany):
-        workers.call(SECONDS, abs, -1)
-    for one in asked:
-        one.join()
+    try:
+        yield
+    finally:
+        writer = os.open(gate, os.O_RDWR)
+        for one in asked:
+            one.join(SECONDS)
+        os.close(writer)
+
+
+def test_further_callers_are_sent_away(workers, tmp_path):
+    with busy(workers, 2, tmp_path):
+        wait_until(lambda: not workers._places._value)
+        with pytest.raises(TooMany):
+            workers.call(SECONDS, abs, -1)
     assert workers.call(SECONDS, abs, -1) == 1
 
 
-@pytest.mark.slow
-def test_a_caller_whose_turn_does_not_come_is_sent_away(workers, monkeypatch):
+def test_a_caller_whose_turn_does_not_come_is_sent_away(workers, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "PATIENCE_SECONDS", 0.01)
-    waits = threading.Thread(target=workers.call, args=(SECONDS, time.sleep, 1))
-    waits.start()
-    deadline = time.monotonic() + SECONDS
-    while workers._turns._value:
-        assert time.monotonic() < deadline
-    with pytest.raises(TooMany):
-        workers.call(SECONDS, abs, -1)
-    waits.join()
+    with busy(workers, 1, tmp_path):
+        wait_until(lambda: not workers._turns._value)
+        with pytest.raises(TooMany):
+            workers.call(SECONDS, abs, -1)
 
 
 def test_a_process_ends_with_its_service(tmp_path):
@@ -429,10 +432,7 @@ def test_a_process_ends_with_its_service(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as one:
         pid = int(one.stdout.readline())
         one.kill()
-    deadline = time.monotonic() + SECONDS
-    while runs(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not runs(pid))
 
 
 def runs(pid):

@@ -118,7 +118,7 @@ def test_records_of_many_runs_at_once_are_all_there_once(store):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert not failures
     for run in runs:
         assert stored(store, run) == list(range(60))
@@ -143,7 +143,7 @@ def test_one_bad_delivery_among_those_committed_together_harms_no_other(store):
         for thread in threads:
             thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert taken == [1, 1]
     assert len(refused) == 2
     assert stored(store, good) == [0]

@@ -20,6 +20,7 @@ from batchwright.records.run_folder import write_inputs
 from batchwright.workflows.engines import STARTED_BY
 from batchwright.workflows.engines.slurm_script import notice, script, tasks_per_node
 from batchwright.workflows.prepare_job import data_facts
+from forked import forking
 from samples import make_job, make_network, make_summary
 from slurm import Slurm, cluster, until
 
@@ -204,7 +205,7 @@ def test_a_job_that_slurm_has_forgotten_is_no_job_to_follow(programs, tmp_path):
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    with cluster(tmp_path_factory.mktemp("slurm")) as running:
+    with cluster(tmp_path_factory.mktemp("slurm")) as running, forking():
         yield running
 
 
@@ -270,8 +271,7 @@ def test_ctrl_c_leaves_the_job_which_is_found_again_and_cancelled(slurm: Slurm, 
         f"--out run`, end it with `scancel {number}`"
     ) in err
     command = slurm.batchwright("run", "--resume", "--out", "run", folder=tmp_path)
-    said = command.stderr.readline()
-    assert said.startswith(f"slurm job {number} is still there, log in ")
+    until(lambda: f"slurm job {number} is still there, log in " in command.said()[1], "a line")
     slurm.ask("scancel", number)
     _, err = command.communicate()
     assert command.returncode == 143, err
@@ -280,10 +280,16 @@ def test_ctrl_c_leaves_the_job_which_is_found_again_and_cancelled(slurm: Slurm, 
     assert not slurm.ask("squeue", "-h", "--states=pending,running")
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def undisturbed(slurm: Slurm, request, tmp_path_factory):
-    """The folder of a run on so many nodes, and of its plan."""
-    folder, nodes = tmp_path_factory.mktemp(f"nodes-{request.param}"), request.param
+@pytest.fixture(scope="module")
+def undisturbed(slurm: Slurm, tmp_path_factory):
+    """By number of nodes, the folder of a run and of its plan."""
+    return {
+        nodes: folder_of(slurm, tmp_path_factory.mktemp(f"nodes-{nodes}"), nodes)
+        for nodes in (1, 2)
+    }
+
+
+def folder_of(slurm: Slurm, folder: Path, nodes: int) -> Path:
     job = Job(
         launch="slurm", device="cpu", workers=nodes, nodes=nodes, epochs=40, checkpoint_steps=20
     )
@@ -296,9 +302,14 @@ def undisturbed(slurm: Slurm, request, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["USR1", "USR2", "requeue", "killed"])
-def test_a_preempted_run_ends_with_the_same_weights(slurm: Slurm, undisturbed, tmp_path, how):
-    words = ("train", str(undisturbed / "plan.json"), "--out", "run")
+@pytest.mark.parametrize(
+    ("how", "nodes"), [("USR1", 1), ("killed", 1), ("USR2", 2), ("requeue", 2), ("killed", 2)]
+)
+def test_a_preempted_run_ends_with_the_same_weights(
+    slurm: Slurm, undisturbed, tmp_path, how, nodes
+):
+    """A worker takes each signal by itself; more nodes must come together again."""
+    words = ("train", str(undisturbed[nodes] / "plan.json"), "--out", "run")
     command = slurm.batchwright(*words, folder=tmp_path)
     number = number_in(tmp_path / "run")
     until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
@@ -316,7 +327,7 @@ def test_a_preempted_run_ends_with_the_same_weights(slurm: Slurm, undisturbed, t
     killed = "a task was killed (exit code 137): all are started again\n"
     assert (killed if how == "killed" else "started again 1 x\n") in err
     assert read_record(tmp_path / "run" / "summary.json", RunSummary).resumed == 1
-    for name, value in weights(undisturbed / "run").items():
+    for name, value in weights(undisturbed[nodes] / "run").items():
         assert torch.equal(value, weights(tmp_path / "run")[name]), name
 
 

@@ -31,6 +31,8 @@ from batchwright.records import Job, KindCount, Plan, RunSummary
 from batchwright.records.documents import read_record, write_record
 from batchwright.workflows.together import arranged, begun_before, note_begun, take_part
 from batchwright.workflows.verbs import plan
+from forked import Forked, forking
+from gloo import free_port
 from test_hosts import BATCH, EPOCHS, SAMPLES, SCRIPT, lost_or_repeated
 from test_session import make_tiny_plan
 
@@ -242,20 +244,14 @@ def test_who_waits_says_so(monkeypatch, capfd):
     monkeypatch.setattr(gathering, "_TELL_SECONDS", 0.0)
     with gathering._telling_who_waits(replace(found(TORCHRUN), rank=0), 120):
         told = ""
-        while not told:
-            told = capfd.readouterr().err
+        while not told.endswith("\n"):  # a line may be read in parts
+            told += capfd.readouterr().err
     assert told.startswith("waiting for all 4 processes that torchrun has announced, 120 s at most")
 
 
 # -------------------------------------------------------------------------------- real processes
 
 JOB = ("data=digits", "epochs=2", "probe.budget=1", "probe.learning=0", "global_batch=128")
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def srun(rank, size):
@@ -285,8 +281,8 @@ def mpirun(rank, size):
 class Started:
     """Processes that a launcher has started with ``batchwright`` and some words."""
 
-    def __init__(self, folder, cache):
-        self._folder, self._cache = folder, cache
+    def __init__(self, folder, cache, prints):
+        self._folder, self._cache, self._prints = folder, cache, prints
         self.processes = []
 
     def __call__(self, *words, size=2, says=srun, before=None, place=None, **more):
@@ -296,11 +292,15 @@ class Started:
             where = self._folder if place is None else place(rank)
             front = [] if before is None else before(rank)
             mine = words[0](rank) if callable(words[0]) else words
+            mine, env = [*map(str, mine)], {**environment(self._cache), **own, **more}
+            if not front:
+                self.processes.append(Forked(mine, cwd=where, env=env, prints=self._prints))
+                continue
             self.processes.append(
                 subprocess.Popen(
-                    [*front, sys.executable, "-m", "batchwright", *map(str, mine)],
+                    [*front, sys.executable, "-m", "batchwright", *mine],
                     cwd=where,
-                    env={**environment(self._cache), **own, **more},
+                    env=env,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -319,9 +319,15 @@ def environment(cache):
     return {**own, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.fixture(scope="module")
+def forks():
+    with forking():
+        yield
+
+
 @pytest.fixture
-def start(tmp_path, cache):
-    started = Started(tmp_path, cache)
+def start(tmp_path, tmp_path_factory, cache, forks):
+    started = Started(tmp_path, cache, tmp_path_factory.mktemp("prints"))
     yield started
     for one in started.processes:
         one.kill()
@@ -464,7 +470,7 @@ def test_a_port_that_cannot_be_reached_is_told_on_both_sides(start):
 def test_the_others_end_when_one_is_killed(start, tmp_path, killed):
     """Between verbs or inside of one: nobody waits for ever."""
     started = start("run", *JOB[:2], "probe.budget=60", "probe.learning=0", "--out", "a")
-    end = time.monotonic() + 200
+    end = time.monotonic() + 300
     while not (tmp_path / "a" / "job.yaml").exists():
         assert time.monotonic() < end, started.end()
         time.sleep(0.05)
@@ -504,7 +510,7 @@ def test_what_fails_on_another_host_is_told_with_its_name(start, tmp_path):
 def test_ctrl_c_ends_all_with_one_line(start, tmp_path):
     """A terminal sends it to every process."""
     started = start("run", *JOB[:2], "probe.budget=60", "probe.learning=0", "--out", "a")
-    end = time.monotonic() + 200
+    end = time.monotonic() + 300
     while not (tmp_path / "a" / "job.yaml").exists():
         assert time.monotonic() < end, started.end()
         time.sleep(0.05)

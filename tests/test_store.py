@@ -1,7 +1,6 @@
 import errno
 import logging
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,8 @@ from batchwright.workload.data import store_writer
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.store import open_store
 from batchwright.workload.data.store_writer import StoreWriter
+
+SECONDS = 300  # until a wait has failed; a busy machine may take long
 
 RECIPE = {"data": "made for a test"}
 FACTS = DataFacts(
@@ -220,22 +221,23 @@ def test_a_cache_that_cannot_be_made_is_named(
 
 
 def test_of_two_that_want_the_same_store_one_builds_it_and_the_other_waits() -> None:
-    started, builds, told = threading.Event(), [], []
+    started, waited, builds, told = threading.Event(), threading.Event(), [], []
 
     def build(writer: StoreWriter) -> DataFacts:
         builds.append(1)
         started.set()
-        while not told:  # until the other has found the lock taken
-            time.sleep(0.001)
+        assert waited.wait(SECONDS)  # until the other has found the lock taken
         return build_uniform(writer)
 
-    first = threading.Thread(target=open_store, args=(RECIPE, build))
+    def tell(done: int, total: int, what: str) -> None:
+        told.append(what)
+        waited.set()
+
+    first = threading.Thread(target=open_store, args=(RECIPE, build), daemon=True)
     first.start()
-    started.wait()
-    train, _, _ = open_store(
-        RECIPE, refuse_to_build, progress=lambda done, total, what: told.append(what)
-    )
-    first.join()
+    assert started.wait(SECONDS)
+    train, _, _ = open_store(RECIPE, refuse_to_build, progress=tell)
+    first.join(SECONDS)
     assert len(train) == 3
     assert builds == [1]
     assert told == ["waiting for another process that writes these images"]

@@ -28,7 +28,7 @@ from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.parameter_server.transport import Transport, connect
 
 KEY = b"secret"
-SECONDS = 60  # of silence, on a machine however busy
+SECONDS = 300  # of silence, on a machine however busy
 
 
 TRAINED = Trained(steps=3, skipped=1, repeated=0, loss=None, rate=0.1, compute=0.5, peak=7)
@@ -38,6 +38,7 @@ TRAINED = Trained(steps=3, skipped=1, repeated=0, loss=None, rate=0.1, compute=0
 def ends():
     """Both ends of a connection, after each has proved that it knows the key."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(SECONDS)
         pair = []
 
         def accept():
@@ -149,6 +150,7 @@ def test_whoever_receives_learns_that_another_thread_has_ended_the_connection(en
 
 def test_without_the_key_nobody_gets_in():
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(SECONDS)
         problems = []
 
         def accept():

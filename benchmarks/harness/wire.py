@@ -25,6 +25,7 @@ from contextlib import suppress
 _SET_INTERFACE = 0x400454CA  # TUNSETIFF from <linux/if_tun.h>
 _PLAIN_PACKETS = 0x0001 | 0x1000  # IFF_TUN | IFF_NO_PI
 _TIMER_SLACK = 29  # PR_SET_TIMERSLACK from <linux/prctl.h>
+_PATIENCE = 60.0  # seconds, until the other host counts as gone that has not come
 _LARGEST = 2**16
 _TARGET = slice(16, 20)  # of an IPv4 packet
 
@@ -67,14 +68,15 @@ def ping_pong(size: int, answering: bool, address: str, port: int, times: int = 
         times: How many.
 
     Raises:
-        OSError: The other one is gone.
+        OSError: The other one is gone, or does not come.
     """
     if answering:
         with socket.create_server((address, port)) as listener:
+            listener.settimeout(_PATIENCE)
             print("ready", listener.getsockname()[1], flush=True)
             line, _ = listener.accept()
     else:
-        line = socket.create_connection((address, port), timeout=60)
+        line = socket.create_connection((address, port), timeout=_PATIENCE)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     taken, message, wanted = [], bytes(size), size if answering else 1
     with line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -248,6 +249,24 @@ def divide_next_epoch(follower: Follower | None, sampler: Sampler | None, *, fir
     if after != before:
         shown = ", ".join(map(str, after))
         tell(f"from the next epoch on the workers have {shown} samples of each step", first=first)
+
+
+def leave_group_at_exit() -> None:
+    """After a training that ended well, leave gloo's process group before Python ends.
+
+    Neither Lightning nor Transformers does. A thread of gloo's that lets go of its last tensor
+    while the interpreter is taken apart aborts the process: everything is done and printed, and the
+    exit code says that it failed. A training that failed has others that may not answer any more,
+    and is not kept waiting for them.
+    """
+    atexit.register(_leave_group)
+
+
+def _leave_group() -> None:
+    from torch import distributed
+
+    if distributed.is_initialized() and distributed.get_backend() == "gloo":
+        distributed.destroy_process_group()
 
 
 def tell(line: str, *, first: bool) -> None:

@@ -25,6 +25,7 @@ from batchwright.workflows.trainers.arrangement import (
     automatic,
     divide_next_epoch,
     fewest_samples,
+    leave_group_at_exit,
     probed,
     recovering,
     scale_rates,
@@ -204,6 +205,12 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             pl_module.backward = backward
             for name in ("training_step", "backward"):
                 self._undo.callback(vars(pl_module).pop, name, None)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The training has ended well."""
+        del pl_module
+        if trainer.world_size > 1:
+            leave_group_at_exit()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Trainer and module as they were."""

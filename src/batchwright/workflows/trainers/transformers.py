@@ -23,6 +23,7 @@ from batchwright.workflows.trainers.arrangement import (
     automatic,
     divide_next_epoch,
     fewest_samples,
+    leave_group_at_exit,
     probed,
     recovering,
     scale_rates,
@@ -208,6 +209,8 @@ class ForTransformers:
 
     def end_training(self) -> None:
         """Time nothing any more."""
+        if self._trainer.args.world_size > 1:
+            leave_group_at_exit()
         if self._follower is not None:
             self._follower.close()
             self._follower = None

@@ -1,0 +1,65 @@
+"""A module and a Trainer of Lightning, which takes seconds to import: for `test_for_lightning`."""
+
+from __future__ import annotations
+
+import lightning as L  # noqa: N812 - as its own pages have it
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tight import Tight
+
+
+class Module(L.LightningModule):
+    """A small network that notes which samples it sees, and may be slow or run out of memory."""
+
+    def __init__(self, *, take=None, room=None, manual=False, back=None):
+        super().__init__()
+        torch.manual_seed(3)
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.back = back
+        self.take, self.room, self.seen, self.gradients = take, room, [], []
+        self.automatic_optimization = not manual
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels, numbers = batch
+        if self.room is not None and len(inputs) > self.room:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: too many samples")
+        if self.take is not None:
+            self.take(len(inputs))
+        self.seen.append(numbers.tolist())
+        hidden = self.body[:2](inputs)
+        if self.back is not None:
+            hidden = Tight.apply(hidden, self.back)
+        loss = functional.cross_entropy(self.body[2](hidden), labels)
+        self.log("loss", loss)
+        if self.automatic_optimization:
+            return loss
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return None
+
+    def on_before_optimizer_step(self, optimizer):
+        self.gradients.append([p.grad.clone() for p in self.parameters()])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
+
+
+def trainer(workers, *callbacks, **how):
+    return L.Trainer(
+        accelerator="cpu",
+        devices=workers,
+        strategy="ddp" if workers > 1 else "auto",
+        callbacks=list(callbacks),
+        **{
+            "max_epochs": 2,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            **how,
+        },
+    )
