@@ -335,6 +335,12 @@ def test_what_is_measured_for_a_goal_of_accuracy_does_not_wait_for_trials(goal):
 def test_keys_of_a_target_are_idle_without_one_and_cost_needs_a_price():
     assert idle_keys(Job(goal=Goal(confidence=0.9, least="cost")))
     assert not idle_keys(Job(goal=Goal(confidence=0.9, least="cost", accuracy=0.5, price=1)))
+    goal = Goal(confidence=0.9, accuracy=0.5)
+    assert not idle_keys(Job(method="dynamic-batch", goal=goal))
+    for method in ("cyclic", "dual-batch", "hybrid"):
+        assert any(
+            "is laid out over epochs" in one for one in idle_keys(Job(method=method, goal=goal))
+        )
     with pytest.raises(JobError, match=r"goal\.least=cost needs the price"):
         planned(accuracy=0.5, least="cost")
 
