@@ -229,7 +229,7 @@ def test_more_epochs_are_named_where_they_would_do():
 
 
 def test_a_target_that_no_epochs_are_sure_to_reach_is_tried_with_the_most():
-    plan = planned(accuracy=0.5, epochs=10)
+    plan = planned(accuracy=0.46, epochs=10)
     assert plan.epochs == 10
     why = reason(plan, "epochs to target").why
     chance = float(re.search(r"they reach it with probability ([0-9.]+), not 0.8", why)[1])
@@ -335,6 +335,12 @@ def test_what_is_measured_for_a_goal_of_accuracy_does_not_wait_for_trials(goal):
 def test_keys_of_a_target_are_idle_without_one_and_cost_needs_a_price():
     assert idle_keys(Job(goal=Goal(confidence=0.9, least="cost")))
     assert not idle_keys(Job(goal=Goal(confidence=0.9, least="cost", accuracy=0.5, price=1)))
+    goal = Goal(confidence=0.9, accuracy=0.5)
+    assert not idle_keys(Job(method="dynamic-batch", goal=goal))
+    for method in ("cyclic", "dual-batch", "hybrid"):
+        assert any(
+            "is laid out over epochs" in one for one in idle_keys(Job(method=method, goal=goal))
+        )
     with pytest.raises(JobError, match=r"goal\.least=cost needs the price"):
         planned(accuracy=0.5, least="cost")
 

@@ -123,6 +123,12 @@ def idle_keys(job: Job) -> tuple[str, ...]:
                 f"{key}={value} does nothing without a target: give goal.accuracy, with "
                 "goal.objective=auto or target-accuracy"
             )
+    stated = job.goal.target is not None and not job.method_spec.same_steps
+    if stated and job.goal.confidence != usual.goal.confidence:
+        found.append(
+            f"goal.confidence={job.goal.confidence:g} does nothing with method={job.method}, which "
+            f"is laid out over epochs={job.epochs}: give the epochs that are to be trained"
+        )
     if job.method_spec.served and job.workers == 1:
         found.append(
             f"method={job.method} with workers=1 has one group, and so one batch at a time: two "
