@@ -35,10 +35,11 @@ def data(samples=SAMPLES):
 class Module(L.LightningModule):
     """A small network that notes which samples it sees, and may be slow or run out of memory."""
 
-    def __init__(self, *, slow=0.0, room=None, manual=False, back=None):
+    def __init__(self, *, slow=0.0, room=None, manual=False, back=None, rare=False):
         super().__init__()
         torch.manual_seed(3)
         self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.rare = nn.Linear(6, 1) if rare else None
         self.back = back
         self.slow, self.room, self.seen, self.gradients = slow, room, [], []
         self.automatic_optimization = not manual
@@ -53,6 +54,8 @@ class Module(L.LightningModule):
         if self.back is not None:
             hidden = Tight.apply(hidden, self.back)
         loss = functional.cross_entropy(self.body[2](hidden), labels)
+        if self.rare is not None and (few := numbers < SAMPLES // 6).any():  # not in each batch
+            loss = loss + self.rare(inputs[few]).square().sum() / len(inputs)
         self.log("loss", loss)
         if self.automatic_optimization:
             return loss
@@ -63,7 +66,8 @@ class Module(L.LightningModule):
         return None
 
     def on_before_optimizer_step(self, optimizer):
-        self.gradients.append([p.grad.clone() for p in self.parameters()])
+        none = (torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters())
+        self.gradients.append([one.clone() for one in none])
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
@@ -141,6 +145,19 @@ def test_gradients_are_those_of_one_process(crew, alone, passes, module):
             alike(mine, whole)
         alike(one[2], alone[2])
         assert one[3] == (12, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("back", [None, 4], ids=["plain", "out of memory in backward"])
+def test_parameters_that_some_batches_leave_unused_have_the_gradient_of_one_process(crew, back):
+    strategy, module = "ddp_find_unused_parameters_true", {"rare": True, "back": back}
+    alone = fitted(0, 1, "equal", batch=2 * BATCH, module={"rare": True})
+    both = crew.together(fitted_with, (3, 1), {"module": module, "strategy": strategy}, workers=2)
+    few = [sum(i < SAMPLES // 6 for i in batch) for one in both for batch in one[0]]
+    assert {0} < set(few)
+    for one in both:
+        for mine, whole in zip((*one[1], one[2]), (*alone[1], alone[2]), strict=True):
+            alike(mine, whole)
 
 
 def of_epoch(seen, epoch):
@@ -262,6 +279,20 @@ class Stream(IterableDataset):
 def test_what_would_break_exactly_once_is_refused_in_a_line(given, how, error, words):
     with pytest.raises(error, match=words) as told:
         trainer(1, bw.ForLightning(), **how).fit(Module(), given)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "plan", "words"),
+    [
+        ("BatchSizeFinder", None, r'try bw\.ForLightning\("auto"\)'),
+        ("LearningRateFinder", "auto", "the plan makes the rate follow the batch"),
+    ],
+)
+def test_what_settles_batch_or_rate_besides_is_refused_in_a_line(other, plan, words):
+    finder = type("Mine", (getattr(L.pytorch.callbacks, other),), {})()
+    with pytest.raises(PlanError, match=words) as told:
+        trainer(1, bw.ForLightning(plan), finder).fit(Module(), loader())
     assert "\n" not in str(told.value)
 
 
