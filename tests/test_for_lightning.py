@@ -77,9 +77,9 @@ def trainer(workers, *callbacks, **how):
     return L.Trainer(
         accelerator="cpu",
         devices=workers,
-        strategy="ddp" if workers > 1 else "auto",
         callbacks=list(callbacks),
         **{
+            "strategy": "ddp" if workers > 1 else "auto",
             "max_epochs": 2,
             "logger": False,
             "enable_checkpointing": False,
@@ -291,8 +291,10 @@ def test_what_would_break_exactly_once_is_refused_in_a_line(given, how, error, w
 )
 def test_what_settles_batch_or_rate_besides_is_refused_in_a_line(other, plan, words):
     finder = type("Mine", (getattr(L.pytorch.callbacks, other),), {})()
+    module = Module()
+    module.batch_size, module.lr, module.train_dataloader = BATCH, 0.1, loader
     with pytest.raises(PlanError, match=words) as told:
-        trainer(1, bw.ForLightning(plan), finder).fit(Module(), loader())
+        trainer(1, bw.ForLightning(plan), finder).fit(module)
     assert "\n" not in str(told.value)
 
 
