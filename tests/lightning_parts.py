@@ -13,10 +13,11 @@ from tight import Tight
 class Module(L.LightningModule):
     """A small network that notes which samples it sees, and may be slow or run out of memory."""
 
-    def __init__(self, *, take=None, room=None, manual=False, back=None):
+    def __init__(self, *, take=None, room=None, manual=False, back=None, rare=0):
         super().__init__()
         torch.manual_seed(3)
         self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.rare, self.few = (nn.Linear(6, 1) if rare else None), rare
         self.back = back
         self.take, self.room, self.seen, self.gradients = take, room, [], []
         self.automatic_optimization = not manual
@@ -32,6 +33,8 @@ class Module(L.LightningModule):
         if self.back is not None:
             hidden = Tight.apply(hidden, self.back)
         loss = functional.cross_entropy(self.body[2](hidden), labels)
+        if self.rare is not None and (few := numbers < self.few).any():  # not in each batch
+            loss = loss + self.rare(inputs[few]).square().sum() / len(inputs)
         self.log("loss", loss)
         if self.automatic_optimization:
             return loss
@@ -42,7 +45,8 @@ class Module(L.LightningModule):
         return None
 
     def on_before_optimizer_step(self, optimizer):
-        self.gradients.append([p.grad.clone() for p in self.parameters()])
+        none = (torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters())
+        self.gradients.append([one.clone() for one in none])
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
@@ -52,9 +56,9 @@ def trainer(workers, *callbacks, **how):
     return L.Trainer(
         accelerator="cpu",
         devices=workers,
-        strategy="ddp" if workers > 1 else "auto",
         callbacks=list(callbacks),
         **{
+            "strategy": "ddp" if workers > 1 else "auto",
             "max_epochs": 2,
             "logger": False,
             "enable_checkpointing": False,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ from benchmarks.first_contact import first_contact  # noqa: E402
 from benchmarks.first_contact.first_contact import Epoch, jpeg_files, own_data_found  # noqa: E402
 from benchmarks.first_contact.first_look import Regret, regrets_found  # noqa: E402
 from benchmarks.first_contact.own_data import SETS  # noqa: E402
-from benchmarks.harness import tables  # noqa: E402
+from benchmarks.harness import beside, tables  # noqa: E402
 from benchmarks.harness.benchmark import (  # noqa: E402
     Arguments,
     Benchmark,
@@ -59,6 +61,7 @@ from benchmarks.harness.figures import (  # noqa: E402
     ratios,
 )
 from benchmarks.harness.kept_runs import Run  # noqa: E402
+from benchmarks.harness.loads import until  # noqa: E402
 from benchmarks.harness.plans import Opened, facts_of, made_up_data  # noqa: E402
 from benchmarks.harness.turns import Arm, Turn, started, take_turns  # noqa: E402
 from benchmarks.methods.cyclic import BENCHMARK as CYCLIC  # noqa: E402
@@ -74,6 +77,8 @@ from benchmarks.speed import data_path, gradient_overhead, step_overhead  # noqa
 from benchmarks.speed.data_path import MEAN, STD, UsualImages  # noqa: E402
 from benchmarks.tools import demo_run  # noqa: E402
 
+from batchwright.client.trackers.following import State  # noqa: E402
+from batchwright.records.lines.line_files import METRICS  # noqa: E402
 from batchwright.records.lines.run_lines import RunLine  # noqa: E402
 from loops import counting, failing, summing  # noqa: E402
 from run_lines import typed  # noqa: E402
@@ -441,6 +446,37 @@ def test_an_arm_sleeps_between_turns_in_a_process_of_its_own_and_ends_when_told(
     arm.stop()
     with pytest.raises(RuntimeError, match="counting ended"):
         arm.turn(lead_in=0, steps=1)
+
+
+def test_what_feeds_a_tracker_stands_still_and_rests_once_it_has_all(tmp_path: Path) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        State(tmp_path).note("kept", len(slept))  # a line is handed on meanwhile
+
+    def runs(state: str) -> bool:
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == state
+
+    words = [sys.executable, "-c", "input()", "trackers.following"]
+    (tmp_path / METRICS).write_text("{}\n" * 3)
+    process = subprocess.Popen(words, stdin=subprocess.PIPE)
+    try:
+        one = beside.Beside(os.getpid(), tmp_path, clock=lambda: len(slept), sleep=sleep)
+        one.stand_still()
+        assert until(partial(runs, "T"), 60)
+        one.rest()
+        assert len(slept) == 3
+        (tmp_path / METRICS).write_text("{}\n" * 999)
+        with pytest.raises(RuntimeError, match="does not come to rest"):
+            one.rest()
+        one.go_on()
+        assert until(lambda: not runs("T"), 60)
+    finally:
+        process.kill()
+        process.communicate()
+    with pytest.raises(RuntimeError, match="nothing feeds a tracker"):
+        one.stand_still()
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def trained(folder, **keys):
     job = Job(launch="in-process", workers=1, epochs=2, resolutions=(8,), **keys)
     network = make_network(name=job.network, least_side=4)
     plan = plan_without_profile(job, open_data(job).facts, network)
-    named = {k: v for k, v in keys.items() if k == "network"}
+    named = {k: v for k, v in keys.items() if k in ("network", "data")}
     return bw.train(plan, run_folder=folder, **named)
 
 
@@ -144,8 +144,30 @@ def test_a_network_is_built_with_the_arguments_it_was_trained_with(tmp_path, mon
         assert not place.exists()
 
 
-def full(model, side, path):
+def full(model, side, channels, path):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def radar():
+    """Images of two channels, and which of both is brighter."""
+    brighter = torch.arange(40) % 2
+    images = torch.zeros(40, 2, 8, 8)
+    images[torch.arange(40), brighter] = 1
+    both = torch.utils.data.TensorDataset(images, brighter)
+    return both, both, ("first", "second")
+
+
+@pytest.mark.slow
+def test_images_of_other_than_three_channels_are_trained_on_and_their_network_delivered(tmp_path):
+    data, arguments = f"{__name__}:radar", {"channels": 2}
+    run = trained(tmp_path / "run", data=data, network_args=arguments, global_batch=8)
+    assert run.plan.data.channels == 2
+    assert run.accuracy == 1.0
+    card = bw.deliver(run.run_folder, tmp_path / "model").read_text()
+    assert "`images` are as the data set gave them, (n, 2, 8, 8)" in card
+    model = bw.load_model(tmp_path / "model", "resnet8", arguments)
+    images, _ = radar()[0].tensors
+    assert model.names(images[:2]) == ["first", "second"]
 
 
 class Odd(torch.nn.Module):

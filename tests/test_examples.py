@@ -7,8 +7,13 @@ import shutil
 import sys
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
-from test_docs import ROOT, read, run, shortened
+import batchwright as bw
+from test_docs import ROOT, blocks, read, run, shortened
 
 
 @pytest.mark.slow
@@ -50,3 +55,50 @@ def test_an_example_in_somebody_elses_trainer_changes_ten_lines_at_most_and_runs
     (command,) = re.findall(r"^    (\S.*)$", text.split('"""')[1], re.MULTILINE)
     printed = run(command, tmp_path)
     assert float(re.search(r"^right: ([\d.]+)%", printed, re.MULTILINE)[1]) > least
+
+
+@pytest.mark.slow
+def test_the_loops_and_the_probe_of_the_page_on_trainers_run(monkeypatch):
+    accelerate = pytest.importorskip("accelerate", reason="pip install 'batchwright[accelerate]'")
+    labels = torch.arange(120) % 3
+    dataset = TensorDataset(functional.one_hot(labels, 6).float(), labels)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    def batch(size):
+        return dataset[torch.arange(size) % len(dataset)]
+
+    known = {
+        "DataLoader": DataLoader,
+        "accelerator": accelerate.Accelerator(cpu=True),
+        "batch": batch,
+        "bw": bw,
+        "criterion": nn.CrossEntropyLoss(),
+        "dataset": dataset,
+        "loader": DataLoader(dataset, 40, shuffle=True),
+        "model": model,
+        "optimizer": optimizer,
+        "step": step,
+    }
+    found = blocks(read("docs/trainers.md"), "python")
+    (loop,) = [code for code in found if "bw.ForAccelerate(" in code]
+    (own,) = [code for code in found if "bw.Sampler(" in code]
+    (probed,) = [code for code in found if "bw.probe(" in code]
+    before = model.weight.detach().clone()
+    exec(loop, dict(known))  # noqa: S102 - our own document
+    assert not torch.equal(model.weight, before)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model.zero_grad()
+    exec(own, dict(known))  # noqa: S102 - as above
+    assert model.weight.grad.abs().sum() > 0
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    scope = dict(known)
+    exec(probed, scope)  # noqa: S102 - as above
+    assert scope["plan"].epochs == 10

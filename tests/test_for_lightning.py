@@ -93,6 +93,19 @@ def test_gradients_are_those_of_one_process(crew, alone, passes, module):
         assert one[3] == (12, 4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("back", [None, 4], ids=["plain", "out of memory in backward"])
+def test_parameters_that_some_batches_leave_unused_have_the_gradient_of_one_process(crew, back):
+    strategy, module = "ddp_find_unused_parameters_true", {"rare": SAMPLES // 6, "back": back}
+    alone = fitted(0, 1, "equal", batch=2 * BATCH, module={"rare": SAMPLES // 6})
+    both = crew.together(fitted_with, (3, 1), {"module": module, "strategy": strategy}, workers=2)
+    few = [sum(i < SAMPLES // 6 for i in batch) for one in both for batch in one[0]]
+    assert {0} < set(few)
+    for one in both:
+        for mine, whole in zip((*one[1], one[2]), (*alone[1], alone[2]), strict=True):
+            alike(mine, whole)
+
+
 def of_epoch(seen, epoch):
     half = len(seen) // 2
     return [i for batch in seen[epoch * half : (epoch + 1) * half] for i in batch]
@@ -246,6 +259,26 @@ def test_what_would_break_exactly_once_is_refused_in_a_line(given, how, error, w
 
     with pytest.raises(error, match=words) as told:
         trainer(1, bw.ForLightning(), **how).fit(Module(), given)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "plan", "words"),
+    [
+        ("BatchSizeFinder", None, r'try bw\.ForLightning\("auto"\)'),
+        ("LearningRateFinder", "auto", "the plan makes the rate follow the batch"),
+    ],
+)
+def test_what_settles_batch_or_rate_besides_is_refused_in_a_line(other, plan, words):
+    from lightning.pytorch import callbacks
+
+    from lightning_parts import Module, trainer
+
+    finder = type("Mine", (getattr(callbacks, other),), {})()
+    module = Module()
+    module.batch_size, module.lr, module.train_dataloader = BATCH, 0.1, loader
+    with pytest.raises(PlanError, match=words) as told:
+        trainer(1, bw.ForLightning(plan), finder).fit(module)
     assert "\n" not in str(told.value)
 
 

@@ -191,7 +191,7 @@ def test_a_run_goes_on_with_the_random_numbers_of_the_gpu():
 
 
 @reaches(
-    "training.batches.following:Follower._moment", "training.batches.following:Follower.end_epoch"
+    "training.batches.following:Follower._now", "training.batches.following:Follower.end_epoch"
 )
 def test_passes_in_another_trainer_are_timed_on_the_device():
     model = torch.nn.Linear(2048, 2048).to(GPU)

@@ -6,7 +6,10 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
+import ssl
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -30,6 +33,7 @@ from batchwright.workload.data.image_files import ImageFiles
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.libraries import remote
 from batchwright.workload.data.sources import ImageData, open_data
+from s3 import played_s3
 
 
 @pytest.fixture(autouse=True)
@@ -635,6 +639,115 @@ def test_a_folder_of_a_web_server_is_fetched_and_its_changes_are_seen(tmp_path: 
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.mark.slow
+def test_a_web_server_with_a_certificate_and_a_header_of_its_own_is_read(tmp_path: Path) -> None:
+    """As a user has it: a process that is told of both in its environment."""
+    library("fsspec")
+    library("aiohttp")
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-keyout", key, "-out", certificate, "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    folder = tmp_path / "served"
+    (folder / "b").mkdir(parents=True)
+    fine = {f"{c}/{i}.png": picture(i) for c in "ab" for i in range(2)}
+    (folder / "b" / "pets.zip").write_bytes(packed("zip", fine))
+
+    class Guarded(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+        def send_head(self) -> Any:
+            if self.headers.get("Authorization") == "Bearer x1y2":
+                return super().send_head()
+            self.send_error(403)
+            return None
+
+    opened = (
+        "import sys\nfrom batchwright.errors import BatchwrightError\n"
+        "from batchwright.records import Job\n"
+        "from batchwright.workload.data.sources import open_data\n"
+        "try: print(open_data(Job(data=sys.argv[1], val=0.5)).facts.train_samples)\n"
+        "except BatchwrightError as error: print(error)"
+    )
+    header = {"FSSPEC_HTTPS": json.dumps({"headers": {"Authorization": "Bearer x1y2"}})}
+    trusted = {"SSL_CERT_FILE": str(certificate)}
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Guarded, directory=str(folder))) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        server.handle_error = lambda *_: None  # type: ignore[method-assign] # who hangs up
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"https://localhost:{server.server_port}/b/pets.zip"
+            said = [
+                subprocess.run(
+                    [sys.executable, "-c", opened, url],
+                    env={**os.environ, **more},
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    timeout=300,
+                ).stdout.splitlines()
+                for more in (header, trusted, header | trusted)
+            ]
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [len(lines) for lines in said] == [1, 1, 1]
+    assert "CERTIFICATE_VERIFY_FAILED" in said[0][0]
+    assert "403" in said[1][0]
+    assert said[2] == ["2"]
+
+
+@pytest.mark.slow
+def test_data_on_s3_are_fetched_with_credentials_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with played_s3(monkeypatch) as client:
+        client.create_bucket(Bucket="pets")
+        folder = class_folders(tmp_path / "pets")
+        for path in sorted(folder.rglob("*.png")):
+            client.upload_file(str(path), "pets", f"small/{path.relative_to(folder)}")
+        assert greys(stores(open_("s3://pets/small"))[0]) == [3, 4]
+        client.put_object(Bucket="pets", Key="small/train/cat/b.png", Body=picture(9))
+        assert open_("s3://pets/small").facts.train_samples == 3
+        shards(tmp_path / "birds")
+        for path in sorted((tmp_path / "birds").rglob("*.tar")):
+            client.upload_file(str(path), "pets", f"birds/{path.name}")
+        found = open_("wds:s3://pets/birds/{train-{000..001},val-000}.tar")
+        assert greys(stores(found)[0]) == [0, 1, 2, 3, 4, 5]
+        assert "there is neither a file nor a folder" in refused("s3://pets/nothing")
+        assert "cannot be reached" in refused("s3://no-such-bucket/x")
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("X-Amz-Credential=AKIA1234%2F2026&X-Amz-Signature=beef", "X-Amz-Credential"),
+        ("sv=2022&sig=beef", "sig"),
+        ("dl=1&access_token=beef", "access_token"),
+        ("AWSAccessKeyId=beef&Expires=1", "AWSAccessKeyId"),
+        ("%1b[2Jtoken=beef", r"\x1b[2Jtoken"),
+    ],
+)
+def test_signed_addresses_are_refused_since_run_folders_keep_them(query: str, name: str) -> None:
+    for word in ("", "wds:", "imagefolder:"):
+        said = refused(f"{word}https://127.0.0.1:9/birds/{{000..001}}.tar?{query}")
+        assert f"an address with {name}= in it" in said
+        assert "FSSPEC_HTTPS" in said
+        assert not {"beef", "AKIA1234"} & set(re.findall(r"\w+", said))
 
 
 @pytest.mark.parametrize("url", ["file:///etc", "s3:etc", "ftp://x/y", "s3://x::file:///etc"])

@@ -11,9 +11,7 @@ from batchwright.errors import BatchwrightError
 from batchwright.service.problems import NotFound, Refused, Unavailable
 from batchwright.service.store import artifact_place
 from batchwright.service.store.artifact_place import ArtifactPlace
-
-pytest.importorskip("s3fs")
-moto = pytest.importorskip("moto.server")
+from s3 import played_s3
 
 NAME = "00000000-0000-4000-8000-000000000001"
 
@@ -21,22 +19,9 @@ NAME = "00000000-0000-4000-8000-000000000001"
 @pytest.fixture
 def bucket(monkeypatch):
     """The URL of a folder in a bucket, and a client to look into it with."""
-    import boto3
-    import s3fs
-
-    server = moto.ThreadedMotoServer(port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    s3fs.S3FileSystem.clear_instance_cache()
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="kept")
-    yield "s3://kept/artifacts", client
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
+    with played_s3(monkeypatch) as client:
+        client.create_bucket(Bucket="kept")
+        yield "s3://kept/artifacts", client
 
 
 def objects_in(client):

@@ -15,6 +15,7 @@ from torch.nn import functional
 from batchwright.errors import FileError, JobError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
+from batchwright.records.registries.networks import NETWORKS
 from batchwright.training import loop
 from batchwright.workload import task
 from batchwright.workload.data.sources import open_data
@@ -183,6 +184,15 @@ def test_facts_count_weights_exchanged_bytes_and_least_side():
     assert (facts.least_side, facts.batch_norm) == (8, False)
     with pytest.raises(JobError, match="cannot take images of 4 pixels"):
         task.network_facts(name, build(name), 4)
+
+
+@pytest.mark.parametrize("name", [one.name for one in NETWORKS.own.values() if not one.takes_name])
+def test_networks_of_ours_take_images_of_any_number_of_channels(name):
+    network = build(name, arguments={"channels": 5})
+    assert task.network_facts(name, network, 8, 5).least_side
+    with pytest.raises(JobError, match=r"1 channel, .*give network_args\.channels=1") as told:
+        task.network_facts(name, network, 8, 1)
+    assert "\n" not in str(told.value)
 
 
 class Grid(nn.Module):

@@ -394,28 +394,41 @@ def steps_in(path):
 
 @needs("trackio")
 @pytest.mark.slow
-def test_trackio_has_each_value_once(run, tmp_path):
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
+def test_trackio_has_each_value_once_also_after_a_kill_right_behind_a_note(run, tmp_path):
+    begin = (
+        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
+        "from batchwright.client.trackers.following import Following, State, asked\n"
         "from test_trackers import sent_twice\n"
-        "sent_twice(Path(sys.argv[2]), 'trackio:mine')\n"
+        "run = Path(sys.argv[2])\n"
+    )
+    killed = (
+        "one = Following(run, asked(['trackio:mine'])[0], State(run))\n"
+        "assert not one.turn() and State(run).lines == {'trackio:mine': 4}, one.problem\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    again = (
+        "sent_twice(run, 'trackio:mine')\n"
         "from trackio.sqlite_storage import SQLiteStorage\n"
         "import json\n"
         "(name,) = SQLiteStorage.get_runs('mine')\n"
         "logs = SQLiteStorage.get_logs('mine', name)\n"
         "print(json.dumps([[one['step'], one['train/loss']] for one in logs]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(Path(__file__).parent), str(run)],
-        env={**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio")},  # it is read at its import
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[0])
+    done = [
+        subprocess.run(
+            [sys.executable, "-c", begin + script, str(Path(__file__).parent), str(run)],
+            env={**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio")},  # read at its import
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        for script in (killed, again)
+    ]
+    codes = [one.returncode for one in done]
+    assert codes == [-signal.SIGKILL, 0], [one.stderr for one in done]
+    found = json.loads(done[1].stdout.splitlines()[0])
     assert [tuple(one) for one in found] == ALL_LOSSES
 
 

@@ -127,6 +127,11 @@ class Arm:
             self._pipes.append(ours)
             self._processes.append(process)
 
+    @property
+    def pids(self) -> list[int | None]:
+        """Process numbers of its workers."""
+        return [process.pid for process in self._processes]
+
     def ready(self) -> None:
         """Wait until all its workers have set up; a turn does so too."""
         if not self._is_ready:

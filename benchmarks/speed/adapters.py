@@ -7,19 +7,27 @@ a trainer are alive together and take turns, the order reversed from round to ro
 epoch of 30 steps.
 
 `NAME_over_plain`, for Lightning, Transformers' Trainer and accelerate: images per second with the
-adapter, equal shares, over those without; the last 25 steps of a turn; 4 rounds with --quick, 16
-with --full; median of the ratios within a round, and quartiles. `adapter_over_plain` is the lowest
-of the three medians.
+adapter, equal shares, over those without. Whole epochs count: accelerate's own loader makes each
+batch a step ahead, so it makes none in an epoch's last step. 4 rounds with --quick; with --full 2
+in each of three sittings, for which all processes start anew, since two of the same kind differ by
+more than epochs of one do. Median of the ratios within a round, and quartiles. `adapter_over_plain`
+is the lowest of the three medians.
 
 `NAME_uneven_over_plain`: one of two workers at half speed, a burner process taking its share of the
 second worker's core. Epoch seconds with shares that follow the speeds over those without the
-adapter; 4 epochs with --quick, 10 with --full, of which the first two, in which shares are found,
+adapter; 4 epochs with --quick, 6 with --full, of which the first two, in which shares are found,
 do not count; the limit is 2/3. `uneven_pair` is the highest of the three medians.
 
-`NAME_overhead`, of a tracker: our own loop by one worker with two threads, batch 128, alone and
-with the process beside it that hands its lines on to TensorBoard, MLflow (SQLite), Weights & Biases
-(offline) or trackio; images per second without over those with, less 1. 6 steps that are not timed
-and 34 that are; 3 rounds with --quick, 16 with --full. `tracker_overhead` is the highest median.
+`NAME_overhead`, of a tracker: our own loop by one worker with two threads, batch 128, with the
+process beside it that hands its lines on to TensorBoard, MLflow (SQLite), Weights & Biases
+(offline) or trackio, and without: in every other turn that process stands still, so both are the
+same training process. Images per second without over those with, less 1. A turn with it begins when
+it has nothing left to do, and the next one begins when it has again. 24 steps that are not timed,
+so that what it does about these falls into the timed ones as what it does about the last falls
+behind them, and 60 that are; 2 rounds with --quick, 5 with --full. `tracker_overhead` is the
+highest median. `NAME_processor_share` is its processor time from the start of such a turn until
+it rests, over that of all cores in the turn: what it can cost at least, and is not disturbed by how
+steps scatter.
 
 It needs the CIFAR-100 folder and cores 0 and 1; a trainer or tracker that is not installed is left
 out: `pip install ".[benchmark,transformers,tracking]"`, and `pip install trackio`.
@@ -28,7 +36,8 @@ out: `pip install ".[benchmark,transformers,tracking]"`, and `pip install tracki
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +48,7 @@ from batchwright.records import Job
 from batchwright.records.registries.trackers import TRACKERS
 from batchwright.workload.data.sources import open_data
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.beside import Beside
 from benchmarks.harness.figures import Figure, ratios
 from benchmarks.harness.loads import Burner
 from benchmarks.harness.turns import Arm, images_per_second, started, take_turns
@@ -50,11 +60,11 @@ TRAINERS = {
     "transformers": "Transformers' Trainer",
     "accelerate": "accelerate",
 }
-LEAD_IN_STEPS, TIMED_STEPS = 5, 25  # of an epoch
-STEPS = LEAD_IN_STEPS + TIMED_STEPS
-ROUNDS, UNEVEN_EPOCHS = {False: 4, True: 16}, {False: 4, True: 10}  # by --full
+STEPS = 30  # of an epoch
+SITTINGS, ROUNDS = {False: 1, True: 3}, {False: 4, True: 2}  # by --full; rounds of a sitting
+UNEVEN_EPOCHS = {False: 4, True: 6}
 FIRST_COUNTED = 2  # zero-based: the third epoch
-TRACKED_ROUNDS, TRACKED_LEAD_IN, TRACKED_STEPS = {False: 3, True: 16}, 6, 34
+TRACKED_ROUNDS, TRACKED_LEAD_IN, TRACKED_STEPS = {False: 2, True: 5}, 24, 60
 
 BENCHMARK = Benchmark(
     "adapters",
@@ -83,6 +93,11 @@ BENCHMARK = Benchmark(
                at_most=0.01),
         *(
             Figure(f"{name}_overhead", "share", "median", f"{name}: the same", at_most=0.01)
+            for name in TRACKERS.own
+        ),
+        *(
+            Figure(f"{name}_processor_share", "share", "median", f"{name}: processor time of the "
+                   "process that feeds it, over that of all cores")
             for name in TRACKERS.own
         ),
         *(
@@ -118,13 +133,13 @@ def measure(arguments: Arguments, folder: Path) -> Found:
         found |= {f"{name}_{arm}_images_per_second": some for arm, some in rates.items()}
         measurements[name] = {"images_per_second": rates, "uneven_seconds": seconds}
     say("trackers")
-    shown = tracked_rates(arguments.data, folder, TRACKED_ROUNDS[arguments.full])
-    measurements["tracked"] = shown
-    costs = {
-        name: [one - 1 for one in ratios(shown["alone"], some)]
-        for name, some in shown.items()
-        if name != "alone"
-    }
+    costs: dict[str, list[float]] = {}
+    tracked = tracked_turns(arguments.data, folder, TRACKED_ROUNDS[arguments.full])
+    for name, turns in tracked.items():
+        alone, beside = ([rate for rate, _ in turns[one]] for one in ("alone", "beside"))
+        costs[name] = [one - 1 for one in ratios(alone, beside)]
+        found[f"{name}_processor_share"] = [share for _, share in turns["beside"]]
+    measurements["tracked"] = tracked
     found |= {f"{name}_overhead": some for name, some in costs.items()}
     if costs:
         found["tracker_overhead"] = max(costs.values(), key=median)
@@ -143,36 +158,69 @@ def trainer_measured(
     starters = {
         arm: partial(Arm, loop, data, STEPS, given, cores=(0, 1)) for arm, given in shares.items()
     }
-    with started(starters) as alive:
-        equal = {arm: alive[arm] for arm in ("plain", "adapter")}
-        for arm in equal.values():
-            arm.turn(lead_in=0, steps=STEPS)  # caches, and the allocator
-        how = {"lead_in": LEAD_IN_STEPS, "steps": TIMED_STEPS}
-        turns = {arm: partial(one.turn, **how) for arm, one in equal.items()}
-        rates = take_turns(turns, ROUNDS[full])
-        with Burner(1):
-            turns = {
-                "plain": partial(alive["plain"].turn, lead_in=0, steps=STEPS),
-                "adapter": partial(alive["follow"].turn, lead_in=0, steps=STEPS),
-            }
-            uneven = take_turns(turns, UNEVEN_EPOCHS[full])
+    equal = {arm: starters[arm] for arm in ("plain", "adapter")}
+    rates: dict[str, list[float]] = {arm: [] for arm in equal}
+    for _ in range(SITTINGS[full]):
+        for arm, some in epochs(equal, ROUNDS[full]).items():
+            rates[arm] += some
+    with Burner(1):
+        pair = {arm: starters[arm] for arm in ("plain", "follow")}
+        uneven = epochs(pair, UNEVEN_EPOCHS[full])
+    uneven = {"plain": uneven["plain"], "adapter": uneven["follow"]}
     return rates, {arm: [STEPS * BATCH / rate for rate in some] for arm, some in uneven.items()}
 
 
-def tracked_rates(data: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Images per second of our own loop alone, and beside each tracker that is installed."""
+def epochs(starters: Mapping[str, Callable[[], Arm]], rounds: int) -> dict[str, list[float]]:
+    """Images per second of whole epochs, behind one in which caches fill."""
+    return images_per_second(starters, rounds, lead_in=0, steps=STEPS, warm_up=STEPS)
+
+
+def tracked_turns(data: Path, folder: Path, rounds: int) -> dict[str, dict[str, list[Any]]]:
+    """By tracker that is installed, turns of our own loop `alone` and `beside` what feeds it."""
     os.environ["WANDB_MODE"] = "offline"
     os.environ["TRACKIO_DIR"] = str(folder / "trackio")
     places = {"tensorboard": folder / "tensorboard", "mlflow": f"sqlite:///{folder}/runs.db"}
-    made = {"alone": partial(Arm, arms.session, data, folder / "alone", ())}
+    found = {}
     for name, spec in TRACKERS.own.items():
         if find_spec(spec.package) is None:
             say(f"{name} is not installed and left out")
             continue
+        say(f"{name}: without it and with it")
         word = f"{name}:{places.get(name, 'benchmark')}"
-        made[name] = partial(Arm, arms.session, data, folder / name, (word,))
-    how = {"lead_in": TRACKED_LEAD_IN, "steps": TRACKED_STEPS, "warm_up": 2 * TRACKED_STEPS}
-    return images_per_second(made, rounds, **how)
+        run = folder / name
+        with started({name: partial(Arm, arms.session, data, run, (word,))}) as alive:
+            (arm,) = alive.values()
+            (trainer,) = arm.pids
+            assert trainer is not None  # it was started
+            beside = Beside(trainer, run)
+            arm.turn(lead_in=0, steps=2 * TRACKED_LEAD_IN)  # caches, and the tracker opens
+            beside.rest()
+            turns = {
+                "alone": partial(turn_alone, arm, beside),
+                "beside": partial(turn_beside, arm, beside),
+            }
+            found[name] = take_turns(turns, rounds, form=lambda turn: f"{turn[0]:.0f} images/s")
+    return found
+
+
+def turn_alone(arm: Arm, beside: Beside) -> tuple[float, float]:
+    """Images per second while the tracker's process stands still, and 0."""
+    beside.stand_still()
+    try:
+        rate = arm.turn(lead_in=TRACKED_LEAD_IN, steps=TRACKED_STEPS)
+    finally:
+        beside.go_on()
+    beside.rest()
+    return rate, 0.0
+
+
+def turn_beside(arm: Arm, beside: Beside) -> tuple[float, float]:
+    """Images per second beside it, and its processor time until it rests over that of all cores."""
+    used, began = beside.seconds(), time.monotonic()
+    rate = arm.turn(lead_in=TRACKED_LEAD_IN, steps=TRACKED_STEPS)
+    seconds = time.monotonic() - began
+    beside.rest()
+    return rate, (beside.seconds() - used) / seconds / len(os.sched_getaffinity(0))
 
 
 if __name__ == "__main__":

@@ -111,7 +111,8 @@ class Executor:
         group = self._part(command.workers)
         self._job = self._job.model_copy(update={"precision": command.precision})
         bench = self._bench = Bench(self._job, self._data, group)
-        facts = network_facts(self._job.network, bench.network, bench.side)
+        channels = self._data.facts.channels
+        facts = network_facts(self._job.network, bench.network, bench.side, channels)
         set_training(bench.network)
         feed = bench.feed(command.workers)
         return commands.Prepared(

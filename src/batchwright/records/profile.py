@@ -33,6 +33,7 @@ class DataFacts(Record):
     classes: tuple[str, ...] = Field(description="Class names, in label order.")
     side: Count = Field(description="Natural training resolution: image side, in pixels.")
     skipped: Index = Field(0, description="Unreadable images left out.")
+    channels: Count = Field(3, description="Of an image; others than 3 in your own data alone.")
 
 
 class NetworkFacts(Record):

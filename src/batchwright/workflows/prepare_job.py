@@ -118,7 +118,8 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
     from batchwright.workload.task import network_facts
 
     job = resolve(job, facts)
-    network = network_facts(job.network, _check_network(job, facts), max(_sides(job, facts)))
+    built = _check_network(job, facts)
+    network = network_facts(job.network, built, max(_sides(job, facts)), facts.channels)
     _check_batch(job, facts, least_local(network))
     _check_stated_extra_time(job, facts, least_local(network))
     tell_doubts(job, facts)
@@ -347,7 +348,7 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
         arguments=job.network_args,
     )
     if len(sides) > 1:
-        check_sides(job.network, network, sides)
+        check_sides(job.network, network, sides, data.channels)
     if job.weights is not None:
         left = load_weights(network, job.weights)
         if left:

@@ -86,7 +86,8 @@ def _plan_of_job(job: Job) -> Plan:
         seed=job.seed,
         arguments=job.network_args,
     )
-    return plan_without_profile(job, data, network_facts(job.network, network, side))
+    facts = network_facts(job.network, network, side, data.channels)
+    return plan_without_profile(job, data, facts)
 
 
 def _check_batch(job: Job, data: DataFacts) -> None:

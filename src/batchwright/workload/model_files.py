@@ -54,7 +54,7 @@ class TrainedModel(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (n, classes) of images (n, 3, side, side) with values in [0, 1]."""
+        """Logits (n, classes) of images (n, channels, side, side); of our sources RGB in [0, 1]."""
         return logits_in(self.network((images - self.mean) / self.std))
 
     def names(self, images: Tensor) -> list[str]:
@@ -159,12 +159,13 @@ def _made(
     )
 
 
-def write_onnx(model: TrainedModel, side: int, path: Path) -> None:
+def write_onnx(model: TrainedModel, side: int, channels: int, path: Path) -> None:
     """The network with its normalization as ONNX, for batches of any size.
 
     Args:
         model: As `load_model` gives it.
         side: Of its images, in pixels.
+        channels: Of these.
         path: The file.
 
     Raises:
@@ -173,7 +174,7 @@ def write_onnx(model: TrainedModel, side: int, path: Path) -> None:
     """
     for module in ("onnx", "onnxscript"):
         import_library(module)
-    example = torch.rand(2, 3, side, side)
+    example = torch.rand(2, channels, side, side)
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)  # it warns of packages that this network does without

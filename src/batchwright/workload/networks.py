@@ -1,6 +1,7 @@
 """Small reference networks for image classification.
 
-All take float images of shape (n, 3, height, width) and return logits of shape (n, num_classes).
+All take float images of shape (n, channels, height, width) and return logits of shape (n,
+num_classes).
 They end in global average pooling, dropout and one linear layer called ``classifier``, so that
 any resolution from their least side (`registries.networks`) up goes through the same weights.
 Weights start as in He et al. 2015 (arXiv 1502.01852), the last normalization of each residual block
@@ -19,7 +20,9 @@ LARGE_RESOLUTION = 64
 """Image side, in pixels, above which `resnet18` starts with a stem of stride 4."""
 
 
-def resnet8(num_classes: int, *, dropout: float = 0.0, top_resolution: int = 32) -> nn.Module:
+def resnet8(
+    num_classes: int, *, dropout: float = 0.0, top_resolution: int = 32, channels: int = 3
+) -> nn.Module:
     """CIFAR ResNet of three stages with one block each, 78,042 weights.
 
     At 32 px: stem (n, 16, 32, 32), stages (n, 16, 32, 32), (n, 32, 16, 16), (n, 64, 8, 8).
@@ -28,16 +31,19 @@ def resnet8(num_classes: int, *, dropout: float = 0.0, top_resolution: int = 32)
         num_classes: Number of logits.
         dropout: Share of features dropped before the classifier.
         top_resolution: Largest training image side, in pixels; changes nothing here.
+        channels: Of an image.
 
     References:
         He et al. 2016, arXiv 1512.03385, section 4.2, with projections as shortcuts.
     """
     del top_resolution
     stages = _residual_stages((16, 32, 64), blocks=1)
-    return Network(_convolution(3, 16), stages, 64, num_classes=num_classes, dropout=dropout)
+    return Network(_convolution(channels, 16), stages, 64, num_classes=num_classes, dropout=dropout)
 
 
-def resnet18(num_classes: int, *, dropout: float = 0.0, top_resolution: int = 32) -> nn.Module:
+def resnet18(
+    num_classes: int, *, dropout: float = 0.0, top_resolution: int = 32, channels: int = 3
+) -> nn.Module:
     """ResNet of four stages with two blocks each, 11,173,962 weights (11,181,642 with large stem).
 
     At 32 px: stem (n, 64, 32, 32), stages (n, 64, 32, 32), (n, 128, 16, 16), (n, 256, 8, 8),
@@ -49,20 +55,23 @@ def resnet18(num_classes: int, *, dropout: float = 0.0, top_resolution: int = 32
         num_classes: Number of logits.
         dropout: Share of features dropped before the classifier.
         top_resolution: Largest training image side, in pixels.
+        channels: Of an image.
 
     References:
         He et al. 2016, arXiv 1512.03385, table 1.
     """
     if top_resolution > LARGE_RESOLUTION:
-        stem = _convolution(3, 64, kernel=7, stride=2)
+        stem = _convolution(channels, 64, kernel=7, stride=2)
         stem.append(nn.MaxPool2d(3, stride=2, padding=1))
     else:
-        stem = _convolution(3, 64)
+        stem = _convolution(channels, 64)
     stages = _residual_stages((64, 128, 256, 512), blocks=2)
     return Network(stem, stages, 512, num_classes=num_classes, dropout=dropout)
 
 
-def vgg8(num_classes: int, *, dropout: float = 0.0, top_resolution: int = 32) -> nn.Module:
+def vgg8(
+    num_classes: int, *, dropout: float = 0.0, top_resolution: int = 32, channels: int = 3
+) -> nn.Module:
     """VGG of six convolutions and two linear layers without normalization, 304,810 weights.
 
     At 32 px: stages (n, 32, 16, 16), (n, 64, 8, 8), (n, 128, 4, 4), each after its max pooling.
@@ -72,13 +81,14 @@ def vgg8(num_classes: int, *, dropout: float = 0.0, top_resolution: int = 32) ->
         num_classes: Number of logits.
         dropout: Share of features dropped before the classifier.
         top_resolution: Largest training image side, in pixels; changes nothing here.
+        channels: Of an image.
 
     References:
         Simonyan and Zisserman 2015, arXiv 1409.1556, with global average pooling.
     """
     del top_resolution
     stages = nn.Sequential()
-    for width_in, width in pairwise((3, 32, 64, 128)):
+    for width_in, width in pairwise((channels, 32, 64, 128)):
         pair = nn.Conv2d(width_in, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
         stages.append(nn.Sequential(pair[0], _relu(), pair[1], _relu(), nn.MaxPool2d(2)))
     hidden = nn.Sequential(nn.Linear(128, 128), _relu())
@@ -87,7 +97,7 @@ def vgg8(num_classes: int, *, dropout: float = 0.0, top_resolution: int = 32) ->
 
 
 def mobilenet_small(
-    num_classes: int, *, dropout: float = 0.0, top_resolution: int = 32
+    num_classes: int, *, dropout: float = 0.0, top_resolution: int = 32, channels: int = 3
 ) -> nn.Module:
     """Depthwise separable network in the manner of MobileNet, 136,778 weights.
 
@@ -98,6 +108,7 @@ def mobilenet_small(
         num_classes: Number of logits.
         dropout: Share of features dropped before the classifier.
         top_resolution: Largest training image side, in pixels; changes nothing here.
+        channels: Of an image.
 
     References:
         Howard et al. 2017, arXiv 1704.04861, without its first and its last halvings.
@@ -108,7 +119,9 @@ def mobilenet_small(
     for (width_in, width), stride in zip(pairwise(widths), strides, strict=True):
         depthwise = _convolution(width_in, width_in, stride=stride, groups=width_in)
         stages.append(depthwise.extend(_convolution(width_in, width, kernel=1)))
-    return Network(_convolution(3, 32), stages, 256, num_classes=num_classes, dropout=dropout)
+    return Network(
+        _convolution(channels, 32), stages, 256, num_classes=num_classes, dropout=dropout
+    )
 
 
 class Network(nn.Module):
@@ -133,7 +146,7 @@ class Network(nn.Module):
         _initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (n, num_classes) of images (n, 3, height, width)."""
+        """Logits (n, num_classes) of images (n, channels, height, width)."""
         features = self.stages(self.stem(images)).mean(dim=(2, 3))
         logits: Tensor = self.classifier(self.dropout(self.hidden(features)))
         return logits

@@ -23,11 +23,13 @@ from batchwright.errors import FileError, JobError
 from batchwright.records import Job, NetworkFacts
 from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.records.registries.optimizers import OPTIMIZERS
+from batchwright.records.text.formatting import counted
 from batchwright.workload.extras import EXTRAS, in_words, is_installed, missing, nearest
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs (n, classes) and labels (n,) to the mean loss over the n samples."""
 
+CHANNELS = 3  # of images of all sources but data of one's own
 _SHOWN = 3  # names in a message
 
 
@@ -171,24 +173,33 @@ def _logits_only(_network: nn.Module, _inputs: Any, outputs: Any) -> Tensor | No
     return None if isinstance(outputs, Tensor) else logits_in(outputs)
 
 
-def network_facts(name: str, network: nn.Module, side: int) -> NetworkFacts:
+def network_facts(
+    name: str, network: nn.Module, side: int, channels: int = CHANNELS
+) -> NetworkFacts:
     """What a plan needs to know of a network.
 
     Args:
         name: As in the job.
         network: On any device; frozen parameters are not counted among the exchanged bytes.
         side: Largest training image side, in pixels.
+        channels: Of an image.
 
     Raises:
-        JobError: The network does not take images of ``side`` pixels.
+        JobError: The network does not take such images.
     """
+    if channels != CHANNELS and (why := _failure(network, side, channels)):
+        raise JobError(
+            f"network={name}: cannot take images of {counted(channels, 'channel')}, as the data "
+            f"have ({why}): give network_args.channels={channels} to one of ours, in_chans to "
+            "timm's, num_channels to Transformers', or name a network of your own"
+        )
     parameters = list(network.parameters())
     return NetworkFacts(
         name=name,
         parameters=sum(p.numel() for p in parameters),
         trained_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         batch_norm=has_batch_norm(network),
-        least_side=_known_side(name) or _find_least_side(name, network, side),
+        least_side=_known_side(name) or _find_least_side(name, network, side, channels),
     )
 
 
@@ -197,19 +208,22 @@ def has_batch_norm(network: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in network.modules())
 
 
-def check_sides(name: str, network: nn.Module, sides: Sequence[int]) -> None:
+def check_sides(
+    name: str, network: nn.Module, sides: Sequence[int], channels: int = CHANNELS
+) -> None:
     """Refuse image sides that ``network`` cannot take.
 
     Args:
         name: As in the job.
         network: On any device.
         sides: In pixels, rising.
+        channels: Of an image.
 
     Raises:
         JobError: One is too small, or the network takes the highest only.
     """
-    facts = network_facts(name, network, sides[-1])
-    failures = {side: _failure(network, side) for side in sides[:-1]}
+    facts = network_facts(name, network, sides[-1], channels)
+    failures = {side: _failure(network, side, channels) for side in sides[:-1]}
     failed = [side for side, failure in failures.items() if failure or side < facts.least_side]
     if not failed:
         return
@@ -243,12 +257,12 @@ def _known_side(name: str) -> int | None:
     return None if spec is None else spec.least_side
 
 
-def _find_least_side(name: str, network: nn.Module, side: int) -> int:
+def _find_least_side(name: str, network: nn.Module, side: int, channels: int) -> int:
     """The first of 1, 2, 4, ... and ``side`` pixels that ``network`` takes, found by trying."""
     for tried in (1 << k for k in range((side - 1).bit_length())):
-        if _failure(network, tried) is None:
+        if _failure(network, tried, channels) is None:
             return tried
-    failure = _failure(network, side)
+    failure = _failure(network, side, channels)
     if failure:
         raise JobError(
             f"network={name}: cannot take images of {side} pixels ({failure}); try a larger side "
@@ -257,13 +271,14 @@ def _find_least_side(name: str, network: nn.Module, side: int) -> int:
     return side
 
 
-def _failure(network: nn.Module, side: int) -> str | None:
+def _failure(network: nn.Module, side: int, channels: int) -> str | None:
     """Why ``network`` cannot take an image of ``side`` pixels; `None` if it can."""
     was_training = network.training
     network.eval()
     try:
         with torch.no_grad():
-            network(torch.zeros(1, 3, side, side, device=next(network.parameters()).device))
+            device = next(network.parameters()).device
+            network(torch.zeros(1, channels, side, side, device=device))
     except Exception as error:  # noqa: BLE001 - the user's code may fail in any way
         return in_words(error)
     finally:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import trackio
 
 from batchwright.client.trackers.following import Tracked
+
+_FLUSH_SECONDS = 5.0  # at most; where a server is away, its own thread keeps trying
 
 
 class _Trackio:
@@ -28,7 +32,12 @@ class _Trackio:
             self._run.log(dict(values), step=step)
 
     def flush(self) -> None:
-        """A thread of theirs writes what it has been given, twice a second."""
+        """Wait for a thread of theirs, which writes twice a second what it has been given."""
+        end = time.monotonic() + _FLUSH_SECONDS
+        while getattr(self._run, "_queued_logs", ()) and time.monotonic() < end:
+            time.sleep(_FLUSH_SECONDS / 500)
+        with getattr(self._run, "_client_lock", nullcontext()):
+            pass  # what it took from there is written, too
 
     def close(self, outcome: str) -> None:
         del outcome

@@ -68,19 +68,19 @@ def estimate_peak(job: Job, data: DataFacts, resolution: int, local_batch_size: 
         Bytes; `None` where PyTorch has no such tool, or the network cannot do without real tensors.
     """
     try:
-        return _peak_of_fakes(job, len(data.classes), resolution, local_batch_size)
+        return _peak_of_fakes(job, data, resolution, local_batch_size)
     except Exception:  # noqa: BLE001 - private, and the user's network may do anything
         return None
 
 
-def _peak_of_fakes(job: Job, classes: int, resolution: int, size: int) -> int:
+def _peak_of_fakes(job: Job, data: DataFacts, resolution: int, size: int) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
     side = max(sides_of(job))
     network = build_network(
         job.network,
-        classes=classes,
+        classes=len(data.classes),
         side=side,
         dropout=job.dropout,
         arguments=job.network_args,
@@ -101,7 +101,7 @@ def _peak_of_fakes(job: Job, classes: int, resolution: int, size: int) -> int:
         tracker.track_external(network, optimizer)
         with tracker:
             for _ in range(2):  # the optimizer's state is there from the second step on
-                images = torch.empty(size, 3, resolution, resolution)
+                images = torch.empty(size, data.channels, resolution, resolution)
                 labels = torch.zeros(size, dtype=torch.long)
                 with autocast(precision, torch.device("cpu")):
                     outputs = network(images.contiguous(memory_format=torch.channels_last))

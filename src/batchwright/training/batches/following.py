@@ -1,7 +1,9 @@
 """Shares that follow the workers' speeds in somebody else's loop: each step's own computing timed.
 
 `DistributedDataParallel` exchanges gradients within the backward pass, whose end therefore comes to
-all workers at once. What tells a worker's own time is when its last gradient was computed.
+all workers at once. From there to its own next last gradient is what a worker needs by itself: for
+the update, its input, the forward and the backward pass. What does not grow with the samples is in
+it, too, or a slow worker would get too many of them and be waited for.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from batchwright.training.step.clock import Moment
 class Follower:
     """Times the passes of an epoch, and divides the next one by what all workers measured.
 
-    A pass is timed from `begin` to its last gradient, without waiting for input or for others.
+    A pass is timed from the end of the one before, where `exchanged` has told it, else from
+    `begin`, to its last gradient.
 
     Args:
         sampler: Whose shares follow.
@@ -34,6 +37,7 @@ class Follower:
         trained = [one for one in parameters if one.requires_grad]
         self._sampler, self._device = sampler, trained[0].device
         self._times: list[tuple[Moment, Moment]] = []
+        self._over: Moment | None = None  # when the pass before was
         self._hook = register_multi_grad_hook(trained, self._ready, mode="all")
         self._balancer = Balancer(
             Job(rebalance_steps=0),
@@ -45,10 +49,17 @@ class Follower:
 
     def begin(self) -> None:
         """A pass begins; its batch is at hand."""
-        start, end = self._moment(), self._moment()
-        start.record()
-        end.record()
+        start, end = self._over or self._now(), self._now()
+        self._over = None
         self._times.append((start, end))
+
+    def exchanged(self) -> None:
+        """A backward pass is over; what comes now is this worker's own."""
+        self._over = self._now()
+
+    def leave_out(self) -> None:
+        """What comes before the next pass, such as an evaluation, is no part of it."""
+        self._over = None
 
     def _ready(self, *_: Any) -> None:
         if self._times:
@@ -68,7 +79,7 @@ class Follower:
         everyone: list[list[float]] = [own] * sampler.workers
         if sampler.workers > 1:
             distributed.all_gather_object(everyone, own)
-        self._times = []
+        self._times, self._over = [], None
         for index, seconds in enumerate(zip(*everyone, strict=True)):
             # The first step is cold; the last may be a tail.
             usual = index > 0 and sampler.part(index * passes).total == sampler.global_batch
@@ -82,10 +93,11 @@ class Follower:
         """Time nothing any more."""
         self._hook.remove()
 
-    def _moment(self) -> Moment:
-        if self._device.type == "cuda":
-            return torch.cuda.Event(enable_timing=True)
-        return _HostMoment()
+    def _now(self) -> Moment:
+        cuda = self._device.type == "cuda"
+        moment: Moment = torch.cuda.Event(enable_timing=True) if cuda else _HostMoment()
+        moment.record()
+        return moment
 
 
 class _HostMoment:

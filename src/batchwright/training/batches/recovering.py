@@ -45,10 +45,7 @@ class Recovering:
         self._whole: _Whole | None = None  # what `backward` may have to compute again
         self._arrived: Tensor | None = None  # what the loss's own gradient was in it
         self._done: set[int] = set()  # parameters whose gradient it has computed
-        self._hooks = [
-            one.register_post_accumulate_grad_hook(lambda _, number=number: self._done.add(number))
-            for number, one in enumerate(self._trained)
-        ]
+        self._hooks: list[Any] = []  # from the first batch on, so that nobody else pays for them
 
     def loss(
         self,
@@ -67,6 +64,11 @@ class Recovering:
                 forward pass, as on the other workers, and the parts before go past it.
             summed: Whether parts' losses add up to the batch's, in place of their mean.
         """
+        if not self._hooks:
+            self._hooks = [
+                one.register_post_accumulate_grad_hook(partial(self._note_done, number))
+                for number, one in enumerate(self._trained)
+            ]
         samples = samples_in(batch)
         whole = self._whole = _Whole(compute, batch, samples, wrapper, summed)
         while True:
@@ -131,6 +133,9 @@ class Recovering:
         """Watch the parameters no more."""
         for one in self._hooks:
             one.remove()
+
+    def _note_done(self, number: int, _: Tensor) -> None:
+        self._done.add(number)
 
     def _note_arrival(self, number: int, gradients: Sequence[Tensor]) -> None:
         self._arrived = gradients[number].detach()

@@ -87,7 +87,7 @@ def deliver(
         save_model(aside, content["model"], config)
         if onnx:
             model = load_model(aside, network, config["network_args"])
-            write_onnx(model, config["side"], aside / ONNX)
+            write_onnx(model, config["side"], plan.data.channels, aside / ONNX)
         card = model_card(summary, evaluated, config, licence=licence, onnx=onnx)
         write_whole(aside / CARD, card.encode())
         for one in sorted(aside.iterdir()):

@@ -42,6 +42,8 @@ def model_card(
     if network_spec(plan.network.name) is None or arguments:
         named += f", network={plan.network.name!r}"
         named += f", network_args={arguments!r}" if arguments else ""
+    own = not config["mean"]  # data sets of one's own are not normalized by us
+    what = "as the data set gave them" if own else "RGB with values in [0, 1]"
     some = ", ".join(data.classes[:_MAX_CLASSES])
     more = " ..." if len(data.classes) > _MAX_CLASSES else ""
     which = (
@@ -58,7 +60,7 @@ def model_card(
         "## Use",
         f"```python\nimport batchwright as bw\n\nmodel = bw.load_model({named})\n"
         "names = model.names(images)\n```",
-        f"`images` are RGB with values in [0, 1], (n, 3, {side}, {side}); `model(images)` "
+        f"`images` are {what}, (n, {data.channels}, {side}, {side}); `model(images)` "
         "gives logits. The weights alone are in `model.safetensors`, mean and deviation that the "
         "network wants of its input in `config.json`."
         + (" `model.onnx` is the same network, with that in it." if onnx else ""),

@@ -207,7 +207,7 @@ class Planner:
                 arguments=job.network_args,
             )
             freeze(network, job.frozen)
-            self._networks[key] = network_facts(job.network, network, side)
+            self._networks[key] = network_facts(job.network, network, side, data.channels)
         return self._networks[key]
 
     @contextmanager

@@ -194,6 +194,8 @@ class ForAccelerate:
             self._recovering.backward(run)
         else:
             run()
+        if self._follower is not None:
+            self._follower.exchanged()
         return loss
 
     def state_dict(self) -> dict[str, Any]:

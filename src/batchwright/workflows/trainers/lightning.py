@@ -111,7 +111,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         """Check the Trainer's options, and stand in for its training data."""
         if stage != "fit":
             return
-        _refuse_options(trainer)
+        _refuse_options(trainer, planned=self._auto or self.plan is not None)
         loop, theirs = trainer.fit_loop, trainer.fit_loop._data_source
 
         def request() -> Any:  # a probe builds optimizers, which may ask for the steps to come
@@ -244,6 +244,18 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         del pl_module
         weigh_gradient(loss, self._part, trainer.world_size)
 
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """Gradients are exchanged: what comes now is this worker's own."""
+        del trainer, pl_module
+        if self._follower is not None:
+            self._follower.exchanged()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """It is no part of a step."""
+        del trainer, pl_module
+        if self._follower is not None:
+            self._follower.leave_out()
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Divide the next epoch."""
         del pl_module
@@ -304,10 +316,10 @@ class _Feed:
         self._sampler.load_state_dict(state)
 
 
-def _refuse_options(trainer: Any) -> None:
-    """Options with which a sample would not count once, or not as much as any other."""
+def _refuse_options(trainer: Any, *, planned: bool) -> None:
+    """Options with which a sample would not count once, or batch and rate be settled twice."""
     strategy = type(trainer.strategy).__name__
-    schedulers = [c for c in trainer.callbacks if "AccumulationScheduler" in type(c).__name__]
+    callbacks = {kind.__name__ for one in trainer.callbacks for kind in type(one).__mro__}
     if trainer.fast_dev_run:
         few = int(trainer.fast_dev_run)
         told = f"fast_dev_run={few}: an epoch is its first {few} batches, not all samples"
@@ -323,7 +335,17 @@ def _refuse_options(trainer: Any) -> None:
             "reload_dataloaders_every_n_epochs",
             "a data set that changes by itself",
         ),
-        (bool(schedulers), "GradientAccumulationScheduler", "accumulate_grad_batches="),
+        (
+            "GradientAccumulationScheduler" in callbacks,
+            "GradientAccumulationScheduler",
+            "accumulate_grad_batches=",
+        ),
+        ("BatchSizeFinder" in callbacks, "BatchSizeFinder", 'bw.ForLightning("auto")'),
+        (
+            planned and "LearningRateFinder" in callbacks,
+            "LearningRateFinder, as the plan makes the rate follow the batch",
+            "one of the two",
+        ),
     ):
         if found:
             raise PlanError(f"bw.ForLightning does not go with {what}: try {try_}")

@@ -202,6 +202,11 @@ class ForTransformers:
         self.sampler.set_epoch(epoch)
         self._index = done * self.sampler.passes - 1
 
+    def pause(self) -> None:
+        """An evaluation or a checkpoint is over."""
+        if self._follower is not None:
+            self._follower.leave_out()
+
     def end_epoch(self) -> None:
         """Divide the next epoch."""
         first = self._trainer.args.process_index == 0
@@ -231,6 +236,8 @@ class ForTransformers:
             return self._step(model, inputs, *more, **named)
         finally:
             self._training = False
+            if self._follower is not None:
+                self._follower.exchanged()
 
     def _loss(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
         """The Trainer's loss, weighed, where it trains."""
@@ -264,6 +271,14 @@ def _callback_of(training: ForTransformers) -> Any:
             """Before the loader is gone through."""
             del args, control
             training.begin_epoch(state.global_step)
+
+        def on_evaluate(self, *_: Any, **__: Any) -> None:
+            """After an evaluation."""
+            training.pause()
+
+        def on_save(self, *_: Any, **__: Any) -> None:
+            """After a checkpoint."""
+            training.pause()
 
         def on_epoch_end(self, *_: Any, **__: Any) -> None:
             """After its last step."""

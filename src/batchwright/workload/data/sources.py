@@ -368,7 +368,7 @@ def from_datasets(text: str, returned: Any) -> ImageData:
     classes = tuple(map(str, names)) if isinstance(names, (tuple, list)) else ()
     if len(classes) < 2:
         raise DataError(f"data={text} must return the names of two or more classes, in label order")
-    side = _side_of_item(text, train, len(classes))
+    channels, side = _size_of_item(text, train, len(classes))
     identity = json.dumps([text, len(train), len(val), classes, side])
     facts = DataFacts(
         name=text,
@@ -378,6 +378,7 @@ def from_datasets(text: str, returned: Any) -> ImageData:
         split="as the function returns it",
         classes=classes,
         side=side,
+        channels=channels,
     )
     return ImageData(train, val, facts, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
@@ -394,8 +395,8 @@ def _refuse_unusable(text: str, which: str, dataset: Any) -> None:
         raise DataError(f"data={text}: the {which} data ({name}) are empty")
 
 
-def _side_of_item(text: str, dataset: Any, classes: int) -> int:
-    """The shorter side of the first training image, in pixels."""
+def _size_of_item(text: str, dataset: Any, classes: int) -> tuple[int, int]:
+    """Channels of the first training image, and its shorter side in pixels."""
     wanted = "(float tensor (channels, height, width), whole-number label)"
     try:
         image, label = dataset[0]
@@ -414,7 +415,7 @@ def _side_of_item(text: str, dataset: Any, classes: int) -> int:
         raise DataError(f"data={text}: items must be {wanted}; the first image is {shown}")
     if not 0 <= label < classes:
         raise DataError(f"data={text}: label {label} is outside the {classes} class names")
-    return min(image.shape[1:])
+    return len(image), min(image.shape[1:])
 
 
 def to_resolution(images: torch.Tensor, resolution: int) -> torch.Tensor:

@@ -1,0 +1,104 @@
+"""What a plan comes to in a trainer with a loop of its own, and what does not go together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
+
+from batchwright.errors import ArgumentError, DataError, PlanError
+from batchwright.workflows.trainers.arrangement import arranged, shuffled
+from samples import make_plan
+
+SAMPLES = make_plan().data.train_samples
+DATA = TensorDataset(torch.zeros(6, 1))
+
+
+def planned(micro=48, **changes):
+    plan = make_plan(**changes)
+    (row,) = plan.stages
+    return plan.model_copy(update={"stages": (row.model_copy(update={"micro_batch_size": micro}),)})
+
+
+def settled(plan, shares=None, **how):
+    theirs = {"workers": 2, "batch": 8, "passes": 1, "samples": SAMPLES}
+    names = {"trainer": "theirs", "accumulation": "their_passes"}
+    return arranged(plan, shares, **names, **{**theirs, **how})
+
+
+def test_a_plan_says_batch_accumulation_and_rate_and_without_one_they_stay():
+    made = settled(planned(micro=20))
+    assert (made.global_batch, made.passes, made.shares) == (96, 3, (48, 48))
+    assert made.rate == pytest.approx(0.866)
+    assert not made.follow  # the plan's method has equal shares
+    assert settled(planned(micro=20), passes=3).passes == 3  # as the plan has it
+    made = settled(None, passes=5)
+    assert (made.global_batch, made.passes, made.shares, made.rate) == (80, 5, None, 1.0)
+    assert made.follow
+    assert settled(planned(), "follow").follow
+    assert not settled(None, workers=1).follow
+    assert settled(None, (3, 1)).shares == (3, 1)
+    assert settled(planned(), "equal").shares is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "how", "words"),
+    [
+        (planned(), {"workers": 3}, "for 2 workers and theirs has 3: start as many, or plan again"),
+        (planned(), {"samples": 7}, f"for {SAMPLES:} training samples and the data set has 7"),
+        (planned(), {"passes": 2}, "their_passes=2 and the plan accumulates over 1: leave it out"),
+    ],
+)
+def test_a_plan_for_something_else_is_refused_in_a_line(plan, how, words):
+    with pytest.raises(PlanError) as told:
+        settled(plan, **how)
+    assert words in str(told.value)
+    assert "\n" not in str(told.value)
+    with pytest.raises(ArgumentError, match='shares=\'fair\': give "follow", "equal"'):
+        settled(None, "fair")
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(6))
+
+
+class Own(SequentialSampler):
+    """A sampler of somebody's own."""
+
+
+class OwnBatches(BatchSampler):
+    """Batches of somebody's own."""
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (DataLoader(Stream(), 2), "Stream can only be iterated"),
+        ([1, 2], "trains on list: each sample exactly once takes one torch.utils.data.DataLoader"),
+        (DataLoader(DATA, 2, sampler=Own(DATA)), "Own decides which samples come"),
+        (DataLoader(DATA, batch_sampler=OwnBatches(Own(DATA), 2, False)), "OwnBatches decides"),
+        (DataLoader(DATA, 2, sampler=RandomSampler(DATA, True)), "RandomSampler decides"),
+        (DataLoader(DATA, 2, sampler=RandomSampler(DATA, num_samples=3)), "RandomSampler decides"),
+    ],
+    ids=["iterable", "several", "sampler", "batches", "replacement", "fewer"],
+)
+def test_data_whose_samples_would_not_count_once_are_refused_in_a_line(loader, words):
+    with pytest.raises((PlanError, DataError)) as told:
+        shuffled(loader, "theirs")
+    assert words in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_loaders_that_shuffle_are_told_from_those_that_do_not():
+    both = ConcatDataset([DATA, DATA])
+    assert shuffled(DataLoader(both, 2, shuffle=True), "theirs")
+    assert not shuffled(DataLoader(both, 2), "theirs")
