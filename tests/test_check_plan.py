@@ -13,6 +13,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.records import (
     Check,
     Cluster,
+    KindTimes,
     MemoryPoint,
     OutOfMemory,
     Reason,
@@ -36,6 +37,7 @@ class Measured(NamedTuple):
     memory: tuple[MemoryPoint, ...] = ()
     cluster: Cluster = make_profile().cluster
     out_of_memory: tuple[OutOfMemory, ...] = ()
+    kinds: tuple[KindTimes, ...] = ()
 
 
 def key(point):

@@ -1,5 +1,7 @@
 """Kinds of workers, alone and together: shares of equal time, sizes, limits, large clusters."""
 
+from statistics import median
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from batchwright.prediction.step_time import StepTimeModel
 from batchwright.probing.commands import Point
 from batchwright.probing.kinds import Place, kinds_of
 from batchwright.records import Goal, KindCount, Link, Plan, WorkerKind
+from batchwright.workflows.together import arranged
 from samples import make_data, make_kind_profile
 
 SIDES = (96, 128)
@@ -341,18 +344,28 @@ def test_on_few_data_no_cluster_lists_a_batch_twice(samples):
 # ------------------------------------------------------------------------ measured together
 
 
-def measured_together(paces=(1.0, 2.0), exchange=0.003):
-    """Two workers of one name on two hosts, the second slower; as a joint probe tells of them."""
+def measured_together(
+    paces=(1.0, 2.0), exchange=0.003, *, names=("gpu", "gpu"), disturbed=None, times=2
+):
+    """Two workers on two hosts, the second slower; as a joint probe tells of them.
+
+    The first host took ``disturbed`` times as long, a function of the batch's place and the visit.
+    """
     one = make_kind_profile("gpu", workers=(2,), **FEW)
     one = one.model_copy(update={"job": one.job.model_copy(update={"link": Link(), "workers": 2})})
     steps, visits = [], {}
-    for point in one.steps:
-        own = [pace * point.step_seconds for pace in paces]
-        both = max(own) + exchange
-        steps.append(point.model_copy(update={"step_seconds": both, "visits": (both, both)}))
-        key = Point(point.workers, point.resolution, point.local_batch_size)
-        visits[key] = [tuple((seconds, both - seconds) for seconds in own)] * 2
-    places = [Place(host, "", "gpu", "a GPU", GIB * 80) for host in ("node1", "node2")]
+    for place, point in enumerate(one.steps):
+        told, wholes = [], []
+        for visit in range(times):
+            own = [pace * point.step_seconds for pace in paces]
+            own[0] *= disturbed(place, visit) if disturbed else 1
+            wholes.append(max(own) + exchange)
+            told.append(tuple((seconds, wholes[-1] - seconds) for seconds in own))
+        update = {"step_seconds": median(wholes), "visits": tuple(wholes)}
+        steps.append(point.model_copy(update=update))
+        visits[Point(point.workers, point.resolution, point.local_batch_size)] = told
+    hosts = zip(("node1", "node2"), names, strict=True)
+    places = [Place(host, "", name, "a GPU", GIB * 80) for host, name in hosts]
     kinds = kinds_of(places, steps, visits)
     return one.model_copy(update={"steps": tuple(steps), "kinds": kinds}), places
 
@@ -383,6 +396,50 @@ def test_kinds_that_were_measured_together_are_planned_together():
     # All together go at the slowest one's pace, by which predictions are checked.
     exact = 0.003 + 2 * (0.004 + 6e-8 * 96**2 * plan.held_out[0].local_batch_size)
     assert plan.held_out[0].step_seconds.value == pytest.approx(exact, rel=0.05)
+
+
+def test_single_visits_draw_no_curves_that_cross():
+    """A host twice as fast, disturbed in single visits, still gets about two thirds."""
+    factors = (0.6, 1.0, 1.3, 1.9)
+    profile, _ = measured_together(
+        names=("a", "b"), disturbed=lambda place, _: factors[place % 4], times=1
+    )
+    assert [one.kind for one in profile.kinds] == ["a", "b"]
+    pairs = zip(*(one.steps for one in profile.kinds), strict=True)
+    (ratio,) = {round(b.compute_seconds / a.compute_seconds, 9) for a, b in pairs}
+    assert 1.5 < ratio < 2.5
+    plan = make_plan(profile, profile.job.model_copy(update={"global_batch": 96, "epochs": 3}))
+    assert 54 <= plan.stages[0].local_batch_sizes[0] <= 76
+
+
+def test_many_visits_tell_what_a_kind_takes_at_each_batch():
+    profile, _ = measured_together(
+        disturbed=lambda place, visit: (0.9, 1.1)[place % 2] * (0.99, 1.01)[visit % 2], times=40
+    )
+    for place, (step, told) in enumerate(zip(profile.kinds[0].steps, profile.steps, strict=True)):
+        exact = (told.step_seconds - 0.003) / 2 * (0.9, 1.1)[place % 2]
+        assert step.compute_seconds == pytest.approx(exact, rel=0.011)
+
+
+def test_groups_of_a_server_are_planned_in_the_order_of_the_workers_that_are_there():
+    """Slower ones that were started first stay first, or one `run` could not train its plan."""
+    profile, places = measured_together((2.0, 1.0), names=("slow", "fast"))
+    job = profile.job.model_copy(update={"global_batch": 90, "epochs": 3})
+    plain = make_plan(profile, job)
+    assert [one.kind for one in plain.kinds] == ["fast", "slow"]
+    server = {"method": "dual-batch", "global_batch": "auto"}
+    dual = make_plan(profile, job.model_copy(update=server))
+    assert [one.kind for one in dual.kinds] == ["slow", "fast"]
+    assert arranged(dual, [one.kind for one in places]) == dual
+    assert arranged(plain, [one.kind for one in places]) != plain
+
+
+def test_kinds_that_visits_cannot_tell_apart_go_at_one_pace():
+    factors = (1.0, 1.25, 0.8)
+    profile, _ = measured_together(
+        (1.0, 1.02), names=("a", "b"), disturbed=lambda place, _: factors[place % 3], times=1
+    )
+    assert [one.pace for one in profile.kinds] == [1, 1]
 
 
 def test_more_of_what_was_measured_together_goes_by_the_network():

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import batchwright as bw
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.cli.commands import app
-from batchwright.errors import ArgumentError, PlanError
+from batchwright.errors import ArgumentError, JobError, PlanError
 from batchwright.records import Estimate, Plan
 from batchwright.records.documents import read_record
 from batchwright.workflows.exports import EXPORTS, export
@@ -30,7 +30,7 @@ SETTINGS = {
     "skypilot": {"bucket": "s3://runs", "accelerator": "H100"},
     "dstack": {"volume": "runs", "accelerator": "H100"},
 }
-LAUNCHERS = ("torchrun", "sbatch", "kubernetes", "skypilot", "dstack")
+LAUNCHERS = ("torchrun", "sbatch", "ray", "kubernetes", "skypilot", "dstack")
 PYTHON = ("lightning", "transformers", "accelerate")
 TRAINERS = (*PYTHON, "deepspeed", "timm")
 
@@ -340,6 +340,7 @@ def test_bad_words_are_refused() -> None:
         ("sbatch", {"partition": "a\n#SBATCH --exclusive"}, "in one line"),
         ("torchrun", {"image": "x"}, "it takes none"),
         ("skypilot", {"bucket": "s3://x"}, "accelerator"),
+        ("ray", {"gpus": "8"}, "it takes cpus, min_workers"),
     ):
         device = "cuda" if name == "skypilot" else "cpu"
         with pytest.raises(ArgumentError, match=said):
@@ -348,6 +349,10 @@ def test_bad_words_are_refused() -> None:
         assert f"#SBATCH --time={limit}\n" in exported(make_plan(), "sbatch", time=limit)
     with pytest.raises(PlanError, match="--hosts that divides 2"):
         exported(make_plan(), "torchrun", 3)
+    with pytest.raises(ArgumentError, match="ray places the workers"):
+        exported(make_plan(), "ray", 2)
+    with pytest.raises(JobError, match=r"ray.min_workers=3 of workers=2: give at most"):
+        exported(make_plan(), "ray", min_workers="3")
 
 
 def test_the_command_writes_the_file(tmp_path: Path) -> None:

@@ -75,19 +75,6 @@ def test_later_rows_may_have_other_batches_and_rates():
         (PLAN.model_copy(update={"precision": "bfloat16"}), "it has another precision"),
         (spliced(PLAN, another(PLAN, resolution=16), 2), "it has another resolution in epoch 3"),
         (spliced(PLAN, another(PLAN, dropout=0.5), 2), "it has another dropout in epoch 3"),
-        (
-            PLAN.model_copy(
-                update={
-                    "stages": (
-                        PLAN.stages[0].model_copy(update={"epochs": 2}),
-                        PLAN.stages[0].model_copy(
-                            update={"epochs": 3, "local_batch_sizes": (3, 2)}
-                        ),
-                    )
-                }
-            ),
-            "it is for 2 workers in place of 1",
-        ),
     ],
 )
 def test_what_cannot_be_gone_on_with_is_said(changed, why):

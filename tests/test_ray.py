@@ -17,13 +17,20 @@ import torch
 
 import batchwright as bw
 from batchwright.errors import JobError
-from batchwright.planning.planner import plan_without_profile
-from batchwright.records import Job, RunSummary
+from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.records import Job, Plan, RunSummary
 from batchwright.records.agent_rules import not_allowed
 from batchwright.records.documents import read_record, write_record
 from batchwright.workflows.engines import STARTED_BY, ray_train, ray_worker
 from batchwright.workflows.prepare_job import data_facts
-from samples import make_network
+from samples import (
+    LOCAL_BATCHES,
+    make_job,
+    make_memory,
+    make_network,
+    make_profile,
+    make_step,
+)
 from slurm import until
 from test_session import make_tiny_plan
 
@@ -238,6 +245,21 @@ def small_plan(folder: Path, **keys: object) -> None:
     write_record(plan, folder / "plan.json")
 
 
+def measured_plan(folder: Path, **keys: object) -> None:
+    """A plan for two workers, and the profile that it was made from, of a step's made-up times."""
+    named = {"launch": "ray", "network": "ray_parts:paced", "epochs": 8, "checkpoint_steps": 5}
+    job = make_job(**named, precision="float32", resolutions=(8,), **keys)
+    profile = make_profile(
+        job=job,
+        data=data_facts(job),
+        network=make_network(name=job.network),
+        steps=tuple(make_step(2, batch, 8) for batch in LOCAL_BATCHES),
+        memory=tuple(make_memory(2, batch, 8) for batch in LOCAL_BATCHES),
+    )
+    write_record(profile, folder / "profile.json")
+    write_record(make_plan(profile), folder / "plan.json")
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["model"]
 
@@ -328,9 +350,12 @@ def drain(cluster, node) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_the_workers_that_are_left(two_nodes, go, start, tmp_path):
-    small_plan(tmp_path, ray={"min_workers": 1})
-    command = start(*TRAIN, "plan.json", *INTO_RUN)
+def test_a_run_goes_on_with_the_workers_that_are_left_by_a_plan_for_these(
+    two_nodes, go, start, tmp_path
+):
+    measured_plan(tmp_path, ray={"min_workers": 1}, goal={"objective": "time"})
+    planned = read_record(tmp_path / "plan.json", Plan).stages[0]
+    command = start(*TRAIN, "plan.json", "--profile", "profile.json", *INTO_RUN)
     until((tmp_path / "run" / "checkpoints" / "last.pt").exists, "a checkpoint")
     two_nodes.remove_node(next(iter(two_nodes.worker_nodes)))
     go.touch()
@@ -340,6 +365,14 @@ def test_a_run_goes_on_with_the_workers_that_are_left(two_nodes, go, start, tmp_
     assert summary.resumed
     assert {one.samples for one in summary.epochs} == {1437}
     assert len(summary.epochs[-1].workers) == 1
+    first, rest = summary.plan.stages
+    assert first.local_batch_sizes == planned.local_batch_sizes
+    assert rest.workers == 1
+    assert rest.global_batch_size < planned.global_batch_size
+    assert summary.epochs[-1].workers[0].local_batch_size == rest.global_batch_size
+    assert f"planned again from epoch {first.epochs + 1} on: 1 worker, global batch" in said
+    kept = tmp_path / "run" / f"plan-before-epoch-{first.epochs + 1}.json"
+    assert read_record(kept, Plan).stages[0].local_batch_sizes == planned.local_batch_sizes
 
 
 @pytest.mark.slow

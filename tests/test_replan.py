@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from batchwright.algorithms.splicing import why_not
+from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan
 from batchwright.records import WorkerTime
-from batchwright.workflows.replan import refit
+from batchwright.workflows.replan import MAX_CHANGE, for_other_workers, refit
 from clusters import LOCAL_BATCHES, make_step
-from samples import make_data, make_epoch, make_job, make_memory, make_profile, make_summary
+from samples import (
+    make_cluster,
+    make_cyclic_plan,
+    make_data,
+    make_epoch,
+    make_job,
+    make_memory,
+    make_profile,
+    make_summary,
+)
 from samples import make_step as make_sample_step
 from test_optimizer import update
 
@@ -99,3 +110,54 @@ def test_limits_that_the_run_missed_do_not_stop_the_new_fit():
     seconds = 1.2 * 30 * run.plan.stages[0].predicted_epoch_seconds.value
     run = make_run(1.3, goal={"deadline": seconds + 60})
     assert refit(run).refitted.value > run.plan.stages[0].predicted_epoch_seconds.value
+
+
+# ------------------------------------------------------------------------ another number of workers
+
+
+def measured_with(workers, **keys):
+    steps = tuple(make_step(workers, batch) for batch in LOCAL_BATCHES)
+    memory = tuple(make_memory(workers, batch) for batch in LOCAL_BATCHES)
+    return make_profile(
+        job=make_job(workers=workers, **keys),
+        cluster=make_cluster(workers=workers),
+        steps=steps,
+        memory=memory,
+    )
+
+
+def rows(plan):
+    return [(one.epochs, one.workers, one.global_batch_size) for one in plan.stages]
+
+
+@pytest.mark.parametrize("left", [1, 2, 3])
+def test_the_rest_is_planned_for_the_workers_that_are_left_and_as_before_once_all_are_back(left):
+    profile = measured_with(4, goal={"objective": "time"})
+    plan = make_plan(profile)
+    fewer = for_other_workers(plan, profile, 5, left)
+    (begun, then, batch), (rest, workers, fewer_batch) = rows(fewer)
+    assert (begun, then, batch) == (5, 4, plan.stages[0].global_batch_size)
+    assert (rest, workers) == (plan.epochs - 5, left)
+    assert batch // MAX_CHANGE <= fewer_batch < batch
+    slower, faster = (one.stages[-1].predicted_epoch_seconds.value for one in (fewer, plan))
+    assert slower > faster
+    for done in (0, 5):
+        assert why_not(fewer, plan, done) == ""
+    assert why_not(fewer, plan, 6) == "it changes epoch 6, and 6 are done"
+    back = for_other_workers(fewer, profile, 9, 4)
+    assert rows(back) == [(5, 4, batch), (4, left, fewer_batch), (plan.epochs - 9, 4, batch)]
+    assert back.stages[2].learning_rate == plan.stages[0].learning_rate
+
+
+def test_a_batch_that_was_asked_for_stays_with_fewer_workers():
+    profile = measured_with(2, global_batch=96)
+    fewer = for_other_workers(make_plan(profile), profile, 1, 1)
+    assert [one.local_batch_sizes for one in fewer.stages] == [(48, 48), (96,)]
+
+
+def test_plans_that_cannot_change_and_workers_that_nobody_knows_of_are_said():
+    profile = measured_with(2)
+    with pytest.raises(PlanError, match="method=cyclic keeps its batches"):
+        for_other_workers(make_cyclic_plan(), profile, 1, 1)
+    with pytest.raises(PlanError, match="workers=3"):
+        for_other_workers(make_plan(profile), profile, 1, 3)

@@ -12,9 +12,9 @@ from batchwright.records import EpochRecord, Job, WorkerTime
 from batchwright.records.lines.run_lines import EpochLine
 from batchwright.records.service import Advice, AgentIntroduction, JobProgress
 from batchwright.service.adviser import Adviser
-from batchwright.service.advising import MAX_CHANGE, MIN_CHANGE, advice_for
+from batchwright.service.advising import advice_for
 from batchwright.workflows.drift import EpochTime, drift_of
-from batchwright.workflows.replan import at_level_of, epoch_seconds
+from batchwright.workflows.replan import MAX_CHANGE, MIN_CHANGE, at_level_of, epoch_seconds
 from clusters import LOCAL_BATCHES, make_step, step_seconds
 from run_lines import values_of
 from samples import make_cyclic_plan, make_data, make_dual_plan, make_job, make_profile

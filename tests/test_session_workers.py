@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -293,6 +294,7 @@ def refusals(rank, folder):
         str(raised(PlanError, train, rank, (8,), folder / "one")),
         str(raised(PlanError, train, rank, (4, 2, 2), folder / "three")),
         str(raised(FileError, train, rank, (5, 3), folder / "file" / "run")),
+        str(raised(PlanError, train, rank, (5, 3) if rank else (4, 4))),
     ]
 
 
@@ -310,3 +312,4 @@ def test_both_workers_hear_why_a_run_cannot_begin(found, folder):
     assert "for 1 worker, and 2 running: start 1, or plan again with workers=2" in one[0]
     assert "for 3 workers, and 2 running" in one[1]
     assert f"cannot write {folder}/file/run: Not a directory" in one[2]
+    assert re.search(r"^worker 1 \(.+/cpu:1\) has plan \w{12}, and worker 0 .+ has \w{12}", one[3])

@@ -19,9 +19,11 @@ from batchwright.records.documents import read_record, write_record
 from batchwright.records.run_folder import write_inputs
 from batchwright.workflows.engines import STARTED_BY
 from batchwright.workflows.engines.slurm_script import notice, script, tasks_per_node
+from batchwright.workflows.exports import export
+from batchwright.workflows.exports.target import Target
 from batchwright.workflows.prepare_job import data_facts
 from forked import forking
-from samples import make_job, make_network, make_summary
+from samples import make_job, make_network, make_plan, make_summary
 from slurm import Slurm, cluster, until
 
 ASKED = {
@@ -141,7 +143,8 @@ def test_without_sbatch_the_line_says_where_to_run_it(programs, tmp_path):
             "sbatch: error: Batch job submission failed: Invalid account or account/partition "
             "combination specified",
             "slurm refuses the job: Invalid account or account/partition combination specified; "
-            "`sinfo` lists the partitions",
+            "`sacctmgr show associations user=$USER` lists your accounts and where they may run: "
+            "give slurm.account",
         ),
         (
             "sbatch: error: Batch job submission failed: Unable to contact slurm controller "
@@ -255,6 +258,20 @@ def test_what_slurm_cannot_give_is_refused_in_a_line(slurm: Slurm, tmp_path, ask
     assert command.returncode == 2, err
     assert said in err.splitlines()[-1]
     assert not slurm.ask("squeue", "-h", "--states=pending,running")
+
+
+@pytest.mark.slow
+def test_sbatch_takes_the_scripts_that_are_exported(slurm: Slurm, tmp_path):
+    """`--test-only` reads the options of a script and looks for nodes that have what they ask."""
+    for hosts in (1, 2):
+        path = tmp_path / f"{hosts}.sbatch"
+        path.write_text(export(make_plan(), "sbatch", Target(hosts)), encoding="utf-8")
+        done = slurm.call("sbatch", "--test-only", str(path))
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"to start at .* on nodes n", done.stderr)
+    impossible = path.read_text("utf-8").replace("--cpus-per-task=1", "--cpus-per-task=9")
+    path.write_text(impossible, encoding="utf-8")
+    assert slurm.call("sbatch", "--test-only", str(path)).returncode != 0
 
 
 @pytest.mark.slow

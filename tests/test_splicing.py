@@ -85,11 +85,19 @@ def test_a_spliced_plan_is_explained_as_any_other():
 
 
 @pytest.mark.slow
-def test_a_spliced_plan_is_reported_as_any_other(tmp_path):
+def test_a_plan_for_other_workers_later_on_is_reported_as_any_other(tmp_path):
     from batchwright.reporting.pages.page import write_page
     from batchwright.reporting.render.figures import write_figures
 
-    summary = make_summary(plan=spliced(make_plan(), other(), 7))
+    last = make_summary(plan=spliced(make_plan(), other(), 7)).epochs[-1]
+    alone = last.model_copy(update={"epoch": last.epoch + 1, "workers": last.workers[:1]})
+    row = other().stages[0].model_copy(update={"local_batch_sizes": (64,)})
+    fewer = spliced(
+        make_plan(), make_plan(stages=(row,), considered=()), 7, workers_may_differ=True
+    )
+    with pytest.raises(PlanError, match="with workers 1, since it has workers 2"):
+        spliced(make_plan(), fewer.model_copy(update={"stages": (row,)}), 7)
+    summary = make_summary(plan=fewer, epochs=(*make_summary().epochs, alone))
     write_figures(summary, tmp_path / "figures")
     write_page(summary, tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size > 10_000

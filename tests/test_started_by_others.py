@@ -10,12 +10,15 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from batchwright.distributed.heartbeat import presence
 from batchwright.distributed.joining import environments, gathering
 from batchwright.distributed.joining.environments import (
     found,
@@ -26,11 +29,13 @@ from batchwright.distributed.joining.environments import (
 )
 from batchwright.distributed.joining.gathering import MEETING_SECONDS, Gathering
 from batchwright.distributed.processes import ENGINE_PARENT, LAUNCH, PARENT_PID
-from batchwright.errors import BatchwrightError, PlanError
+from batchwright.errors import BatchwrightError, JobError, PlanError
+from batchwright.probing import together
 from batchwright.records import Job, KindCount, Plan, RunSummary
 from batchwright.records.documents import read_record, write_record
 from batchwright.workflows.together import arranged, begun_before, note_begun, take_part
 from batchwright.workflows.verbs import plan
+from batchwright.workload import host
 from forked import Forked, forking
 from gloo import free_port
 from test_hosts import BATCH, EPOCHS, SAMPLES, SCRIPT, lost_or_repeated
@@ -249,6 +254,42 @@ def test_who_waits_says_so(monkeypatch, capfd):
     assert told.startswith("waiting for all 4 processes that torchrun has announced, 120 s at most")
 
 
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [(1, ["cuda:0", "cuda:0"]), (2, ["cuda:0", "cuda:1"]), (8, ["cuda:0", "cuda:1"])],
+    ids=["one a task", "as many as tasks", "more"],
+)
+def test_a_worker_takes_its_own_of_the_gpus_that_it_sees(monkeypatch, visible, devices):
+    """Slurm shows each task its own alone, torchrun all of them to each."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    for asked in ("cuda", "auto"):
+        assert [str(host.shared_out(asked, rank)) for rank in (0, 1)] == devices
+
+
+@pytest.mark.parametrize(
+    ("places", "refused"),
+    [
+        ([("node1", "a"), ("node1", "b"), ("node2", "a")], None),
+        (
+            [("node1", "a"), ("node2", "a"), ("node2", "a")],
+            r"workers 1 and 2 \(node2\) have one GPU",
+        ),
+        ([("node1", ""), ("node1", ""), ("node1", "")], None),  # processors may be shared
+    ],
+)
+def test_two_workers_with_one_gpu_are_refused_with_their_host(monkeypatch, places, refused):
+    told = [
+        {"host": name, "gpu": gpu, "kind": "k", "device_name": "k", "memory_bytes": 1}
+        for name, gpu in places
+    ]
+    monkeypatch.setattr(together, "own_device", lambda job: torch.device("cpu"))
+    monkeypatch.setattr(together, "_own_place", lambda *_: together.Place(**told[0]))
+    others = SimpleNamespace(ask=lambda *_, **__: told[1:])
+    with pytest.raises(JobError, match=refused) if refused else nullcontext():
+        assert len(together.ask_for_places(others, Job(), "digest")) == 3
+
+
 # -------------------------------------------------------------------------------- real processes
 
 JOB = ("data=digits", "epochs=2", "probe.budget=1", "probe.learning=0", "global_batch=128")
@@ -447,6 +488,38 @@ def test_other_words_are_refused(start):
     assert codes == [2, 2], told
     assert "seed=1`, and worker 0" in errors(told)[0]
     assert "start the same command everywhere" in errors(told)[0]
+
+
+def member(rank, **changes):
+    told = {"versions": {"torch": "2.13.0"}, "words": "run", "launch": "", "process": ""}
+    return gathering.Member(
+        rank=rank, host=f"node{rank}", presence=presence("here"), **{**told, **changes}
+    )
+
+
+def test_a_host_with_another_version_is_named():
+    assert not gathering.unlike([member(0), member(1)])
+    others = [member(0), member(1), member(2, versions={"torch": "2.12.0"})]
+    assert gathering.unlike(others) == (
+        "worker 2 (node2) has torch 2.12.0, and worker 0 (node0) has 2.13.0: install the same on "
+        "all hosts"
+    )
+
+
+@pytest.mark.slow
+def test_a_host_whose_clock_is_wrong_is_named(start):
+    """All goes on: here to an error, which ends it soon."""
+    wrong = (
+        "import runpy, sys, time; now = time.time; time.time = lambda: now() - 100; "
+        "sys.argv = sys.argv[3:]; runpy.run_module('batchwright', run_name='__main__')"
+    )
+    codes, told = start(
+        "run", "epochs=no", before=lambda rank: [sys.executable, "-c", wrong] if rank else []
+    ).end()
+    assert codes == [2, 2], told
+    host = socket.gethostname()
+    assert f"warning: the clock of worker 1 ({host}) is 100 s behind that of worker 0" in told[1][1]
+    assert "job key epochs = 'no'" in told[0][1]
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
 
-_TOLD = ("job", "considered", "knees", "held_out", "reasons")
-"""What of a plan says why it is so, and nothing of what to do."""
+_TOLD = ("job", "considered", "epoch_accuracy", "knees", "held_out", "reasons")
+"""What of a plan says why it is so or what is expected, and nothing of what to do."""
 
 _FREE = (
     *("epochs", "local_batch_sizes", "micro_batch_size", "learning_rate"),
@@ -18,7 +18,7 @@ _FREE = (
 """What a row may have otherwise: its batches, the rate that goes with them, and what they take."""
 
 
-def spliced(followed: Plan, new: Plan, epoch: int) -> Plan:
+def spliced(followed: Plan, new: Plan, epoch: int, *, workers_may_differ: bool = False) -> Plan:
     """A plan that a run can go on with from ``epoch``: its rows before that are those it followed.
 
     Header, data, network and the rule of the rate stay, so the schedule of the rate goes on where
@@ -30,8 +30,9 @@ def spliced(followed: Plan, new: Plan, epoch: int) -> Plan:
 
     Args:
         followed: The plan so far.
-        new: The plan for the rest; as long, and for as many workers.
+        new: The plan for the rest, as long.
         epoch: First epoch that the new one is for, zero-based.
+        workers_may_differ: Whether the new one may be for other workers than the one so far.
 
     Raises:
         PlanError: The two do not fit together, or the epoch is not one of theirs.
@@ -43,7 +44,7 @@ def spliced(followed: Plan, new: Plan, epoch: int) -> Plan:
         ("workers", followed.workers, new.workers),
         ("epochs", followed.epochs, new.epochs),
     ):
-        if one != other:
+        if one != other and not (name == "workers" and workers_may_differ):
             raise PlanError(
                 f"a run cannot change to a plan with {name} {other}, since it has {name} {one}"
             )
@@ -102,8 +103,6 @@ def why_not(plan: Plan, former: Plan, epochs: int) -> str:
         for name in Stage.model_fields:
             if name not in _FREE and getattr(new, name) != getattr(old, name):
                 return f"it has another {name} in epoch {number + 1}"
-        if new.workers != old.workers:
-            return f"it is for {new.workers} workers in place of {old.workers}"
     return ""
 
 

@@ -4,6 +4,11 @@ In a visit all workers take steps with equal batches, and wait for each other in
 worker :math:`i` computes takes :math:`c_i` seconds, and it waits :math:`w_i`: those of the slowest
 are the exchange alone. So a step of a kind would take :math:`c_i + \min_j w_j` if no other were
 slower. All that is measured holds for the number of workers that were there together.
+
+What a kind computes is told as a share of what all compute in the same visit, :math:`r`. One visit
+scatters, and curves through single visits may cross, so the kind's shares at the points are drawn
+towards its share over all of them, and that towards equal ones, as far as visits scatter (the
+estimator of James and Stein, 1961; Morris, J. Am. Stat. Assoc. 78, 1983).
 """
 
 from __future__ import annotations
@@ -11,7 +16,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from math import exp, log
+from statistics import fmean, median, variance
 
 from batchwright.probing.commands import Point
 from batchwright.probing.measure.step_time import Apart
@@ -53,7 +59,7 @@ class Place:
 def kinds_of(
     places: Sequence[Place], steps: Sequence[StepTime], visits: Mapping[Point, Sequence[Apart]]
 ) -> tuple[KindTimes, ...]:
-    """What each kind of worker takes, fastest first; nothing where all are of one kind.
+    """What each kind takes, in the order of their first workers; nothing where all are of one.
 
     Args:
         places: Of all workers, in rank order.
@@ -70,14 +76,13 @@ def kinds_of(
     if len(groups) < 2:
         return ()
     found = []
-    for name, ranks in groups.items():
+    for name, ranks in sorted(groups.items(), key=lambda one: one[1][0]):
+        shares = _Shares(whole, visits, ranks)
         own = tuple(
-            _of_kind(step, ranks, told)
+            _of_kind(step, shares, told, point)
             for step in steps
-            if (told := visits.get(Point(step.workers, step.resolution, step.local_batch_size)))
-            and step.workers == len(places)
+            if (told := visits.get(point := Point(*_key_of(step)))) and step.workers == len(places)
         )
-        pace = median(_computing(one, ranks) / _computing(one, range(len(one))) for one in whole)
         memory = min(places[rank].memory_bytes for rank in ranks)
         found.append(
             KindTimes(
@@ -85,11 +90,68 @@ def kinds_of(
                 workers=len(ranks),
                 device_name=places[ranks[0]].device_name,
                 memory_bytes=memory,
-                pace=pace,
+                pace=exp(shares.overall),
                 steps=own,
             )
         )
-    return tuple(sorted(found, key=lambda one: one.pace))
+    return tuple(found)
+
+
+def _key_of(step: StepTime) -> tuple[int, int, int]:
+    return step.workers, step.resolution, step.local_batch_size
+
+
+class _Shares:
+    """Logarithms of what a kind computes over what all workers compute in the mean.
+
+    Args:
+        whole: Visits that tell of the kind as a whole.
+        visits: By point, all visits.
+        ranks: Of the kind's workers.
+
+    Attributes:
+        overall: Of all points together.
+    """
+
+    def __init__(
+        self,
+        whole: Sequence[Apart],
+        visits: Mapping[Point, Sequence[Apart]],
+        ranks: Sequence[int],
+    ) -> None:
+        self._ranks = ranks
+        told = [self._of(one) for one in whole]
+        middle = median(told)
+        self.overall = middle * _trust(middle**2, variance(told) / len(told))
+        size = len(whole[0])
+        self._by_point = {
+            point: [self._of(one) for one in some if len(one) == size]
+            for point, some in visits.items()
+        }
+        several = [some for some in self._by_point.values() if len(some) > 1]
+        # Unknown where no point was visited twice: then nothing tells points apart.
+        self._scatter = fmean(variance(some) for some in several) if several else None
+
+    def _of(self, visit: Apart) -> float:
+        return log(_computing(visit, self._ranks) / _computing(visit, range(len(visit))))
+
+    def computing(self, point: Point, visits: Sequence[Apart]) -> list[float]:
+        """Seconds that the kind computes at each visit to a point."""
+        told = self._by_point[point]
+        away = fmean(told) - self.overall
+        trust = 0.0
+        if self._scatter is not None:
+            trust = _trust(away**2, self._scatter / len(told))
+        return [
+            _computing(visit, range(len(visit)))
+            * exp(self.overall + trust * (self._of(visit) - self.overall))
+            for visit in visits
+        ]
+
+
+def _trust(squared: float, noise: float) -> float:
+    """How much of a deviation is more than noise of some variance would make of none."""
+    return max(0.0, 1 - noise / squared) if squared else 1.0
 
 
 def _groups(places: Sequence[Place], visits: Sequence[Apart]) -> dict[str, list[int]]:
@@ -120,10 +182,10 @@ def _computing(visit: Apart, ranks: Sequence[int]) -> float:
     return fmean(visit[rank][0] for rank in ranks)
 
 
-def _of_kind(step: StepTime, ranks: Sequence[int], visits: Sequence[Apart]) -> StepTime:
-    """The step as it is where no kind is slower than that of these workers."""
+def _of_kind(step: StepTime, shares: _Shares, visits: Sequence[Apart], point: Point) -> StepTime:
+    """The step as it is where no kind is slower than the one of these shares."""
     whole = [one for one in visits if len(one) == step.workers]
-    computing = [_computing(one, ranks) for one in whole]
+    computing = shares.computing(point, whole)
     exchange = [min(sync for _, sync in one) for one in whole]
     both = tuple(map(sum, zip(computing, exchange, strict=True)))
     ratio = median(both) / step.step_seconds

@@ -23,6 +23,7 @@ from batchwright.probing.workers import Here, Killed, Measuring, Workers
 from batchwright.records import (
     Cluster,
     Job,
+    KindTimes,
     LinkTime,
     MemoryPoint,
     OutOfMemory,
@@ -45,6 +46,7 @@ class Measured:
     memory: tuple[MemoryPoint, ...]  # memory, in the same order
     cluster: Cluster  # where they were measured
     out_of_memory: tuple[OutOfMemory, ...]  # points that did not fit
+    kinds: tuple[KindTimes, ...] = ()  # steps of each kind of worker, where there are several
 
 
 def probe(
@@ -173,6 +175,7 @@ def measure_points(
             memory=visitor.memory_points(),
             cluster=visitor.cluster(),
             out_of_memory=visitor.lost_points(),
+            kinds=visitor.kinds(),
         )
 
 

@@ -22,19 +22,14 @@ from batchwright.records.service import Advice
 from batchwright.records.text.formatting import between, counted, duration
 from batchwright.workflows.drift import Drift, drift_of
 from batchwright.workflows.replan import (
+    MAX_CHANGE,
     Level,
+    alike,
     at_level_of,
     epoch_seconds,
-    supported,
+    may_change,
     with_workers_of,
 )
-
-MIN_CHANGE = 1.25
-"""Ratio of two global batches below which a change is not worth stopping for."""
-
-MAX_CHANGE = 4
-"""Largest ratio of two global batches in one change: the rate changes at once with it, without a
-warm-up."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ def advice_for(
         # With one optimizer's trials and the likeliest epochs the choice is another by itself.
         unmoved, _ = _planned_again(plan, profile, drift, epoch, spent)
         followed.append(unmoved.stages[0].global_batch_size)
-    if any(_alike(new.global_batch_size, batch) for batch in followed):
+    if any(alike(new.global_batch_size, batch) for batch in followed):
         return None
     unchanged = epoch_seconds(level.profile, plan, drift.stage)
     change = f"global batch {drift.stage.global_batch_size:,} -> {new.global_batch_size:,}"
@@ -116,14 +111,10 @@ def advice_for(
 def _can_change(plan: Plan) -> bool:
     """Whether a run that follows the plan could go on with another batch, and the planner chose it.
 
-    Cycles are laid out as a whole, and a parameter server has two batches that go together.
+    All its rows are for one number of workers.
     """
-    return (
-        supported(plan)
-        and plan.method_spec.same_steps
-        and plan.job.global_batch == "auto"
-        and len({stage.resolution for stage in plan.stages}) == 1
-    )
+    same = len({stage.workers for stage in plan.stages}) == 1
+    return may_change(plan) and plan.job.global_batch == "auto" and same
 
 
 def _planned_again(
@@ -181,10 +172,6 @@ def _spent(epochs: Sequence[EpochRecord], drift: Drift) -> float:
     beside = [one.evaluation_seconds + one.checkpoint_seconds for one in epochs]
     trained = sum(one.training_seconds for one in epochs)
     return trained + sum(beside) + drift.measured + median(beside)
-
-
-def _alike(one: int, other: int) -> bool:
-    return max(one, other) < MIN_CHANGE * min(one, other)
 
 
 def _found(level: Level, stage: Stage) -> str:

@@ -86,7 +86,8 @@ class AllReduceRun:
         try:
             self._keeper.prepare(may_exist=setup.resume)
             restored = setup.resume and self._keeper.restore(self.state)
-            self._check_workers(goes_on=restored or setup.again)
+            resizes = setup.resume and self._plan.job.launcher.resizes
+            self._check_workers(goes_on=restored or setup.again or resizes)
         except BaseException:
             self._keeper.close()
             raise

@@ -53,6 +53,7 @@ from batchwright.training.session_checks import (
     planned_loaders,
     refuse_other_things,
     refuse_synchronized_on_cpu,
+    refuse_unlike_workers,
 )
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.stepper import Loss
@@ -178,6 +179,7 @@ class Session:
         resume: bool,
         sample_weights: Tensor | None,
     ) -> None:
+        refuse_unlike_workers(self.plan, self._group)
         self._feed, self._folder = self._feed_of(dataset), folder
         again = False
         if folder is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -11,6 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from batchwright.client.reporter_process import destination
+from batchwright.distributed.group import Group
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan, Stage
 from batchwright.records.registries.optimizers import OPTIMIZERS
@@ -152,6 +155,28 @@ def refuse_other_things(model: object, optimizer: object, dataset: object) -> No
                 f"{what} is sharded ({type(module).__name__}): give Session the model as it was "
                 "before; each worker holds all of its weights, and step() sums the gradients"
             )
+
+
+def refuse_unlike_workers(plan: Plan, group: Group) -> None:
+    """Refuse, on all workers together, hosts that have another plan or other versions.
+
+    Raises:
+        PlanError: They have; the message says which one.
+    """
+    own = {
+        "plan": sha256(plan.model_dump_json().encode()).hexdigest()[:12],
+        "torch": torch.__version__,
+        "batchwright": metadata.version("batchwright"),
+    }
+    first, *others = group.gather(own)
+    for rank, other in enumerate(others, 1):
+        for what, value in first.items():
+            if other[what] != value:
+                same = "the same plan" if what == "plan" else f"the same {what}"
+                raise PlanError(
+                    f"worker {rank} ({group.places[rank]}) has {what} {other[what]}, and worker 0 "
+                    f"({group.places[0]}) has {value}: give all hosts {same}"
+                )
 
 
 def refuse_synchronized_on_cpu(model: nn.Module, device: torch.device) -> None:

@@ -16,6 +16,7 @@ from batchwright.records import (
     Estimate,
     HeldOut,
     Job,
+    KindTimes,
     Plan,
     Profile,
     RoundCheck,
@@ -128,6 +129,7 @@ def compare(
             memory=measured.memory,
             out_of_memory=measured.out_of_memory,
         )
+        profile = profile.model_copy(update={"kinds": _with_steps(profile.kinds, measured.kinds)})
     own = {key_of(point) for point in own_steps(plan)}
     return Check(
         points=tuple(
@@ -142,6 +144,17 @@ def compare(
         out_of_memory=tuple(lost for source in sources for lost in source.out_of_memory),
         profile=profile,
     )
+
+
+def _with_steps(kinds: Sequence[KindTimes], measured: Sequence[KindTimes]) -> tuple[KindTimes, ...]:
+    """Kinds with the steps that were measured of them since, at other batches than before."""
+    new = {one.kind: one.steps for one in measured}
+    found = []
+    for one in kinds:
+        known = {key_of(step): step for step in (*new.get(one.kind, ()), *one.steps)}
+        steps = tuple(known[key] for key in sorted(known))
+        found.append(one.model_copy(update={"steps": steps}))
+    return tuple(found)
 
 
 def _compared(network: str, point: HeldOut, measured: Measured) -> Iterator[CheckPoint]:

@@ -4,6 +4,8 @@ Of a finished run (`refit`) the epochs join the profile as visits to their step:
 in advance may have been wrong at that batch. Where a fit does not come to them, as the rest of the
 profile speaks against it, and while a run goes on (`at_level_of`), all measured steps are brought
 to the level of the epochs: the machine is as it is now at every batch that it could change to.
+Where an engine goes on with another number of workers, the rest is planned for these
+(`for_other_workers`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+from batchwright.algorithms.splicing import spliced
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
@@ -21,13 +24,22 @@ from batchwright.records import (
     Job,
     Plan,
     Profile,
+    Reason,
     Refit,
     RunSummary,
     Stage,
     StepTime,
 )
+from batchwright.records.text.formatting import counted
 from batchwright.workflows.check_plan import open_again, with_points
 from batchwright.workflows.drift import EpochTime, time_of
+
+MIN_CHANGE = 1.25
+"""Ratio of two global batches below which a change is not worth it."""
+
+MAX_CHANGE = 4
+"""Largest ratio of two global batches in one change: the rate changes at once with it, without a
+warm-up."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,20 @@ class Level:
 def supported(plan: Plan) -> bool:
     """Whether the plan's epochs are made of steps as those that were measured."""
     return plan.server is None and not plan.job.launcher.simulated and len(plan.kinds) < 2
+
+
+def may_change(plan: Plan) -> bool:
+    """Whether a run that follows the plan could go on with other rows.
+
+    Cycles are laid out as a whole, and a parameter server has two batches that go together.
+    """
+    sides = {stage.resolution for stage in plan.stages}
+    return supported(plan) and plan.method_spec.same_steps and len(sides) == 1
+
+
+def alike(one: int, other: int) -> bool:
+    """Whether two global batches are too close for a change."""
+    return max(one, other) < MIN_CHANGE * min(one, other)
 
 
 def refit(summary: RunSummary) -> Refit | None:
@@ -206,7 +232,7 @@ def with_workers_of(plan: Plan, *, goal: Mapping[str, object], **keys: object) -
         if one.kind in chosen
     )
     aims = plan.job.goal.model_copy(update={**goal, "max_workers": None, "kinds": kinds})
-    return plan.job.model_copy(update={**keys, "workers": plan.workers, "goal": aims})
+    return plan.job.model_copy(update={"workers": plan.workers, **keys, "goal": aims})
 
 
 def _model(profile: Profile, plan: Plan) -> StepTimeModel:
@@ -216,3 +242,97 @@ def _model(profile: Profile, plan: Plan) -> StepTimeModel:
         gradient_bytes=profile.network.trained_bytes,
         link=plan.job.link,
     )
+
+
+# ------------------------------------------------------------------------ another number of workers
+
+
+def for_other_workers(plan: Plan, profile: Profile, epoch: int, workers: int) -> Plan:
+    """The plan with its epochs from ``epoch`` on planned again, for another number of workers.
+
+    Optimizer, schedule and length stay, and `goal.deadline` and `goal.max_cost` do not count: what
+    was begun with other workers may be unable to keep them. With as many workers as planned at
+    first, the rest is as it was planned at first.
+
+    Args:
+        plan: What the run follows now.
+        profile: What its first plan was made from.
+        epoch: First epoch of the rest, zero-based, which has not begun.
+        workers: How many there are now.
+
+    Returns:
+        The whole run's plan: rows up to ``epoch`` as they were followed.
+
+    Raises:
+        PlanError: The plan cannot change on the way, or nothing is known of so many workers.
+    """
+    if not may_change(plan):
+        raise PlanError(f"method={plan.method} keeps its batches to the end")
+    now, first = plan.stages[plan.stage_of(epoch)], plan.stages[0]
+    if workers == first.workers:
+        again, row = plan, first
+    else:
+        again = _planned_for(plan, _with_fewer(profile, workers), now, workers)
+        row = again.stages[0]
+    change = f"global batch {now.global_batch_size:,} -> {row.global_batch_size:,}"
+    reason = Reason(
+        choice="change while training",
+        value=f"{counted(workers, 'worker')}, {change}",
+        why=f"Training goes on with {counted(workers, 'worker')} in place of {now.workers}, from "
+        f"epoch {epoch + 1} on with a batch for these.",
+        source="predicted",
+    )
+    whole = again.model_copy(
+        update={
+            "stages": (row.model_copy(update={"epochs": plan.epochs}),),
+            "reasons": (reason, *again.reasons),
+        }
+    )
+    return spliced(plan, whole, epoch, workers_may_differ=True)
+
+
+def _planned_for(plan: Plan, profile: Profile, now: Stage, workers: int) -> Plan:
+    """A plan for so many workers, whose batch is the row's where another would be alike."""
+    keys = {"workers": workers, "epochs": plan.epochs, "optimizer": plan.update}
+    free = {"deadline": None, "max_cost": None}
+    found = make_plan(profile, with_workers_of(plan, goal=free, **keys))
+    batch, before = found.stages[0].global_batch_size, now.global_batch_size
+    near = min(max(batch, -(-before // MAX_CHANGE)), MAX_CHANGE * before)
+    near = before if alike(near, before) else near
+    if near == batch:
+        return found
+    return make_plan(profile, with_workers_of(plan, goal=free, global_batch=near, **keys))
+
+
+def _with_fewer(profile: Profile, workers: int) -> Profile:
+    """The profile as one of so many workers, where it was measured with more of them only.
+
+    Computing is taken to be as it was, and the exchange to last as long as between more of them,
+    which is never too short: a ring's 2 (n - 1) messages are fewer. A worker alone exchanges
+    nothing.
+    """
+    counts = sorted({point.workers for point in profile.steps})
+    if workers >= counts[0]:
+        return profile
+    steps = [_moved_to(point, workers) for point in profile.steps if point.workers == counts[0]]
+    exchanges = [
+        one.model_copy(update={"workers": workers})
+        for one in profile.collectives
+        if one.workers == counts[0]
+    ]
+    return profile.model_copy(
+        update={
+            "steps": tuple(steps),
+            "collectives": tuple(exchanges) if workers > 1 else (),
+            "job": profile.job.model_copy(update={"workers": workers}),
+            "cluster": profile.cluster.model_copy(update={"workers": workers}),
+        }
+    )
+
+
+def _moved_to(point: StepTime, workers: int) -> StepTime:
+    """A measured step as one of fewer workers."""
+    if workers > 1:
+        return point.model_copy(update={"workers": workers})
+    alone = _moved(point.model_copy(update={"sync_seconds": 0.0}), 1.0, -point.sync_seconds)
+    return alone.model_copy(update={"workers": 1})

@@ -21,16 +21,17 @@ from batchwright.planning.schedule import rate_schedule
 from batchwright.planning.validation import least_local
 from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
-from batchwright.records.lines.line_files import METRICS, sound_line
+from batchwright.records.lines.line_files import METRICS, lines_of, sound_line
 from batchwright.records.lines.run_lines import RunLine, note
 from batchwright.records.run_folder import read_summary, resuming_command, telling_how_to_resume
+from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.schedule_words import start_lines
 from batchwright.reporting.render.progress import RunProgress, progress
 from batchwright.storage.follow_lines import Tail, following
 from batchwright.storage.locks import Lock, writing
 from batchwright.workflows.lengthen import lengthened
-from batchwright.workflows.replan import refit
+from batchwright.workflows.replan import for_other_workers, refit
 from batchwright.workflows.stopwatch import Stopwatch
 
 
@@ -111,6 +112,8 @@ def conduct(
         if resume and _is_done(folder, plan):
             _to_stderr("the run was finished already: nothing is left to train")
             return _completed(read_summary(folder), folder)
+        if resume and plan.job.launcher.resizes:
+            plan = _planned_for_those_there(folder, plan)
         _tell_rate(plan)
         logs = folder / "logs" / "train"
         logs.mkdir(parents=True, exist_ok=True)
@@ -132,6 +135,32 @@ def conduct(
 def _lengthened(folder: Path, plan: Plan) -> Plan | None:
     """The plan with more epochs, where it may have them and its run is to go on."""
     return lengthened(read_summary(folder)) if plan.max_epochs is not None else None
+
+
+def _planned_for_those_there(folder: Path, plan: Plan) -> Plan:
+    """The plan that a run goes on with, made again where its engine has started other workers.
+
+    The epoch in progress keeps its batch, since it has begun with it.
+    """
+    started = joined()
+    epoch = 1 + len({one.record.epoch for one in lines_of(folder) if one.kind == "epoch"})
+    if started is None or epoch >= plan.epochs:
+        return plan
+    now, found = plan.stages[plan.stage_of(epoch)].workers, started.size
+    if found == now:
+        return plan
+    measured = folder / "profile.json"
+    try:
+        if not measured.exists():
+            raise PlanError(f"there is no {measured}")
+        again = for_other_workers(plan, read_record(measured, Profile), epoch, found)
+    except BatchwrightError as error:  # it goes on with these workers all the same
+        _to_stderr(f"not planned again for {counted(found, 'worker')}: {one_line(error)}")
+        return plan
+    _to_stderr(f"planned again from epoch {epoch + 1} on: {again.reasons[0].value}")
+    write_record(plan, folder / f"plan-before-epoch-{epoch + 1}.json")
+    write_record(again, folder / "plan.json")
+    return again
 
 
 def with_refit(summary: RunSummary) -> RunSummary:

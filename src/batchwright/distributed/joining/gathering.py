@@ -46,6 +46,7 @@ MEETING_SECONDS = "BATCHWRIGHT_MEETING_SECONDS"
 _MEETING_SECONDS = 120.0
 _SILENT_SECONDS = 60.0  # without a beat: a process that imports or opens a GPU may miss many
 _TELL_SECONDS = 8.0  # longer than processes usually are apart
+_CLOCK_SECONDS = 30.0  # by which clocks may differ; a busy host may look at its own late
 _LAST_SECONDS = 10.0  # for the word that says why an exchange broke, and for all to take leave
 _STOP_SECONDS = 5.0  # for worker 0 to end its command by a stop signal that this one got, too
 _POLL_SECONDS = 0.02
@@ -253,9 +254,11 @@ class Gathering:
             every = [f"member/{rank}" for rank in range(self.started.size)]
             told = [json.loads(self._store.get(key)) for key in every]
             members = [_member(one) for one in told]
-            self._store.set("members", json.dumps([told, _unlike(members)]))
-        told, problem = json.loads(self._store.get("members"))
+            self._store.set("members", json.dumps([told, unlike(members), time.time()]))
+        told, problem, clock = json.loads(self._store.get("members"))
         self.members = tuple(_member(one) for one in told)
+        if doubt := clock_words(self.members, self.started.rank, time.time() - clock):
+            print(f"warning: {doubt}", file=sys.stderr)  # noqa: T201 - for the person who waits
         if problem:
             if self.started.rank:
                 self._store.set(f"heard/{self.started.rank}", "")
@@ -407,7 +410,21 @@ def _member(told: Mapping[str, Any]) -> Member:
     return Member(**{**told, "presence": Presence(**told["presence"])})
 
 
-def _unlike(members: Sequence[Member]) -> str:
+def clock_words(members: Sequence[Member], rank: int, ahead: float) -> str:
+    """What a clock that is ``ahead`` of worker 0's by so many seconds spoils; empty: nothing.
+
+    Nothing waits by it: silence is told by what each host counts itself.
+    """
+    if abs(ahead) <= _CLOCK_SECONDS:
+        return ""
+    where = "ahead of" if ahead > 0 else "behind"
+    return (
+        f"the clock of {members[rank]} is {abs(ahead):,.0f} s {where} that of {members[0]}: times "
+        "that the two write down do not go together; set both, as by chrony or ntpd"
+    )
+
+
+def unlike(members: Sequence[Member]) -> str:
     """What keeps processes from working together, in a line; empty: nothing."""
     first = members[0]
     for other in members[1:]:

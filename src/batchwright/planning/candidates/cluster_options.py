@@ -98,11 +98,19 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
                 "only over a stated network: give link.latency and link.bandwidth, or probe with "
                 f"workers={asked}"
             )
+    if job.method_spec.served and all(kind.together for kind in kinds):
+        # Its groups follow each other in rank order: those that are there are taken as they come.
+        found = [_as_measured(mix, kinds) for mix in found]
     # Kinds that were measured together tell nothing of fewer workers.
     least = max((kind.measured[0] for kind in kinds if kind.together), default=0)
     found = [mix for mix in found if mix.workers >= least]
     unique = {frozenset((kind.name, count) for kind, count in mix.members): mix for mix in found}
     return tuple(sorted(unique.values(), key=lambda mix: (mix.workers, str(mix))))
+
+
+def _as_measured(mix: ClusterOption, kinds: Sequence[WorkerType]) -> ClusterOption:
+    """The same workers, their kinds in the order in which they were measured together."""
+    return ClusterOption(tuple(sorted(mix.members, key=lambda one: kinds.index(one[0]))))
 
 
 def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> None:

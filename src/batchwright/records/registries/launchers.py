@@ -22,6 +22,8 @@ class Launcher:
         one_worker: Whether there is one worker, in the process that asks for it.
         simulated: Whether all workers' gradients are computed in one process, in simulated time.
         joins: Whether processes that another launcher has started are the workers.
+        resizes: Whether it goes on with more or fewer workers than were planned, for which the rest
+            of the run is planned again.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Launcher:
     one_worker: bool = False
     simulated: bool = False
     joins: bool = False
+    resizes: bool = False
 
     @property
     def processes(self) -> bool:
@@ -65,6 +68,7 @@ LAUNCHERS = Registry(
         f"{_RUN}:train_where_started",
         submit="batchwright.workflows.engines.ray_train:submit",
         joins=True,
+        resizes=True,
     ),
     group="batchwright.launchers",
     auto=Launcher(

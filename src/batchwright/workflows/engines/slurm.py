@@ -39,8 +39,12 @@ _NEVER = {
 }
 """Reasons for which a job would wait for ever, and the job keys to look at."""
 _HINTS = (
+    (
+        "account",
+        "`sacctmgr show associations user=$USER` lists your accounts and where they may run: give "
+        "slurm.account and slurm.partition",
+    ),
     ("partition", "`sinfo` lists the partitions: give one as slurm.partition"),
-    ("account", "`sacctmgr show associations user=$USER` lists your accounts: give slurm.account"),
     ("node", "`sinfo` lists the nodes: give fewer nodes, or less of each"),
     ("generic resource", "`sinfo -o %G` lists what nodes have: look at slurm.gpus_per_node"),
     ("time limit", "`sinfo -o '%P %l'` lists the limits: give less as slurm.time"),

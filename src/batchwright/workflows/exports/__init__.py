@@ -27,6 +27,15 @@ EXPORTS = Registry(
         },
     ),
     Export(
+        "ray",
+        "a shell script, for `ray job submit` or a machine of the Ray cluster",
+        launchers.ray,
+        settings={
+            "cpus": "cores that each worker reserves, else one",
+            "min_workers": "fewest workers with which it goes on, else all",
+        },
+    ),
+    Export(
         "kubernetes",
         "a Job, with a Service where there are several hosts",
         launchers.kubernetes,

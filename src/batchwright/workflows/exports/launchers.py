@@ -15,6 +15,7 @@ import yaml
 
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan
+from batchwright.records.documents import change_job
 from batchwright.records.job_sections import SLURM_TIME
 from batchwright.workflows.exports.target import Target, headline
 
@@ -153,6 +154,22 @@ def kubernetes(plan: Plan, target: Target) -> str:
     return _comment(plan) + "---\n".join(map(_yaml, documents))
 
 
+def ray(plan: Plan, target: Target) -> str:
+    """A script that has Ray Train start the workers, for `ray job submit` or a Ray machine."""
+    if target.hosts > 1:
+        raise ArgumentError("ray places the workers on its machines by itself: leave --hosts out")
+    asked = {"cpus": "ray.cpus_per_worker", "min_workers": "ray.min_workers"}
+    given = {key: target.settings[name] for name, key in asked.items() if name in target.settings}
+    keys = [
+        "launch=ray",
+        f"ray.gpus_per_worker={int(plan.job.device == 'cuda')}",
+        *(f"{key}={value}" for key, value in given.items()),
+    ]
+    change_job(plan.job.model_copy(update={"workers": plan.workers}), overrides=keys)
+    lines = [*_resume(target), f"exec {_train(plan, target, *keys)}"]
+    return _shell(plan, "/bin/sh", [], lines)
+
+
 def skypilot(plan: Plan, target: Target) -> str:
     """A task that SkyPilot's managed jobs start again on another machine."""
     count = _devices(plan, target, "accelerators", "cpus")
@@ -234,13 +251,16 @@ def _resume(target: Target) -> list[str]:
     return ["resume=", f"[ ! -e {shlex.quote(target.run)}/plan.json ] || resume=--resume"]
 
 
-def _train(plan: Plan, target: Target) -> str:
-    """The command, which names what the plan imports, and trains where it was started."""
+def _train(plan: Plan, target: Target, *keys: str) -> str:
+    """The command, which names what the plan imports, and trains where it was started.
+
+    Unless ``keys`` of the job say where else.
+    """
     job = plan.job
-    named = [f"{key}={getattr(job, key)}" for key in job.code_keys]
     here = job.launcher.joins or target.hosts == 1
-    named += ["launch=auto"] * bool(job.launcher.submit or not here)
-    words = [target.plan, *named, "--out", target.run]
+    launched = keys or ("launch=auto",) * bool(job.launcher.submit or not here)
+    named = [f"{key}={getattr(job, key)}" for key in job.code_keys]
+    words = [target.plan, *named, *launched, "--out", target.run]
     return f"batchwright train {shlex.join(words)} $resume"
 
 

@@ -350,7 +350,7 @@ def deepspeed(plan: Plan, target: Target) -> str:
             "type": "WarmupCosineLR",
             "params": {
                 "total_num_steps": total,
-                "warmup_num_steps": made.warmup_steps,
+                "warmup_num_steps": max(1, made.warmup_steps),  # it refuses none
                 "warmup_min_ratio": made.start,
                 "warmup_type": "linear",
                 "cos_min_ratio": 0.0,
