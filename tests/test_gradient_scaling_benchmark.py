@@ -37,6 +37,7 @@ from benchmarks.methods.gradient_scaling_runs import (
 
 from batchwright.errors import TrainingError
 from batchwright.records import Plan
+from batchwright.workload.host import worker_threads
 from samples import make_data, make_network
 
 CELL = Cell("groups-resnet8", 256, 256)
@@ -197,9 +198,11 @@ def test_a_training_that_gives_up_counts_as_guessing(
         raise TrainingError(f"the {kept_runs.DIVERGED} for 10 steps")
 
     monkeypatch.setattr(kept_runs, "train", fails)
+    monkeypatch.setenv("BATCHWRIGHT_THREADS", "")  # set anew, and back after the test
     plan = plan_of(CELL, Setting("plain", 0, True), 0, opened())
     runs = RunLinesHere(tmp_path / "lines.jsonl", tmp_path)
     (run,) = runs.make([Wanted("plain", 0, plan)])
+    assert worker_threads(1) == 1
     assert (run.diverged, run.accuracy) == (True, 100 / len(plan.data.classes))
 
 

@@ -26,6 +26,7 @@ from batchwright.errors import TrainingError
 from batchwright.records import Plan, RunSummary
 from batchwright.records.documents import read_record, write_record
 from batchwright.training.loop import train
+from batchwright.workload.host import THREADS
 from benchmarks.harness.benchmark import ROOT, commit, say
 
 AT_A_TIME = 2
@@ -272,9 +273,13 @@ class RunLines(KeptRuns):
 
 
 class RunLinesHere(RunLines):
-    """The same, trained in this process one after the other: for runs of seconds, which would
-    mostly start processes.
+    """The same, trained in this process with one thread, one after the other: for runs of seconds,
+    which would mostly start processes.
     """
+
+    def __init__(self, lines: Path, folder: Path) -> None:
+        super().__init__(lines, folder)
+        os.environ[THREADS] = "1"  # a training takes as many as there are cores by itself
 
     def _carry_out(self, todo: Iterator[Wanted]) -> None:
         for one in todo:

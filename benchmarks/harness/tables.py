@@ -25,10 +25,11 @@ NOTHING = "No result has been kept yet."
 HEAD = ("| figure | measured (spread) | goal | met |", "|---|---|---|---|")
 
 ORDER = (
-    *("time_to_accuracy", "main_job", "predict", "large_networks", "decisions", "uneven"),
+    *("time_to_accuracy", "main_job", "predict", "batch_curves", "large_networks", "decisions"),
+    "uneven",
     *("adapters", "simulate", "hosts", "hybrid", "dual_batch", "dual_accuracy", "dual_uneven"),
-    *("cyclic", "data_path", "large_batch", "warmup", "warmup_long", "gradient_overhead"),
-    *("step_overhead", "first_contact", "service"),
+    *("cyclic", "data_path", "large_batch", "gradient_scaling_long", "warmup", "warmup_long"),
+    *("gradient_overhead", "step_overhead", "first_contact", "service"),
 )
 """Benchmarks, in the order of their tables."""
 

@@ -19,8 +19,6 @@ from math import inf, log2
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from batchwright.records import Plan
 from batchwright.records.base import Precision
 from benchmarks.harness.benchmark import RESULTS, add_gathering, make_parser, say, scratch
@@ -292,7 +290,6 @@ def main() -> None:
     add_gathering(parser, None)
     asked = parser.parse_args()
     lines = asked.lines or LINES / f"{asked.task}.jsonl"
-    torch.set_num_threads(1)
     with scratch() as folder:
         runs = RunLinesHere(lines, folder)
         Gathered(asked.task, runs, asked.data, folder, asked.until).runs()
