@@ -198,6 +198,7 @@ def _visited(
     job: Job, batches: Sequence[int], folder: Path, visits: int
 ) -> dict[int, tuple[float, ...]]:
     """Measured seconds of a step by batch, visit by visit."""
+    folder.mkdir()
     points = [(WORKERS, SIDE, batch // WORKERS) for batch in batches]
     found = measure_points(job, points, folder, visits=visits)
     seconds = {one.local_batch_size: one.visits or (one.step_seconds,) for one in found.steps}
