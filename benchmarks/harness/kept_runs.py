@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +22,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from batchwright.errors import TrainingError
 from batchwright.records import Plan, RunSummary
 from batchwright.records.documents import read_record, write_record
+from batchwright.training.loop import train
+from batchwright.workload.host import THREADS
 from benchmarks.harness.benchmark import ROOT, commit, say
 
 AT_A_TIME = 2
@@ -169,7 +173,8 @@ class KeptRuns:
                 for place, (process, one) in list(busy.items()):
                     if process.poll() is not None:
                         del busy[place]
-                        self._finish(process.returncode, one)
+                        log = self._log(one).read_text(errors="replace")
+                        self._finish(one, process.returncode, log)
         finally:
             for process, _ in busy.values():
                 process.terminate()
@@ -191,8 +196,7 @@ class KeptRuns:
         os.sched_setaffinity(process.pid, cores)  # before it has any threads
         return process
 
-    def _finish(self, code: int, one: Wanted) -> None:
-        log = self._log(one).read_text(errors="replace")
+    def _finish(self, one: Wanted, code: int, log: str) -> None:
         batches = one.plan.stages[-1].local_batch_sizes
         if not code:
             summary = read_record(self._run(one) / "summary.json", RunSummary)
@@ -279,6 +283,26 @@ class RunLines(KeptRuns):
         }
         append_line(self._lines, values)
         self._found[one.digest] = values
+
+
+class RunLinesHere(RunLines):
+    """The same, trained in this process with one thread, one after the other: for runs of seconds,
+    which would mostly start processes.
+    """
+
+    def __init__(self, lines: Path, folder: Path) -> None:
+        super().__init__(lines, folder)
+        os.environ[THREADS] = "1"  # a training takes as many as there are cores by itself
+
+    def _carry_out(self, todo: Iterator[Wanted]) -> None:
+        for one in todo:
+            folder, said = self._run(one), ""
+            try:
+                train(one.plan, run_folder=folder, resume=False)
+            except TrainingError as error:
+                said = str(error)
+            self._finish(one, 1 if said else 0, said)
+            shutil.rmtree(folder)
 
 
 def append_line(path: Path, values: Mapping[str, Any]) -> None:

@@ -27,19 +27,11 @@ HEAD = ("| figure | measured (spread) | goal | met |", "|---|---|---|---|")
 DATED_HEAD = ("| figure | measured (spread) | goal | met | when |", "|---|---|---|---|---|")
 
 ORDER = (
-    *("time_to_accuracy", "main_job", "predict", "large_networks", "decisions", "uneven"),
-    *(
-        "shares",
-        "adapters",
-        "simulate",
-        "hosts",
-        "hybrid",
-        "dual_batch",
-        "dual_accuracy",
-        "dual_uneven",
-    ),
-    *("cyclic", "data_path", "large_batch", "warmup", "warmup_long", "gradient_overhead"),
-    *("step_overhead", "first_contact", "service"),
+    *("time_to_accuracy", "main_job", "predict", "batch_curves", "large_networks", "decisions"),
+    *("uneven", "shares", "adapters", "simulate", "hosts"),
+    *("hybrid", "dual_batch", "dual_accuracy", "dual_uneven"),
+    *("cyclic", "data_path", "large_batch", "gradient_scaling_long", "warmup", "warmup_long"),
+    *("gradient_overhead", "step_overhead", "first_contact", "service"),
 )
 """Benchmarks, in the order of their tables."""
 
