@@ -167,6 +167,7 @@ def cluster():
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="ray")  # its sockets' names must be short
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # the cluster's address goes there
     found = os.environ.get("PYTHONPATH", "")
     with pytest.MonkeyPatch.context() as environment:
         environment.delenv(STARTED_BY, raising=False)
