@@ -15,8 +15,7 @@ from batchwright.planning.candidates.table import Row
 from batchwright.planning.candidates.trial_choice import MIN_STEPS, Arm, Question
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy import learning
-from batchwright.prediction.accuracy.law import PRIOR, Prior, logit_of
-from batchwright.prediction.accuracy.learning import fit_learning
+from batchwright.prediction.accuracy.learning import PRIOR, Prior, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
 from batchwright.records import Estimate, Goal, RunSummary, Trial
 from batchwright.records.registries.optimizers import OPTIMIZERS, Normal
@@ -51,20 +50,12 @@ def truth():
 
 
 def made_up(
-    level: float,
-    slope: float,
-    critical: float,
-    batch: int,
-    samples: float,
-    classes: int = CLASSES,
-    *,
-    end: float = 1.5,
+    level: float, slope: float, critical: float, batch: int, samples: float, classes: int = CLASSES
 ) -> float:
-    """Accuracy by the law, written out anew; ``end`` is a logit."""
+    """Accuracy by the law, written out anew."""
     ideal = samples / (batch + critical)
     reference = 50_000 / (128 + critical)
-    most = 1 / (1 + exp(-end))
-    unit = most / (1 + most * exp(-(level + slope * log(ideal / reference))))
+    unit = 1 / (1 + exp(-(level + slope * log(ideal / reference))))
     return 1 / classes + (1 - 1 / classes) * unit
 
 
@@ -174,42 +165,8 @@ def test_a_trial_that_diverged_beside_another_leaves_one_law(accuracies, monkeyp
     assert found[0] == pytest.approx(found[1], abs=1e-3)
 
 
-def test_an_end_comes_back_from_trainings_that_show_it():
-    def reached(samples: float) -> float:
-        return made_up(0.0, 0.7, 130.0, 128, samples, end=0.6)
-
-    seen = [
-        Observed("sgd", 128, size, reached(size), 10**6)
-        for size in (2_000, 8_000, 32_000, 128_000, 512_000, 2_048_000)
-    ]
-    model = fit_learning(seen, classes=CLASSES, optimizers=("muon",), prior=sharp(PRIOR))
-    found = model.accuracy(Candidate("sgd", 128, 10**7))
-    assert found.value == pytest.approx(reached(10**7), abs=0.01)
-    # All optimizers come to it.
-    far = model.accuracy(Candidate("muon", 128, 10**12)).value
-    assert far == pytest.approx(reached(10**12), abs=0.02)
-    near = model.samples_to("sgd", 128, 0.6)
-    assert near.low < near.value < near.high
-    assert reached(near.value) == pytest.approx(0.6, abs=0.01)
-    # Beyond the end takes more than anything below it, and nobody knows how much.
-    beyond = model.samples_to("sgd", 128, 0.75)
-    assert beyond.value > 20 * near.value
-    assert beyond.high / beyond.value > near.high / near.value
-
-
-def test_derivatives_of_the_law_are_those_of_its_values():
-    model, step = truth(), 1e-6
-    for one in (Candidate("muon", 64, 30_000, 0.3), Candidate("sgd", 512, 10**6, -1.1)):
-        value, row = logit_of(model._mean, model._names, one)
-        moved = [
-            logit_of(model._mean + step * unit, model._names, one)[0] - value
-            for unit in np.eye(len(row))
-        ]
-        assert np.array(moved) / step == pytest.approx(row, abs=1e-4)
-
-
 @pytest.mark.parametrize("name", ["sgd", "muon"])
-@pytest.mark.parametrize("accuracy", [0.2, 0.6, 0.8])
+@pytest.mark.parametrize("accuracy", [0.2, 0.6, 0.9])
 def test_samples_to_an_accuracy_are_those_that_reach_it(name, accuracy):
     model = truth()
     found = model.samples_to(name, 128, accuracy)

@@ -11,8 +11,7 @@ from batchwright.algorithms.splicing import why_not
 from batchwright.records import EpochRecord, Estimate, Plan, RunSummary
 from batchwright.reporting.data.reading import accuracy_comparison
 from batchwright.workflows.lengthen import lengthened
-from samples import make_dual_plan, make_epoch, make_job, make_plan, make_profile, make_summary
-from test_learning import trial
+from samples import make_dual_plan, make_epoch, make_job, make_plan, make_summary
 
 
 def missed(epochs: int = 4, most: int = 30, *, top1: float = 0.55, **goal: object) -> RunSummary:
@@ -57,25 +56,6 @@ def test_the_further_the_target_the_more_epochs() -> None:
         longer = lengthened(missed(top1=top1))
         assert longer is not None
         assert longer.epochs == epochs
-
-
-@pytest.mark.parametrize(("slope", "epochs"), [(1.2, 8), (0.25, 16)])
-def test_it_goes_on_by_what_its_trials_tell_together_with_its_own_end(
-    slope: float, epochs: int
-) -> None:
-    """Where short trainings showed that more samples help little, more of them are needed."""
-    summary = missed(top1=0.5)
-    plan, profile = summary.plan, make_profile()
-    samples = plan.data.train_samples
-    run = plan.epochs * samples
-    trials = tuple(
-        trial(plan.update, 64, part, accuracy=0.1 + 0.9 / (1 + 1.25 * (run / part) ** slope))
-        for part in (run // 32, run // 8, run // 2)
-    )
-    known = profile.model_copy(update={"job": plan.job, "data": plan.data, "trials": trials})
-    longer = lengthened(summary.model_copy(update={"profile": known}))
-    assert longer is not None
-    assert longer.epochs == epochs
 
 
 def test_it_ends_where_it_is_to_end() -> None:

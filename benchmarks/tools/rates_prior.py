@@ -5,7 +5,7 @@
 For each task of the look set of `benchmarks.planning.decisions` and each optimizer the law of
 learning is fitted to all its trainings of `MIN_STEPS` steps or more, with next to nothing known
 of rates before. Over the tasks, the spread of the best rates around the usual one and mean and
-spread of the logarithms of their weights are what `prediction.accuracy.law.PRIOR` holds.
+spread of the logarithms of their weights are what `prediction.accuracy.learning.PRIOR` holds.
 
 Then each task in turn is left out of that, and given trials of a 16th of its longer training with
 one batch: at a third, once and three times the usual rate, and one further out if the best of them
@@ -34,8 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from batchwright.planning.candidates.trial_choice import MIN_STEPS, RATE_STEP, Arm, Question
-from batchwright.prediction.accuracy.law import PRIOR, Prior, rate_places
-from batchwright.prediction.accuracy.learning import LearningModel, fit_learning
+from batchwright.prediction.accuracy.learning import PRIOR, LearningModel, Prior, fit_learning
 from batchwright.prediction.accuracy.trainings import OFFSET_DIGITS, Candidate, Observed
 from batchwright.records.registries.optimizers import Normal
 from benchmarks.harness.benchmark import make_parser, say
@@ -146,8 +145,7 @@ def invented(classes: int, seed: int, *, apart: bool) -> LearningModel:
     while numbers is None or not (-3 < numbers[0] < 3 and min(numbers[1], numbers[4]) > 0.2):
         numbers = source.multivariate_normal(blank._mean, blank._covariance)
     if not apart:
-        for name in OPTIMIZERS:
-            numbers[rate_places(OPTIMIZERS, name)[0]] = 0.0
+        numbers[3 * len(OPTIMIZERS) :: 2] = 0.0
     return replace(blank, _mean=numbers)
 
 

@@ -8,34 +8,20 @@ batch 128 reaches after all epochs. Trials are chosen for the accuracy after all
 target. Then the candidate is trained that a plan takes: the fewest epochs that reach the target
 with probability 0.8, of all candidates the least time. Where there are none, all epochs with the
 least time over its chance, if that is a tenth or more; or, "sure alone", the target is refused.
-A training that ends below the target goes on as `workflows.lengthen` has it: by the law with what
-it reached, by the slope that tasks have in the mean, or not at all ("given again"). Within a
-training the logit is lower by d (f - f_E), as in `prediction.accuracy.learning.falls_short`, with d
-drawn for each task, so that a miss has its price. Where the target is missed after all that the job
-allows, or refused, the same is done again with twice as many epochs at most, what was trained being
-known by then, and a third time with four times as many; then it counts as four times all epochs.
-Seconds are of trials and trainings, each until it reaches the target.
+Where the target is missed or refused, the same is done again with twice as many epochs at most,
+what was trained being known by then, and a third time with four times as many; then it counts as
+four times all epochs. Seconds are of trials and trainings, each until it reaches the target.
 """
 
 from __future__ import annotations
 
 from itertools import product
-from math import ceil, cos, exp, log, pi
 from statistics import fmean, geometric_mean
-from typing import Literal, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from batchwright.planning.candidates.choice import MIN_CHANCE
-from batchwright.prediction.accuracy.law import PRIOR
-from batchwright.prediction.accuracy.learning import (
-    AT_PEAK,
-    LearningModel,
-    falls_short,
-    fit_learning,
-)
+from batchwright.prediction.accuracy.learning import LearningModel, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
-from batchwright.workflows.lengthen import MAX_GROWTH, MIN_GROWTH
 from benchmarks.harness.benchmark import make_parser, say
 from benchmarks.planning.decisions_runs import OPTIMIZERS
 from benchmarks.tools.rates_prior import (
@@ -77,44 +63,17 @@ def planned(
     return min(options, key=options.__getitem__, default=None)
 
 
-GoingOn = Literal["law", "slope", "again"]
-
-
-def grown(
-    model: LearningModel, taken: Taken, reached: float, images: int, target: float, by: GoingOn
-) -> int:
-    """Epochs that a training which missed its target goes on to."""
-    guess = 1 / model.classes
-
-    def logit(accuracy: float) -> float:
-        unit = max(1e-3, (accuracy - guess) / (1 - guess))
-        return log(unit / (1 - unit))
-
-    least, most = (ceil(times * taken.epochs) for times in (MIN_GROWTH, MAX_GROWTH))
-    if by == "slope":
-        times = exp(min(9.0, (logit(target) - logit(reached)) / PRIOR.usual_slope))
-        return min(most, max(least, ceil(times * taken.epochs)))
-    longer = (
-        epochs
-        for epochs in range(least, most)
-        if model.surely(taken.training._replace(samples=epochs * images), CONFIDENCE) >= target
-    )
-    return next(longer, most)
-
-
 def seconds_to_target(
     task: LearningModel,
     images: int,
     epochs: int,
     seed: int,
     *,
-    for_target: bool = True,
+    for_target: bool,
     sure_alone: bool = False,
-    going_on: GoingOn = "law",
 ) -> tuple[float, bool]:
     """Seconds of trials and trainings, and whether the first plan was refused."""
     size = images / 20_000
-    peak = np.random.default_rng([seed, 1]).normal(AT_PEAK.mean, AT_PEAK.error)
     target = task.accuracy(Candidate("sgd", 128, epochs * images)).value
     asked = {"target": target, "confidence": CONFIDENCE} if for_target else {}
     question = invented_question(task, images, epochs, rates=True, **asked)
@@ -127,22 +86,14 @@ def seconds_to_target(
         if taken is None:
             refused = refused or not attempt
             continue
-        each, trained = size * EPOCH_SECONDS[taken.training.batch], 0
-        while trained < taken.epochs:
-            for epoch in range(trained + 1, taken.epochs + 1):
-                part = taken.training._replace(samples=epoch * images)
-                factor = (1 + cos(pi * epoch / taken.epochs)) / 2
-                short = falls_short(factor, 0.0)._replace(mean=peak * factor)
-                reached = task.counted(part, short, None).value
-                spent += each
-                if reached >= target:
-                    return spent, refused
-            trained = taken.epochs
-            seen = [*seen, Observed(*part[:3], reached, HELD_OUT, part.offset)]
-            if going_on != "again":
-                model = fit_learning(seen, classes=task.classes, optimizers=OPTIMIZERS)
-                longer = grown(model, taken, reached, images, target, going_on)
-                taken = taken._replace(epochs=min(most, longer))
+        each = size * EPOCH_SECONDS[taken.training.batch]
+        for epoch in range(1, taken.epochs + 1):
+            part = taken.training._replace(samples=epoch * images)
+            reached = task.accuracy(part).value
+            if reached >= target:
+                return spent + epoch * each, refused
+        spent += taken.epochs * each
+        seen = [*seen, Observed(*taken.training[:3], reached, HELD_OUT, taken.training.offset)]
     return spent + 4 * epochs * size * EPOCH_SECONDS[128], refused
 
 
@@ -153,10 +104,8 @@ def main() -> None:
     count = parser.parse_args().count
     arms = {
         "trials for the accuracy": {"for_target": False},
-        "trials for the target": {},
-        "trials for the target, sure alone": {"sure_alone": True},
-        "going on by the mean slope": {"going_on": "slope"},
-        "given again": {"going_on": "again"},
+        "trials for the target": {"for_target": True},
+        "trials for the target, sure alone": {"for_target": True, "sure_alone": True},
     }
     for images, epochs, classes in SIZES:
         tasks = [invented(classes, seed, apart=False) for seed in range(count)]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from math import ceil, exp, log
 
-from batchwright.planning.candidates.learnt import learnt_of
-from batchwright.prediction.accuracy.law import PRIOR
-from batchwright.prediction.accuracy.trainings import Observed, offset_of
+from batchwright.prediction.accuracy.learning import PRIOR
 from batchwright.records import Plan, Reason, RunSummary
 from batchwright.records.text.formatting import counted, percent
 from batchwright.reporting.data.spending import spending
@@ -35,9 +33,7 @@ def lengthened(summary: RunSummary) -> Plan | None:
         return None
     if any(one.top1 is not None and one.top1 >= target for one in summary.epochs):
         return None
-    least, most = (ceil(times * plan.epochs) for times in (MIN_GROWTH, MAX_GROWTH))
-    wanted = _by_trials(summary, target, most) or _by_others(summary, reached, target)
-    epochs = min(plan.max_epochs, most, max(least, wanted))
+    epochs = min(plan.max_epochs, ceil(_growth(reached, target, summary) * plan.epochs))
     if epochs <= plan.epochs:
         return None
     (stage,) = plan.stages
@@ -54,43 +50,20 @@ def lengthened(summary: RunSummary) -> Plan | None:
     return plan.model_copy(update={"stages": stages, "reasons": (*plan.reasons, reason)})
 
 
-def _by_trials(summary: RunSummary, target: float, most: int) -> int | None:
-    """Epochs that reach the target, as the probe's trials tell together with what the run reached.
+def _growth(reached: float, target: float, summary: RunSummary) -> float:
+    r"""Epochs that the target takes over those so far, by the law of learning of other tasks.
 
-    With probability `goal.confidence`; ``most`` where it takes more, `None` without trials.
+    .. math:: \exp((\operatorname{logit} u^* - \operatorname{logit} u) / \beta)
+
+    with u what accuracy is above guessing and :math:`\beta` the slope that tasks have in the mean;
+    see `prediction.accuracy.learning`. An accuracy that is no better than guessing takes the most.
     """
-    plan, profile, last = summary.plan, summary.profile, summary.epochs[-1]
-    if profile is None or last.top1 is None or not last.val_count:
-        return None
-    run = Observed(
-        plan.update,
-        last.global_batch_size,
-        sum(one.samples for one in summary.epochs),
-        last.top1,
-        last.val_count,
-        offset_of(plan.learning_rate.tried),
-    )
-    learnt = learnt_of([profile], plan.job, [(plan.job, run)])
-    if learnt is None or plan.update not in learnt.optimizers:
-        return None
-    found = learnt.needed(run.optimizer, run.batch, target, plan.job.goal.confidence, most)
-    return most if found is None else found
-
-
-def _by_others(summary: RunSummary, reached: float, target: float) -> int:
-    r"""Epochs that the target takes, by the slope that tasks have in the mean.
-
-    .. math:: E \exp((\operatorname{logit} u^* - \operatorname{logit} u) / \beta)
-
-    with u what accuracy is above guessing; see `prediction.accuracy.law`. At an accuracy that is
-    no better than guessing as many as can be.
-    """
-    epochs, chance = summary.plan.epochs, 1 / len(summary.plan.data.classes)
+    chance = 1 / len(summary.plan.data.classes)
     now, then = ((one - chance) / (1 - chance) for one in (reached, target))
     if now <= 0:
-        return ceil(MAX_GROWTH * epochs)
+        return MAX_GROWTH
     apart = log(then / (1 - then)) - log(now / (1 - now))
-    return ceil(epochs * min(MAX_GROWTH, exp(apart / PRIOR.usual_slope)))
+    return min(MAX_GROWTH, max(MIN_GROWTH, exp(apart / PRIOR.slope.mean)))
 
 
 def _within_limits(summary: RunSummary, longer: Plan) -> bool:

@@ -1,34 +1,50 @@
-r"""What trainings of a task, short or long, tell of its others: the law of learning, fitted.
+r"""How a network learns from its images: held-out accuracy against optimizer, batch and samples.
 
-The equations are in `prediction.accuracy.law`. What is known of their numbers beforehand (`PRIOR`)
-and what was observed are brought together by Bayes' rule: normal errors, the curvature of the
-posterior at its peak (Laplace). So few short trainings already tell something, many tell nearly
-all, and the interval says which.
+A training that sees S samples in steps of B is worth as many steps of noiseless gradients as
 
-Far above the best rate trainings fail, which is no parabola: one that ends at guessing at another
-rate, or diverged, tells only that so little is reached there, and its pull has a limit (Huber
-1964).
+.. math:: \tau = \frac{S}{B + K}
+
+with the optimizer's critical batch K (McCandlish et al. 2018, arXiv 1812.06162, who find
+:math:`(S / S_{min} - 1)^{-1} = B / K`, which is the same with :math:`S_{min} = K \tau`): well below
+K samples count, well above it steps. Accuracy p on held-out images of C classes, freed of guessing,
+follows
+
+.. math::
+
+    \operatorname{logit} u = a + \beta \ln \frac{\tau}{\tau_0}, \qquad
+    u = \frac{p - 1 / C}{1 - 1 / C}
+
+so the share still to be learnt falls as a power of the steps once it is small, as learning curves
+do (Hestness et al. 2017, arXiv 1712.00409), and accuracy begins at guessing; :math:`\tau_0` is of
+a training of `REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is what that one reaches. All of
+it is for whole trainings, whose rate has come down by their end: within one, accuracy is lower
+(`falls_short`).
+
+At another rate than the usual one, with x the logarithm of their ratio, the logit is higher by
+
+.. math:: c \, (m^2 - (x - m)^2) = c \, (2 m x - x^2)
+
+so m is where the best rate lies and c how much depends on it; both are of the optimizer, for all
+batches and lengths. Far above the best rate trainings fail, which is no parabola: one that ends at
+guessing at another rate, or diverged, tells only that so little is reached there, and its pull has
+a limit (Huber 1964).
+
+Level a, slope :math:`\beta` and critical batch are the task's, for each optimizer. What is known of
+them beforehand (`PRIOR`) and what was observed are brought together by Bayes' rule: normal errors,
+the curvature of the posterior at its peak (Laplace). So few short trainings already tell something,
+many tell nearly all, and the interval says which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import exp, hypot, inf, log, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
-from batchwright.prediction.accuracy.law import (
-    PRIOR,
-    Prior,
-    logit_of,
-    prior_rows,
-    rate_places,
-    solved,
-    unit_of,
-)
 from batchwright.prediction.accuracy.trainings import (
     MIN_LEARNT,
     Candidate,
@@ -38,7 +54,10 @@ from batchwright.prediction.accuracy.trainings import (
 )
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate
-from batchwright.records.registries.optimizers import SGD, Normal
+from batchwright.records.registries.optimizers import OPTIMIZERS, SGD, LearningPrior, Normal
+
+REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
+"""Training after which the level is read; around it tasks and optimizers are compared."""
 
 FORM_ERROR = 0.25
 """Standard error of logit u for each e-fold beyond the longest training that was observed, by which
@@ -50,7 +69,30 @@ FAILED_ERROR = 1.0
 """Of logit u, as of a training that failed at its rate; beyond so much it pulls no harder."""
 
 _ROUNDS, _SMALL = 50, 1e-6
+_FLATTEST = 0.05  # slope; a fit to few trainings may have one that no training has
 _MAX_LOG = 60.0  # of samples: more than anybody has
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is known of a task before anything of it was observed; logarithms are natural."""
+
+    level: Normal  # logit u after the training of reference
+    slope: Normal  # of it against the logarithm of steps of noiseless gradients
+    critical: Normal  # logarithm of the critical batch, in samples
+    seed: float  # scatter of logit u from seed to seed and around the law
+    # In place of what the registry says.
+    optimizers: Mapping[str, LearningPrior] = field(default_factory=dict)
+
+    def of(self, optimizer: str) -> LearningPrior:
+        """What is known of an optimizer."""
+        return self.optimizers.get(optimizer) or OPTIMIZERS[optimizer].learning
+
+
+PRIOR = Prior(
+    level=Normal(-0.1, 2.4), slope=Normal(0.75, 0.4), critical=Normal(4.9, 0.6), seed=0.06
+)
+"""Means and spreads over seven tasks (docs/log.md)."""
 
 
 class Aim(NamedTuple):
@@ -68,7 +110,8 @@ class LearningModel:
     classes: int  # of the data
     observed: tuple[Observed, ...]  # what it rests on
     _names: tuple[str, ...]
-    # As in `prediction.accuracy.law`.
+    # Level, slope and log critical batch of each optimizer, one after the other; then of each best
+    # rate and weight.
     _mean: np.ndarray
     _covariance: np.ndarray
     _seed: float
@@ -104,7 +147,7 @@ class LearningModel:
         middle = law - short.mean
         error = hypot(self._error(row, candidate.samples), short.error)
         if held_out:
-            error = hypot(error, _noise(unit_of(middle), held_out, self.classes, 0.0))
+            error = hypot(error, _noise(_unit(middle), held_out, self.classes, 0.0))
         ends = (middle, middle - Z_975 * error, middle + Z_975 * error)
         return _estimate(*(self._share(at) for at in ends))
 
@@ -144,7 +187,7 @@ class LearningModel:
 
     def rate_of(self, optimizer: str) -> tuple[float, float]:
         """Best rate and weight of an optimizer: m and the logarithm of c."""
-        best, weight = rate_places(self._names, optimizer)
+        best, weight = _rate_places(self._names, optimizer)
         return float(self._mean[best]), float(self._mean[weight])
 
     def offset(self, optimizer: str) -> float:
@@ -183,11 +226,13 @@ class LearningModel:
         unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
         if not 0 < unit < 1:
             return None
+        slope = max(float(self._mean[3 * self._names.index(optimizer) + 1]), _FLATTEST)
         offset = self.offset(optimizer) if offset is None else offset
-        first = Candidate(optimizer, batch, 1, offset)
-        found = solved(self._mean, self._names, first, log(unit / (1 - unit)))
-        _, row = self._at(Candidate(optimizer, batch, found.samples, offset))
-        return Aim(found.samples, -row / found.slope, found.slope)
+        start, _ = self._at(Candidate(optimizer, batch, 1, offset))
+        # At least one sample: trials that contradict each other may put a target before the first.
+        samples = exp(max(0.0, min(_MAX_LOG, (log(unit / (1 - unit)) - start) / slope)))
+        _, row = self._at(Candidate(optimizer, batch, samples, offset))
+        return Aim(samples, -row / slope, slope)
 
     def aim_error(self, aim: Aim, trial: Candidate | None = None, held_out: int = 0) -> float:
         """Standard error of the logarithm of an aim's samples, for a single seed.
@@ -212,7 +257,7 @@ class LearningModel:
         """
         at, row = self._at(trial)
         longest = max([trial.samples, *(one.samples for one in self.observed)])
-        noise = _noise(unit_of(at), held_out, self.classes, self._seed) ** 2
+        noise = _noise(_unit(at), held_out, self.classes, self._seed) ** 2
         noise += _shorter(trial.samples, longest) ** 2
         shared = float(by_parameters @ self._covariance @ row)
         return shared**2 / (self._variance(row) + noise)
@@ -254,15 +299,15 @@ class LearningModel:
         return sqrt(self._variance(row) + self._seed**2 + _bent(samples, longest) ** 2)
 
     def _at(self, candidate: Candidate) -> tuple[float, np.ndarray]:
-        return logit_of(self._mean, self._names, candidate)
+        return _logit(self._mean, self._names, candidate)
 
     def _share(self, logit: float) -> float:
         """Accuracy at a logit, guessing included."""
-        return with_guessing(unit_of(logit), self.classes)
+        return with_guessing(_unit(logit), self.classes)
 
     def _slope(self, logit: float) -> float:
         """Accuracy gained per unit of the logit."""
-        return (1 - 1 / self.classes) * unit_of(logit) * (1 - unit_of(logit))
+        return (1 - 1 / self.classes) * _unit(logit) * (1 - _unit(logit))
 
 
 def fit_learning(
@@ -281,7 +326,7 @@ def fit_learning(
         prior: What is known of tasks.
     """
     names = tuple(dict.fromkeys((SGD.name, *optimizers, *(one.optimizer for one in observed))))
-    weights, wanted = prior_rows(names, prior)
+    weights, wanted = _prior_rows(names, prior)
     mean = np.linalg.solve(weights, wanted)  # as many rows as parameters
     longest = max((one.samples for one in observed), default=0)
     targets = [_target(one, classes, prior.seed, longest) for one in observed]
@@ -290,7 +335,7 @@ def fit_learning(
         """Derivatives of all that is to be met, each over its error, and what is left of it."""
         rows, off = [], []
         for one, (target, error) in zip(observed, targets, strict=True):
-            value, row = logit_of(mean, names, one.training)
+            value, row = _logit(mean, names, one.training)
             weight = _pull(target - value) / FAILED_ERROR if _fails(one, classes) else 1 / error
             rows.append(weight * row)
             off.append(weight * (target - value))
@@ -338,6 +383,57 @@ def falls_short(factor: float, last: float) -> Normal:
     return Normal(AT_PEAK.mean * share, AT_PEAK.error * share)
 
 
+def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndarray]:
+    """The prior as equations in the parameters, each over its error: matrix and right side."""
+    rows, wanted = [], []
+    for index, name in enumerate(names):
+        known = prior if index == 0 else prior.of(name)
+        for part, (mean, error) in enumerate((known.level, known.slope, known.critical)):
+            row = np.zeros(5 * len(names))
+            row[3 * index + part] = 1.0
+            if index:
+                row[part] = -1.0  # the others are known by how far they are from SGD
+            rows.append(row / error)
+            wanted.append(mean / error)
+    for name in names:
+        of_rate = prior.of(name).best_rate, prior.of(name).rate_weight
+        for place, (mean, error) in zip(_rate_places(names, name), of_rate, strict=True):
+            row = np.zeros(5 * len(names))
+            row[place] = 1 / error
+            rows.append(row)
+            wanted.append(mean / error)
+    return np.array(rows), np.array(wanted)
+
+
+def _logit(
+    mean: np.ndarray, names: Sequence[str], candidate: Candidate
+) -> tuple[float, np.ndarray]:
+    """Logit u of a training, and its derivatives by the parameters."""
+    first = 3 * names.index(candidate.optimizer)
+    level, slope, critical = mean[first : first + 3]
+    size = exp(critical)
+    batch = candidate.batch
+    steps = log(candidate.samples / REFERENCE_SAMPLES * (REFERENCE_BATCH + size) / (batch + size))
+    row = np.zeros_like(mean)
+    by_size = size / (REFERENCE_BATCH + size) - size / (batch + size)
+    row[first : first + 3] = 1.0, steps, slope * by_size
+    value = float(level + slope * steps)
+    offset = candidate.offset
+    if offset:
+        best, log_weight = _rate_places(names, candidate.optimizer)
+        weight = exp(mean[log_weight])
+        row[best] = 2 * weight * offset
+        row[log_weight] = weight * (2 * mean[best] * offset - offset**2)
+        value += float(row[log_weight])
+    return value, row
+
+
+def _rate_places(names: Sequence[str], optimizer: str) -> tuple[int, int]:
+    """Where the parameters of an optimizer's rate are: best rate and weight."""
+    first = 3 * len(names) + 2 * names.index(optimizer)
+    return first, first + 1
+
+
 def _fails(one: Observed, classes: int) -> bool:
     """Whether a training may have learnt nothing because of its rate."""
     guessed = sqrt((1 - 1 / classes) / classes / one.held_out)
@@ -378,3 +474,7 @@ def _estimate(value: float, low: float, high: float) -> Estimate:
     """To nine digits: the last ones depend on the machine's linear algebra, and plans must not."""
     value, low, high = (float(f"{one:.9g}") for one in (value, low, high))
     return Estimate(value=value, low=low, high=high)
+
+
+def _unit(logit: float) -> float:
+    return 1 / (1 + exp(-logit))

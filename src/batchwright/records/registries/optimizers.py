@@ -107,8 +107,8 @@ MUON = OptimizerSpec(
     "size, so factors act on what is left to SGD only.",
     own_loop="bw.muon(model, lr=...)",
     learning=LearningPrior(
-        level=Normal(1.05, 0.55),
-        slope=Normal(-0.05, 0.2),
+        level=Normal(0.9, 0.5),
+        slope=Normal(-0.1, 0.2),
         critical=Normal(1.2, 1.0),
         best_rate=Normal(0.0, 1.1),
         rate_weight=Normal(-1.7, 0.7),
