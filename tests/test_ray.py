@@ -354,7 +354,7 @@ def drain(cluster, node) -> None:
 def test_a_run_goes_on_with_the_workers_that_are_left_by_a_plan_for_these(
     two_nodes, go, start, tmp_path
 ):
-    measured_plan(tmp_path, ray={"min_workers": 1}, goal={"objective": "time"})
+    measured_plan(tmp_path, ray={"min_workers": 1})
     planned = read_record(tmp_path / "plan.json", Plan).stages[0]
     command = start(*TRAIN, "plan.json", "--profile", "profile.json", *INTO_RUN)
     until((tmp_path / "run" / "checkpoints" / "last.pt").exists, "a checkpoint")

@@ -121,6 +121,7 @@ def measured_with(workers, **keys):
     return make_profile(
         job=make_job(workers=workers, **keys),
         cluster=make_cluster(workers=workers),
+        data=make_data(train_samples=50_000),
         steps=steps,
         memory=memory,
     )
@@ -132,7 +133,7 @@ def rows(plan):
 
 @pytest.mark.parametrize("left", [1, 2, 3])
 def test_the_rest_is_planned_for_the_workers_that_are_left_and_as_before_once_all_are_back(left):
-    profile = measured_with(4, goal={"objective": "time"})
+    profile = measured_with(4)
     plan = make_plan(profile)
     fewer = for_other_workers(plan, profile, 5, left)
     (begun, then, batch), (rest, workers, fewer_batch) = rows(fewer)
