@@ -152,7 +152,7 @@ def test_deepspeed_reads_the_configuration_and_follows_the_rate() -> None:
         read: Any = DeepSpeedConfig(written)
         assert read.train_batch_size == 96
         assert read.train_micro_batch_size_per_gpu * read.gradient_accumulation_steps == 96
-        assert (read.optimizer_name, read.scheduler_name) == ("sgd", "WarmupCosineLR")
+        assert (read.optimizer_name, read.scheduler_name) == ("SGD", "WarmupCosineLR")
         rate = plan.stages[0].learning_rate
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=rate)
         parameters = written["scheduler"]["params"]
