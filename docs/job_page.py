@@ -197,6 +197,7 @@ EXAMPLES = {
     "loaders": "4",
     "global_batch": "512",
     "micro_batch": "64",
+    "activation_checkpointing": "on",
     "resolutions": "160",
     "evaluate_epochs": "5",
     "track": "gradient-norm,hessian",

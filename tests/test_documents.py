@@ -79,6 +79,7 @@ OTHER_VALUES = Job(
     seed=2**63 - 1,
     epochs=7,
     precision="float32",
+    activation_checkpointing="off",
     method="dynamic-batch",
     rebalance="published",
     rebalance_steps=7,

@@ -178,6 +178,17 @@ def test_float16_learns_what_float32_learns():
     assert functional.cosine_similarity(half, flat_weights(train()) - first, dim=0) > 0.8
 
 
+def test_blocks_that_are_computed_again_train_the_same_with_less_memory():
+    peaks, weights = [], []
+    for key in ("off", "on"):
+        torch.cuda.reset_peak_memory_stats(GPU)
+        plan = plan_for(activation_checkpointing=key, side=64)
+        weights.append(flat_weights(train(plan=plan)))
+        peaks.append(torch.cuda.max_memory_allocated(GPU))
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-3, atol=1e-4)
+    assert peaks[1] < peaks[0]
+
+
 def flat_weights(network):
     return torch.cat([p.detach().cpu().flatten() for p in network.parameters()])
 

@@ -56,7 +56,12 @@ from batchwright.planning.candidates.worker_types import WorkerType, link_given,
 from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.learning_rates import rate_of
-from batchwright.planning.measurements import loading, machine, measured_precision
+from batchwright.planning.measurements import (
+    loading,
+    machine,
+    measured_precision,
+    recomputation,
+)
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.methods.layout import (
     Layout,
@@ -165,11 +170,11 @@ def make_plan(
     by_epoch: tuple[Estimate | None, ...] = ()
     apart = len(kinds) > 1 and not link_given(job.link)
     workers = workers_reason(job, choice, named=named, apart=apart)
-    precision = measured_precision(merged[0], precision_of(job))
+    measured = (measured_precision(merged[0], precision_of(job)), *recomputation(merged[0]))
     why_update = (*recipe_reason, *optimizer_reason(settled, batch, compared))
     if not job.method_spec.same_steps:
         made = lay_out(settled, times)
-        explained = (workers, precision, *made.reasons, *why_update)
+        explained = (workers, *measured, *made.reasons, *why_update)
     else:
         rule, rates = rate_of(settled, batch, data, network, update, learnt)
         made = Layout(laid_out(settled, rule, [times.only_level()]), rule)
@@ -181,7 +186,7 @@ def make_plan(
         explained = (
             workers,
             resolution_reason(stage.resolution, data, other_resolutions(row, rows)),
-            precision,
+            *measured,
             *method_reason(settled),
             batch_reason(job, choice, bend),
             *of_batch,

@@ -29,6 +29,7 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import AtResolution, ImageData, resized, to_resolution
 from batchwright.workload.host import NARROW, autocast, dtype_of, is_out_of_memory
 from batchwright.workload.loss_scaling import LossScale
+from batchwright.workload.recomputation import recompute
 from batchwright.workload.task import (
     build_loss,
     build_network,
@@ -105,6 +106,8 @@ class Bench:
         self.side, self.classes = max(sides_of(job)), len(data.facts.classes)
         self.network = self._network(self.classes).to(self.device)
         set_training(self.network)
+        if job.activation_checkpointing == "on":
+            self.recompute(on=True)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
         usual = OPTIMIZERS[job.optimizer].rate  # `auto` measures with SGD
         rate = usual if job.learning_rate == "auto" else job.learning_rate
@@ -120,6 +123,10 @@ class Bench:
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
         self.join(group)
+
+    def recompute(self, *, on: bool) -> None:
+        """Whether the network's blocks are computed again in the backward pass from now on."""
+        recompute(self.network, on=on)
 
     def join(self, group: Group) -> None:
         """From now on take steps with the workers of ``group``, with the same weights on all."""

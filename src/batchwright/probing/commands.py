@@ -24,6 +24,7 @@ from batchwright.records import (
     Precision,
     PrecisionRatio,
     PrecisionTime,
+    RecomputationTimes,
     Record,
     StepLoading,
     Trial,
@@ -88,6 +89,7 @@ class Prepare(Record):
     do: Literal["prepare"] = "prepare"
     workers: Count
     precision: Precision
+    recompute: bool = Field(False, description="Blocks again in the backward pass.")
 
 
 class Prepared(Record):
@@ -107,6 +109,27 @@ class Prepared(Record):
     )
 
 
+class Recompute(Record):
+    """Time a step that does not fit the memory both ways; answered by `Recomputed`.
+
+    Steps afterwards are as it was chosen.
+    """
+
+    do: Literal["recompute"] = "recompute"
+    workers: Count
+    resolution: Count
+    wanted_batch_size: Count
+    limit_bytes: Count
+    try_without: bool = Field(True, description="False: it surely does not fit as it is.")
+    seconds: Positive = Field(description="Time to spend.")
+
+
+class Recomputed(Record):
+    """What came of it; nothing where all samples fit, or the network has no blocks."""
+
+    times: RecomputationTimes | None
+
+
 class Guess(Record):
     """Peak bytes of a step that nobody has tried yet; answered by `Guessed`."""
 
@@ -114,6 +137,7 @@ class Guess(Record):
     workers: Literal[1] = 1  # one process can tell for all
     resolution: Count
     local_batch_size: Count
+    recompute: bool = Field(False, description="As if blocks were recomputed, which they may be.")
 
 
 class Guessed(Record):
@@ -300,6 +324,7 @@ class TrialRun(Record):
 Command = (
     Compare
     | Prepare
+    | Recompute
     | Guess
     | Weigh
     | Visit

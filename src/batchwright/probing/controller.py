@@ -56,6 +56,7 @@ Progress = Callable[[int, int, str], None]
 
 # Shares of the budget.
 PRECISION = 0.1
+RECOMPUTATION = 0.1  # where memory is short
 _EXCHANGE = 0.05
 _NOISE = 0.1
 _EVALUATION = 0.05
@@ -133,6 +134,9 @@ class Controller:
         """
         visitor = self._visitor
         visitor.prepare(seconds=PRECISION * self._job.probe.first_budget)
+        visitor.choose_recomputation(
+            self._counts[0], seconds=RECOMPUTATION * self._job.probe.first_budget
+        )
         self._wait_for_others()
         self._curves = [(count, side) for side in sides_of(self._job) for count in self._counts]
         self._ladders = {count: self._ladder(count) for count in self._counts}
@@ -156,6 +160,7 @@ class Controller:
             cluster=visitor.cluster(),
             precisions=visitor.precisions,
             precision_ratio=visitor.precision_ratio,
+            recomputation=visitor.recomputation,
             steps=visitor.step_times(),
             kinds=visitor.kinds(),
             memory=visitor.memory_points(),

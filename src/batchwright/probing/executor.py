@@ -19,13 +19,15 @@ from batchwright.probing.measure.link import time_link
 from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.probing.measure.pair_time import visit_pair
 from batchwright.probing.measure.precision import choose_precision
+from batchwright.probing.measure.recomputation import compare_recomputation
 from batchwright.probing.measure.step_time import visit, visit_beside_loading
 from batchwright.probing.measure.timing import on_any
 from batchwright.probing.measure.trials import GivenUp, NoAccuracy, run_trial
 from batchwright.probing.measure.update_time import update_times
-from batchwright.records import Job, Record
+from batchwright.records import Job, RecomputationTimes, Record
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import arithmetic, free_memory, local_workers, worker_threads
+from batchwright.workload.recomputation import may_recompute
 from batchwright.workload.task import network_facts, set_training
 
 
@@ -63,11 +65,14 @@ class Executor:
                 return commands.Compared(**choice._asdict())
             case commands.Prepare():
                 return self._prepare(command)
+            case commands.Recompute():
+                return commands.Recomputed(times=self._recomputation(command))
             case commands.Guess():
                 size = command.resolution, command.local_batch_size
-                return commands.Guessed(
-                    peak_bytes=estimate_peak(self._job, self._data.facts, *size)
-                )
+                job = self._job
+                if command.recompute:
+                    job = job.model_copy(update={"activation_checkpointing": "on"})
+                return commands.Guessed(peak_bytes=estimate_peak(job, self._data.facts, *size))
             case commands.Weigh():
                 bench = self._joined(command.workers)
                 peak, resident = weigh(
@@ -109,7 +114,11 @@ class Executor:
 
     def _prepare(self, command: commands.Prepare) -> commands.Prepared:
         group = self._part(command.workers)
-        self._job = self._job.model_copy(update={"precision": command.precision})
+        settled = {
+            "precision": command.precision,
+            "activation_checkpointing": "on" if command.recompute else "off",
+        }
+        self._job = self._job.model_copy(update=settled)
         bench = self._bench = Bench(self._job, self._data, group)
         facts = network_facts(self._job.network, bench.network, bench.side)
         set_training(bench.network)
@@ -124,6 +133,19 @@ class Executor:
             allocator=self._allocator,
             arithmetic=arithmetic(group.device),
             loaders=feed.loading.loaders if feed else None,
+        )
+
+    def _recomputation(self, command: commands.Recompute) -> RecomputationTimes | None:
+        bench = self._joined(command.workers)
+        if not may_recompute(bench.network):
+            return None
+        return compare_recomputation(
+            bench,
+            command.resolution,
+            command.wanted_batch_size,
+            command.limit_bytes,
+            try_without=command.try_without,
+            seconds=command.seconds,
         )
 
     def _visit(self, command: commands.Visit) -> commands.Visited:

@@ -125,6 +125,9 @@ def unfinished(kept: Path, job: Job) -> Profile | None:
         return None
     if job.precision == "auto":
         job = job.model_copy(update={"precision": profile.job.precision})
+    if job.activation_checkpointing == "auto":
+        settled = {"activation_checkpointing": profile.job.activation_checkpointing}
+        job = job.model_copy(update=settled)
     return profile if profile.trials_open and profile.job == job else None
 
 

@@ -86,6 +86,7 @@ from batchwright.records.profile import (
     PairTime as PairTime,
     PrecisionRatio as PrecisionRatio,
     PrecisionTime as PrecisionTime,
+    RecomputationTimes as RecomputationTimes,
     Profile as Profile,
     StepLoading as StepLoading,
     StepTime as StepTime,

@@ -232,6 +232,13 @@ class Job(Keys):
         description="Most samples that go through the network at once on a worker; a larger local "
         "batch accumulates gradients. `auto`: what fits the memory.",
     )
+    activation_checkpointing: Literal["auto", "off", "on"] = Field(
+        "auto",
+        description="Whether blocks of the network keep their input alone and are computed again "
+        "in the backward pass: less memory, one more forward pass a step, the same gradients. "
+        "`auto`: where the batch that is asked for, or else 256 images a worker, does not fit the "
+        "memory, if the probe finds it faster than micro-batches or the only way; else off.",
+    )
     resolutions: Literal["auto"] | tuple[Count, ...] = Field(
         "auto",
         description="Training image sides in pixels, low to high; `cyclic` and `hybrid` go through "
@@ -529,6 +536,14 @@ def _warmup(job: Job) -> Iterator[str]:
         yield f"warmup_epochs={asked:g} is longer than epochs={epochs}: give at most {epochs}"
 
 
+def _recomputation(job: Job) -> Iterator[str]:
+    if job.activation_checkpointing == "on" and job.batch_norm == "synchronized":
+        yield (
+            "activation_checkpointing=on with batch_norm=synchronized would exchange statistics "
+            "once more in the backward pass: leave one of them out"
+        )
+
+
 def _bounds(job: Job) -> Iterator[str]:
     ags, least, most = job.ags, job.least_local_batch or 1, job.most_local_batch
     if ags.factors != "off" and ags.most != "auto" and ags.least > ags.most:
@@ -557,6 +572,6 @@ def as_written(value: object) -> str:
 
 
 _RULES: tuple[Callable[[Job], Iterator[str]], ...] = (
-    *(_resolutions, _workers, _extra_time, _warmup),
+    *(_resolutions, _workers, _extra_time, _warmup, _recomputation),
     *(_bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

@@ -53,6 +53,8 @@ _WORDS = {
     "micro_batch=32, the most samples that go through the network at once": "micro_batch_size "
     "microbatch accumulate accumulation accumulation_steps grad_accum gradient_accumulation "
     "gradient_accumulation_steps accumulate_grad_batches",
+    "activation_checkpointing=on": "gradient_checkpointing grad_checkpointing recompute "
+    "activation_recomputation use_checkpoint",
     "resolutions=224": "resolution res size side img_size imgsz image_size image_resolution "
     "input_size crop_size",
     "evaluate_epochs=1": "eval_every eval_interval eval_freq val_interval validate_every "

@@ -59,6 +59,7 @@ from batchwright.training.step.stepper import Loss
 from batchwright.workload.data.image_files import FilePipeline
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.host import enter, is_out_of_memory, prepare_process, worker_threads
+from batchwright.workload.recomputation import recompute
 
 Images = Dataset[Any] | ImagePipeline | FilePipeline
 """What can be trained on and evaluated: a map-style data set, or one of our pipelines."""
@@ -191,6 +192,8 @@ class Session:
                 "probe and plan again for this data"
             )
         refuse_synchronized_on_cpu(self.model, self.device)
+        if self.plan.job.activation_checkpointing == "on":
+            recompute(self.model)
         setup = Setup(
             plan=self.plan,
             model=self.model,

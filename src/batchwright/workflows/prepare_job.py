@@ -328,6 +328,7 @@ def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:
 
 def _check_network(job: Job, data: DataFacts) -> nn.Module:
     """Build the network here, so that a wrong name, file or pattern is refused at once."""
+    from batchwright.workload.recomputation import recompute
     from batchwright.workload.task import (
         build_loss,
         build_network,
@@ -353,6 +354,8 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
             shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
             print(f"not in {job.weights}, so trained from scratch: {shown}", file=sys.stderr)  # noqa: T201
     freeze(network, job.frozen)
+    if job.activation_checkpointing == "on":
+        recompute(network)
     build_loss(job)
     return network
 

@@ -33,6 +33,7 @@ from batchwright.training.simulated.simulated_steps import SimulatedAllReduce
 from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.sources import resized
 from batchwright.workload.host import enter, prepare_process, resolve_device, worker_threads
+from batchwright.workload.recomputation import recompute
 
 
 def train_virtually(plan: Plan, run_folder: Path | None, *, resume: bool = False) -> None:
@@ -63,6 +64,8 @@ def train_task(
     plan: Plan, task: Task, device: torch.device, run_folder: Path | None, *, resume: bool = False
 ) -> None:
     """`train_virtually` with a task that is open already."""
+    if plan.job.activation_checkpointing == "on":
+        recompute(task.network)
     with ExitStack() as stack:
         training, held_out = (
             stack.enter_context(closing(_feed_of(data, plan, device)))
