@@ -24,6 +24,7 @@ from batchwright.records import (
     MemoryParts,
     PrecisionTime,
     ProbeSettings,
+    RecomputationTimes,
     Trial,
     UpdateTime,
 )
@@ -49,6 +50,7 @@ class Machine:
         slowed: Times as long as it should take that a trial takes.
         optimizers: Seconds of an update with each that the network has something for.
         data: What is not as usual of the data.
+        saves: Whether blocks are recomputed where memory is short.
     """
 
     latency: float = 0.004
@@ -62,6 +64,8 @@ class Machine:
     slowed: float = 1.0
     optimizers: dict[str, float] = field(default_factory=lambda: {"sgd": 1e-4, "muon": 5e-3})
     data: dict[str, object] = field(default_factory=dict)
+    saves: bool = False
+    recomputes: bool = False
     restarts: int = 0
     asked: list[commands.Command] = field(default_factory=list)
     random: random.Random = field(default_factory=lambda: random.Random(0))
@@ -88,7 +92,9 @@ class Machine:
         return work * self.random.lognormvariate(0, self.drift)
 
     def peak(self, command):
-        return 10 * MIB + int(MIB / 4 * command.local_batch_size * (command.resolution / 32) ** 2)
+        share = 0.25 if self.recomputes else 1.0
+        each = share * MIB / 4 * (command.resolution / 32) ** 2
+        return 10 * MIB + int(each * command.local_batch_size)
 
     def _compare(self, command):
         self.seconds += command.seconds
@@ -98,6 +104,7 @@ class Machine:
         return commands.Compared(precision="float32", times=(time,), ratio=None)
 
     def _prepare(self, command):
+        self.recomputes = command.recompute
         parts = MemoryParts(
             parameters=2 * MIB, buffers=0, gradients=2 * MIB, optimizer=2 * MIB, reduction=2 * MIB
         )
@@ -111,6 +118,17 @@ class Machine:
             allocator="none",
             loaders=self.loaders,
         )
+
+    def _recompute(self, command):
+        self.seconds += command.seconds
+        self.recomputes = self.saves
+        times = RecomputationTimes(
+            **command.model_dump(include={"resolution", "wanted_batch_size", "limit_bytes"}),
+            plain_batch_size=8,
+            recomputing_batch_size=32,
+            chosen=self.saves,
+        )
+        return commands.Recomputed(times=times)
 
     def _guess(self, command):
         return commands.Guessed(peak_bytes=self.peak(command))
@@ -308,6 +326,19 @@ def test_what_memory_does_not_allow_is_not_tried():
     )
     assert profile.out_of_memory == ()
     assert len(profile.steps) >= 6
+
+
+@pytest.mark.parametrize(("memory", "saves"), [(8192, True), (40, True), (40, False)])
+def test_whether_blocks_are_recomputed_is_asked_only_where_memory_is_short(memory, saves):
+    machine = Machine(memory=memory * MIB, saves=saves)
+    profile = measured_on(machine, resolutions=(32,), activation_checkpointing="auto")
+    asked = [one for one in machine.asked if one.do == "recompute"]
+    assert len(asked) == (memory == 40)
+    chosen = bool(asked) and saves
+    assert profile.job.activation_checkpointing == ("on" if chosen else "off")
+    assert (profile.recomputation is not None) == bool(asked)
+    for point in profile.memory:  # as it is trained, whatever was weighed before
+        assert point.peak_bytes == machine.peak(point)
 
 
 def test_the_goals_own_limit_of_memory_holds():

@@ -1,4 +1,4 @@
-"""What the measurements say of themselves in a plan: a busy machine, precision, loading."""
+"""What the measurements say of themselves in a plan: a busy machine, precision, memory, loading."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from batchwright.planning.merging import kind_of
 from batchwright.prediction.drift import point_seconds
 from batchwright.prediction.loading import nearest_loaded
 from batchwright.records import (
+    Alternative,
     Cluster,
     Precision,
     Profile,
     Reason,
+    RecomputationTimes,
     Stage,
     StepLoading,
     StepTime,
@@ -70,6 +72,73 @@ def _ratio_words(profile: Profile) -> str:
             "allow to try"
         )
     return words
+
+
+def recomputation(profile: Profile) -> tuple[Reason, ...]:
+    """Whether blocks are computed again in the backward pass; nothing to say where memory is ample.
+
+    The times and the memory of the profile are with what it says.
+    """
+    asked, told = profile.job.activation_checkpointing, profile.recomputation
+    if told is None:
+        if asked != "on":
+            return ()
+        why = (
+            "Asked for, and measured with it: blocks keep their input alone and are computed again "
+            "in the backward pass. All predicted times and bytes are with it."
+        )
+        return (Chosen("on", why, "measured").reason("activation checkpointing"),)
+    return (
+        Chosen(
+            asked,
+            _fitting_words(told),
+            "measured",
+            _RECOMPUTED if told.chosen else "",
+            () if told.ratio is None else (_way_not_taken(told),),
+        ).reason("activation checkpointing"),
+    )
+
+
+_RECOMPUTED = "Chen et al. 2016, Training deep nets with sublinear memory cost, arXiv 1604.06174"
+
+
+def _fitting_words(told: RecomputationTimes) -> str:
+    """What fits into the memory both ways, what it takes, and so what is done."""
+    wanted, plain, again = (
+        told.wanted_batch_size,
+        told.plain_batch_size,
+        told.recomputing_batch_size,
+    )
+    why = (
+        f"Of {wanted} images on a worker {plain or 'not even the fewest'} fit at once into "
+        f"{told.limit_bytes / 2**20:,.0f} MiB, and {again or 'not even these'} where blocks of "
+        "the network are computed again in the backward pass. "
+    )
+    if told.ratio is None or told.compared_batch_sizes is None:
+        if told.chosen:
+            return f"{why}There is no other way to train it here."
+        return why + (
+            "So there is nothing to gain from it."
+            if plain
+            else "More memory is needed, or a smaller network or resolution."
+        )
+    sizes, ratio = told.compared_batch_sizes, told.ratio
+    why += (
+        f"A step of {sizes[0]} takes {1e3 * (told.plain_sample_seconds or 0):.3g} ms an image, "
+        f"one of {sizes[1]} computed again {1e3 * (told.recomputing_sample_seconds or 0):.3g} ms: "
+        f"{ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in turns. "
+    )
+    return why + ("So it is." if told.chosen else "So a larger batch goes in micro-batches.")
+
+
+def _way_not_taken(told: RecomputationTimes) -> Alternative:
+    """What the other way takes."""
+    seconds = told.plain_sample_seconds if told.chosen else told.recomputing_sample_seconds
+    size = told.plain_batch_size if told.chosen else told.recomputing_batch_size
+    return Alternative(
+        value="off" if told.chosen else "on",
+        loss=f"{1e3 * (seconds or 0):.3g} ms an image, {size} of them at once",
+    )
 
 
 def loading(profile: Profile, stages: Sequence[Stage]) -> tuple[Reason, ...]:

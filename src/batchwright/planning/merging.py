@@ -126,6 +126,8 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
             "cluster": _cluster(profiles),
             "precisions": compared.precisions,
             "precision_ratio": compared.precision_ratio,
+            "recomputation": next((p.recomputation for p in profiles if p.recomputation), None),
+            "compilation": next((p.compilation for p in profiles if p.compilation), None),
             "steps": steps,
             "pairs": _pooled(
                 (p.pairs for p in profiles),

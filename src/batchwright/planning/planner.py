@@ -53,10 +53,16 @@ from batchwright.planning.candidates.preemptions import Offer, spot_reason
 from batchwright.planning.candidates.progress import Progress, progress_reasons
 from batchwright.planning.candidates.table import Row, Table
 from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
+from batchwright.planning.compiling import check_compilation, compilation
 from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.learning_rates import rate_of
-from batchwright.planning.measurements import loading, machine, measured_precision
+from batchwright.planning.measurements import (
+    loading,
+    machine,
+    measured_precision,
+    recomputation,
+)
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.methods.layout import (
     Layout,
@@ -130,6 +136,7 @@ def make_plan(
         given = [simulated(profile, job, slowest=slowest) for profile in given]
         merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
     check_profiles(given, merged, job)
+    check_compilation(merged[0], job)
     data, network = merged[0].data, merged[0].network
     job = searched(job, data)
     told = experience_of(merged[0], job, runs)
@@ -165,11 +172,15 @@ def make_plan(
     by_epoch: tuple[Estimate | None, ...] = ()
     apart = len(kinds) > 1 and not link_given(job.link)
     workers = workers_reason(job, choice, named=named, apart=apart)
-    precision = measured_precision(merged[0], precision_of(job))
+    measured = (
+        measured_precision(merged[0], precision_of(job)),
+        *recomputation(merged[0]),
+        *compilation(merged[0], job),
+    )
     why_update = (*recipe_reason, *optimizer_reason(settled, batch, compared))
     if not job.method_spec.same_steps:
         made = lay_out(settled, times)
-        explained = (workers, precision, *made.reasons, *why_update)
+        explained = (workers, *measured, *made.reasons, *why_update)
     else:
         rule, rates = rate_of(settled, batch, data, network, update, learnt)
         made = Layout(laid_out(settled, rule, [times.only_level()]), rule)
@@ -181,7 +192,7 @@ def make_plan(
         explained = (
             workers,
             resolution_reason(stage.resolution, data, other_resolutions(row, rows)),
-            precision,
+            *measured,
             *method_reason(settled),
             batch_reason(job, choice, bend),
             *of_batch,
@@ -303,7 +314,7 @@ def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[
     if len(row.mix.members) > 1:
         return ()
     ((mine, count),) = row.mix.members
-    work = row.epochs * row.epoch_seconds + table.evaluating(row.mix, row.epochs)
+    work = row.epochs * row.epoch_seconds + table.other_seconds(row.mix, row.epochs)
 
     def offer(kind: WorkerType) -> Offer:
         mix = ClusterOption(((kind, count),))

@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from batchwright.records import (
     CollectiveTime,
+    CompilationTimes,
     Count,
     DataFacts,
     GradientNoise,
@@ -24,6 +25,7 @@ from batchwright.records import (
     Precision,
     PrecisionRatio,
     PrecisionTime,
+    RecomputationTimes,
     Record,
     StepLoading,
     Trial,
@@ -88,6 +90,8 @@ class Prepare(Record):
     do: Literal["prepare"] = "prepare"
     workers: Count
     precision: Precision
+    recompute: bool = Field(False, description="Blocks again in the backward pass.")
+    compile: bool = Field(False, description="Whether the network computes compiled.")
 
 
 class Prepared(Record):
@@ -107,6 +111,44 @@ class Prepared(Record):
     )
 
 
+class Recompute(Record):
+    """Time a step that does not fit the memory both ways; answered by `Recomputed`.
+
+    Steps afterwards are as it was chosen.
+    """
+
+    do: Literal["recompute"] = "recompute"
+    workers: Count
+    resolution: Count
+    wanted_batch_size: Count
+    limit_bytes: Count
+    try_without: bool = Field(True, description="False: it surely does not fit as it is.")
+    seconds: Positive = Field(description="Time to spend.")
+
+
+class Recomputed(Record):
+    """What came of it; nothing where all samples fit, or the network has no blocks."""
+
+    times: RecomputationTimes | None
+
+
+class Compile(Record):
+    """Time a step compiled and not; answered by `Compiled`. Steps afterwards are as chosen."""
+
+    do: Literal["compile"] = "compile"
+    workers: Count
+    resolution: Count
+    wanted_batch_size: Count
+    asked: bool
+    seconds: Positive = Field(description="Time to spend, compiling aside.")
+
+
+class Compiled(Record):
+    """What came of it."""
+
+    times: CompilationTimes
+
+
 class Guess(Record):
     """Peak bytes of a step that nobody has tried yet; answered by `Guessed`."""
 
@@ -114,6 +156,7 @@ class Guess(Record):
     workers: Literal[1] = 1  # one process can tell for all
     resolution: Count
     local_batch_size: Count
+    recompute: bool = Field(False, description="As if blocks were recomputed, which they may be.")
 
 
 class Guessed(Record):
@@ -300,6 +343,8 @@ class TrialRun(Record):
 Command = (
     Compare
     | Prepare
+    | Recompute
+    | Compile
     | Guess
     | Weigh
     | Visit

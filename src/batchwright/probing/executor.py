@@ -13,19 +13,22 @@ from batchwright.distributed.group import Group
 from batchwright.probing import commands
 from batchwright.probing.bench import Bench
 from batchwright.probing.measure.collective import time_exchange
+from batchwright.probing.measure.compilation import compare_compilation
 from batchwright.probing.measure.evaluation import evaluation_seconds
 from batchwright.probing.measure.gradient_noise import measure_noise
 from batchwright.probing.measure.link import time_link
 from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.probing.measure.pair_time import visit_pair
 from batchwright.probing.measure.precision import choose_precision
+from batchwright.probing.measure.recomputation import compare_recomputation
 from batchwright.probing.measure.step_time import visit, visit_beside_loading
 from batchwright.probing.measure.timing import on_any
 from batchwright.probing.measure.trials import GivenUp, NoAccuracy, run_trial
 from batchwright.probing.measure.update_time import update_times
-from batchwright.records import Job, Record
+from batchwright.records import Job, RecomputationTimes, Record
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import arithmetic, free_memory, local_workers, worker_threads
+from batchwright.workload.recomputation import may_recompute
 from batchwright.workload.task import network_facts, set_training
 
 
@@ -63,11 +66,23 @@ class Executor:
                 return commands.Compared(**choice._asdict())
             case commands.Prepare():
                 return self._prepare(command)
+            case commands.Recompute():
+                return commands.Recomputed(times=self._recomputation(command))
+            case commands.Compile():
+                compiling = compare_compilation(
+                    self._joined(command.workers),
+                    command.resolution,
+                    command.wanted_batch_size,
+                    asked=command.asked,
+                    seconds=command.seconds,
+                )
+                return commands.Compiled(times=compiling)
             case commands.Guess():
                 size = command.resolution, command.local_batch_size
-                return commands.Guessed(
-                    peak_bytes=estimate_peak(self._job, self._data.facts, *size)
-                )
+                job = self._job
+                if command.recompute:
+                    job = job.model_copy(update={"activation_checkpointing": "on"})
+                return commands.Guessed(peak_bytes=estimate_peak(job, self._data.facts, *size))
             case commands.Weigh():
                 bench = self._joined(command.workers)
                 peak, resident = weigh(
@@ -109,7 +124,12 @@ class Executor:
 
     def _prepare(self, command: commands.Prepare) -> commands.Prepared:
         group = self._part(command.workers)
-        self._job = self._job.model_copy(update={"precision": command.precision})
+        settled = {
+            "precision": command.precision,
+            "activation_checkpointing": "on" if command.recompute else "off",
+            "compile": "on" if command.compile else "off",
+        }
+        self._job = self._job.model_copy(update=settled)
         bench = self._bench = Bench(self._job, self._data, group)
         channels = self._data.facts.channels
         facts = network_facts(self._job.network, bench.network, bench.side, channels)
@@ -125,6 +145,19 @@ class Executor:
             allocator=self._allocator,
             arithmetic=arithmetic(group.device),
             loaders=feed.loading.loaders if feed else None,
+        )
+
+    def _recomputation(self, command: commands.Recompute) -> RecomputationTimes | None:
+        bench = self._joined(command.workers)
+        if not may_recompute(bench.network):
+            return None
+        return compare_recomputation(
+            bench,
+            command.resolution,
+            command.wanted_batch_size,
+            command.limit_bytes,
+            try_without=command.try_without,
+            seconds=command.seconds,
         )
 
     def _visit(self, command: commands.Visit) -> commands.Visited:

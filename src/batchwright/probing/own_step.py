@@ -422,6 +422,8 @@ def job_of(own: OwnStep, keys: dict[str, Any]) -> Job:
         "optimizer": found,
         "learning_rate": rate if rate > 0 else "auto",
         "precision": "float32",
+        "activation_checkpointing": "off",
+        "compile": "off",
         "device": own.bench.device.type,
         "workers": own.group.size,
         "resolutions": (own.side,),

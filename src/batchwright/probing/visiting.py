@@ -14,13 +14,16 @@ from batchwright.prediction.drift import pooled_drift
 from batchwright.prediction.loading import pooled_loading
 from batchwright.probing import commands
 from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, Steps, expected_peak
+from batchwright.probing.bench import SMALLEST_BATCH, sides_of
 from batchwright.probing.commands import Command, Point, ignored
 from batchwright.probing.kinds import Place, kinds_of
+from batchwright.probing.measure.precision import planned_batch
 from batchwright.probing.measure.step_time import Apart
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.workers import Answer, Killed, Measuring
 from batchwright.records import (
     Cluster,
+    CompilationTimes,
     Job,
     KindTimes,
     MachineLoad,
@@ -28,6 +31,7 @@ from batchwright.records import (
     OutOfMemory,
     PrecisionRatio,
     PrecisionTime,
+    RecomputationTimes,
     StepTime,
 )
 from batchwright.records.text.load_text import disturbances, load_words
@@ -52,11 +56,13 @@ class Visitor:
         job: With the number format that was chosen.
         precisions: What that choice rests on.
         precision_ratio: What they show.
+        recomputation: What computing blocks again would bring, where memory is short.
+        compilation: What compiling takes and saves, where it was a question.
         prepared: What is measured, and on what.
         ledger: Step times so far.
         memory: Memory so far.
         out_of_memory: Points that did not fit.
-        restart_seconds: Time that went into starting workers again.
+        restart_seconds: Time that went into starting workers again, or into compiling.
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class Visitor:
         self.job, self._measuring, self._workers, self._report = job, measuring, workers, report
         self.precisions: tuple[PrecisionTime, ...] = ()
         self.precision_ratio: PrecisionRatio | None = None
+        self.recomputation: RecomputationTimes | None = None
+        self.compilation: CompilationTimes | None = None
         self.ledger = Ledger()
         self._told: dict[Point, tuple[list[Steps], StepTime]] = {}
         self.memory: dict[Point, MemoryPoint] = {}
@@ -101,6 +109,85 @@ class Visitor:
                 self.precisions, self.precision_ratio = compared.times, compared.ratio
             self.job = self.job.model_copy(update={"precision": precision})
         self._prepare()
+
+    def choose_recomputation(self, workers: int, *, seconds: float) -> None:
+        """Whether blocks are recomputed, where the job leaves it open; there is so much time.
+
+        A question only where memory is short: by a step of the fewest samples with ``workers``,
+        which would be weighed next anyway. No step is tried that surely does not fit.
+        """
+        job = self.job
+        if job.activation_checkpointing != "auto":
+            return
+        side = max(sides_of(job))
+        wanted = planned_batch(job, self.prepared.data.train_samples, self._workers)
+        first = Point(workers, side, SMALLEST_BATCH)
+        hopeless = self._surely_too_large(first)
+        possible = (
+            job.batch_norm != "synchronized"
+            and job.compile != "on"  # blocks that are recomputed are not compiled
+            and not (hopeless and self._surely_too_large(first, recompute=True))
+        )
+        if possible and (hopeless or not (self.weigh(first) and self._has_room(first, wanted))):
+            self._report("recomputation")
+            command = commands.Recompute(
+                workers=self._workers,
+                resolution=side,
+                wanted_batch_size=wanted,
+                limit_bytes=self.limit,
+                try_without=not hopeless,
+                seconds=seconds,
+            )
+            answer = self.ask(command, commands.Recomputed, "comparing with recomputation")
+            self.recomputation = answer.times if answer else None
+        chosen = self.recomputation is not None and self.recomputation.chosen
+        self.job = job.model_copy(update={"activation_checkpointing": "on" if chosen else "off"})
+        if chosen:  # what was weighed was without
+            self.memory, self.out_of_memory = {}, []
+
+    def choose_compilation(self, *, seconds: float) -> None:
+        """Whether the network is compiled; there is so much time to compare, compiling aside.
+
+        Raises:
+            JobError: The job asks for it, and it cannot be.
+        """
+        job = self.job
+        if job.compile == "off":
+            return
+        if job.activation_checkpointing == "off":
+            self._report("compiling")
+            wanted = planned_batch(job, self.prepared.data.train_samples, self._workers)
+            command = commands.Compile(
+                workers=self._workers,
+                resolution=max(sides_of(job)),
+                wanted_batch_size=wanted
+                if self.recomputation is None
+                else max(SMALLEST_BATCH, self.recomputation.plain_batch_size),
+                asked=job.compile == "on",
+                seconds=seconds,
+            )
+            answer = self.ask(command, commands.Compiled, "compiling")
+            self.compilation = answer.times if answer else None
+        told = self.compilation
+        if told is not None:
+            self.restart_seconds += told.compile_seconds or 0.0
+        if job.compile == "on" and (told is None or told.failure):
+            why = told.failure if told else "it took more memory than there is"
+            raise JobError(
+                f"compile=on: network={job.network} cannot be compiled ({why}): give compile=off"
+            )
+        chosen = told is not None and told.chosen
+        self.job = job.model_copy(update={"compile": "on" if chosen else "off"})
+        if chosen:
+            self.memory, self.out_of_memory = {}, []
+
+    def _has_room(self, first: Point, samples: int) -> bool:
+        """Whether so many samples fit even if each takes as much as those at ``first``."""
+        weighed = self.memory.get(first)
+        if weighed is None:  # it was not worth weighing
+            return True
+        each = max(0, weighed.peak_bytes - self.fixed_bytes) / first.local_batch_size
+        return self.fixed_bytes + self.prepared.parts.reduction + each * samples <= self.limit
 
     def ask(
         self,
@@ -205,13 +292,7 @@ class Visitor:
         Raises:
             JobError: Not even this step fits.
         """
-        peak: int | None = None
-        if self.fixed_bytes > _GUESS_SHARE * self.limit:
-            command = commands.Guess(
-                resolution=point.resolution, local_batch_size=point.local_batch_size
-            )
-            guessed = self.ask(command, commands.Guessed, "guessing the memory")
-            peak = guessed.peak_bytes if guessed else None
+        peak = self._guess(point)
         if peak is None or peak <= self.limit:
             visited = self._visited(point)
             if visited is not None:
@@ -221,6 +302,25 @@ class Visitor:
             f"{point}: a step takes {told}, and a worker may use {self.limit / 2**20:.0f} MiB: "
             "choose a smaller network or resolution, fewer workers, or more goal.memory"
         )
+
+    def _guess(self, point: Point, *, recompute: bool = False) -> int | None:
+        """Peak bytes there by a guess, where so much is taken for sure that it is worth one.
+
+        With ``recompute`` as if blocks were recomputed, which they may be anyway.
+        """
+        if self.fixed_bytes <= _GUESS_SHARE * self.limit:
+            return None
+        command = commands.Guess(
+            resolution=point.resolution,
+            local_batch_size=point.local_batch_size,
+            recompute=recompute,
+        )
+        guessed = self.ask(command, commands.Guessed, "guessing the memory")
+        return guessed.peak_bytes if guessed else None
+
+    def _surely_too_large(self, point: Point, *, recompute: bool = False) -> bool:
+        """Whether not even a guess fits."""
+        return (self._guess(point, recompute=recompute) or 0) > self.limit
 
     def may_fit(self, point: Point) -> bool:
         """Whether nothing speaks against trying a step there."""
@@ -315,7 +415,12 @@ class Visitor:
     def _prepare(self) -> None:
         precision = self.job.precision
         assert precision != "auto"  # noqa: S101 - chosen before
-        command = commands.Prepare(workers=self._workers, precision=precision)
+        command = commands.Prepare(
+            workers=self._workers,
+            precision=precision,
+            recompute=self.job.activation_checkpointing == "on",
+            compile=self.job.compile == "on" and self.compilation is not None,
+        )
         try:
             self.prepared = self._measuring.ask(command, commands.Prepared)
         except Killed:

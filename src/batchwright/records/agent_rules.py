@@ -173,7 +173,15 @@ def lacking(offer: Offer, needs: Needs) -> tuple[str, str] | None:
 
 # ---------------------------------------------------------------- whether a document is of its job
 
-RESOLVED = ("augment", "device", "precision", "resolutions", "workers")
+RESOLVED = (
+    "activation_checkpointing",
+    "augment",
+    "compile",
+    "device",
+    "precision",
+    "resolutions",
+    "workers",
+)
 """Job keys whose ``auto`` the measuring machine fills in."""
 
 

@@ -196,6 +196,13 @@ class Job(Keys):
         "processor computes in it, float16 on GPUs that compute in that alone, if the probe finds "
         "it faster, else float32. Losses are scaled for float16.",
     )
+    compile: Literal["auto", "off", "on"] = Field(
+        "off",
+        description="Whether training computes with the network compiled (`torch.compile`). "
+        "`auto`: where what a step saves is more, over the whole training, than compiling takes: "
+        "the probe measures both if the training takes two minutes or more. On the CPU it takes a "
+        "C++ compiler.",
+    )
     method: AskedMethod = Field(
         "plain",
         description=explained(*METHODS.own.values(), METHODS["auto"]),
@@ -248,6 +255,13 @@ class Job(Keys):
         "auto",
         description="Most samples that go through the network at once on a worker; a larger local "
         "batch accumulates gradients. `auto`: what fits the memory.",
+    )
+    activation_checkpointing: Literal["auto", "off", "on"] = Field(
+        "auto",
+        description="Whether blocks of the network keep their input alone and are computed again "
+        "in the backward pass: less memory, one more forward pass a step, the same gradients. "
+        "`auto`: where the batch that is asked for, or else 256 images a worker, does not fit the "
+        "memory, if the probe finds it faster than micro-batches or the only way; else off.",
     )
     resolutions: Literal["auto"] | tuple[Count, ...] = Field(
         "auto",
@@ -578,6 +592,22 @@ def _warmup(job: Job) -> Iterator[str]:
         yield f"warmup_epochs={asked:g} is longer than epochs={epochs}: give at most {epochs}"
 
 
+def _recomputation(job: Job) -> Iterator[str]:
+    if job.activation_checkpointing == "on" and job.batch_norm == "synchronized":
+        yield (
+            "activation_checkpointing=on with batch_norm=synchronized would exchange statistics "
+            "once more in the backward pass: leave one of them out"
+        )
+
+
+def _compilation(job: Job) -> Iterator[str]:
+    if job.compile == "on" and job.activation_checkpointing == "on":
+        yield (
+            "compile=on with activation_checkpointing=on: blocks that are computed again are not "
+            "compiled; leave one of them out"
+        )
+
+
 def _bounds(job: Job) -> Iterator[str]:
     ags, least, most = job.ags, job.least_local_batch or 1, job.most_local_batch
     if ags.factors != "off" and ags.most != "auto" and ags.least > ags.most:
@@ -607,5 +637,6 @@ def as_written(value: object) -> str:
 
 _RULES: tuple[Callable[[Job], Iterator[str]], ...] = (
     *(_resolutions, _workers, _extra_time, _averaging, _warmup, _warps),
+    *(_recomputation, _compilation),
     *(_bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

@@ -40,6 +40,7 @@ _WORDS = {
     "num_train_epochs total_epochs steps num_steps max_steps iterations max_iters",
     "precision=bfloat16": "amp use_amp bf16 bfloat16 dtype mixed_precision autocast",
     "precision=float16": "fp16 float16 half",
+    "compile=on": "torch_compile torchcompile torch.compile compiled use_compile inductor",
     "method=dynamic-batch": "strategy algorithm",
     "device=cuda": "gpu cuda use_gpu use_cuda accelerator",
     "workers=2, the training processes": "gpus n_gpus num_gpus ngpus devices num_devices "
@@ -53,6 +54,8 @@ _WORDS = {
     "micro_batch=32, the most samples that go through the network at once": "micro_batch_size "
     "microbatch accumulate accumulation accumulation_steps grad_accum gradient_accumulation "
     "gradient_accumulation_steps accumulate_grad_batches",
+    "activation_checkpointing=on": "gradient_checkpointing grad_checkpointing recompute "
+    "activation_recomputation use_checkpoint",
     "resolutions=224": "resolution res size side img_size imgsz image_size image_resolution "
     "input_size crop_size",
     "evaluate_epochs=1": "eval_every eval_interval eval_freq val_interval validate_every "

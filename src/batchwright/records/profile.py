@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from batchwright.records.base import (
     Count,
@@ -277,6 +277,52 @@ class Trial(Record):
     seconds: Positive = Field(description="Wall time of training and judging.")
 
 
+class RecomputationTimes(Record):
+    """Why blocks are computed again in the backward pass, or are not, where memory is short."""
+
+    resolution: Count = Field(description="Image side, in pixels.")
+    wanted_batch_size: Count = Field(
+        description="Samples per step on each worker that the choice is for."
+    )
+    limit_bytes: Count = Field(description="Bytes that a worker may use.")
+    plain_batch_size: Index = Field(
+        description="The most of them that fit at once without; 0: not even the fewest."
+    )
+    recomputing_batch_size: Index = Field(description="The same with.")
+    compared_batch_sizes: tuple[Count, Count] | None = Field(
+        None,
+        description="Samples of the steps that were timed, without and with: those that fit, or "
+        "fewer where time allowed no more. Null where there was nothing to compare.",
+    )
+    plain_sample_seconds: Positive | None = Field(
+        None, description="Median time of such a step without, in seconds per sample."
+    )
+    recomputing_sample_seconds: Positive | None = Field(None, description="The same with.")
+    ratio: Estimate | None = Field(None, description="The latter over the former, in turns.")
+    chosen: bool = Field(description="Whether they are computed again.")
+
+
+class CompilationTimes(Record):
+    """What compiling the network takes and saves, by which it is decided."""
+
+    resolution: Count = Field(description="Image side, in pixels.")
+    local_batch_size: Count = Field(description="Samples per step on each worker.")
+    training_seconds: Positive = Field(
+        description="The job's epochs by steps of this batch as they are, in seconds."
+    )
+    plain_seconds: Positive = Field(description="Median of such a step, in seconds.")
+    compile_seconds: NonNegative | None = Field(
+        None,
+        description="What compiling took, on the slowest worker, in seconds; null where it was not "
+        "tried, since the training is short. What the cache holds already is quicker.",
+    )
+    compiled_seconds: Positive | None = Field(None, description="Median of a compiled step.")
+    ratio: Estimate | None = Field(None, description="Compiled over plain step, in turns.")
+    failure: str = Field("", description="Why it cannot be compiled; else empty.")
+    asked: bool = Field(description="Whether the job asks for it, whatever it saves.")
+    chosen: bool = Field(description="Whether it is compiled.")
+
+
 class MachineLoad(Record):
     """What else the machine did while it was looked at, in cores' worth of processor time.
 
@@ -318,6 +364,14 @@ class Profile(Document):
     precision_ratio: PrecisionRatio | None = Field(
         None, description="What that comparison shows; null where there was none."
     )
+    recomputation: RecomputationTimes | None = Field(
+        None,
+        description="What activation checkpointing would bring, where memory was too short for the "
+        "batch; null where there was no question.",
+    )
+    compilation: CompilationTimes | None = Field(
+        None, description="What compiling takes and saves; null where it was no question."
+    )
     steps: tuple[StepTime, ...] = Field(description="Step times.")
     pairs: tuple[PairTime, ...] = Field(
         (), description="Times of unequal local batches side by side, for `dual-batch`."
@@ -358,6 +412,13 @@ class Profile(Document):
         description="Forward pass without gradients on one worker, in seconds per image."
     )
     probe_seconds: Positive = Field(description="Wall time that measuring took, in seconds.")
+
+    @field_validator("job")
+    @classmethod
+    def _measured_without(cls, job: Job) -> Job:
+        """Profiles from before there was the choice were taken without what it offers."""
+        keys = "activation_checkpointing", "compile"
+        return job.model_copy(update={key: "off" for key in keys if getattr(job, key) == "auto"})
 
     def _facts(self) -> list[tuple[str, str]]:
         scale = self.noise.noise_scale if self.noise else None

@@ -57,9 +57,11 @@ from batchwright.training.session_checks import (
 )
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.stepper import Loss
+from batchwright.workload.compilation import compile_training
 from batchwright.workload.data.image_files import FilePipeline
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.host import enter, is_out_of_memory, prepare_process, worker_threads
+from batchwright.workload.recomputation import recompute
 
 Images = Dataset[Any] | ImagePipeline | FilePipeline
 """What can be trained on and evaluated: a map-style data set, or one of our pipelines."""
@@ -193,6 +195,10 @@ class Session:
                 "probe and plan again for this data"
             )
         refuse_synchronized_on_cpu(self.model, self.device)
+        if self.plan.job.activation_checkpointing == "on":
+            recompute(self.model)
+        if self.plan.job.compile == "on":
+            compile_training(self.model)
         setup = Setup(
             plan=self.plan,
             model=self.model,

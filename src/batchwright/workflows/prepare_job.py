@@ -174,6 +174,7 @@ def resolve(job: Job, data: DataFacts) -> Job:
     Raises:
         JobError: The device is not there, or several workers were asked for in one process.
     """
+    from batchwright.workload.compilation import what_is_missing
     from batchwright.workload.host import resolve_device
 
     device = resolve_device(job.device)
@@ -182,6 +183,8 @@ def resolve(job: Job, data: DataFacts) -> Job:
             "batch_norm=synchronized computes on GPUs only: on the CPU leave it at worker; the "
             "statistics are merged over the workers for evaluation in any case"
         )
+    if job.compile == "on" and (missing := what_is_missing(device)):
+        raise JobError(f"compile=on needs {missing}: get one, or give compile=auto or off")
     workers = 1 if job.launcher.one_worker else job.workers
     started = joined() if job.launcher.joins else None
     if started is not None and workers != started.size:
@@ -330,6 +333,7 @@ def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:
 
 def _check_network(job: Job, data: DataFacts) -> nn.Module:
     """Build the network here, so that a wrong name, file or pattern is refused at once."""
+    from batchwright.workload.recomputation import recompute
     from batchwright.workload.task import (
         build_loss,
         build_network,
@@ -355,6 +359,8 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
             shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
             print(f"not in {job.weights}, so trained from scratch: {shown}", file=sys.stderr)  # noqa: T201
     freeze(network, job.frozen)
+    if job.activation_checkpointing == "on":
+        recompute(network)
     build_loss(job)
     return network
 

@@ -17,6 +17,7 @@ from batchwright.probing.bench import Stepping, sides_of
 from batchwright.records import DataFacts, Job, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.workload.host import autocast, release_memory
+from batchwright.workload.recomputation import recompute
 from batchwright.workload.task import build_network, build_optimizer, freeze, set_training
 from batchwright.workload.tensor_bytes import counting_tensors
 
@@ -87,6 +88,8 @@ def _peak_of_fakes(job: Job, data: DataFacts, resolution: int, size: int) -> int
     )
     freeze(network, job.frozen)
     set_training(network)
+    if job.activation_checkpointing == "on":
+        recompute(network)
     precision: Precision = "float32" if job.precision == "auto" else job.precision
     mode = FakeTensorMode()
     for module in network.modules():

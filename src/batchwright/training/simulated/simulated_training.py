@@ -30,9 +30,11 @@ from batchwright.training.session import Images
 from batchwright.training.signals import StopRequest
 from batchwright.training.simulated.simulated_rounds import SimulatedRounds
 from batchwright.training.simulated.simulated_steps import SimulatedAllReduce
+from batchwright.workload.compilation import compile_training
 from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.sources import resized
 from batchwright.workload.host import enter, prepare_process, resolve_device, worker_threads
+from batchwright.workload.recomputation import recompute
 
 
 def train_virtually(plan: Plan, run_folder: Path | None, *, resume: bool = False) -> None:
@@ -63,6 +65,10 @@ def train_task(
     plan: Plan, task: Task, device: torch.device, run_folder: Path | None, *, resume: bool = False
 ) -> None:
     """`train_virtually` with a task that is open already."""
+    if plan.job.activation_checkpointing == "on":
+        recompute(task.network)
+    if plan.job.compile == "on":
+        compile_training(task.network)
     with ExitStack() as stack:
         training, held_out = (
             stack.enter_context(closing(_feed_of(data, plan, device)))

@@ -153,6 +153,8 @@ def transformers(plan: Plan, target: Target) -> str:
         "label_smoothing_factor": job.label_smoothing,
         "bf16": plan.precision == "bfloat16",
         "fp16": plan.precision == "float16",
+        "gradient_checkpointing": job.activation_checkpointing == "on",
+        "torch_compile": job.compile == "on",
         "eval_strategy": "epoch",
         "seed": job.seed,
     }
@@ -396,6 +398,7 @@ def timm(plan: Plan, target: Target) -> str:
         "drop": plan.stages[0].dropout,
         "amp": plan.precision != "float32",
         "amp_dtype": "bfloat16" if plan.precision == "bfloat16" else "float16",
+        "grad_checkpointing": job.activation_checkpointing == "on",
         "sync_bn": job.batch_norm == "synchronized",
         "clip_grad": job.clip_norm,
         "seed": job.seed,

@@ -1,0 +1,144 @@
+"""Micro-batches or recomputation, where a batch does not fit the memory: decided by timing both.
+
+A network whose blocks are computed again in the backward pass (`workload.recomputation`) takes more
+samples at once, and one more forward pass a step. Without, a batch that does not fit goes in
+micro-batches, which take as long as their samples do, and what a pass takes whatever its samples.
+
+    two small steps weighed each way --> the most samples that fit, each way, weighed -->
+    both in turns, ABBA, in seconds a sample
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from batchwright.probing.bench import SMALLEST_BATCH, Bench
+from batchwright.probing.measure.memory import weigh
+from batchwright.probing.measure.precision import MIN_SECONDS, WORTHWHILE, compare
+from batchwright.probing.measure.timing import follow, now
+from batchwright.records import RecomputationTimes
+
+_SECOND_BATCH = 8  # with the smallest one it tells what a sample takes
+_TRIES = 4  # at the most samples that fit; what was expected is too much at most a few times
+_ROUNDS = 7  # turns of each way in the fewest rounds of a comparison, the first ones too
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """The most samples that fit at once, 0 if not even the fewest do, and the seconds of each."""
+
+    samples: int
+    sample_seconds: float = 0.0
+
+
+def compare_recomputation(
+    bench: Bench,
+    resolution: int,
+    wanted: int,
+    limit: int,
+    *,
+    seconds: float,
+    try_without: bool = True,
+) -> RecomputationTimes | None:
+    """How a step of ``wanted`` samples goes into ``limit`` bytes, and how long it takes, both ways.
+
+    `None` where it fits as it is. The network computes as it is chosen afterwards, and all workers
+    come to the same answer. ``seconds`` are spent on the comparison, or `MIN_SECONDS`, or three
+    rounds of ABBA.
+
+    Raises:
+        JobError: The network has nothing to recompute.
+    """
+    bench.recompute(on=False)
+    plain = _most(bench, resolution, wanted, limit) if try_without else _Fitting(0)
+    if plain.samples == wanted:
+        return None
+    bench.recompute(on=True)
+    again = _most(bench, resolution, wanted, limit)
+    told = RecomputationTimes(
+        resolution=resolution,
+        wanted_batch_size=wanted,
+        limit_bytes=limit,
+        plain_batch_size=plain.samples,
+        recomputing_batch_size=again.samples,
+        chosen=plain.samples < SMALLEST_BATCH <= again.samples,
+    )
+    if SMALLEST_BATCH <= plain.samples < min(wanted, again.samples):
+        told = _timed(bench, told, plain, again, seconds)
+    bench.recompute(on=told.chosen)
+    return told
+
+
+def _timed(
+    bench: Bench, told: RecomputationTimes, plain: _Fitting, again: _Fitting, seconds: float
+) -> RecomputationTimes:
+    """The same with times, and the choice by them."""
+    began = now(bench.device)
+    each = _ROUNDS * (plain.sample_seconds + again.sample_seconds)
+    room = max(SMALLEST_BATCH, int(max(seconds, MIN_SECONDS) / each)) if each else again.samples
+    room = follow(bench.group, room)
+    sizes = min(plain.samples, room), min(again.samples, room)
+
+    def turn(size: int, *, on: bool) -> Callable[[], float]:
+        supply = bench.supply(size, told.resolution)
+
+        def take() -> float:
+            bench.recompute(on=on)
+            return fmean(bench.group.gather(sum(bench.step(supply)) / size))
+
+        return take
+
+    def may_go_on() -> bool:
+        return bool(follow(bench.group, int(now(bench.device) - began < seconds)))
+
+    turns = [turn(size, on=on) for size, on in zip(sizes, (False, True), strict=True)]
+    times, ratio = compare(turns, may_go_on)
+    plain_seconds, again_seconds = map(median, times)
+    return told.model_copy(
+        update={
+            "compared_batch_sizes": sizes,
+            "plain_sample_seconds": plain_seconds,
+            "recomputing_sample_seconds": again_seconds,
+            "ratio": ratio,
+            "chosen": ratio.value <= WORTHWHILE,
+        }
+    )
+
+
+def _most(bench: Bench, resolution: int, wanted: int, limit: int) -> _Fitting:
+    """The most samples up to ``wanted`` whose step stays within ``limit`` bytes when it is weighed.
+
+    Peaks are convex in the samples: a third beyond two is on the line through them, or above.
+    """
+    known: list[tuple[int, int]] = []
+    best = _Fitting(0)
+
+    def weighed(size: int) -> int | None:
+        supply: Callable[[], Any] = bench.supply(size, resolution)
+        began = now(bench.device)
+        peak, _ = weigh(bench, supply)
+        if peak is None or not follow(bench.group, int(peak <= limit)):
+            return None
+        nonlocal best
+        # Two or three steps are in it, the first of them slow: an upper bound.
+        best = _Fitting(size, (now(bench.device) - began) / 2 / size)
+        known.append((size, peak))
+        return peak
+
+    size = min(_SECOND_BATCH, wanted)
+    if weighed(SMALLEST_BATCH) is None or size <= SMALLEST_BATCH:
+        return best
+    if weighed(size) is not None:
+        (low, low_peak), (high, high_peak) = known
+        slope = max(1.0, (high_peak - low_peak) / (high - low))
+        size = follow(bench.group, min(wanted, high + int((limit - high_peak) / slope)))
+    else:
+        size = (best.samples + size) // 2
+    for _ in range(_TRIES):
+        if size <= best.samples or weighed(size) is not None:
+            break
+        size = follow(bench.group, (best.samples + size) // 2)
+    return best
