@@ -14,7 +14,7 @@ from batchwright.errors import JobError, PlanError
 from batchwright.planning.planner import make_plan
 from batchwright.probing.measure import compilation as module
 from batchwright.probing.measure.compilation import SHORT, compare_compilation
-from batchwright.records import CompilationTimes, Job
+from batchwright.records import CompilationTimes, Estimate, Job
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.workflows import prepare_job
 from batchwright.workload import compilation
@@ -236,6 +236,12 @@ def test_it_is_not_where_it_saves_less_or_cannot_be(monkeypatch, machine):
     assert machine.compiled
     assert not told.chosen
     assert told.failure == machine.failure
+
+
+def test_a_ratio_that_is_not_sure_compiles_nothing(monkeypatch):
+    ratio = Estimate(value=0.8, low=0.6, high=1.1)
+    monkeypatch.setattr(module, "compare", lambda turns, more: (([0.1], [0.08]), ratio))
+    assert not compared(monkeypatch, Machine()).chosen
 
 
 def test_a_short_training_is_not_made_longer_by_asking(monkeypatch):

@@ -51,8 +51,9 @@ def _words(told: CompilationTimes, measured: Job, epochs: int) -> str:
         return f"The network cannot be compiled here: {told.failure}."
     if told.ratio is None or told.compile_seconds is None or told.compiled_seconds is None:
         return (
-            f"{counted(measured.epochs, 'epoch')} take some {duration(told.training_seconds)}, too "
-            "short a time for compiling to come back: it was not tried."
+            f"To train {counted(measured.epochs, 'epoch')} takes some "
+            f"{duration(told.training_seconds)}, too short a time for compiling to pay: it was not "
+            "tried."
         )
     ratio, saved = told.ratio, _saved(told, measured, epochs)
     what = f"saves {saved:.3g} s" if saved >= 0 else f"loses {-saved:.3g} s"
@@ -65,7 +66,7 @@ def _words(told: CompilationTimes, measured: Job, epochs: int) -> str:
     if told.asked:
         return f"{why} The job asks for it."
     if not told.chosen:
-        return f"{why} That is not more than it costs, and 1 % at least."
+        return f"{why} At the interval's upper end that is not more than it costs."
     return f"{why} What compiling takes is in the training time, not in an epoch's."
 
 

@@ -11,7 +11,7 @@ from math import ceil
 from statistics import fmean, median
 
 from batchwright.probing.bench import SMALLEST_BATCH, Bench
-from batchwright.probing.measure.precision import MIN_SECONDS, WORTHWHILE, compare
+from batchwright.probing.measure.precision import MIN_SECONDS, compare
 from batchwright.probing.measure.timing import follow, now
 from batchwright.records import CompilationTimes
 from batchwright.workload.compilation import failure_words
@@ -79,8 +79,8 @@ def compare_compilation(
         return bool(follow(bench.group, int(now(bench.device) - began < seconds)))
 
     times, ratio = compare([turn(on=False), turn(on=True)], may_go_on)
-    saved = (1 - ratio.value) * training
-    chosen = asked or (ratio.value <= WORTHWHILE and saved > taken)
+    surely_saved = (1 - ratio.high) * training  # it must not make the training longer
+    chosen = asked or surely_saved > taken
     bench.compile(on=chosen)
     plain, compiled = map(median, times)
     return told.model_copy(
