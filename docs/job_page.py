@@ -185,6 +185,7 @@ EXAMPLES = {
     "seed": "7",
     "epochs": "3",
     "precision": "float32",
+    "compile": "auto",
     "method": "dynamic-batch",
     "rebalance": "published",
     "rebalance_steps": "10",

@@ -79,6 +79,7 @@ OTHER_VALUES = Job(
     seed=2**63 - 1,
     epochs=7,
     precision="float32",
+    compile="auto",
     activation_checkpointing="off",
     method="dynamic-batch",
     rebalance="published",

@@ -35,6 +35,7 @@ from batchwright.training.simulated.simulated_workers import Randomness
 from batchwright.workflows import doctor, prepare_job
 from batchwright.workflows.sweep import slots
 from batchwright.workload import host
+from batchwright.workload.compilation import what_is_missing
 from batchwright.workload.data import copying, image_files
 from batchwright.workload.data import pipeline as pipelines
 from batchwright.workload.data.image_store import ImageStore
@@ -187,6 +188,14 @@ def test_blocks_that_are_computed_again_train_the_same_with_less_memory():
         peaks.append(torch.cuda.max_memory_allocated(GPU))
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-3, atol=1e-4)
     assert peaks[1] < peaks[0]
+
+
+@pytest.mark.skipif(bool(what_is_missing(GPU)), reason="needs triton")
+@reaches("workload.compilation:what_is_missing")
+def test_a_compiled_training_learns_what_it_learns_without():
+    assert not what_is_missing(GPU)
+    plain, compiled = (flat_weights(train(plan=plan_for(compile=key))) for key in ("off", "on"))
+    torch.testing.assert_close(compiled, plain, rtol=2e-2, atol=2e-2)
 
 
 def flat_weights(network):

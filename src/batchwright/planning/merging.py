@@ -127,6 +127,7 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
             "precisions": compared.precisions,
             "precision_ratio": compared.precision_ratio,
             "recomputation": next((p.recomputation for p in profiles if p.recomputation), None),
+            "compilation": next((p.compilation for p in profiles if p.compilation), None),
             "steps": steps,
             "pairs": _pooled(
                 (p.pairs for p in profiles),

@@ -53,6 +53,7 @@ from batchwright.planning.candidates.preemptions import Offer, spot_reason
 from batchwright.planning.candidates.progress import Progress, progress_reasons
 from batchwright.planning.candidates.table import Row, Table
 from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
+from batchwright.planning.compiling import check_compilation, compilation
 from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasured_noise
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.learning_rates import rate_of
@@ -135,6 +136,7 @@ def make_plan(
         given = [simulated(profile, job, slowest=slowest) for profile in given]
         merged = tuple(simulated(profile, job, slowest=slowest) for profile in merged)
     check_profiles(given, merged, job)
+    check_compilation(merged[0], job)
     data, network = merged[0].data, merged[0].network
     job = searched(job, data)
     told = experience_of(merged[0], job, runs)
@@ -170,7 +172,11 @@ def make_plan(
     by_epoch: tuple[Estimate | None, ...] = ()
     apart = len(kinds) > 1 and not link_given(job.link)
     workers = workers_reason(job, choice, named=named, apart=apart)
-    measured = (measured_precision(merged[0], precision_of(job)), *recomputation(merged[0]))
+    measured = (
+        measured_precision(merged[0], precision_of(job)),
+        *recomputation(merged[0]),
+        *compilation(merged[0], job),
+    )
     why_update = (*recipe_reason, *optimizer_reason(settled, batch, compared))
     if not job.method_spec.same_steps:
         made = lay_out(settled, times)
@@ -308,7 +314,7 @@ def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[
     if len(row.mix.members) > 1:
         return ()
     ((mine, count),) = row.mix.members
-    work = row.epochs * row.epoch_seconds + table.evaluating(row.mix, row.epochs)
+    work = row.epochs * row.epoch_seconds + table.other_seconds(row.mix, row.epochs)
 
     def offer(kind: WorkerType) -> Offer:
         mix = ClusterOption(((kind, count),))

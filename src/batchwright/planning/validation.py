@@ -93,8 +93,9 @@ def resolved(
         JobError: Something is given for another number of workers or resolutions.
     """
     known: dict[str, object] = {"precision": precision, "augment": job.augmentation}
-    if job.activation_checkpointing == "auto":  # nothing was measured that speaks for it
-        known["activation_checkpointing"] = "off"
+    for key in ("activation_checkpointing", "compile"):
+        if getattr(job, key) == "auto":  # nothing was measured that speaks for it
+            known[key] = "off"
     if workers is not None:
         known["workers"] = workers
     job = with_link(settled(job, data, least_side=least_side).model_copy(update=known))

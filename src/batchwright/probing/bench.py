@@ -22,6 +22,7 @@ from batchwright.records import Job, MemoryParts, OptimizerName, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.training.batches.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.training.batches.sampler import balancing_weights
+from batchwright.workload.compilation import Compilation, compile_training
 from batchwright.workload.data.image_files import FilePipeline, ImageFiles
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.loading import loader_processes
@@ -99,6 +100,7 @@ class Bench:
         classes: Number of classes.
         group: The workers that measure together now.
         scale: What losses are multiplied by.
+        compilation: Whether the network computes compiled.
     """
 
     def __init__(self, job: Job, data: ImageData, group: Group) -> None:
@@ -108,6 +110,9 @@ class Bench:
         set_training(self.network)
         if job.activation_checkpointing == "on":
             self.recompute(on=True)
+        self.compilation, self._compiles = Compilation(on=False), False
+        if job.compile == "on":
+            self.compile(on=True)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
         usual = OPTIMIZERS[job.optimizer].rate  # `auto` measures with SGD
         rate = usual if job.learning_rate == "auto" else job.learning_rate
@@ -127,6 +132,12 @@ class Bench:
     def recompute(self, *, on: bool) -> None:
         """Whether the network's blocks are computed again in the backward pass from now on."""
         recompute(self.network, on=on)
+
+    def compile(self, *, on: bool) -> None:
+        """Whether the network computes compiled from now on, as far as it can be."""
+        if on and not self._compiles:
+            self.compilation, self._compiles = compile_training(self.network), True
+        self.compilation.on = on
 
     def join(self, group: Group) -> None:
         """From now on take steps with the workers of ``group``, with the same weights on all."""
@@ -266,6 +277,11 @@ class Bench:
         """Let the loader processes end."""
         while self._feeds:
             self._feeds.popitem()[1].close()
+
+    @property
+    def train_samples(self) -> int:
+        """Of the training set."""
+        return self._data.facts.train_samples
 
     def halves(self) -> tuple[Tensor, Tensor]:
         """Indices of the training samples in random order, the same on all workers, in halves."""

@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from batchwright.records import (
     CollectiveTime,
+    CompilationTimes,
     Count,
     DataFacts,
     GradientNoise,
@@ -90,6 +91,7 @@ class Prepare(Record):
     workers: Count
     precision: Precision
     recompute: bool = Field(False, description="Blocks again in the backward pass.")
+    compile: bool = Field(False, description="Whether the network computes compiled.")
 
 
 class Prepared(Record):
@@ -128,6 +130,23 @@ class Recomputed(Record):
     """What came of it; nothing where all samples fit, or the network has no blocks."""
 
     times: RecomputationTimes | None
+
+
+class Compile(Record):
+    """Time a step compiled and not; answered by `Compiled`. Steps afterwards are as chosen."""
+
+    do: Literal["compile"] = "compile"
+    workers: Count
+    resolution: Count
+    wanted_batch_size: Count
+    asked: bool
+    seconds: Positive = Field(description="Time to spend, compiling aside.")
+
+
+class Compiled(Record):
+    """What came of it."""
+
+    times: CompilationTimes
 
 
 class Guess(Record):
@@ -325,6 +344,7 @@ Command = (
     Compare
     | Prepare
     | Recompute
+    | Compile
     | Guess
     | Weigh
     | Visit

@@ -57,6 +57,7 @@ Progress = Callable[[int, int, str], None]
 # Shares of the budget.
 PRECISION = 0.1
 RECOMPUTATION = 0.1  # where memory is short
+COMPILATION = 0.1  # where it is asked for, besides compiling
 _EXCHANGE = 0.05
 _NOISE = 0.1
 _EVALUATION = 0.05
@@ -137,6 +138,7 @@ class Controller:
         visitor.choose_recomputation(
             self._counts[0], seconds=RECOMPUTATION * self._job.probe.first_budget
         )
+        visitor.choose_compilation(seconds=COMPILATION * self._job.probe.first_budget)
         self._wait_for_others()
         self._curves = [(count, side) for side in sides_of(self._job) for count in self._counts]
         self._ladders = {count: self._ladder(count) for count in self._counts}
@@ -161,6 +163,7 @@ class Controller:
             precisions=visitor.precisions,
             precision_ratio=visitor.precision_ratio,
             recomputation=visitor.recomputation,
+            compilation=visitor.compilation,
             steps=visitor.step_times(),
             kinds=visitor.kinds(),
             memory=visitor.memory_points(),

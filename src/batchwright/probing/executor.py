@@ -13,6 +13,7 @@ from batchwright.distributed.group import Group
 from batchwright.probing import commands
 from batchwright.probing.bench import Bench
 from batchwright.probing.measure.collective import time_exchange
+from batchwright.probing.measure.compilation import compare_compilation
 from batchwright.probing.measure.evaluation import evaluation_seconds
 from batchwright.probing.measure.gradient_noise import measure_noise
 from batchwright.probing.measure.link import time_link
@@ -67,6 +68,15 @@ class Executor:
                 return self._prepare(command)
             case commands.Recompute():
                 return commands.Recomputed(times=self._recomputation(command))
+            case commands.Compile():
+                compiling = compare_compilation(
+                    self._joined(command.workers),
+                    command.resolution,
+                    command.wanted_batch_size,
+                    asked=command.asked,
+                    seconds=command.seconds,
+                )
+                return commands.Compiled(times=compiling)
             case commands.Guess():
                 size = command.resolution, command.local_batch_size
                 job = self._job
@@ -117,6 +127,7 @@ class Executor:
         settled = {
             "precision": command.precision,
             "activation_checkpointing": "on" if command.recompute else "off",
+            "compile": "on" if command.compile else "off",
         }
         self._job = self._job.model_copy(update=settled)
         bench = self._bench = Bench(self._job, self._data, group)

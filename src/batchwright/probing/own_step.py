@@ -423,6 +423,7 @@ def job_of(own: OwnStep, keys: dict[str, Any]) -> Job:
         "learning_rate": rate if rate > 0 else "auto",
         "precision": "float32",
         "activation_checkpointing": "off",
+        "compile": "off",
         "device": own.bench.device.type,
         "workers": own.group.size,
         "resolutions": (own.side,),

@@ -16,7 +16,7 @@ from batchwright.errors import BatchwrightError, JobError
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
 from batchwright.probing.commands import Compare, Compared, Point, ignored
-from batchwright.probing.controller import PRECISION, Controller, Progress
+from batchwright.probing.controller import COMPILATION, PRECISION, Controller, Progress
 from batchwright.probing.together import Together, with_links
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Here, Killed, Measuring, Workers
@@ -102,7 +102,8 @@ def probe(
         profile = None
         if begun is not None:
             visitor, control = controller(begun.job)
-            visitor.prepare(seconds=0)  # the number format is known
+            visitor.compilation = begun.compilation
+            visitor.prepare(seconds=0)  # how it computes is known
             kept_bytes = {"memory_bytes": begun.cluster.memory_bytes}  # these vary
             here = visitor.cluster().model_copy(update=kept_bytes)
             made = (visitor.prepared.data, visitor.prepared.network, here)
@@ -128,6 +129,8 @@ def unfinished(kept: Path, job: Job) -> Profile | None:
     if job.activation_checkpointing == "auto":
         settled = {"activation_checkpointing": profile.job.activation_checkpointing}
         job = job.model_copy(update=settled)
+    if job.compile == "auto":
+        job = job.model_copy(update={"compile": profile.job.compile})
     return profile if profile.trials_open and profile.job == job else None
 
 
@@ -162,6 +165,7 @@ def measure_points(
     with measuring(job, folder, counts) as workers:
         visitor = Visitor(job, workers, max(counts), report)
         visitor.prepare(seconds=PRECISION * job.probe.first_budget)
+        visitor.choose_compilation(seconds=COMPILATION * job.probe.first_budget)
         if accept is not None:
             accept(visitor.cluster())
         for _ in range(visits):

@@ -23,6 +23,7 @@ from batchwright.probing.measure.timing import spread
 from batchwright.probing.workers import Answer, Killed, Measuring
 from batchwright.records import (
     Cluster,
+    CompilationTimes,
     Job,
     KindTimes,
     MachineLoad,
@@ -56,11 +57,12 @@ class Visitor:
         precisions: What that choice rests on.
         precision_ratio: What they show.
         recomputation: What computing blocks again would bring, where memory is short.
+        compilation: What compiling takes and saves, where it was a question.
         prepared: What is measured, and on what.
         ledger: Step times so far.
         memory: Memory so far.
         out_of_memory: Points that did not fit.
-        restart_seconds: Time that went into starting workers again.
+        restart_seconds: Time that went into starting workers again, or into compiling.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Visitor:
         self.precisions: tuple[PrecisionTime, ...] = ()
         self.precision_ratio: PrecisionRatio | None = None
         self.recomputation: RecomputationTimes | None = None
+        self.compilation: CompilationTimes | None = None
         self.ledger = Ledger()
         self._told: dict[Point, tuple[list[Steps], StepTime]] = {}
         self.memory: dict[Point, MemoryPoint] = {}
@@ -120,8 +123,10 @@ class Visitor:
         wanted = planned_batch(job, self.prepared.data.train_samples, self._workers)
         first = Point(workers, side, SMALLEST_BATCH)
         hopeless = self._surely_too_large(first)
-        possible = job.batch_norm != "synchronized" and not (
-            hopeless and self._surely_too_large(first, recompute=True)
+        possible = (
+            job.batch_norm != "synchronized"
+            and job.compile != "on"  # blocks that are recomputed are not compiled
+            and not (hopeless and self._surely_too_large(first, recompute=True))
         )
         if possible and (hopeless or not (self.weigh(first) and self._has_room(first, wanted))):
             self._report("recomputation")
@@ -138,6 +143,42 @@ class Visitor:
         chosen = self.recomputation is not None and self.recomputation.chosen
         self.job = job.model_copy(update={"activation_checkpointing": "on" if chosen else "off"})
         if chosen:  # what was weighed was without
+            self.memory, self.out_of_memory = {}, []
+
+    def choose_compilation(self, *, seconds: float) -> None:
+        """Whether the network is compiled; there is so much time to compare, compiling aside.
+
+        Raises:
+            JobError: The job asks for it, and it cannot be.
+        """
+        job = self.job
+        if job.compile == "off":
+            return
+        if job.activation_checkpointing == "off":
+            self._report("compiling")
+            wanted = planned_batch(job, self.prepared.data.train_samples, self._workers)
+            command = commands.Compile(
+                workers=self._workers,
+                resolution=max(sides_of(job)),
+                wanted_batch_size=wanted
+                if self.recomputation is None
+                else max(SMALLEST_BATCH, self.recomputation.plain_batch_size),
+                asked=job.compile == "on",
+                seconds=seconds,
+            )
+            answer = self.ask(command, commands.Compiled, "compiling")
+            self.compilation = answer.times if answer else None
+        told = self.compilation
+        if told is not None:
+            self.restart_seconds += told.compile_seconds or 0.0
+        if job.compile == "on" and (told is None or told.failure):
+            why = told.failure if told else "it took more memory than there is"
+            raise JobError(
+                f"compile=on: network={job.network} cannot be compiled ({why}): give compile=off"
+            )
+        chosen = told is not None and told.chosen
+        self.job = job.model_copy(update={"compile": "on" if chosen else "off"})
+        if chosen:
             self.memory, self.out_of_memory = {}, []
 
     def _has_room(self, first: Point, samples: int) -> bool:
@@ -378,6 +419,7 @@ class Visitor:
             workers=self._workers,
             precision=precision,
             recompute=self.job.activation_checkpointing == "on",
+            compile=self.job.compile == "on" and self.compilation is not None,
         )
         try:
             self.prepared = self._measuring.ask(command, commands.Prepared)

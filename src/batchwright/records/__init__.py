@@ -85,6 +85,7 @@ from batchwright.records.profile import (
     OutOfMemory as OutOfMemory,
     PairTime as PairTime,
     PrecisionRatio as PrecisionRatio,
+    CompilationTimes as CompilationTimes,
     PrecisionTime as PrecisionTime,
     RecomputationTimes as RecomputationTimes,
     Profile as Profile,

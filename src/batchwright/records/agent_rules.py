@@ -176,6 +176,7 @@ def lacking(offer: Offer, needs: Needs) -> tuple[str, str] | None:
 RESOLVED = (
     "activation_checkpointing",
     "augment",
+    "compile",
     "device",
     "precision",
     "resolutions",

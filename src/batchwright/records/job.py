@@ -179,6 +179,13 @@ class Job(Keys):
         "processor computes in it, float16 on GPUs that compute in that alone, if the probe finds "
         "it faster, else float32. Losses are scaled for float16.",
     )
+    compile: Literal["auto", "off", "on"] = Field(
+        "off",
+        description="Whether training computes with the network compiled (`torch.compile`). "
+        "`auto`: where what a step saves is more, over the whole training, than compiling takes: "
+        "the probe measures both if the training takes two minutes or more. On the CPU it takes a "
+        "C++ compiler.",
+    )
     method: AskedMethod = Field(
         "plain",
         description=explained(*METHODS.own.values(), METHODS["auto"]),
@@ -544,6 +551,14 @@ def _recomputation(job: Job) -> Iterator[str]:
         )
 
 
+def _compilation(job: Job) -> Iterator[str]:
+    if job.compile == "on" and job.activation_checkpointing == "on":
+        yield (
+            "compile=on with activation_checkpointing=on: blocks that are computed again are not "
+            "compiled; leave one of them out"
+        )
+
+
 def _bounds(job: Job) -> Iterator[str]:
     ags, least, most = job.ags, job.least_local_batch or 1, job.most_local_batch
     if ags.factors != "off" and ags.most != "auto" and ags.least > ags.most:
@@ -572,6 +587,6 @@ def as_written(value: object) -> str:
 
 
 _RULES: tuple[Callable[[Job], Iterator[str]], ...] = (
-    *(_resolutions, _workers, _extra_time, _warmup, _recomputation),
+    *(_resolutions, _workers, _extra_time, _warmup, _recomputation, _compilation),
     *(_bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

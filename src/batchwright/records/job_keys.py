@@ -40,6 +40,7 @@ _WORDS = {
     "num_train_epochs total_epochs steps num_steps max_steps iterations max_iters",
     "precision=bfloat16": "amp use_amp bf16 bfloat16 dtype mixed_precision autocast",
     "precision=float16": "fp16 float16 half",
+    "compile=on": "torch_compile torchcompile torch.compile compiled use_compile inductor",
     "method=dynamic-batch": "strategy algorithm",
     "device=cuda": "gpu cuda use_gpu use_cuda accelerator",
     "workers=2, the training processes": "gpus n_gpus num_gpus ngpus devices num_devices "

@@ -301,6 +301,27 @@ class RecomputationTimes(Record):
     chosen: bool = Field(description="Whether they are computed again.")
 
 
+class CompilationTimes(Record):
+    """What compiling the network takes and saves, by which it is decided."""
+
+    resolution: Count = Field(description="Image side, in pixels.")
+    local_batch_size: Count = Field(description="Samples per step on each worker.")
+    training_seconds: Positive = Field(
+        description="The job's epochs by steps of this batch as they are, in seconds."
+    )
+    plain_seconds: Positive = Field(description="Median of such a step, in seconds.")
+    compile_seconds: NonNegative | None = Field(
+        None,
+        description="What compiling took, on the slowest worker, in seconds; null where it was not "
+        "tried, since the training is short. What the cache holds already is quicker.",
+    )
+    compiled_seconds: Positive | None = Field(None, description="Median of a compiled step.")
+    ratio: Estimate | None = Field(None, description="Compiled over plain step, in turns.")
+    failure: str = Field("", description="Why it cannot be compiled; else empty.")
+    asked: bool = Field(description="Whether the job asks for it, whatever it saves.")
+    chosen: bool = Field(description="Whether it is compiled.")
+
+
 class MachineLoad(Record):
     """What else the machine did while it was looked at, in cores' worth of processor time.
 
@@ -347,6 +368,9 @@ class Profile(Document):
         description="What activation checkpointing would bring, where memory was too short for the "
         "batch; null where there was no question.",
     )
+    compilation: CompilationTimes | None = Field(
+        None, description="What compiling takes and saves; null where it was no question."
+    )
     steps: tuple[StepTime, ...] = Field(description="Step times.")
     pairs: tuple[PairTime, ...] = Field(
         (), description="Times of unequal local batches side by side, for `dual-batch`."
@@ -392,9 +416,8 @@ class Profile(Document):
     @classmethod
     def _measured_without(cls, job: Job) -> Job:
         """Profiles from before there was the choice were taken without what it offers."""
-        if job.activation_checkpointing != "auto":
-            return job
-        return job.model_copy(update={"activation_checkpointing": "off"})
+        keys = "activation_checkpointing", "compile"
+        return job.model_copy(update={key: "off" for key in keys if getattr(job, key) == "auto"})
 
     def _facts(self) -> list[tuple[str, str]]:
         scale = self.noise.noise_scale if self.noise else None

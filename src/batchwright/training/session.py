@@ -56,6 +56,7 @@ from batchwright.training.session_checks import (
 )
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.stepper import Loss
+from batchwright.workload.compilation import compile_training
 from batchwright.workload.data.image_files import FilePipeline
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.host import enter, is_out_of_memory, prepare_process, worker_threads
@@ -194,6 +195,8 @@ class Session:
         refuse_synchronized_on_cpu(self.model, self.device)
         if self.plan.job.activation_checkpointing == "on":
             recompute(self.model)
+        if self.plan.job.compile == "on":
+            compile_training(self.model)
         setup = Setup(
             plan=self.plan,
             model=self.model,

@@ -173,6 +173,7 @@ def resolve(job: Job, data: DataFacts) -> Job:
     Raises:
         JobError: The device is not there, or several workers were asked for in one process.
     """
+    from batchwright.workload.compilation import what_is_missing
     from batchwright.workload.host import resolve_device
 
     device = resolve_device(job.device)
@@ -181,6 +182,8 @@ def resolve(job: Job, data: DataFacts) -> Job:
             "batch_norm=synchronized computes on GPUs only: on the CPU leave it at worker; the "
             "statistics are merged over the workers for evaluation in any case"
         )
+    if job.compile == "on" and (missing := what_is_missing(device)):
+        raise JobError(f"compile=on needs {missing}: get one, or give compile=auto or off")
     workers = 1 if job.launcher.one_worker else job.workers
     started = joined() if job.launcher.joins else None
     if started is not None and workers != started.size:

@@ -17,6 +17,7 @@ from batchwright.planning.candidates.local_batches import largest_shares, split
 from batchwright.planning.candidates.optimizer import Compared, chosen_optimizer, extra_seconds
 from batchwright.planning.candidates.preemptions import TOO_OFTEN, Losses, losses_of
 from batchwright.planning.candidates.worker_types import WorkerType
+from batchwright.planning.compiling import compile_seconds
 from batchwright.planning.resolution import sides
 from batchwright.planning.validation import check_batch
 from batchwright.records import DataFacts, Estimate, Job, OptimizerName
@@ -182,7 +183,7 @@ class Table:
 
     def trained(self, row: Row, epochs: int) -> Row:
         """A candidate that is trained for so many epochs, and the limits that it misses then."""
-        work = epochs * row.epoch_seconds + self.evaluating(row.mix, epochs)
+        work = epochs * row.epoch_seconds + self.other_seconds(row.mix, epochs)
         train = self.losses(row.mix).seconds(work)
         hourly = row.mix.hourly
         cost = None if hourly is None else hourly / SECONDS_PER_HOUR * train
@@ -219,14 +220,15 @@ class Table:
             self._extras[mix, name] = most
         return self._extras[mix, name]
 
-    def evaluating(self, mix: ClusterOption, epochs: int) -> float:
-        """Seconds of all evaluations of a training.
+    def other_seconds(self, mix: ClusterOption, epochs: int) -> float:
+        """Seconds of a training besides its steps: all evaluations, and compiling.
 
-        In each the images are dealt out evenly, and the slowest worker counts.
+        In each evaluation the images are dealt out evenly; the slowest worker counts.
         """
         slowest = max(kind.evaluation_seconds for kind, _ in mix.members)
         once = -(-self.data.val_samples // mix.workers) * slowest
-        return ceil(epochs / self.job.evaluate_epochs) * once
+        compiling = max(compile_seconds(kind.profile) for kind, _ in mix.members)
+        return ceil(epochs / self.job.evaluate_epochs) * once + compiling
 
     # -------------------------------------------------------------------------------- limits
 

@@ -90,8 +90,8 @@ class Measured:
 
     @property
     def other_seconds(self) -> float:
-        """Of the whole training, besides its rows: evaluation."""
-        return self.table.evaluating(self.choice.row.mix, self.choice.row.epochs)
+        """Of the whole training, besides its rows: evaluation and compiling."""
+        return self.table.other_seconds(self.choice.row.mix, self.choice.row.epochs)
 
     @property
     def hourly(self) -> float | None:

@@ -70,7 +70,8 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
         return Choice("float32")
     formats: tuple[Precision, Precision] = ("float32", half)
     benches = [
-        Bench(job.model_copy(update={"precision": precision}), data, group) for precision in formats
+        Bench(job.model_copy(update={"precision": precision, "compile": "off"}), data, group)
+        for precision in formats
     ]
     began = now(group.device)
     workers = group.size if job.workers == "auto" else job.workers  # more, if they are virtual

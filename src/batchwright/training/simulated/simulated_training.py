@@ -30,6 +30,7 @@ from batchwright.training.session import Images
 from batchwright.training.signals import StopRequest
 from batchwright.training.simulated.simulated_rounds import SimulatedRounds
 from batchwright.training.simulated.simulated_steps import SimulatedAllReduce
+from batchwright.workload.compilation import compile_training
 from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.sources import resized
 from batchwright.workload.host import enter, prepare_process, resolve_device, worker_threads
@@ -66,6 +67,8 @@ def train_task(
     """`train_virtually` with a task that is open already."""
     if plan.job.activation_checkpointing == "on":
         recompute(task.network)
+    if plan.job.compile == "on":
+        compile_training(task.network)
     with ExitStack() as stack:
         training, held_out = (
             stack.enter_context(closing(_feed_of(data, plan, device)))

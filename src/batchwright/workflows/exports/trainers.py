@@ -154,6 +154,7 @@ def transformers(plan: Plan, target: Target) -> str:
         "bf16": plan.precision == "bfloat16",
         "fp16": plan.precision == "float16",
         "gradient_checkpointing": job.activation_checkpointing == "on",
+        "torch_compile": job.compile == "on",
         "eval_strategy": "epoch",
         "seed": job.seed,
     }

@@ -1,0 +1,76 @@
+"""What a plan says of compiling, and when it no longer pays for a training."""
+
+from __future__ import annotations
+
+from batchwright.errors import PlanError
+from batchwright.planning.chosen import Chosen
+from batchwright.records import CompilationTimes, Job, Profile, Reason
+from batchwright.records.text.formatting import counted, duration
+
+
+def compile_seconds(profile: Profile) -> float:
+    """What a training pays once for being compiled; 0 where it is not."""
+    told = profile.compilation
+    return (told.compile_seconds or 0.0) if told is not None and told.chosen else 0.0
+
+
+def check_compilation(profile: Profile, job: Job) -> None:
+    """Refuse a training that is too short for what the probe has compiled for a longer one.
+
+    Epochs that a plan chooses itself, to reach a target, are not known yet: its reason tells.
+
+    Raises:
+        PlanError: Compiling would take longer than what it saves, and the job left it open.
+    """
+    told = profile.compilation
+    if told is None or told.asked or not told.chosen or job.goal.target is not None:
+        return
+    saved, paid = _saved(told, profile.job, job.epochs), told.compile_seconds or 0.0
+    if saved <= paid:
+        raise PlanError(
+            f"the profile was measured compiled, for {counted(profile.job.epochs, 'epoch')}; "
+            f"compiling takes {paid:.3g} s and saves {saved:.3g} s of epochs={job.epochs}: probe "
+            f"again with epochs={job.epochs}, or with compile=off"
+        )
+
+
+def compilation(profile: Profile, job: Job) -> tuple[Reason, ...]:
+    """Whether the network is compiled, by both numbers; nothing to say where it was no question.
+
+    ``job`` says how many epochs are trained.
+    """
+    told = profile.compilation
+    if told is None:
+        return ()
+    value = "on" if told.chosen else "off"
+    return (Chosen(value, _words(told, profile.job, job.epochs), "measured").reason("compiling"),)
+
+
+def _words(told: CompilationTimes, measured: Job, epochs: int) -> str:
+    if told.failure:
+        return f"The network cannot be compiled here: {told.failure}."
+    if told.ratio is None or told.compile_seconds is None or told.compiled_seconds is None:
+        return (
+            f"To train {counted(measured.epochs, 'epoch')} takes some "
+            f"{duration(told.training_seconds)}, too short a time for compiling to pay: it was not "
+            "tried."
+        )
+    ratio, saved = told.ratio, _saved(told, measured, epochs)
+    what = f"saves {saved:.3g} s" if saved >= 0 else f"loses {-saved:.3g} s"
+    why = (
+        f"Compiling took {told.compile_seconds:.3g} s. A step of {told.local_batch_size} images "
+        f"takes {1e3 * told.compiled_seconds:.3g} ms compiled and {1e3 * told.plain_seconds:.3g} "
+        f"ms as it is: {ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in "
+        f"turns. Over {counted(epochs, 'epoch')} that {what}."
+    )
+    if told.asked:
+        return f"{why} The job asks for it."
+    if not told.chosen:
+        return f"{why} At the interval's upper end that is not more than it costs."
+    return f"{why} What compiling takes is in the training time, not in an epoch's."
+
+
+def _saved(told: CompilationTimes, measured: Job, epochs: int) -> float:
+    """Seconds that a training of so many epochs is shorter compiled."""
+    ratio = told.ratio.value if told.ratio else 1.0
+    return (1 - ratio) * told.training_seconds * epochs / measured.epochs

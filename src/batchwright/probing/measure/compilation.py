@@ -1,0 +1,124 @@
+"""Compiled or not: decided by what compiling takes, and by what it saves over the whole training.
+
+a few plain steps: how long the training takes without --> if that is long enough, compile -->
+both in turns, ABBA --> compiled where what is saved is more than what compiling takes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from statistics import fmean, median
+
+from batchwright.probing.bench import SMALLEST_BATCH, Bench
+from batchwright.probing.measure.precision import MIN_SECONDS, compare
+from batchwright.probing.measure.timing import follow, now
+from batchwright.records import CompilationTimes
+from batchwright.workload.compilation import failure_words
+from batchwright.workload.host import is_out_of_memory
+
+SHORT = 120.0
+"""Seconds of a training that is too short to be asked. Assumed: a tenth of it, which compiling may
+save, is hardly more than what compiling takes."""
+
+_FIRST_BATCH = 8
+_ROUNDS = 7  # turns of each in the fewest rounds of a comparison, the first ones too
+
+
+def compare_compilation(
+    bench: Bench, resolution: int, wanted: int, *, asked: bool, seconds: float
+) -> CompilationTimes:
+    """What compiling takes and saves; the network computes as it is chosen afterwards.
+
+    Args:
+        bench: Neither compiled nor recomputing.
+        resolution: Image side, in pixels.
+        wanted: Samples of a step on each worker, as they are planned or fit the memory.
+        asked: Whether it is compiled if that is possible, whatever it saves.
+        seconds: To spend on the comparison; `MIN_SECONDS`, or three rounds of ABBA, if they take
+            longer.
+
+    Returns:
+        The same on all workers.
+    """
+    size = _affordable(bench, resolution, wanted, seconds)
+    supply = bench.supply(size, resolution)
+
+    def step() -> float:
+        return fmean(bench.group.gather(sum(bench.step(supply))))
+
+    step()
+    plain = step()
+    job, samples = bench.job, bench.train_samples
+    training = job.epochs * ceil(samples / (size * bench.group.size)) * plain
+    told = CompilationTimes(
+        resolution=resolution,
+        local_batch_size=size,
+        training_seconds=training,
+        plain_seconds=plain,
+        asked=asked,
+        chosen=False,
+    )
+    if not asked and training < SHORT:
+        return told
+    taken, failure = _compiled(bench, resolution, size, plain)
+    told = told.model_copy(update={"compile_seconds": taken, "failure": failure})
+    if failure:
+        bench.compile(on=False)
+        return told
+    began = now(bench.device)
+
+    def turn(*, on: bool) -> Callable[[], float]:
+        def take() -> float:
+            bench.compile(on=on)
+            return step()
+
+        return take
+
+    def may_go_on() -> bool:
+        return bool(follow(bench.group, int(now(bench.device) - began < seconds)))
+
+    times, ratio = compare([turn(on=False), turn(on=True)], may_go_on)
+    surely_saved = (1 - ratio.high) * training  # it must not make the training longer
+    chosen = asked or surely_saved > taken
+    bench.compile(on=chosen)
+    plain, compiled = map(median, times)
+    return told.model_copy(
+        update={
+            "plain_seconds": plain,
+            "compiled_seconds": compiled,
+            "ratio": ratio,
+            "chosen": chosen,
+        }
+    )
+
+
+def _compiled(bench: Bench, resolution: int, size: int, plain: float) -> tuple[float, str]:
+    """Seconds by which the first compiled steps took longer, and why compiling failed, if it did.
+
+    A second batch tells whether others are compiled anew. The slowest worker counts: all wait.
+    """
+    bench.compile(on=True)
+    began = now(bench.device)
+    failure = ""
+    for batch in (size, max(SMALLEST_BATCH, size // 2)):
+        try:
+            bench.step(bench.supply(batch, resolution))
+        except RuntimeError as error:  # in the backward pass, which is compiled when it is due
+            if is_out_of_memory(error) or bench.group.size > 1:  # the others wait for its gradients
+                raise
+            failure = failure_words(error)
+            break
+    more = max(0.0, now(bench.device) - began - 1.5 * plain)
+    told = bench.group.gather((more, failure or bench.compilation.failure))
+    return max(seconds for seconds, _ in told), next((why for _, why in told if why), "")
+
+
+def _affordable(bench: Bench, resolution: int, wanted: int, seconds: float) -> int:
+    """Samples of a step that is short enough to be taken in turns in the time there is."""
+    size = min(_FIRST_BATCH, wanted)
+    supply = bench.supply(size, resolution)
+    bench.step(supply)
+    each = sum(bench.step(supply)) / size
+    room = max(seconds, MIN_SECONDS) / (2 * _ROUNDS * each)
+    return follow(bench.group, max(size, min(wanted, int(room))))

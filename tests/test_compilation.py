@@ -1,0 +1,297 @@
+"""Compiling a network: the same training, what it may cost, and when it is chosen."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+from batchwright.distributed.group import Group
+from batchwright.errors import JobError, PlanError
+from batchwright.planning.planner import make_plan
+from batchwright.probing.measure import compilation as module
+from batchwright.probing.measure.compilation import SHORT, compare_compilation
+from batchwright.records import CompilationTimes, Estimate, Job
+from batchwright.training.checkpoints.checkpoint import load_checkpoint
+from batchwright.workflows import prepare_job
+from batchwright.workload import compilation
+from batchwright.workload.compilation import Compilation, compile_training, what_is_missing
+from samples import make_data, make_job, make_profile
+from test_session import make_model, make_session, make_tiny_plan, train
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def afresh():
+    """What other tests have compiled is forgotten."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The graphs that are compiled, which then run as they are: no C++ compiler is asked."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(compilation, "BACKEND", backend)
+    return graphs
+
+
+def broken(graph, inputs):
+    raise RuntimeError("no such kernel\nand much more")
+
+
+def network_of():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(2))
+
+
+def trained(network, sizes, side=8):
+    """Weights and statistics after a step of each size."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    torch.manual_seed(1)
+    for size in sizes:
+        network(torch.randn(size, 3, side, side)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return network.state_dict()
+
+
+@pytest.mark.slow
+def test_a_compiled_training_is_the_same_and_keeps_the_names(compiled):
+    plain, other = network_of(), network_of()
+    compile_training(other)
+    torch.testing.assert_close(trained(other, (6, 6)), trained(plain, (6, 6)))
+    assert len(compiled) == 1
+    assert list(other.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.slow
+def test_other_batches_are_no_new_compilation(compiled):
+    network = network_of()
+    compile_training(network)
+    trained(network, (6, 4, 3, 7, 2, 12))
+    trained(network, (5,), side=12)
+    assert len(compiled) <= 2  # as many as a symbol for the batch may take
+
+
+def test_only_what_is_trained_on_is_compiled(compiled):
+    network = network_of()
+    told = compile_training(network)
+    with torch.no_grad():
+        network(torch.randn(2, 3, 8, 8))
+    network.eval()
+    network(torch.randn(2, 3, 8, 8))
+    network.train()
+    told.on = False
+    network(torch.randn(2, 3, 8, 8))
+    assert not compiled
+
+
+@pytest.mark.slow
+def test_a_copy_computes_by_itself(compiled):
+    network = network_of()
+    compile_training(network)
+    twin = copy.deepcopy(network)
+    for parameter in network.parameters():
+        parameter.data.fill_(float("nan"))
+    assert torch.isfinite(twin(torch.randn(2, 3, 8, 8))).all()
+
+
+def test_what_cannot_be_compiled_goes_on_as_it_is_with_one_line(monkeypatch):
+    monkeypatch.setattr(compilation, "BACKEND", broken)
+    plain, other = network_of(), network_of()
+    told = compile_training(other)
+    with pytest.warns(UserWarning, match=r"compile=on: .*no such kernel.*goes on as it is") as said:
+        found = trained(other, (6, 5))
+    assert len(said) == 1
+    assert "\n" not in told.failure
+    torch.testing.assert_close(found, trained(plain, (6, 5)), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_networks_own_is_its_own(compiled):
+    network = network_of()
+    told = compile_training(network)
+    with pytest.raises(RuntimeError, match="channels"):
+        network(torch.randn(2, 5, 8, 8))
+    assert not told.failure
+
+
+@pytest.mark.slow
+def test_a_run_compiles_and_its_checkpoints_have_the_models_names(compiled, tmp_path):
+    weights = {}
+    for key in ("off", "on"):
+        model, plan = make_model(extras=True), make_tiny_plan(compile=key)
+        with make_session(model, plan=plan, run_folder=tmp_path / key) as session:
+            train(session)
+        weights[key] = load_checkpoint(tmp_path / key / "checkpoints" / "last.pt")["model"]
+    assert compiled
+    torch.testing.assert_close(weights["on"], weights["off"])
+
+
+def test_without_a_compiler_it_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "CXX=no-such-compiler" in what_is_missing(CPU)
+    with pytest.raises(JobError, match=r"compile=on needs a C\+\+ compiler: CXX=no-such-compiler"):
+        prepare_job.resolve(Job(compile="on", device="cpu"), make_data())
+    prepare_job.resolve(Job(compile="auto", device="cpu"), make_data())
+
+
+def test_blocks_that_are_recomputed_are_not_compiled():
+    with pytest.raises(JobError, match="compile=on with activation_checkpointing=on"):
+        Job(compile="on", activation_checkpointing="on")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(what_is_missing(CPU)), reason="needs a C++ compiler")
+def test_the_compiler_of_this_machine_trains_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    plain, other = network_of(), network_of()
+    told = compile_training(other)
+    found = trained(other, (6, 5, 4))
+    assert not told.failure
+    torch.testing.assert_close(found, trained(plain, (6, 5, 4)), rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- the choice
+
+
+@dataclass
+class Machine:
+    """Stands for a bench that compiles.
+
+    Attributes:
+        ratio: Compiled over plain step.
+        taken: Seconds of compiling.
+        failure: Why it cannot.
+    """
+
+    ratio: float = 0.8
+    taken: float = 20.0
+    failure: str = ""
+    epochs: int = 10
+    train_samples: int = 10_000
+    seconds: float = 0.0
+    compiled: bool = False
+    on: bool = False
+    sizes: list[int] = field(default_factory=list)
+    group: Group = field(default_factory=lambda: Group(CPU))
+    device: torch.device = CPU
+
+    @property
+    def job(self):
+        return make_job(epochs=self.epochs, resolutions=(32,))
+
+    @property
+    def compilation(self):
+        return Compilation(self.on, self.failure if self.compiled else "")
+
+    def compile(self, *, on):
+        self.on = on
+
+    def supply(self, size, resolution):
+        return size
+
+    def step(self, size):
+        took = 0.01 * size * (self.ratio if self.on else 1)
+        self.seconds += took
+        if self.on and not self.compiled:
+            self.compiled = True
+            self.seconds += self.taken
+        self.sizes.append(size)
+        return took, 0.0
+
+
+def compared(monkeypatch, machine, *, asked=False, wanted=64):
+    monkeypatch.setattr(module, "now", lambda device: machine.seconds)
+    told = compare_compilation(machine, 32, wanted, asked=asked, seconds=20.0)
+    assert machine.on == told.chosen
+    return told
+
+
+def test_it_is_compiled_where_that_saves_more_than_it_takes(monkeypatch):
+    told = compared(monkeypatch, Machine())
+    assert told.training_seconds == pytest.approx(10 * 157 * 0.64)
+    assert told.compile_seconds == pytest.approx(20, abs=0.5)
+    assert told.ratio.value == pytest.approx(0.8)
+    assert told.chosen  # 201 s are saved
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [Machine(ratio=0.985), Machine(taken=300), Machine(ratio=1.2), Machine(failure="no kernel")],
+)
+def test_it_is_not_where_it_saves_less_or_cannot_be(monkeypatch, machine):
+    told = compared(monkeypatch, machine)
+    assert machine.compiled
+    assert not told.chosen
+    assert told.failure == machine.failure
+
+
+def test_a_ratio_that_is_not_sure_compiles_nothing(monkeypatch):
+    ratio = Estimate(value=0.8, low=0.6, high=1.1)
+    monkeypatch.setattr(module, "compare", lambda turns, more: (([0.1], [0.08]), ratio))
+    assert not compared(monkeypatch, Machine()).chosen
+
+
+def test_a_short_training_is_not_made_longer_by_asking(monkeypatch):
+    machine = Machine(epochs=1)
+    told = compared(monkeypatch, machine)
+    assert told.training_seconds < SHORT
+    assert not machine.compiled
+    assert (told.compile_seconds, told.chosen) == (None, False)
+    assert compared(monkeypatch, machine, asked=True).chosen
+
+
+TIMES = CompilationTimes(
+    resolution=32,
+    local_batch_size=64,
+    training_seconds=1000.0,
+    plain_seconds=0.1,
+    compile_seconds=20.0,
+    compiled_seconds=0.09,
+    ratio={"value": 0.9, "low": 0.88, "high": 0.92},
+    asked=False,
+    chosen=True,
+)
+
+
+def planned(times=TIMES, *, epochs=20, **changes):
+    measured = make_job(epochs=20, compile="on" if times.chosen else "off")
+    taken = make_profile(job=measured, compilation=times)
+    return make_plan(taken, measured.model_copy(update={"epochs": epochs, **changes}))
+
+
+def test_the_plan_says_both_numbers_and_counts_what_compiling_takes():
+    plan = planned()
+    (reason,) = [one for one in plan.reasons if one.choice == "compiling"]
+    assert reason.value == "on"
+    assert "Compiling took 20 s." in reason.why
+    assert "Over 20 epochs that saves 100 s." in reason.why
+    free = planned(TIMES.model_copy(update={"compile_seconds": 0.0}))
+    more = plan.chosen.train_seconds.value - free.chosen.train_seconds.value
+    assert more == pytest.approx(20)
+
+
+def test_a_training_too_short_for_it_is_refused_and_not_made_longer():
+    assert planned(epochs=5)
+    with pytest.raises(PlanError, match=r"takes 20 s and saves 20 s of epochs=4: probe again"):
+        planned(epochs=4)
+    assert planned(TIMES.model_copy(update={"asked": True}), epochs=4)
+
+
+def test_a_profile_that_was_compiled_plans_no_other_training():
+    taken = make_profile(job=make_job(compile="on"))
+    assert make_plan(taken, make_job(compile="auto")).job.compile == "on"
+    with pytest.raises(PlanError, match="measured with compile=on"):
+        make_plan(taken, make_job(compile="off"))
