@@ -81,6 +81,17 @@ def test_what_cannot_be_gone_on_with_is_said(changed, why):
     assert why_not(changed, PLAN, 0) == why
 
 
+def test_a_run_goes_on_with_its_hosts_in_another_order():
+    plan = make_tiny_plan((6, 4, 2), epochs=EPOCHS)
+    arranged = another(plan, local_batch_sizes=(2, 6, 4))
+    assert not why_not(plan, arranged, 3)
+    assert why_not(plan, another(plan, local_batch_sizes=(6, 5, 1)), 3)
+    served = make_dual_plan()
+    assert why_not(
+        another(served, local_batch_sizes=served.stages[0].local_batch_sizes[::-1]), served, 3
+    )
+
+
 # ---------------------------------------------------------------------------------- what is advised
 
 

@@ -107,7 +107,13 @@ def why_not(plan: Plan, former: Plan, epochs: int) -> str:
 
 
 def _by_epoch(plan: Plan) -> Iterator[Stage]:
-    """The row of each epoch, as a row of one."""
+    """The row of each epoch, as a row of one.
+
+    Without a server, which worker takes which of the local batches follows from who is there: a run
+    for several kinds of workers goes on in another order of its hosts, or without one of them.
+    """
     for stage in plan.stages:
-        for _ in range(stage.epochs):
-            yield stage.model_copy(update={"epochs": 1})
+        sizes = stage.local_batch_sizes
+        ordered = sizes if plan.server is not None else tuple(sorted(sizes))
+        row = stage.model_copy(update={"epochs": 1, "local_batch_sizes": ordered})
+        yield from [row] * stage.epochs
