@@ -283,6 +283,7 @@ def test_figures_are_declared_once_with_a_known_statistic_and_one_goal_at_most(n
         (Figure("a", "ratio", "median", at_least=1.0), [1.1, 1.2, 1.3], "yes"),
         (Figure("a", "ratio", "median", at_least=1.0), [0.7, 0.8, 0.9], "no"),
         (Figure("a", "ratio", "median", at_least=1.0), [0.7, 1.2, 1.3], "undecided"),
+        (Figure("a", "ratio", "median", at_least=1.0), [0.7, 1.2, 1.3] * 30, "yes"),
         (Figure("a", "ratio", "median", at_least=1.0), [0.9], "no"),
         (Figure("a", "points", "interval", above=0.0), [-1.0, 0.0, 2.0], "undecided"),
         (Figure("a", "points", "interval", above=0.0), [-1.0, -1.1, -1.2], "no"),
@@ -293,7 +294,9 @@ def test_figures_are_declared_once_with_a_known_statistic_and_one_goal_at_most(n
         (Figure("a", "ratio", "median"), [1.0, 2.0], ""),
     ],
 )
-def test_a_goal_inside_the_spread_is_undecided(one: Figure, values: list[float], word: str) -> None:
+def test_a_goal_that_a_value_may_miss_or_meet_is_undecided(
+    one: Figure, values: list[float], word: str
+) -> None:
     assert tables.judged(one.of(values).as_json(), one) == word
 
 

@@ -9,6 +9,7 @@ claim beside what was measured of it, in ``docs/methods/`` what was measured of 
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -193,23 +194,27 @@ def when(report: Mapping[str, Any]) -> str:
 
 MET = {None: "", True: "yes", False: "no"}
 UNDECIDED = "undecided"
+NOTCH = 1.57
+"""Distances of the quartiles, over the root of the measurements, that a median may be off by: about
+95 % (McGill, Tukey and Larsen 1978, notched box plots)."""
 
 
 def judged(figure: Mapping[str, Any], one: Figure | None) -> str:
     """Whether a figure reaches its goal: yes, no, undecided, or nothing without a goal.
 
-    It is undecided where its spread holds the goal. A figure that is itself an extreme or a count
-    is judged alone: what it spreads from says nothing against it.
+    It is undecided where the goal is within what the value may be off by. A figure that is itself
+    an extreme or a count is judged alone: what it spreads from says nothing against it.
     """
+    met = MET[figure["met"]]
     if figure["met"] is None or one is None or one.statistic not in SPREADS_AROUND:
-        return MET[figure["met"]]
+        return met
+    low, high = figure["low"], figure["high"]
+    if one.statistic == "median":
+        off = NOTCH * (high - low) / math.sqrt(figure["repeats"])
+        low, high = figure["value"] - off, figure["value"] + off
     within = one.near[1] if one.near else 0.0
-    ends = (figure["goal"] - within, figure["goal"] + within)
-    return (
-        UNDECIDED
-        if any(figure["low"] < end < figure["high"] for end in ends)
-        else MET[figure["met"]]
-    )
+    goals = (figure["goal"] - within, figure["goal"] + within)
+    return UNDECIDED if any(low < goal < high for goal in goals) else met
 
 
 def _row(figure: Mapping[str, Any], words: str, one: Figure | None = None) -> str:
@@ -232,7 +237,7 @@ def _goal(figure: Mapping[str, Any], one: Figure | None) -> str:
 
 VERDICTS = ("no", "partly", "not shown", "not run", "yes")
 """Whether a claim holds, in the order of a table's rows. *Not shown*: the spreads overlap,
-or the spread holds the goal."""
+or the goal is undecided."""
 
 
 def papers(folder: Path = RESULTS) -> str:
