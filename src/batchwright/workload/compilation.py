@@ -2,8 +2,9 @@
 
 Only passes that are trained on are: evaluation would be compiled once more, for a few batches. What
 cannot be compiled goes on as it is, with a line that says why. Batch and image side are symbols to
-the compiler, so that another batch at the end of an epoch, under `dynamic-batch` or in a probe
-is no new compilation.
+the compiler, so that most other batches, at the end of an epoch, under `dynamic-batch` or in a
+probe, are no new compilation; the C++ compiler's kernels made one of their own for fewer than eight
+samples and for another side (docs/log.md).
 
 What was compiled before is read from PyTorch's own cache (``TORCHINDUCTOR_CACHE_DIR``, by default
 one for each user of a machine). Processes may share it: files in it are named by what they hold and
