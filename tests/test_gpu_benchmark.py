@@ -9,12 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.gpu import __main__ as programme
-from benchmarks.gpu import telling
+from benchmarks.gpu import papers, telling
 from benchmarks.gpu.findings import NAME, Findings
 from benchmarks.gpu.programme import AFTERWARDS, FIRST, STEPS
-from benchmarks.gpu.steps import TAKE
+from benchmarks.gpu.steps import TAKE, Here
 from benchmarks.harness.benchmark import ROOT
+from benchmarks.harness.plans import Opened
+
+from samples import make_data, make_network
 
 
 def test_the_limits_are_45_minutes_together_and_40_afterwards_and_each_fits_into_ten():
@@ -190,13 +194,23 @@ def test_every_test_is_told_though_one_hangs_and_one_breaks_the_gpu(tmp_path):
     assert codes == [telling.AGAIN, 1, 0]
 
 
-@pytest.mark.slow
-def test_a_training_of_the_papers_in_little_follows_their_schedule(tmp_path):
-    words = ["--tiny", "--out", str(tmp_path), "--steps", "hybrid-3"]
-    assert programme.main(words) == 0, (tmp_path / "log.txt").read_text()
-    found = Findings(tmp_path, programme._commit()).of("hybrid-3")
-    assert 0 <= found["held-out accuracy"] <= 1
-    assert found["simulated seconds"] > 0
+@pytest.mark.parametrize(("small", "batches"), [(0, {600, 560}), (3, {600, 560, 294, 243})])
+def test_the_papers_trainings_have_their_schedule_and_batches(
+    monkeypatch, tmp_path, small, batches
+):
+    data = make_data(name="cifar100", train_samples=50_000, val_samples=10_000, side=32)
+    monkeypatch.setattr(papers, "opened", lambda *_: Opened("cifar100:x", data, make_network()))
+    here = Here("hybrid", Findings(tmp_path, "abc"), tmp_path, tmp_path, tiny=False)
+    monkeypatch.setattr(Here, "device", torch.device("cpu"))
+    plan = papers.published_plan(here, small=small, cycles=True)
+    assert [(one.epochs, one.resolution) for one in plan.stages] == [
+        *((40, 24), (40, 32), (20, 24), (20, 32), (10, 24), (10, 32)),
+    ]
+    assert {size for one in plan.stages for size in one.local_batch_sizes} == batches
+    assert (plan.job.rotation, plan.job.looks_ahead) == (0.05, False)
+    fixed = papers.published_plan(here, small=small, cycles=False)
+    assert {one.resolution for one in fixed.stages} == {32}
+    assert {one.dropout for one in fixed.stages} == {0.2}
 
 
 @pytest.mark.slow

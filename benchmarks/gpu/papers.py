@@ -34,6 +34,16 @@ def published(here: Here, *, small: int, cycles: bool) -> None:
         small: Workers with the small batch.
         cycles: Whether each stage goes through 24 and 32 px, as in `hybrid`; else all is at 32 px.
     """
+    real, summary = _trained(here, published_plan(here, small=small, cycles=cycles))
+    seconds = sum(epoch.training_seconds for epoch in summary.epochs)
+    here.found("held-out accuracy", summary.accuracy)
+    here.found("held-out loss", summary.epochs[-1].val_loss)
+    here.found("simulated seconds", seconds)
+    here.found("real seconds", real)
+
+
+def published_plan(here: Here, *, small: int, cycles: bool) -> Plan:
+    """Its plan; see `published`."""
     levels = slice(None) if cycles else slice(1, None)
     large = [batch // 10 if here.tiny else batch for batch in LARGE_BATCHES[levels]]
     per_level: dict[str, Any] = {
@@ -48,18 +58,12 @@ def published(here: Here, *, small: int, cycles: bool) -> None:
     }
     if not cycles:
         per_level |= {"cycle": {"preset": "cifar100", "order": "fixed"}, "dropout": 0.2}
-    plan = _plan(
+    return _plan(
         here,
         "method=hybrid launch=virtual workers=4 evaluate_epochs=5",
-        epochs=7 if here.tiny else 140,
+        epochs=3 if here.tiny else 140,
         **per_level,
     )
-    real, summary = _trained(here, plan)
-    seconds = sum(epoch.training_seconds for epoch in summary.epochs)
-    here.found("held-out accuracy", summary.accuracy)
-    here.found("held-out loss", summary.epochs[-1].val_loss)
-    here.found("simulated seconds", seconds)
-    here.found("real seconds", real)
 
 
 def poster(here: Here) -> None:
