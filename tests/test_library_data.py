@@ -750,6 +750,10 @@ def test_signed_addresses_are_refused_since_run_folders_keep_them(query: str, na
         assert not {"beef", "AKIA1234"} & set(re.findall(r"\w+", said))
 
 
+def test_words_of_a_query_that_open_nothing_are_no_secret() -> None:
+    assert not any(map(remote._SECRET.search, ("author", "keywords", "design", "dl")))
+
+
 @pytest.mark.parametrize("url", ["file:///etc", "s3:etc", "ftp://x/y", "s3://x::file:///etc"])
 def test_places_elsewhere_are_of_the_stores_that_are_named(url: str) -> None:
     said = refused(f"imagefolder:{url}" if "://" in url and url[:2] != "s3" else url)

@@ -472,3 +472,9 @@ def test_the_compiler_is_loaded_by_those_who_compile_only():
     command = [sys.executable, "-c", WITHOUT_COMPILER]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_network_of_ours_for_other_channels_than_the_data_have_is_refused():
+    network = task.build_network("resnet8", classes=10, side=8, arguments={"channels": 1})
+    with pytest.raises(JobError, match="cannot take images of 3 channels"):
+        task.network_facts("resnet8", network, 8)

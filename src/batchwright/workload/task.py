@@ -187,7 +187,10 @@ def network_facts(
     Raises:
         JobError: The network does not take such images.
     """
-    if channels != CHANNELS and (why := _failure(network, side, channels)):
+    known = _known_side(name)
+    if (known or channels != CHANNELS) and (
+        why := _failure(network, max(side, known or 1), channels)
+    ):
         raise JobError(
             f"network={name}: cannot take images of {counted(channels, 'channel')}, as the data "
             f"have ({why}): give network_args.channels={channels} to one of ours, in_chans to "
@@ -199,7 +202,7 @@ def network_facts(
         parameters=sum(p.numel() for p in parameters),
         trained_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         batch_norm=has_batch_norm(network),
-        least_side=_known_side(name) or _find_least_side(name, network, side, channels),
+        least_side=known or _find_least_side(name, network, side, channels),
     )
 
 

@@ -40,7 +40,9 @@ _STAMPS = (
 )
 """What stores call a file's tag or time; the first that there is counts."""
 
-_SECRET = re.compile(r"sig$|signature|token|secret|passw|credential|auth|key", re.IGNORECASE)
+_SECRET = re.compile(
+    r"sig$|signature|token|secret|passw|credential|auth(?!or)|key(?!w)", re.IGNORECASE
+)
 """In the name of what an address's query tells, where it is a secret: signed addresses, tokens."""
 
 _BLOCK = 2**20
