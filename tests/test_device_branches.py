@@ -17,6 +17,7 @@ ELSEWHERE = {
         (
             "records.agent_rules:needs_of",
             "workflows.exports.launchers:_devices",
+            "workflows.exports.launchers:ray",
             "workflows.exports.trainers:accelerate",
             "workflows.exports.trainers:lightning",
             "workflows.exports.trainers:transformers",

@@ -396,6 +396,7 @@ def test_the_preset_sets_epochs_rates_and_batches():
     assert "may not suit" not in reason(plan, "preset").why
     measured = "augment=crop-flip, rotation=0.0, zoom=0.0, nesterov=true"  # without the preset
     assert measured in reason(plan, "preset").why
+    assert "probe with cycle.preset=cifar100" in reason(plan, "preset").why
 
 
 def test_a_cost_that_only_plain_training_keeps_is_refused():

@@ -84,6 +84,14 @@ class Schedule:
             why += f" It {' and '.join(doubts)}: it may not suit." if doubts else ""
             if told := [f"{key}={getattr(job, key)}".lower() for key in self.preset.recipe]:
                 why += f" Besides its schedule: augment={job.augmentation}, {', '.join(told)}."
+            full = with_recipe(job)
+            if other := [
+                key for key in self.preset.recipe if getattr(job, key) != getattr(full, key)
+            ]:
+                why += (
+                    f" What was measured has its own {', '.join(other)}: to train with the "
+                    f"preset's, probe with cycle.preset={job.cycle.preset}."
+                )
             preset = Chosen(job.cycle.preset, why, "published", PAPER)
             found.insert(0, preset.reason("preset"))
         values = [f"dropout {', '.join(f'{one:g}' for one in self.dropouts)}"]

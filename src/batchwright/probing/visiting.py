@@ -306,14 +306,14 @@ class Visitor:
     def _guess(self, point: Point, *, recompute: bool = False) -> int | None:
         """Peak bytes there by a guess, where so much is taken for sure that it is worth one.
 
-        With ``recompute`` as if blocks were recomputed, which they may be anyway.
+        With ``recompute``, or once that is chosen, as if blocks were recomputed.
         """
         if self.fixed_bytes <= _GUESS_SHARE * self.limit:
             return None
         command = commands.Guess(
             resolution=point.resolution,
             local_batch_size=point.local_batch_size,
-            recompute=recompute,
+            recompute=recompute or self.job.activation_checkpointing == "on",
         )
         guessed = self.ask(command, commands.Guessed, "guessing the memory")
         return guessed.peak_bytes if guessed else None
