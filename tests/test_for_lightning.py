@@ -131,12 +131,16 @@ def slowed(rank):
 
 
 def ended(rank):
+    from batchwright.workflows.trainers.arrangement import stay_in_group
     from lightning_parts import Module, trainer
 
     with mock.patch.object(atexit, "register") as registered:
         trainer(2, bw.ForLightning(), max_epochs=1).fit(Module(), loader())
     try:
         assert torch.distributed.is_initialized()
+        with mock.patch.object(atexit, "unregister") as taken_back:  # the next one may fail
+            stay_in_group()
+        assert taken_back.call_args in registered.call_args_list
         for (at_exit, *_), _ in registered.call_args_list:
             at_exit()
         return torch.distributed.is_initialized()

@@ -262,6 +262,11 @@ def leave_group_at_exit() -> None:
     atexit.register(_leave_group)
 
 
+def stay_in_group() -> None:
+    """While a training goes on: one that fails is not to wait as an earlier one that ended well."""
+    atexit.unregister(_leave_group)
+
+
 def _leave_group() -> None:
     from torch import distributed
 

@@ -30,6 +30,7 @@ from batchwright.workflows.trainers.arrangement import (
     recovering,
     scale_rates,
     shuffled,
+    stay_in_group,
     tell,
     tell_taken_over,
     with_sampler,
@@ -112,6 +113,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         if stage != "fit":
             return
         _refuse_options(trainer, planned=self._auto or self.plan is not None)
+        stay_in_group()
         loop, theirs = trainer.fit_loop, trainer.fit_loop._data_source
 
         def request() -> Any:  # a probe builds optimizers, which may ask for the steps to come

@@ -28,6 +28,7 @@ from batchwright.workflows.trainers.arrangement import (
     recovering,
     scale_rates,
     shuffled,
+    stay_in_group,
     tell,
     tell_taken_over,
     with_sampler,
@@ -184,6 +185,7 @@ class ForTransformers:
 
     def begin_training(self) -> None:
         """Model and optimizer are where they train."""
+        stay_in_group()
         trained = list(self._trainer.model.parameters())
         assert self.sampler is not None  # noqa: S101 - the Trainer has asked for its data
         assert self.arrangement is not None  # noqa: S101 - as above
