@@ -85,6 +85,12 @@ HEADLINES = (
         "picked_under_best_small_points",
         "small batches with the better optimizer: accuracy less the plan's choice",
     ),
+    ("hosts", "two_host_step_error", "two hosts: predicted step against measured"),
+    (
+        "hosts",
+        "kills_recovered",
+        "kills of workers and hosts after which the run went on, five methods",
+    ),
     ("service", "records_lost", "records that the service lost in 20 kills"),
     ("service", "page_seconds_million_records", "page of a run with a million records"),
 )
