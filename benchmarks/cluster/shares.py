@@ -26,7 +26,7 @@ interval: the way whose side of 1 holds all four intervals of a kind of exchange
 default; else the default stays. All of it was fixed before a run was made. Followed perfectly, half
 speed of one of two would allow 0.67; a burner leaves a worker rather more than half a core.
 
---full should take some 25 minutes on two quiet cores (reckoned, not measured yet). --keep DIR keeps
+--full takes some 30 minutes on two quiet cores. --keep DIR keeps
 each start of a network when it is through (one to two minutes), and goes on from what is there.
 """
 
