@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.records import Job, Record
 from batchwright.records.base import record_text
-from batchwright.records.job_keys import job_keys, unknown_key
+from batchwright.records.text.job_keys import job_keys, unknown_key
 from batchwright.records.text.problems import described, first_problem, key_of, shorten
 from batchwright.storage.files import write_whole
 

@@ -20,8 +20,8 @@ from pydantic import JsonValue
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records import Job, SweptKey
 from batchwright.records.documents import change_job, parse_yaml, yaml_problem
-from batchwright.records.job_keys import job_keys, unknown_key
 from batchwright.records.text.formatting import job_value
+from batchwright.records.text.job_keys import job_keys, unknown_key
 from batchwright.records.text.problems import described
 
 Grid = Mapping[str, str | Sequence[Any]]
