@@ -28,7 +28,7 @@ def job_words(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def files_first(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The same where files come before the keys, which are offered once something is typed."""
+    """Files first; job keys only once something is typed."""
     return job_words(ctx, incomplete) if incomplete else []
 
 

@@ -57,9 +57,9 @@ _WORDS = ("auto", "knee", "memory")  # which some of them may have instead
 _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
 _BOOL = "tag:yaml.org,2002:bool"
 _MAX_BRACKETS = 500
-"""In the text of a table: a parser's time grows with the square of those that are open."""
+"""Open brackets in the text of a table: a parser's time grows with their square."""
 _MAX_CHARACTERS = 16 * 1024
-"""Of a text that is read as a table or a list."""
+"""Longest text that is read as a table or a list."""
 
 _TABLES = {  # keys that take several items
     "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
@@ -349,7 +349,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 class _PlainLoader(_Loader):
-    """Of YAML what a table needs: without references, by which a short text could grow long."""
+    """YAML without references, by which a short text of a table could grow long."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -406,7 +406,7 @@ def _as_table(key: str, value: Any, place: str) -> Any:
 
 
 def _section(key: str) -> tuple[str, str]:
-    """Of a key with arguments its part before the dot and the argument's name; else two blanks."""
+    """A key with arguments, cut at its dot: the key, the argument's name; else both empty."""
     section, _, argument = key.replace(".args", "_args", 1).partition(".")
     return (section, argument) if section in _ARGUMENTS else ("", "")
 

@@ -308,12 +308,12 @@ class JobFields(Keys):
 
     @property
     def method_spec(self) -> MethodSpec:
-        """What is known of `method`."""
+        """`method`'s entry in the registry."""
         return METHODS[self.method]
 
     @property
     def launcher(self) -> Launcher:
-        """What is known of `launch`."""
+        """`launch`'s entry in the registry."""
         return LAUNCHERS[self.launch]
 
     @property

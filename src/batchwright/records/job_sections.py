@@ -14,7 +14,7 @@ AgsMode = Literal["off", "norm", "gain"]
 MIN_BUDGET, MAX_BUDGET = 5.0, 20.0
 """Limits of `probe.budget`, where it is `auto`, in seconds."""
 BUDGET_SHARE = 0.1
-"""Of the training's time, between these limits."""
+"""A probe's time as a share of the training's, between these limits."""
 
 
 class ProbeSettings(Keys):

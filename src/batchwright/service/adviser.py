@@ -24,7 +24,7 @@ PAUSE_SECONDS = 2.0
 """Between two looks at a run, at least: many runs with epochs of less would keep it busy."""
 
 NEWEST_LINES = 16
-"""Of epochs, which say whether a run goes as predicted: epochs may be there twice."""
+"""Epoch lines that say whether a run goes as predicted; an epoch may be there twice."""
 
 NEWS = 0.05
 """Change of the measured time that makes thinking again worth while, as a share."""

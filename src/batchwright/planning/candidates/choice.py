@@ -120,7 +120,7 @@ def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
 
 
 def _target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
-    """That a candidate does not reach the target within the epochs, if so."""
+    """The missed accuracy target of a candidate, if its epochs are too few for it."""
     if not progress.chooses or progress.needed(row.batch) is not None:
         return ()
     if progress.chance(row.batch) >= MIN_CHANCE:
@@ -388,7 +388,7 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
 
 
 def other_resolutions(chosen: Row, rows: Sequence[Row]) -> tuple[Alternative, ...]:
-    """The same workers and batch at the other resolutions."""
+    """Candidates with the chosen workers and batch at the other resolutions."""
     others = [
         (f"{row.resolution} px", row)
         for row in rows

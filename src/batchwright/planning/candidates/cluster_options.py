@@ -112,7 +112,7 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
 
 
 def _as_measured(cluster: ClusterOption, kinds: Sequence[WorkerType]) -> ClusterOption:
-    """The same workers, their kinds in the order in which they were measured together."""
+    """The cluster with its kinds in the order in which they were measured together."""
     return ClusterOption(tuple(sorted(cluster.members, key=lambda one: kinds.index(one[0]))))
 
 

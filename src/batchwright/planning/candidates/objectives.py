@@ -99,7 +99,7 @@ class Objective:
     mends_batches: ClassVar[str] = mends
 
     def value(self, row: Row) -> float:
-        """What is to be small."""
+        """The value that this objective minimizes."""
         return row.train_seconds
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:

@@ -192,7 +192,7 @@ def held_out(kind: WorkerType) -> tuple[HeldOut, ...]:
 def prediction_reasons(
     job: Job, row: Row, found: Prediction, stage: Stage
 ) -> tuple[Reason, tuple[Reason, ...], Reason]:
-    """Of the chosen row: its local batches, its memory and its time."""
+    """Reasons for the local batches, the memory and the time of the chosen row."""
     return (
         _local_batches(stage, row.cluster, row.totals),
         _memory(row, found, job.goal),

@@ -90,7 +90,7 @@ class Measured:
 
     @property
     def other_seconds(self) -> float:
-        """Of the whole training, besides its rows: evaluation and compiling."""
+        """Seconds of the whole training besides its rows: evaluation and compiling."""
         return self.table.other_seconds(self.choice.row.cluster, self.choice.row.epochs)
 
     @property
@@ -212,7 +212,7 @@ class Measured:
         )
 
     def batch_reasons(self, stage: Stage) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
-        """Of the highest resolution: its batch; memory and time."""
+        """Reasons at the highest resolution: for its batch; for memory and time."""
         found = prediction_reasons(self.job, self.choice.row, self.chosen, stage)
         return found[:1], (*found[1], found[2])
 
@@ -311,7 +311,7 @@ class Stated:
         """Peak bytes are not known."""
 
     def pace(self, batch: int) -> Pace:  # noqa: ARG002
-        """By ``virtual.sample_seconds`` and ``virtual.step_seconds``."""
+        """Step times as ``virtual.sample_seconds`` and ``virtual.step_seconds`` state them."""
 
         def seconds(side: int, batch: int) -> float:
             a, b = stated_line(self.job, side) or (0.0, 0.0)
@@ -328,7 +328,7 @@ class Stated:
         )
 
     def batch_reasons(self, stage: Stage) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
-        """Of the highest resolution: its batch; nothing of memory and time."""
+        """Reasons at the highest resolution: for its batch; none for memory and time."""
         found = Chosen(stage.global_batch_size, *self.why)
         return (found.reason("global batch", f"{found.value} samples"),), ()
 
@@ -397,7 +397,7 @@ def _predicted(found: Prediction) -> Level:
 
 
 def _exchanges(job: Job, size: int, workers: int, seconds: float | None) -> tuple[float, ...]:
-    """Of each worker's push and pull; a virtual one may have a link of its own.
+    """Seconds of each worker's push and pull; a virtual worker may have a link of its own.
 
     ``seconds`` are as measured; `None`: as the link is stated.
     """

@@ -127,7 +127,7 @@ class LearningModel:
         return self._share(middle - below)
 
     def probability(self, candidate: Candidate, accuracy: float) -> float:
-        """That a single seed reaches an accuracy; 1 where that is no better than guessing."""
+        """Probability that a single seed reaches an accuracy; 1 if guessing reaches it."""
         unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
         if not 0 < unit < 1:
             return float(unit <= 0)

@@ -265,7 +265,7 @@ class JsonLines(logging.Formatter):
     """Time (UTC), level, what happened, the fields that were given, and a traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """The record as one line of JSON."""
         values = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
