@@ -73,14 +73,12 @@ def advised(
 
 def make_plan(request: PlanRequest) -> Plan:
     """`planned`, in this process."""
-    from batchwright.workflows.plan_from_profiles import (
-        decide,  # the planner; the service itself does without it
-    )
+    from batchwright.planning import planner  # the service itself does without it
 
     try:
         job = change_job(planning_job(*merge_profiles(request.profiles)), request.keys)
         refuse_costly(job, request.profiles)
-        return decide(request.profiles, request.keys, runs=request.runs)
+        return planner.make_plan(request.profiles, job, runs=request.runs)
     except (ArithmeticError, LookupError, ValueError, AssertionError):
         # All that went in came from the client; no probe measures what makes planning fail so.
         raise Refused("no plan comes of these figures: were they measured by a probe?") from None

@@ -20,8 +20,10 @@ from batchwright.distributed.fork_server import imported_once
 from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.processes import refuse_unguarded_script
 from batchwright.errors import ArgumentError, Interrupted, PlanError, WorkerError
+from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.planning.schedule import rate_schedule
+from batchwright.planning.validation import planning_job
 from batchwright.records import (
     Check,
     HeldOut,
@@ -77,7 +79,6 @@ from batchwright.workflows.engines import (
     with_workers,
 )
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, round_checks, settle
-from batchwright.workflows.plan_from_profiles import decide
 from batchwright.workflows.prepare_job import (
     check_training,
     check_workload,
@@ -188,7 +189,8 @@ def plan(
         else:
             told.append(record_of(one, RunSummary, "plan", "runs"))
     keys, overrides = with_prices(profiles, keys, texts_of(overrides))
-    decided = decide(profiles, keys, overrides, runs=told)
+    job = change_job(planning_job(*merge_profiles(profiles)), keys, overrides)
+    decided = make_plan(profiles, job, runs=told)
     tell_doubts(decided.job, decided.data)
     tell_idle(decided.job)
     return decided

@@ -99,8 +99,11 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
                 f"workers={asked}"
             )
     if job.method_spec.served and all(kind.together for kind in kinds):
-        # Its groups follow each other in rank order: those that are there are taken as they come.
-        found = [_as_measured(cluster, kinds) for cluster in found]
+        # Its groups follow each other in rank order: kinds stay in the order they were measured in.
+        found = [
+            ClusterOption(tuple(sorted(cluster.members, key=lambda one: kinds.index(one[0]))))
+            for cluster in found
+        ]
     # Kinds that were measured together tell nothing of fewer workers.
     least = max((kind.measured[0] for kind in kinds if kind.together), default=0)
     found = [cluster for cluster in found if cluster.workers >= least]
@@ -109,11 +112,6 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
         for cluster in found
     }
     return tuple(sorted(unique.values(), key=lambda cluster: (cluster.workers, str(cluster))))
-
-
-def _as_measured(cluster: ClusterOption, kinds: Sequence[WorkerType]) -> ClusterOption:
-    """The cluster with its kinds in the order in which they were measured together."""
-    return ClusterOption(tuple(sorted(cluster.members, key=lambda one: kinds.index(one[0]))))
 
 
 def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> None:

@@ -64,7 +64,8 @@ class Bodies:
             await self._app(scope, receive, send)
             return
         request = Request(scope)
-        if _is_streamed(request):
+        method, path = STREAMED
+        if request.method == method and path.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
             return
         share = _Share(self._held, whose(scope))
@@ -122,11 +123,6 @@ class Bodies:
                 share.grow(size)
             if not message.get("more_body", False):
                 return body.getvalue()
-
-
-def _is_streamed(request: Request) -> bool:
-    method, path = STREAMED
-    return request.method == method and path.fullmatch(request.scope["path"]) is not None
 
 
 class _Held:
