@@ -9,7 +9,7 @@ from contextlib import suppress
 from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Profile
 from batchwright.records.service import Advice, RunInfo
-from batchwright.service.background_queue import Errands
+from batchwright.service.background_queue import BackgroundQueue
 from batchwright.service.plan_answers import advised, refuse_costly
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
@@ -30,7 +30,7 @@ NEWS = 0.05
 """Change of the measured time that makes thinking again worth while, as a share."""
 
 
-class Adviser(Errands):
+class Adviser(BackgroundQueue):
     """Thinks about one run at a time; `add` one that has finished an epoch.
 
     Planning takes tenths of a second: a reporter must not wait for that, nor whoever else asks, so
