@@ -92,7 +92,7 @@ class Link(Keys):
 
 
 VIRTUAL_LATENCY, VIRTUAL_BANDWIDTH = 5e-4, 125e6
-"""Of virtual workers' links, where a job says nothing: half a millisecond a message, and the
+"""Links of virtual workers, where a job says nothing: half a millisecond a message, and the
 Ethernet of 1 Gb/s of the dual-batch paper's experiments."""
 
 

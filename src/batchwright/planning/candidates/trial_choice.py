@@ -98,7 +98,7 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be decided.
+    """What the trials are to decide.
 
     Attributes:
         arms: Batches to choose from.

@@ -23,8 +23,8 @@ from batchwright.records import Estimate, Job, ServerRule
 from batchwright.records.registries.methods import PAPER
 
 USUAL_EXTRA_TIME, MAX_EXTRA_TIME = 1.05, 1.2
-"""Of a round, where the job leaves it open: the paper's smaller value, and as far as a deadline may
-stretch it (the paper goes to 1.1)."""
+"""Time of a round over that with large batches alone, where the job leaves it open: the paper's
+smaller value, and as far as a deadline may stretch it (the paper goes to 1.1)."""
 
 SMALL_PART = 0.75
 """Share of the workers that get the small batch by default: the best in table 5 of the paper."""

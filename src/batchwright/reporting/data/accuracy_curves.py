@@ -38,7 +38,7 @@ class AccuracyPoint:
 
 @dataclass(frozen=True)
 class AccuracyPicture:
-    """What is drawn.
+    """Accuracy against time, ready to be drawn.
 
     Attributes:
         lines: For each cluster of the curves its candidates, batches rising.

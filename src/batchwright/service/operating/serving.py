@@ -47,7 +47,7 @@ TAKE_SECONDS = 60.0
 """In which some of an answer must have been taken, once more of it waits than a buffer holds."""
 
 FREE_PIECES, SMALL_PIECE = 500, 256
-"""Of a body so many pieces may be of any size; of more, the mean is to be so many bytes."""
+"""Pieces of a body that may have any size; of more, the mean must have so many bytes."""
 
 COLLECTED_AFTER = (20_000, 5, 5)
 """Objects, and younger generations, after which Python looks for circles: a batch of records makes

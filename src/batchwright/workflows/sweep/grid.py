@@ -187,7 +187,7 @@ def read_seeds(text: str | None) -> int | None:
 
 
 def seeds_of(job: Job, seeds: int | Sequence[int]) -> tuple[int, ...]:
-    """So many seeds from the job's own on, or these.
+    """The seeds of a sweep: so many from the job's own on, or those that are given.
 
     Raises:
         JobError: There are none, or one is there twice or is no seed.
