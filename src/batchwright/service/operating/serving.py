@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import urlsplit
 
 import h11
@@ -277,9 +277,9 @@ class JsonLines(logging.Formatter):
         return _JSON.encode(values)
 
 
-def log_to(stream: TextIO | None = None, level: str = "info") -> None:
-    """Send what the service logs from ``level`` on to ``stream``, else to standard error."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+def log_to_stderr(level: str) -> None:
+    """Send what the service logs from ``level`` on to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in LOGGERS:
         logger = logging.getLogger(name)
