@@ -17,8 +17,8 @@ from pydantic_core import PydanticUndefined
 
 from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.records import Disturbance, Job, Scenario, WorkerKind
-from batchwright.records.job_keys import job_keys
 from batchwright.records.registries.registry import Named
+from batchwright.records.text.job_keys import job_keys
 from batchwright.workflows.prepare_job import TRAINING_KEYS
 
 PAGE = Path(__file__).with_name("job.md")
@@ -281,7 +281,7 @@ EXAMPLES = {
 HEAD = """\
 # Job keys
 
-<!-- Written by docs/job_page.py from records/job.py and job_sections.py; change it there. -->
+<!-- Written by docs/job_page.py from records/job_*.py; change it there. -->
 
 A job says what to train and on what: everything that changes the result is a key. Give keys on the
 command line, in a YAML file, or both; what comes later wins:

@@ -23,9 +23,8 @@ def test_candidates_are_powers_of_two_per_worker_and_the_largest():
     assert candidates(2, 128) == [2, 4, 8, 16, 32, 64, 128]
 
 
-def test_memory_leaves_out_the_large_candidates_and_nothing_may_be_left():
-    assert candidates(2, 143, least_local=16, most_local=40) == [32, 64]
-    assert candidates(2, 143, least_local=16, most_local=8) == []
+def test_of_the_candidates_nothing_may_be_left():
+    assert candidates(2, 143, least_local=80) == []
     assert candidates(4, 3) == []
 
 

@@ -43,8 +43,8 @@ def planned(kinds, profiles=None, **keys):
     return make_plan(profiles, job_of(profiles[0], kinds, **keys))
 
 
-def mix_of(counts, speeds, **changes):
-    """A mix of made-up kinds with these counts and speeds."""
+def cluster_of(counts, speeds, **changes):
+    """A cluster of made-up kinds with these counts and speeds."""
     names = [f"kind-{n}" for n in range(len(counts))]
     profiles = [
         make_kind_profile(name, speed, **(FEW | changes))
@@ -69,15 +69,15 @@ def reason(plan, choice):
     st.integers(0, 5000),
 )
 def test_a_batch_is_split_exactly_and_so_that_all_take_equal_time(counts, speeds, more):
-    mix = mix_of(counts, speeds[: len(counts)])
-    batch = mix.least + more
-    totals = split(mix, 128, batch)
+    cluster = cluster_of(counts, speeds[: len(counts)])
+    batch = cluster.least + more
+    totals = split(cluster, 128, batch)
     assert sum(totals) == batch
-    sizes = local_batches(mix, totals)
+    sizes = local_batches(cluster, totals)
     assert sum(sizes) == batch
-    assert len(sizes) == mix.workers
+    assert len(sizes) == cluster.workers
     assert min(sizes) >= 2
-    lines = [kind.line(mix.workers, 128) for kind, _ in mix.members]
+    lines = [kind.line(cluster.workers, 128) for kind, _ in cluster.members]
     rate = sum(count / slope for count, (_, slope) in zip(counts, lines, strict=True))
     seconds = batch / rate + sum(n * f / s for n, (f, s) in zip(counts, lines, strict=True)) / rate
     ideal = [(seconds - fixed) / slope for fixed, slope in lines]
@@ -94,7 +94,7 @@ def test_shares_within_a_kind_differ_by_one_at_most(count, total):
 
 
 def test_memory_holds_a_kind_back_and_the_others_take_its_part():
-    free = mix_of((2, 2), (1.0, 1.0))
+    free = cluster_of((2, 2), (1.0, 1.0))
     assert largest_shares(free, split(free, 128, 400)) == (100, 100)
     plan = planned(
         [{"kind": "slow", "count": 2, "memory": GIB}, {"kind": "fast", "count": 2}],
@@ -119,9 +119,9 @@ def test_every_mixed_candidate_keeps_each_kinds_memory():
 
 
 def test_a_batch_too_small_for_all_workers_is_not_split():
-    mix = mix_of((3, 2), (1, 2))
-    assert split(mix, 128, 9) is None
-    assert split(mix, 128, 10) == (6, 4)
+    cluster = cluster_of((3, 2), (1, 2))
+    assert split(cluster, 128, 9) is None
+    assert split(cluster, 128, 10) == (6, 4)
 
 
 @given(st.integers(0, 60), st.integers(1, 60), st.floats(-50, 4000), st.floats(0.5, 3))

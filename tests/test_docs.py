@@ -34,7 +34,7 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
 from batchwright.records.documents import load_job, write_record
 from batchwright.records.job import other_keys_come
-from batchwright.records.job_keys import job_keys
+from batchwright.records.text.job_keys import job_keys
 from forked import forking
 from samples import make_data, make_network
 

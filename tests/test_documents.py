@@ -46,7 +46,7 @@ from batchwright.records.documents import (
     write_text,
 )
 from batchwright.records.job import other_keys_come
-from batchwright.records.job_keys import job_keys
+from batchwright.records.text.job_keys import job_keys
 from batchwright.storage.files import write_whole
 from samples import make_job, make_plan, make_profile, make_summary
 

@@ -16,7 +16,7 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Check, Goal, Job, Sweep, SweepCell, SweptKey
 from batchwright.records.documents import change_job, load_job, write_record
-from batchwright.records.job_keys import OTHER_WORDS, job_keys
+from batchwright.records.text.job_keys import OTHER_WORDS, job_keys
 from batchwright.records.text.problems import described
 from samples import (
     make_data,

@@ -170,8 +170,8 @@ def kind_of(fixed, slope, *, cut=False):
 
 
 def test_the_line_of_several_kinds_is_that_of_shares_that_take_equally_long():
-    mix = ClusterOption(((kind_of(0.02, 0.001), 2), (kind_of(0.05, 0.0005), 3)))
-    fixed, slope = line_of(mix, 32)
+    cluster = ClusterOption(((kind_of(0.02, 0.001), 2), (kind_of(0.05, 0.0005), 3)))
+    fixed, slope = line_of(cluster, 32)
     for seconds in (0.1, 0.3):
         batch = 2 * (seconds - 0.02) / 0.001 + 3 * (seconds - 0.05) / 0.0005
         assert fixed + slope * batch == pytest.approx(seconds)
@@ -187,33 +187,35 @@ def test_there_is_no_line_where_one_kind_has_none():
     assert line_of(ClusterOption(((none, 1),)), 32) is None
 
 
-def bend_of(mix, seconds, surplus=lambda batch: 0.0):
+def fit_of(cluster, seconds, surplus=lambda batch: 0.0):
     rows = tuple(
-        SimpleNamespace(mix=mix, resolution=32, batch=batch, step_seconds=found, totals=(1, 1))
+        SimpleNamespace(
+            cluster=cluster, resolution=32, batch=batch, step_seconds=found, totals=(1, 1)
+        )
         for batch, found in seconds.items()
     )
     return KneeFit(rows, None, None, None, None, surplus)
 
 
 def test_time_of_several_kinds_goes_straight_between_candidates_and_by_the_slowest_beyond():
-    mix = ClusterOption(((kind_of(0.02, 0.001), 1), (kind_of(0.02, 0.002), 1)))
-    bend = bend_of(mix, {16: 0.2, 32: 0.3, 64: 0.5}, lambda batch: 0.01 if batch > 40 else 0.002)
+    cluster = ClusterOption(((kind_of(0.02, 0.001), 1), (kind_of(0.02, 0.002), 1)))
+    fit = fit_of(cluster, {16: 0.2, 32: 0.3, 64: 0.5}, lambda batch: 0.01 if batch > 40 else 0.002)
     for batch, seconds in {16: 0.2, 20: 0.225, 32: 0.3, 48: 0.394 + 0.01, 64: 0.5}.items():
-        assert bend.per_sample(batch) * batch == pytest.approx(seconds)
-    assert bend.per_sample(120) * 120 == pytest.approx(0.02 + 0.001 * 80 + 0.01)
-    assert bend.per_sample(6) * 6 == pytest.approx(0.02 + 0.001 * 4 + 0.002)
+        assert fit.per_sample(batch) * batch == pytest.approx(seconds)
+    assert fit.per_sample(120) * 120 == pytest.approx(0.02 + 0.001 * 80 + 0.01)
+    assert fit.per_sample(6) * 6 == pytest.approx(0.02 + 0.001 * 4 + 0.002)
     one_each = pytest.approx(0.02 + 0.002)  # seconds of a step, without its update
-    assert (bend.per_sample(1) - 0.002) * 2 == one_each
-    assert (bend.mix, bend.resolution) == (mix, 32)
+    assert (fit.per_sample(1) - 0.002) * 2 == one_each
+    assert (fit.cluster, fit.resolution) == (cluster, 32)
 
 
 def test_time_of_one_kind_is_that_of_its_own_share():
-    bend = bend_of(ClusterOption(((kind_of(0.02, 0.001), 4),)), {16: 0.1}, lambda batch: 0.004)
-    assert bend.per_sample(40) * 40 == pytest.approx(0.02 + 0.001 * 10 + 0.004)
-    assert bend.per_sample(1) == pytest.approx((0.02 + 0.001) / 4 + 0.004)
+    fit = fit_of(ClusterOption(((kind_of(0.02, 0.001), 4),)), {16: 0.1}, lambda batch: 0.004)
+    assert fit.per_sample(40) * 40 == pytest.approx(0.02 + 0.001 * 10 + 0.004)
+    assert fit.per_sample(1) == pytest.approx((0.02 + 0.001) / 4 + 0.004)
     once = kind_of(0.02, 0.001, cut=True)
     once.seconds = lambda workers, side, local: 9.0
-    assert bend_of(ClusterOption(((once, 4),)), {16: 0.1}).per_sample(40) == pytest.approx(9 / 40)
+    assert fit_of(ClusterOption(((once, 4),)), {16: 0.1}).per_sample(40) == pytest.approx(9 / 40)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +224,8 @@ def test_time_of_one_kind_is_that_of_its_own_share():
 )
 def test_past_a_limit_the_next_larger_batch_is_best_and_else_the_next_smaller(knee, missed, best):
     rows = {n: SimpleNamespace(batch=n, misses=(n,) * (n in missed)) for n in (4, 8, 16, 32)}
-    bend = KneeFit(tuple(rows.values()), rows.get(knee), None, None, None, lambda batch: 0.0)
-    assert bend.best is rows.get(best)
+    fit = KneeFit(tuple(rows.values()), rows.get(knee), None, None, None, lambda batch: 0.0)
+    assert fit.best is rows.get(best)
 
 
 @pytest.mark.parametrize("more", [0.0, 0.04])
@@ -234,16 +236,16 @@ def test_the_interval_of_a_line_s_knee_follows_from_the_errors_of_both_its_times
     kind.fitted_line = lambda workers, side: SimpleNamespace(
         intercept=0.04, at=lambda local: 0.04 + 0.001 * local, own_error=errors.__getitem__
     )
-    bend = bend_of(ClusterOption(((kind, 2),)), {16: 0.1, 80: 0.2}, lambda batch: more)
-    bend = replace(bend, row=bend.rows[1], line=(0.04 + more, 0.0005))
+    fit = fit_of(ClusterOption(((kind, 2),)), {16: 0.1, 80: 0.2}, lambda batch: more)
+    fit = replace(fit, row=fit.rows[1], line=(0.04 + more, 0.0005))
     # The update's time is certain: of the fixed 0.08 s it is a half, of the step's 0.12 s a third.
     error = (0.03**2 + (0.08 * 2 / 3) ** 2) ** 0.5 if more else 0.1
-    found = knee_record(bend, 0.05, named=False, ends=True)
+    found = knee_record(fit, 0.05, named=False, ends=True)
     low, high = (0.05 * (1 + sign * 1.96 * error) for sign in (1, -1))
-    assert found.low == pytest.approx(knee_of_line(*bend.line, low))
-    assert found.high == pytest.approx(knee_of_line(*bend.line, high))
+    assert found.low == pytest.approx(knee_of_line(*fit.line, low))
+    assert found.high == pytest.approx(knee_of_line(*fit.line, high))
     assert found.global_batch_size == 80
-    bare = knee_record(bend, 0.05, named=False, ends=False)
+    bare = knee_record(fit, 0.05, named=False, ends=False)
     assert (bare.low, bare.high) == (None, None)
 
 
@@ -252,33 +254,33 @@ def test_the_interval_of_a_knee_off_the_line_follows_from_the_errors_of_two_step
     errors = {4000: 0.003, 8000: 0.004}
     kind.times = SimpleNamespace(comparison_error=lambda workers, side, sizes: errors[sizes[0]])
     kind.fitted_line = lambda workers, side: None
-    bend = bend_of(ClusterOption(((kind, 2),)), {1600: 0.1, 8000: 0.2})
-    bend = replace(bend, row=bend.rows[1])
-    found = knee_record(bend, 0.2, named=False, ends=True)
+    fit = fit_of(ClusterOption(((kind, 2),)), {1600: 0.1, 8000: 0.2})
+    fit = replace(fit, row=fit.rows[1])
+    found = knee_record(fit, 0.2, named=False, ends=True)
     low, high = (0.2 + sign * 1.96 * 0.8 * 0.005 for sign in (1, -1))
     for end, share in ((found.low, low), (found.high, high)):
-        saved = 1 - bend.per_sample(2 * end) / bend.per_sample(end)
+        saved = 1 - fit.per_sample(2 * end) / fit.per_sample(end)
         assert saved == pytest.approx(share, abs=0.0005)
 
 
 def test_there_is_no_interval_without_a_knee_nor_for_several_kinds_or_passes():
-    alone = bend_of(ClusterOption(((kind_of(0.04, 0.001), 2),)), {80: 0.2})
-    several = bend_of(
+    alone = fit_of(ClusterOption(((kind_of(0.04, 0.001), 2),)), {80: 0.2})
+    several = fit_of(
         ClusterOption(((kind_of(0.04, 0.001), 1), (kind_of(0.04, 0.002), 1))), {80: 0.2}
     )
-    cut = bend_of(ClusterOption(((kind_of(0.04, 0.001, cut=True), 2),)), {80: 0.2})
-    for bend in (alone, replace(several, row=several.rows[0]), replace(cut, row=cut.rows[0])):
-        found = knee_record(bend, 0.05, named=False, ends=True)
+    cut = fit_of(ClusterOption(((kind_of(0.04, 0.001, cut=True), 2),)), {80: 0.2})
+    for fit in (alone, replace(several, row=several.rows[0]), replace(cut, row=cut.rows[0])):
+        found = knee_record(fit, 0.05, named=False, ends=True)
         assert (found.low, found.high) == (None, None)
 
 
 @pytest.mark.parametrize(("heavier_from", "straight"), [(320, False), (161, False), (321, True)])
 def test_the_line_counts_where_one_update_is_made_up_to_twice_the_knee(heavier_from, straight):
     kind = kind_of(0.035, 0.001)
-    mix = ClusterOption(((kind, 1),))
+    cluster = ClusterOption(((kind, 1),))
     rows = [
         SimpleNamespace(
-            mix=mix,
+            cluster=cluster,
             resolution=32,
             batch=batch,
             asked=False,
@@ -287,7 +289,7 @@ def test_the_line_counts_where_one_update_is_made_up_to_twice_the_knee(heavier_f
         )
         for batch in (20, 40, 80, 160, 320, 640)
     ]
-    (bend,) = knee_fits_of(rows, 0.1, lambda mix, batch: 0.02 if batch >= heavier_from else 0.0)
-    assert bend.row is rows[3]  # 140 by the line
-    assert (bend.line is not None) is straight
-    assert bend.closed_form == (pytest.approx(140) if straight else None)
+    (fit,) = knee_fits_of(rows, 0.1, lambda cluster, batch: 0.02 if batch >= heavier_from else 0.0)
+    assert fit.row is rows[3]  # 140 by the line
+    assert (fit.line is not None) is straight
+    assert fit.closed_form == (pytest.approx(140) if straight else None)

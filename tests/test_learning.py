@@ -419,7 +419,7 @@ def test_what_may_tell_level_batches_apart_is_named():
 def row_of(accuracy):
     """A candidate; all that counts is how accurate it is."""
     size = {
-        "mix": ClusterOption(()),
+        "cluster": ClusterOption(()),
         "epochs": 1,
         "resolution": 32,
         "totals": (),

@@ -85,17 +85,17 @@ def test_what_is_level_is_within_the_limits_and_not_the_chosen_one(goal):
 
 def test_on_one_line_only_the_seconds_are_as_uncertain_as_its_fixed_part(monkeypatch):
     """An epoch of the other takes twice as long or half, and as many epochs less or more."""
-    mix = object()
-    monkeypatch.setattr(level_module, "saving", lambda bend, batch: (0.5, 0.05))
-    bend = SimpleNamespace(mix=mix, line=(0.01, 0.001))
+    cluster = object()
+    monkeypatch.setattr(level_module, "saving", lambda knee, batch: (0.5, 0.05))
+    knee = SimpleNamespace(cluster=cluster, line=(0.01, 0.001))
 
     def found(seconds, epochs, doubt):
-        chosen = SimpleNamespace(mix=mix, batch=32, seconds=100.0)
-        other = SimpleNamespace(mix=mix, batch=64, seconds=100.0 * seconds * epochs)
+        chosen = SimpleNamespace(cluster=cluster, batch=32, seconds=100.0)
+        other = SimpleNamespace(cluster=cluster, batch=64, seconds=100.0 * seconds * epochs)
         return level_module.level_in_value(
             chosen,
             [chosen, other],
-            [bend],
+            [knee],
             lambda row: 0.01,
             lambda row: row.seconds,
             lambda row: Estimate(value=epochs, low=epochs * (1 - doubt), high=2 * epochs),

@@ -2,11 +2,11 @@
 
 import pytest
 
+import batchwright as bw
 from batchwright.errors import PlanError
 from batchwright.planning.merging import kind_of, merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.records import OutOfMemory, Profile
-from batchwright.workflows.plan_from_profiles import decide
 from samples import (
     LOCAL_BATCHES,
     make_cluster,
@@ -119,11 +119,11 @@ def test_a_plan_of_two_halves_is_that_of_the_whole():
     whole = make_plan(make_profile(), open_job)
     assert make_plan(halves, open_job).considered == whole.considered
     for given in (halves, halves[::-1]):
-        plan = decide(given)
+        plan = make_plan(given)
         assert plan.stages[0].local_batch_sizes == whole.stages[0].local_batch_sizes
         reason = next(one for one in plan.reasons if one.choice == "workers")
         assert reason.source == "predicted"
-    assert decide(halves, {"workers": 1}).workers == 1
+    assert bw.plan(halves, workers=1).workers == 1
 
 
 def test_kinds_measured_in_other_numbers_leave_the_number_open_in_any_order():
@@ -136,7 +136,7 @@ def test_kinds_measured_in_other_numbers_leave_the_number_open_in_any_order():
         for name, count in (("a", 1), ("b", 2))
     ]
     for given in (kinds, kinds[::-1]):
-        plan = decide(given)
+        plan = make_plan(given)
         assert plan.job.workers == plan.workers == 2
         assert {one.workers for one in plan.considered} == {1, 2}
 
@@ -150,7 +150,7 @@ def test_profiles_at_other_resolutions_make_one_of_both():
             memory=tuple(make_memory(*point) for point in points),
         )
 
-    plan = decide([at(24), at(32)])
+    plan = make_plan([at(24), at(32)])
     assert plan.job.resolutions == (24, 32)
     with pytest.raises(PlanError, match="no step times at 32 px, only step times at 24 px"):
-        decide([at(24), at(24)], {"resolutions": [32]})
+        bw.plan([at(24), at(24)], resolutions=[32])

@@ -299,7 +299,7 @@ def test_a_session_that_follows_no_advice_leaves_it_alone(tmp_path):
     ],
 )
 def test_advice_that_could_never_be_taken_is_refused_at_once(what, why):
-    asked = {"resume": False, "advised": True}
+    asked = {"resume": False, "follow_advice": True}
     with pytest.raises(PlanError, match=why):
         checked_destination(None, what, "http://localhost:1", **asked)
     with pytest.raises(PlanError, match="name it with --report-to"):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
+import batchwright as bw
 from batchwright.cli import client_commands
 from batchwright.client import job_work, lease_heartbeat
 from batchwright.client.agent import Agent, allowed
@@ -32,7 +33,6 @@ from batchwright.records.documents import change_job, job_yaml, write_record
 from batchwright.records.service import AgentIntroduction, KeptAdvice, RunIntroduction
 from batchwright.service.database.tables import jobs
 from batchwright.storage import locks
-from batchwright.workflows.plan_from_profiles import decide
 from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
 from run_lines import values_of
 from samples import make_job, make_plan, make_profile, make_summary
@@ -46,7 +46,7 @@ def made(tmp_path_factory):
     """What verbs make, so that `fake_verbs` need not load all records."""
     folder = tmp_path_factory.mktemp("made")
     write_record(make_profile(), folder / "profile.json")
-    write_record(decide([make_profile()]), folder / "plan.json")
+    write_record(bw.plan([make_profile()]), folder / "plan.json")
     write_record(make_summary(), folder / "summary.json")
     (folder / "step.json").write_text(json.dumps(step(0)))
     (folder / "epoch.json").write_text(json.dumps(epoch(0)))
@@ -327,7 +327,7 @@ def test_two_batch_sizes_are_measured_side_by_side_before_training(
     profile = make_profile(job=job)
     shutil.copytree(made, own)
     write_record(profile, own / "profile.json")
-    write_record(decide([profile]), own / "plan.json")
+    write_record(bw.plan([profile]), own / "plan.json")
     monkeypatch.setenv("FAKE_MADE", str(own))
     queued = submit(remote(service, "submit"), job, name="a job", auto=True)
     here = Here(service, tmp_path / "agent")
@@ -459,7 +459,7 @@ def test_what_is_no_lease_at_all_ends_the_agent_in_a_line(service, queued, tmp_p
 def test_an_agent_follows_no_plan_that_its_profile_does_not_lead_to(service, hold, tmp_path):
     """Past all checks of the service."""
     job = approved(service, tmp_path / "one")
-    plan = decide([make_profile()])
+    plan = bw.plan([make_profile()])
     stages = tuple(one.model_copy(update={"epochs": 1_000_000}) for one in plan.stages)
     text = plan.model_copy(update={"stages": stages}).model_dump_json()
     with service.store.database.writing() as connection:

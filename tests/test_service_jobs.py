@@ -8,6 +8,7 @@ import uuid
 import pytest
 from sqlalchemy import update
 
+import batchwright as bw
 from batchwright.records.agent_rules import Offer
 from batchwright.records.documents import change_job, record_text
 from batchwright.records.service import AgentIntroduction, JobProgress
@@ -16,7 +17,6 @@ from batchwright.service.problems import Conflict, NotFound, ServiceProblem, Too
 from batchwright.service.settings import DAY, Settings
 from batchwright.service.store import Store
 from batchwright.service.store.agents import FORGOTTEN_SECONDS
-from batchwright.workflows.plan_from_profiles import decide
 from samples import make_data, make_job, make_plan, make_profile, make_step
 
 SECONDS = 30.0  # of a lease, by default
@@ -121,7 +121,7 @@ def web(service):
     return Client(service)
 
 
-MADE = decide([make_profile()])
+MADE = bw.plan([make_profile()])
 PLAN = MADE.model_dump(mode="json")
 PROFILE = make_profile().model_dump(mode="json")
 

@@ -1,4 +1,4 @@
-"""The training loops of `benchmarks.cluster.uneven` and `shares`, beside those of one worker."""
+"""Training loops of several workers, for `uneven`, `shares` and `methods.dual_batch`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def uneven_plan(
     """A plan that nothing was measured for, in float32.
 
     ``shares`` are the local batches in rank order, with ``dynamic-batch`` where they start; of
-    fewer
-    ``samples`` the first images are trained on; ``keys`` of the job are changed.
+    fewer ``samples`` the first images are trained on; ``keys`` of the job are changed.
     """
     plan = cifar_plan(data, epochs=epochs, precision="float32", seed=seed, decay=decay)
     changed = {

@@ -40,12 +40,13 @@ from batchwright.records.lines.line_files import lines_of
 from batchwright.records.lines.run_lines import RoundLine
 from batchwright.workflows import verbs
 from batchwright.workflows.match_rounds import Settled, pair_measurer_for, settle
+from benchmarks.cluster import uneven_arms
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, ratios
 from benchmarks.harness.images import smaller_cifar100
 from benchmarks.harness.plans import ENDLESS, job_from
 from benchmarks.harness.turns import LIMIT_SECONDS, Arm, started, take_turns
-from benchmarks.methods.served_arms import RESNET8, pushes_per_second, served_rounds
+from benchmarks.methods.served_arms import RESNET8, pushes_per_second
 
 LARGE_BATCH, WORKERS = 500, 2
 EXTRA_TIMES = {"k105": 1.05, "k110": 1.1}
@@ -131,7 +132,7 @@ def measure_rounds(data: Path, folder: Path, *, full: bool) -> Found:
         say(f"{name}: local batches {batches}, rounds differ by {words} as measured")
     cores = tuple(sorted(os.sched_getaffinity(0))[:WORKERS])
     starters = {
-        name: partial(Arm, served_rounds, plan, folder / name, cores=cores)
+        name: partial(Arm, uneven_arms.epochs, plan, folder / name, cores=cores)
         for name, plan in plans.items()
     }
     with started(starters) as arms:

@@ -1,30 +1,23 @@
-"""What `methods.dual_batch` times: rounds with a parameter server, and pushes without training."""
+"""What `methods.dual_batch` times besides rounds: pushes to a parameter server without training."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import time
-from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 
-import torch
 from torch import nn
 
-import batchwright as bw
 from batchwright.distributed.server_child import ServerChild
 from batchwright.records import Plan, ServerRule
-from batchwright.training.loop import open_task
 from batchwright.training.parameter_server.merging import layout, pack
 from batchwright.training.parameter_server.messages import Hello, Settled, Trained
 from batchwright.training.parameter_server.server_client import ServerClient
 from batchwright.training.signals import StopRequest
-from batchwright.workload.host import prepare_process, usable_cores
 from batchwright.workload.task import build_network
 from benchmarks.harness.loads import pin
-from benchmarks.harness.plans import CPU, ENDLESS, facts_of, fixed_plan, job_from, made_up_data
-from benchmarks.harness.turns import Turns
+from benchmarks.harness.plans import ENDLESS, facts_of, fixed_plan, job_from, made_up_data
 
 RESNET8 = "benchmarks.methods.served_arms:resnet8"
 SIDE, CLASSES = 32, 100
@@ -47,25 +40,6 @@ def resnet8(num_classes: int) -> nn.Module:
         if len(cores) > 1:  # else it is pinned already
             pin(cores[int(rank) % len(cores)])
     return build_network("resnet8", classes=num_classes, side=SIDE)
-
-
-def served_rounds(turns: Turns, plan: Plan, run_folder: Path) -> None:
-    """The training verb's loop, as one of the plan's workers, without evaluation.
-
-    A step of the turn is a round, its exchange included.
-    """
-    prepare_process(usable_cores())
-    torch.set_num_threads(1)
-    task = open_task(plan, CPU)
-    shares = plan.stages[0].samples_per_round
-    with bw.Session(
-        task.network, task.optimizer, task.training, plan=plan, run_folder=run_folder
-    ) as session:
-        turns.ready()
-        for _ in session.epochs():
-            for images, labels in session.batches():
-                session.step(partial(task.mean_loss, images, labels))
-            turns.step_done(shares[int(os.environ["RANK"])])
 
 
 # ----------------------------------------------------------------------------------------- pushes

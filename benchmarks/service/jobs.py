@@ -37,6 +37,7 @@ from sqlalchemy import select as query
 from batchwright.client.http import TOKEN
 from batchwright.client.http import Service as Client
 from batchwright.client.submitting import submit
+from batchwright.planning.planner import make_plan
 from batchwright.records import Job, Profile
 from batchwright.records.documents import write_record
 from batchwright.records.service import AgentIntroduction, JobProgress
@@ -48,7 +49,6 @@ from batchwright.service.pages.demo import demo
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from batchwright.service.store.job_rows import columns_of
-from batchwright.workflows.plan_from_profiles import decide
 from benchmarks.harness.benchmark import ROOT, say
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.loads import until
@@ -244,7 +244,7 @@ def disturbed(count: int, folder: Path, seed: int = 0) -> Counts:
     step.write_text("0", encoding="utf-8")
     profile = Profile.model_validate(demo()["introduction"]["profile"])
     write_record(profile, made / "profile.json")
-    write_record(decide([profile]), made / "plan.json")
+    write_record(make_plan([profile]), made / "plan.json")
     (made / "summary.json").write_text("{}", encoding="utf-8")
     database = folder / "service.sqlite"
     (token,) = make_tokens(f"sqlite:///{database}", 1, ("read", "report", "submit"))

@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 
-def candidates(
-    workers: int, most_global: int, *, least_local: int = 1, most_local: int | None = None
-) -> list[int]:
+def candidates(workers: int, most_global: int, *, least_local: int = 1) -> list[int]:
     """Global batches worth considering: equal local batches in powers of two, and the largest.
 
     Args:
         workers: Number of workers.
         most_global: Largest global batch that the data allows, in samples.
         least_local: Smallest local batch, in samples.
-        most_local: Largest local batch that the memory allows, in samples; unset: no limit.
 
     Returns:
         Rising multiples of ``workers``; empty if the limits leave none.
@@ -23,8 +20,6 @@ def candidates(
     Example:
         >>> candidates(2, 143, least_local=16)
         [32, 64, 128, 142]
-        >>> candidates(2, 143, least_local=16, most_local=32)
-        [32, 64]
     """
     largest = most_global // workers
     powers = []
@@ -32,12 +27,7 @@ def candidates(
     while local <= largest:
         powers.append(local)
         local *= 2
-    allowed = [
-        local
-        for local in sorted({*powers, largest})
-        if least_local <= local <= (largest if most_local is None else most_local)
-    ]
-    return [workers * local for local in allowed]
+    return [workers * local for local in sorted({*powers, largest}) if local >= least_local]
 
 
 def steps_per_epoch(samples: int, global_batch: int, least: int) -> tuple[int, int]:
@@ -118,17 +108,16 @@ def knee_point(
     return None
 
 
-def kneedle(x: Sequence[float], y: Sequence[float], sensitivity: float = 1.0) -> float | None:
+def kneedle(x: Sequence[float], y: Sequence[float]) -> float | None:
     """The knee of a convex, falling curve by Kneedle: farthest from the line between its ends.
 
     Both axes are brought to [0, 1]; in 1 - (x + y), a local maximum is a knee once the curve has
-    fallen below it by ``sensitivity`` mean steps of x before it rises again. So the answer depends
-    on the range and spacing of x: give batches as log2.
+    fallen below it by a mean step of x (S = 1) before it rises again. So the answer depends on the
+    range and spacing of x: give batches as log2.
 
     Args:
         x: Rising, at least one value.
         y: One value for each.
-        sensitivity: S of the paper, in mean steps of normalized x.
 
     Returns:
         The x of the first knee; `None` if there is none.
@@ -147,7 +136,7 @@ def kneedle(x: Sequence[float], y: Sequence[float], sensitivity: float = 1.0) ->
     for i in range(1, len(x) - 1):
         before, here, after = difference[i - 1 : i + 2]
         if here >= before and here >= after:
-            knee, threshold = x[i], here - sensitivity / (len(x) - 1)
+            knee, threshold = x[i], here - 1 / (len(x) - 1)
         elif here <= before and here <= after:
             knee = None
         if knee is not None and after < threshold:

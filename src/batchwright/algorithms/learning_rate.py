@@ -27,7 +27,7 @@ POSTER_OPTIMA = ((60.0, 5.0), (240.0, 10.0))
 POSTER_RANGES = ((2.5, 7.5), (7.5, 15.0))
 """Epochs around each optimum, half-way to its neighbours among the 0, 5, 10 and 20 tried."""
 MAX_WARMUP = 0.5
-"""Of the epochs, where the job leaves the warm-up open."""
+"""Longest warm-up that the plan chooses by itself, as a share of the epochs."""
 
 ONE_CYCLE_RISE = 0.3  # of the epochs; with the next two as torch.optim.lr_scheduler.OneCycleLR
 ONE_CYCLE_START = 1 / 25  # of the peak

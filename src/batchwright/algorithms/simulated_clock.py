@@ -233,7 +233,7 @@ class Event(NamedTuple):
 
 
 class Events:
-    """What is to come, in the order of time; at the same time, of rank."""
+    """Queue of coming events, earliest first; at the same time, lowest rank first."""
 
     def __init__(self) -> None:
         self._queue: list[Event] = []

@@ -79,7 +79,7 @@ def _unknown_options_refused() -> Iterator[None]:
 def _key_for(option: str) -> str:
     """What to write in place of an option; empty where it is like no job key."""
     from batchwright.records import Job
-    from batchwright.records.job_keys import OTHER_WORDS, job_keys, meaning
+    from batchwright.records.text.job_keys import OTHER_WORDS, job_keys, meaning
 
     word = option.lstrip("-").lower().replace("-", "_")
     known = job_keys(Job)

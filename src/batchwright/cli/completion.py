@@ -28,7 +28,7 @@ def job_words(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def files_first(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The same where files come before the keys, which are offered once something is typed."""
+    """Files first; job keys only once something is typed."""
     return job_words(ctx, incomplete) if incomplete else []
 
 
@@ -49,7 +49,7 @@ def exports(incomplete: str) -> list[str]:
 def _keys(beginning: str) -> list[str]:
     """Keys with their =. A key alone has its values as well: else a shell would end the word."""
     from batchwright.records import Job
-    from batchwright.records.job_keys import job_keys
+    from batchwright.records.text.job_keys import job_keys
 
     found = [key for key in job_keys(Job) if key.startswith(beginning)]
     if len(found) == 1:
@@ -62,9 +62,9 @@ def _values(key: str) -> list[str]:
     from pydantic import TypeAdapter
 
     from batchwright.records import Job
-    from batchwright.records.job_keys import job_keys
     from batchwright.records.registries.data_sources import DATA
     from batchwright.records.registries.networks import NETWORKS
+    from batchwright.records.text.job_keys import job_keys
 
     if key not in job_keys(Job):
         return []

@@ -100,7 +100,7 @@ def serve(
         from batchwright.service.access import sign_in_address
         from batchwright.service.database.engine import shown
         from batchwright.service.operating.local import default_artifacts, default_database
-        from batchwright.service.operating.serving import log_to, public_parts
+        from batchwright.service.operating.serving import log_to_stderr, public_parts
         from batchwright.service.operating.serving import serve as serve_until_told
         from batchwright.service.settings import GIB, Limits, Settings
         from batchwright.service.store.tokens import new_name
@@ -146,7 +146,7 @@ def serve(
             _say(f"sign in within {round(settings.link_seconds / 60)} minutes: {link}")
         else:  # nobody may be looking, but for those who read logs
             _say(f"sign in: `batchwright sign-in --server {address}` prints a link")
-        log_to(level=log_level)
+        log_to_stderr(log_level)
 
     serve_until_told(settings, on_start=tell, proxy=proxy)
 

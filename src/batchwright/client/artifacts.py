@@ -73,7 +73,7 @@ class JobFiles:
         self._headers = {"Batchwright-Lease": key} if key else {}
 
     def listed(self) -> JobArtifacts:
-        """What there is."""
+        """The artifacts that the job has."""
         found = self._service.get(self._place, self._headers)
         return understood(JobArtifacts, found, self._service.url)
 
@@ -90,7 +90,7 @@ class JobFiles:
             out.write(f"{printable(line)}\n")
 
     def save(self, info: ArtifactInfo, path: Path) -> None:
-        """As `fetch`, to a new file.
+        """Fetch an artifact to a new file.
 
         Raises:
             FileError: There is one already.

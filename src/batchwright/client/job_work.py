@@ -221,7 +221,7 @@ class JobWork:
         return read_record(place, Plan)
 
     def _settled(self, plan: Plan, profile: Path) -> Plan:
-        """Of two batch sizes: measured side by side, and planned again, as `run` does."""
+        """The plan, made again with its two batch sizes measured side by side, as `run` does."""
         place, better = self._folder / "plan.json", self._folder / "better.json"
         words = ["--profile", str(profile), "--points", "1", "--out", str(better)]
         try:

@@ -57,7 +57,7 @@ class Report:
     seal: str = ""
 
     def to(self, **changes: Any) -> Report:
-        """The same with something changed."""
+        """A copy with some fields changed."""
         return replace(self, **changes)
 
 

@@ -351,7 +351,7 @@ def _count_in(values: Any, key: str) -> int | None:
 
 
 def report_to_send(folder: Path, url: str | None) -> Report:
-    """What is known of a run's reporting, and where it goes now.
+    """The state of a run's reporting, with the place that it goes to now.
 
     Args:
         folder: The run folder.

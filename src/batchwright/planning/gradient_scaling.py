@@ -17,7 +17,7 @@ from batchwright.records import AgsRule, Job, LearningRateRule, Plan, Reason, St
 from batchwright.records.registries.optimizers import OPTIMIZERS
 
 WANTED_PARTS = 4
-"""Of fewer parts noise and signal are hardly told from each other."""
+"""Parts of a step that are wanted: with fewer, noise can hardly be told from signal."""
 NORMALIZED = 8
 """Samples; with fewer in a part, batch normalization costs accuracy: Wu and He 2018, arXiv
 1803.08494, have 1.2 points more error with 8 than with 32, 3.7 with 4 and 11.1 with 2."""
@@ -281,7 +281,7 @@ def _doubts_of_rate(plan: Plan, parting: StepSplit) -> tuple[str, ...]:
 
 
 def _doubts_of_parts(plan: Plan, parting: StepSplit, least: int) -> tuple[str, ...]:
-    """Of the steps that are cut, where there are too few parts, or too small ones."""
+    """Warnings about steps that are cut into too few parts, or into too small ones."""
     key, asked = _key(plan.job), plan.job.ags.parts
     found: dict[str, None] = {}
     for stage in plan.stages:

@@ -61,7 +61,7 @@ class Weighed:
         return f"{duration(self.seconds)}, accuracy {self.accuracy_words}: {self.told}"
 
     def against(self, best: Weighed, goal: Goal) -> str:
-        """The same, and why another method was taken."""
+        """Time and accuracy, and why another method was taken."""
         why = f"saves less than {_SAVING}"
         if self.least is None:
             why = "not known to learn as much"

@@ -145,25 +145,25 @@ def make_plan(
     job, recipe_reason = settle(job, told.tried(), compared)
     told = replace(told, job=job)
     kinds = worker_types_of(merged, job)
-    mixes = cluster_options_of(kinds, job)
+    clusters = cluster_options_of(kinds, job)
     progress = _progress(merged, told, compared, learnt)
     check_progress(job, progress)
     unknown, goal = why_unknown(given, job), settled_goal(job.goal, progress)
     if goal.objective == "knee" and job.goal.objective != "knee":
         unknown += " So goal.objective=auto goes by time alone, as knee does."
     progress, job = replace(progress, unknown=unknown), job.model_copy(update={"goal": goal})
-    table = Table(job=job, data=data, mixes=mixes, compared=compared, epochs=progress.trained)
+    table = Table(job=job, data=data, clusters=clusters, compared=compared, epochs=progress.trained)
     table.check_asked()
-    rows, bends, choice = _chosen(table, progress)
+    rows, knees, choice = _chosen(table, progress)
     named = bool(job.goal.kinds) or len(kinds) > 1
-    kept = kept_rows(rows, bends, choice)
+    kept = kept_rows(rows, knees, choice)
     considered = predictions(table, rows, kept, choice, progress, named=named)
     chosen = considered[kept.index(choice.row)]
     batch = chosen.global_batch_size
     update = chosen_optimizer(job, batch, compared)
     job = job.model_copy(update={"epochs": choice.row.epochs})
     by_runs: dict[str, Any] = {"scaling": job.scaling, "ags": job.ags, "epochs": job.epochs}
-    losses = table.losses(choice.row.mix)
+    losses = table.losses(choice.row.cluster)
     if losses.mean < inf and job.checkpoint_seconds == "auto":
         by_runs["checkpoint_seconds"] = losses.interval
     settled = asked.model_copy(update={"workers": chosen.workers, **by_runs})
@@ -187,14 +187,16 @@ def make_plan(
         by_epoch = progress.by_epoch(batch, rule, data.val_samples)
         row, stage = choice.row, made.stages[0]
         of_batch, of_time = times.batch_reasons(stage)
-        bend = next((b for b in bends if (b.mix, b.resolution) == (row.mix, row.resolution)), None)
+        knee = next(
+            (b for b in knees if (b.cluster, b.resolution) == (row.cluster, row.resolution)), None
+        )
         in_training = unmeasured_noise(made.stages, least_local(network), served=False)
         explained = (
             workers,
             resolution_reason(stage.resolution, data, other_resolutions(row, rows)),
             *measured,
             *method_reason(settled),
-            batch_reason(job, choice, bend),
+            batch_reason(job, choice, knee),
             *of_batch,
             *of_time,
             training_time(job, chosen),
@@ -211,7 +213,7 @@ def make_plan(
         made,
         (
             *machine(merged),
-            *extrapolations(choice.row.mix, made.stages),
+            *extrapolations(choice.row.cluster, made.stages),
             *explained,
             *(() if virtual else loading(merged[0], made.stages)),
         ),
@@ -220,11 +222,11 @@ def make_plan(
         max_epochs=asked.epochs if choice.row.epochs < asked.epochs else None,
         epoch_accuracy=by_epoch,
         knees=tuple(
-            knee_record(bend, job.goal.doubling_gain, named=named, ends=len(rows) <= MAX_SHOWN)
-            for bend in bends
+            knee_record(knee, job.goal.doubling_gain, named=named, ends=len(rows) <= MAX_SHOWN)
+            for knee in knees
         ),
         held_out=() if virtual else _held_out(kinds),
-        kinds=choice.row.mix.kinds if named else (),
+        kinds=choice.row.cluster.kinds if named else (),
     )
     told_of = runs or any(profile.trials for profile in given)
     if not job.method_spec.same_steps and told_of:
@@ -311,14 +313,14 @@ def _held_out(kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
 
 def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[Reason, ...]:
     """Whether workers that may be taken away pay, where the same ones are to be had otherwise."""
-    if len(row.mix.members) > 1:
+    if len(row.cluster.members) > 1:
         return ()
-    ((mine, count),) = row.mix.members
-    work = row.epochs * row.epoch_seconds + table.other_seconds(row.mix, row.epochs)
+    ((mine, count),) = row.cluster.members
+    work = row.epochs * row.epoch_seconds + table.other_seconds(row.cluster, row.epochs)
 
     def offer(kind: WorkerType) -> Offer:
-        mix = ClusterOption(((kind, count),))
-        return Offer(str(mix), mix.hourly or 0.0, table.losses(mix))
+        cluster = ClusterOption(((kind, count),))
+        return Offer(str(cluster), cluster.hourly or 0.0, table.losses(cluster))
 
     return tuple(
         spot_reason(offer(mine), offer(other), work, count)
@@ -339,11 +341,11 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
     job, rows = table.job, aimed(table.job.goal, table.rows(), progress)
 
     def chosen(rows: list[Row]) -> tuple[list[Row], list[KneeFit], Choice]:
-        bends = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
-        return rows, bends, choose(job, rows, bends, progress, table.error, table.trained)
+        knees = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
+        return rows, knees, choose(job, rows, knees, progress, table.error, table.trained)
 
     if job.method_spec.served and job.workers == "auto":  # one worker makes no two groups
-        rows = [row for row in rows if row.mix.workers > 1] or rows
+        rows = [row for row in rows if row.cluster.workers > 1] or rows
     try:
         return chosen(rows)
     except PlanError:

@@ -84,10 +84,7 @@ class Schedule:
             why += f" It {' and '.join(doubts)}: it may not suit." if doubts else ""
             if told := [f"{key}={getattr(job, key)}".lower() for key in self.preset.recipe]:
                 why += f" Besides its schedule: augment={job.augmentation}, {', '.join(told)}."
-            full = with_recipe(job)
-            if other := [
-                key for key in self.preset.recipe if getattr(job, key) != getattr(full, key)
-            ]:
+            if other := _unmet_recipe(job):
                 why += (
                     f" What was measured has its own {', '.join(other)}: to train with the "
                     f"preset's, probe with cycle.preset={job.cycle.preset}."
@@ -233,16 +230,20 @@ def with_recipe(job: Job) -> Job:
 
     To be made so before anything is measured: turning images takes time.
     """
+    return job.model_copy(update=_unmet_recipe(job))
+
+
+def _unmet_recipe(job: Job) -> dict[str, float]:
+    """Keys of the job that are still at their default where its preset has another value."""
     if job.preset is None:
-        return job
+        return {}
     own = source_of(job.data).as_they_come  # such data augment their images themselves
-    usual = Job.model_fields
-    recipe = {
+    return {
         key: value
         for key, value in job.preset.recipe.items()
-        if getattr(job, key) == usual[key].default and not (own and key in ("rotation", "zoom"))
+        if getattr(job, key) == Job.model_fields[key].default != value
+        and not (own and key in ("rotation", "zoom"))
     }
-    return job.model_copy(update=recipe)
 
 
 def rising_sides(top: int) -> tuple[int, ...]:

@@ -193,6 +193,6 @@ def _count(groups: Iterable[Sequence[float]]) -> int:
 
 
 def _outcome(values: Sequence[float]) -> Outcome:
-    """Of what single seeds reached."""
+    """Mean and spread of what single seeds reached."""
     spread = stdev(values) if len(values) > 1 else 0.0
     return Outcome(fmean(values), max(SEED_ERROR, spread) / sqrt(len(values)), len(values))

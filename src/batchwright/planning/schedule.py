@@ -18,7 +18,7 @@ from batchwright.records import Plan, RateSchedule, SchedulePoint, ScheduleRow
 from batchwright.records.registries.optimizers import OPTIMIZERS
 
 POINTS = 240
-"""Of a schedule, or a few more: where something happens there are points, too."""
+"""Points of a schedule; some more where something happens."""
 
 _BEFORE = 1e-9  # of the epochs: just before something happens
 _TOLD = ("learning rate", "warm-up", "decay", "global batch", "stages", "preset")  # reasons kept

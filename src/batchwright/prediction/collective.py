@@ -87,7 +87,7 @@ class CollectiveModel:
         return low + (high - low) * (workers - fewer) / (more - fewer)
 
     def estimate(self, size: int, workers: int, operation: Operation = "all-reduce") -> Estimate:
-        """The same, with a 95 % interval for one call."""
+        """`seconds`, with a 95 % interval for one call."""
         error = self.relative_error
         if self.assumed(workers, operation):
             error = UNKNOWN_RELATIVE_ERROR

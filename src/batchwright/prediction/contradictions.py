@@ -16,7 +16,7 @@ from batchwright.records import HeldOut, MemoryPoint, OutOfMemory, StepTime
 from batchwright.records.text.formatting import counted
 
 Key = tuple[int, int, int]
-"""Of a measured point: workers, resolution in pixels, local batch in samples."""
+"""Key of a measured point: workers, resolution in pixels, local batch in samples."""
 
 Placed = TypeVar("Placed", StepTime, HeldOut)
 

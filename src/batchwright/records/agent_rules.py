@@ -75,7 +75,7 @@ def not_allowed(texts: Iterable[str], job: Job) -> str:
 
 
 def refusal(rules: Rules, job: Job) -> str:
-    """As `not_allowed`, of rules that were read already."""
+    """`not_allowed` with rules that were read already."""
     if job.launcher.submit:
         return f"launch={job.launch}: an agent trains on its own machine; leave launch out"
     for key, patterns in rules.items():
@@ -94,7 +94,7 @@ def _matches(value: Any, text: str, pattern: str) -> bool:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Those in a JSON value."""
+    """All texts inside a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

@@ -44,7 +44,7 @@ class _Arguments(dict[str, JsonValue]):
 
 
 Arguments = Annotated[dict[str, JsonValue], AfterValidator(_Arguments)]
-"""Of something that is called, by name, whatever they are."""
+"""Arguments of a call, by name: any JSON values."""
 NO_ARGUMENTS = _Arguments()
 
 Precision = Literal["float32", "bfloat16", "float16"]

@@ -56,7 +56,7 @@ class RoundCheck(Record):
 
     @property
     def small_seconds(self) -> float:
-        """The same with the small batch."""
+        """Round of a worker with the small batch, exchange aside."""
         return self.pair.small_seconds * self.small_samples / self.pair.small_batch
 
     @property

@@ -19,8 +19,9 @@ from pydantic import BaseModel, ValidationError
 from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.records import Job, Record
 from batchwright.records.base import record_text
-from batchwright.records.job_keys import job_keys, unknown_key
+from batchwright.records.text.job_keys import job_keys, unknown_key
 from batchwright.records.text.problems import described, first_problem, key_of, shorten
+from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
 from batchwright.storage.files import write_whole
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -55,11 +56,10 @@ _ARGUMENTS = ("data_args", "network_args")  # whose parts may have any name
 _ONE_OR_EACH = ("virtual.sample_seconds", "virtual.step_seconds")  # a single value is no list
 _WORDS = ("auto", "knee", "memory")  # which some of them may have instead
 _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
-_BOOL = "tag:yaml.org,2002:bool"
 _MAX_BRACKETS = 500
-"""In the text of a table: a parser's time grows with the square of those that are open."""
+"""Open brackets in the text of a table: a parser's time grows with their square."""
 _MAX_CHARACTERS = 16 * 1024
-"""Of a text that is read as a table or a list."""
+"""Longest text that is read as a table or a list."""
 
 _TABLES = {  # keys that take several items
     "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
@@ -315,65 +315,6 @@ def _read_yaml(path: str | Path) -> Mapping[str, Any]:
     return values
 
 
-class _Loader(yaml.SafeLoader):
-    """Names a value that looks like a date or a number and is none, and its line.
-
-    Of YAML 1.1's many words for yes and no only ``true`` and ``false`` are such, as in YAML 1.2:
-    ``off`` is a word that keys take. As there, too, a key that stands twice is refused.
-    """
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in lines:
-                problem = f"{shorten(key.value)} is given twice, first in line {lines[key.value]}"
-                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
-            lines[key.value] = key.start_mark.line + 1
-        return node
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, KeyError, AttributeError) as error:
-            problem = f"{shorten(node.value)} cannot be read as a value"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in known if tag != _BOOL or first in "tTfF"]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-class _PlainLoader(_Loader):
-    """Of YAML what a table needs: without references, by which a short text could grow long."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "a reference", None)
-        return super().compose_node(parent, index)
-
-
-def parse_yaml(text: str, loader: type[yaml.SafeLoader] = _Loader) -> Any:
-    """The plain values of a YAML text.
-
-    Raises:
-        yaml.YAMLError: It is not YAML, a value in it is none, or it is nested too deeply.
-    """
-    try:
-        return yaml.load(text, loader)  # noqa: S506 - a safe loader
-    except RecursionError:
-        raise yaml.composer.ComposerError(None, None, "it is nested too deeply", None) from None
-
-
-def yaml_problem(error: yaml.YAMLError) -> str:
-    """What a text that is not YAML has wrong, in a few words."""
-    return getattr(error, "problem", None) or "it cannot be read"
-
-
 def _as_table(key: str, value: Any, place: str) -> Any:
     """The items of a key that takes several, from YAML or from such text; none for null.
 
@@ -386,7 +327,7 @@ def _as_table(key: str, value: Any, place: str) -> Any:
         and value.count("[") + value.count("{") < _MAX_BRACKETS
     ):
         try:
-            items = parse_yaml(value, _PlainLoader)
+            items = parse_yaml(value, references=False)
         except yaml.YAMLError as error:
             items, problem = value, f"not a list of items ({yaml_problem(error)})"
     if items is None:
@@ -406,7 +347,7 @@ def _as_table(key: str, value: Any, place: str) -> Any:
 
 
 def _section(key: str) -> tuple[str, str]:
-    """Of a key with arguments its part before the dot and the argument's name; else two blanks."""
+    """A key with arguments, cut at its dot: the key, the argument's name; else both empty."""
     section, _, argument = key.replace(".args", "_args", 1).partition(".")
     return (section, argument) if section in _ARGUMENTS else ("", "")
 
@@ -417,7 +358,7 @@ def _as_argument(key: str, value: str) -> Any:
     if len(value) > _MAX_CHARACTERS or brackets >= _MAX_BRACKETS:
         raise JobError(f"job key {key} = {shorten(value)}: too long or too deep a value")
     try:
-        return parse_yaml(value, _PlainLoader)
+        return parse_yaml(value, references=False)
     except yaml.YAMLError as error:
         raise JobError(f"job key {key} = {shorten(value)}: {yaml_problem(error)}") from None
 

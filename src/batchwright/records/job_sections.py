@@ -14,7 +14,7 @@ AgsMode = Literal["off", "norm", "gain"]
 MIN_BUDGET, MAX_BUDGET = 5.0, 20.0
 """Limits of `probe.budget`, where it is `auto`, in seconds."""
 BUDGET_SHARE = 0.1
-"""Of the training's time, between these limits."""
+"""A probe's time as a share of the training's, between these limits."""
 
 
 class ProbeSettings(Keys):
@@ -92,7 +92,7 @@ class Link(Keys):
 
 
 VIRTUAL_LATENCY, VIRTUAL_BANDWIDTH = 5e-4, 125e6
-"""Of virtual workers' links, where a job says nothing: half a millisecond a message, and the
+"""Links of virtual workers, where a job says nothing: half a millisecond a message, and the
 Ethernet of 1 Gb/s of the dual-batch paper's experiments."""
 
 

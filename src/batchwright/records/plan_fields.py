@@ -317,7 +317,7 @@ class PlanFields(Document):
 
     @property
     def method_spec(self) -> MethodSpec:
-        """What is known of `method`."""
+        """`method`'s entry in the registry."""
         return METHODS[self.method]
 
     def _facts(self) -> list[tuple[str, str]]:

@@ -156,7 +156,7 @@ class EpochRecord(Record):
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of all workers; `None` if it took no time."""
+        """Throughput of all workers; `None` if it took no time."""
         return self.samples / self.training_seconds if self.training_seconds else None
 
 

@@ -55,7 +55,7 @@ def new_run_folder(wanted: str | Path | None, job: Job) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Iterator[Path]:
-    """As `new_run_folder`; without a wanted one its name is made of ``kind``, job and time.
+    """A new folder, locked; if none is wanted, its name is made of ``kind``, job and time.
 
     Raises:
         FileError: It holds anything, cannot be made, or somebody else writes there.
@@ -182,7 +182,7 @@ def load(path: str | Path) -> Any:
 
 
 def read_summaries(run: str | Path) -> list[RunSummary]:
-    """As `read_summary`; of a sweep's folder those of all its finished runs.
+    """The summary of a run, or those of all finished runs of a sweep's folder.
 
     Raises:
         FileError: There is none, or one is not a summary.

@@ -129,8 +129,8 @@ def own(caller: Caller, owner: str) -> None:
 
 
 def cookie_name(settings: Settings) -> str:
-    """Of the cookie with the session. Browsers send a cookie to all ports of a host: two services
-    there over databases of their own would sign people out of each other.
+    """Name of the cookie with the session, one for each database. Browsers send a cookie to all
+    ports of a host: two services there would sign people out of each other.
     """
     return f"{COOKIE}_{hashlib.sha256(shown(settings.database).encode()).hexdigest()[:8]}"
 

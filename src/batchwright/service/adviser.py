@@ -9,7 +9,7 @@ from contextlib import suppress
 from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Profile
 from batchwright.records.service import Advice, RunInfo
-from batchwright.service.background_queue import Errands
+from batchwright.service.background_queue import BackgroundQueue
 from batchwright.service.plan_answers import advised, refuse_costly
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
@@ -24,13 +24,13 @@ PAUSE_SECONDS = 2.0
 """Between two looks at a run, at least: many runs with epochs of less would keep it busy."""
 
 NEWEST_LINES = 16
-"""Of epochs, which say whether a run goes as predicted: epochs may be there twice."""
+"""Epoch lines that say whether a run goes as predicted; an epoch may be there twice."""
 
 NEWS = 0.05
 """Change of the measured time that makes thinking again worth while, as a share."""
 
 
-class Adviser(Errands):
+class Adviser(BackgroundQueue):
     """Thinks about one run at a time; `add` one that has finished an epoch.
 
     Planning takes tenths of a second: a reporter must not wait for that, nor whoever else asks, so

@@ -15,7 +15,7 @@ PAUSE_SECONDS = 0.05
 """Between two transactions that remove something, for others that write."""
 
 
-class Errands:
+class BackgroundQueue:
     """Takes names and does something for each, in a thread that is there while there is any.
 
     A name that waits already is not taken twice. What fails is logged, and the others are done all
@@ -39,12 +39,12 @@ class Errands:
         self._thread: threading.Thread | None = None
         self.closed = threading.Event()
 
-    def add(self, errand: str) -> None:
+    def add(self, name: str) -> None:
         """Do this soon."""
         with self._lock:
             if self.closed.is_set():
                 return
-            self._waiting[errand] = None
+            self._waiting[name] = None
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
@@ -70,19 +70,19 @@ class Errands:
                 if not self._waiting:
                     self._thread = None
                     return
-                errands, self._waiting = self._waiting, OrderedDict()
-            for errand in errands:
+                names, self._waiting = self._waiting, OrderedDict()
+            for name in names:
                 if self.closed.is_set():
                     break
                 try:
-                    self._do(errand)
+                    self._do(name)
                 except Exception as error:
                     log.error("%s failed", self._name, exc_info=error)
             if self._waiting:
                 self.closed.wait(self._pause)
 
 
-class Remover(Errands):
+class Remover(BackgroundQueue):
     """Removes what deleted runs held, and artifacts that were replaced: millions of records take a
     minute, and nobody finds the run meanwhile. What is left when the service ends, or is killed, is
     removed after its next start.

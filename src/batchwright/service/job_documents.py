@@ -28,7 +28,10 @@ def checked(asked: Job, kept: Profile | None, progress: JobProgress) -> JobProgr
         TooMany: Others plan just now.
     """
     if progress.profile is not None:
-        _refuse_other_job(asked, progress.profile)
+        data = progress.profile.data
+        expected = settled(asked, data, least_side=least_side(asked.network))
+        if problem := misfit(expected, progress.profile.job):
+            raise Refused(f"a profile that is not of this job: it has {problem}")
     if progress.plan is None:
         return progress
     profile = progress.profile or kept
@@ -36,13 +39,6 @@ def checked(asked: Job, kept: Profile | None, progress: JobProgress) -> JobProgr
         raise Refused("a plan without the profile that it was made from: send both")
     plan = _made_again(profile, progress.plan)
     return progress.model_copy(update={"plan": plan})
-
-
-def _refuse_other_job(asked: Job, profile: Profile) -> None:
-    expected = settled(asked, profile.data, least_side=least_side(asked.network))
-    problem = misfit(expected, profile.job)
-    if problem:
-        raise Refused(f"a profile that is not of this job: it has {problem}")
 
 
 def _made_again(profile: Profile, given: Plan) -> Plan:

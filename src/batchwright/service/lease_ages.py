@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Container, Hashable
 
 TOLERANCE = 1 / 6
-"""Of a lease: a longer gap between two ticks is time in which nobody could be heard."""
+"""Share of a lease: in a longer gap between two ticks nobody could be heard."""
 
 
 class LeaseAges:
@@ -58,7 +58,7 @@ class LeaseAges:
             self._ticked = now
 
     def catch_up(self) -> None:
-        """The same, where it is called often; else nothing."""
+        """`tick`, unless it was never called: then nobody calls it regularly."""
         if self._ticked is not None:
             self.tick()
 

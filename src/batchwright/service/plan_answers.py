@@ -27,10 +27,10 @@ MAX_KINDS = 32
 MAX_POINTS = 2000
 """Measured points of all profiles; a thorough probe has some fifty."""
 MAX_VISITS = 200
-"""Of one measured point."""
+"""Most visits to one measured point."""
 
 PLAN_SECONDS = 60.0
-"""That planning may take."""
+"""Longest that planning may take."""
 
 PATIENCE_SECONDS = 10.0
 """How long a client waits for its turn; most plans take some hundredths of a second."""
@@ -72,15 +72,13 @@ def advised(
 
 
 def make_plan(request: PlanRequest) -> Plan:
-    """As `planned`, in this process."""
-    from batchwright.workflows.plan_from_profiles import (
-        decide,  # the planner; the service itself does without it
-    )
+    """`planned`, in this process."""
+    from batchwright.planning import planner  # the service itself does without it
 
     try:
         job = change_job(planning_job(*merge_profiles(request.profiles)), request.keys)
         refuse_costly(job, request.profiles)
-        return decide(request.profiles, request.keys, runs=request.runs)
+        return planner.make_plan(request.profiles, job, runs=request.runs)
     except (ArithmeticError, LookupError, ValueError, AssertionError):
         # All that went in came from the client; no probe measures what makes planning fail so.
         raise Refused("no plan comes of these figures: were they measured by a probe?") from None

@@ -49,7 +49,7 @@ _PROBLEMS: dict[str, Callable[[str], ServiceProblem]] = {
 }
 
 MAX_BYTES = 384 * 2**20
-"""Of memory that a process may write to; what needs more is refused."""
+"""Memory that a process may write to; what needs more is refused."""
 
 KEPT_BYTES = 144 * 2**20
 """A process that is larger than this after a task ends, and another one is started."""

@@ -19,13 +19,13 @@ T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 
 SMALL_BYTES = 64 * 1024
-"""What is no larger takes some milliseconds, even if it is made to take long."""
+"""Up to this size a body takes milliseconds, even one that is made to take long."""
 
 READ_SECONDS = 20.0
 """In which a large body must have been read; most take some hundredths of a second."""
 
 MAX_KEYS = 1000
-"""Of one object in a body. Pydantic remembers each that it does not know."""
+"""Most keys of one object in a body: pydantic remembers each that it does not know."""
 
 MAX_ESCAPES = 250_000
 """Backslashes in a body."""
@@ -118,7 +118,7 @@ def read(model: type[Model], body: bytes) -> Model:
 
 
 def read_json(model: type[Model], body: bytes) -> Model:
-    """As `read`, in this process."""
+    """`read`, in this process."""
     try:
         values = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -153,7 +153,7 @@ def problem_line(problem: Mapping[str, Any], place: Sequence[int | str]) -> str:
 
 
 MAX_CHARACTERS = 1000
-"""Of a line that says what is wrong."""
+"""Longest line that says what is wrong."""
 
 
 def shorten_name(name: str) -> str:

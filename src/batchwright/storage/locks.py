@@ -56,7 +56,7 @@ class Lock:
 
     @property
     def descriptor(self) -> int:
-        """Of the open file, for a process that is to hold it too; -1 after `close`."""
+        """Descriptor of the open file, for a process that is to hold it too; -1 after `close`."""
         return -1 if self._file.closed else self._file.fileno()
 
     @property

@@ -94,7 +94,7 @@ def ready(job: Job) -> Job:
 
 
 def data_facts(job: Job) -> DataFacts:
-    """What is known of the job's data, decoded first where they are not there yet.
+    """Facts about the job's data, which are decoded first where they are not there yet.
 
     Raises:
         DataError: The data are unknown, missing, damaged or inconsistent.

@@ -24,7 +24,7 @@ from batchwright.records.job import other_keys_come
 
 _KEY = "goal.kinds"
 MAX_BYTES = 16 << 20
-"""Of a file: a cloud's whole catalogue has one."""
+"""Largest file: a cloud's whole catalogue has one MiB."""
 _CATALOGUE = (
     *("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB"),
     *("Price", "SpotPrice", "Region", "AvailabilityZone"),
@@ -42,7 +42,7 @@ class _Row(NamedTuple):
     values: Mapping[str, str]
 
     def wrong(self, column: str, what: str) -> FileError:
-        """What is wrong with a value."""
+        """The error for a wrong value, with its place."""
         value = self.values.get(column, "")
         return FileError(f"{self.path} line {self.line}, column {column}: {value!r} {what}")
 
@@ -229,7 +229,7 @@ def _of_own(
 
 
 def _spot(kind: WorkerKind, price: float, often: float | None = None) -> WorkerKind:
-    """The same worker where it may be taken away."""
+    """A kind of worker as a spot instance, which may be taken away."""
     changed = {
         "kind": f"{kind.kind}-spot",
         "price": price,

@@ -41,7 +41,7 @@ def checked_destination(
     report_to: str | None,
     *,
     resume: bool,
-    advised: bool,
+    follow_advice: bool,
 ) -> str | None:
     """Where a run will report to; refuses at once what cannot be meant.
 
@@ -50,13 +50,13 @@ def checked_destination(
         what: The plan, or the job where there is none yet.
         report_to: As asked for, see `client.reporter_process.destination`.
         resume: Whether the run goes on.
-        advised: Whether training is to take a new plan at the end of an epoch.
+        follow_advice: Whether training is to take a new plan at the end of an epoch.
 
     Raises:
         BatchwrightError: What is wrong, in one line.
     """
     url = destination(Path(folder) if folder is not None and resume else None, report_to)
-    if not advised:
+    if not follow_advice:
         return url
     if url is None:
         raise PlanError("--follow-advice follows a service: name it with --report-to URL")

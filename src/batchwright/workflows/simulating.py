@@ -12,7 +12,7 @@ from batchwright.errors import ArgumentError
 from batchwright.planning.simulation.simulate import simulate as simulate_plan
 from batchwright.records import Plan, Profile, Scenario, Simulation
 from batchwright.records.documents import record_of, texts_of
-from batchwright.records.job_keys import unknown_key
+from batchwright.records.text.job_keys import unknown_key
 from batchwright.records.text.problems import first_problem
 
 _LISTS = ("workers", "speeds")

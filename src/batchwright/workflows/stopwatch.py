@@ -27,7 +27,7 @@ class Stopwatch:
         self.lap_since(self._last, name)
 
     def lap_since(self, moment: float, name: str) -> None:
-        """The same, where what came before a moment of Unix time is told elsewhere."""
+        """`lap` that begins at a moment of Unix time: what came before is told elsewhere."""
         now = time.time()
         self.parts.append(CommandPart(name=name, seconds=max(0.0, now - moment)))
         self._last = now

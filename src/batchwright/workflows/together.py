@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 TOGETHER = ("run", "probe", "check", "train")
 """Verbs of the command line in which all processes take part."""
 BY_ONE = ("plan", "schedule", "simulate", "report", "export", "submit", "fetch", "send", "serve")
-"""Those that one process does for all: what they write or send is wanted once."""
+"""Verbs that one process does for all: what they write or send is wanted once."""
 ONCE_A_HOST = ("doctor", "agent")
-"""Those that one process of each host does: each host has an answer of its own."""
+"""Verbs that one process of each host does: each host has an answer of its own."""
 
 _SHARED_SECONDS = 10.0  # for a file that worker 0 has written to be seen on a shared disk
 _MARK = ".shared-"  # begins the name of such a file

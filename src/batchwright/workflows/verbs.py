@@ -20,8 +20,10 @@ from batchwright.distributed.fork_server import imported_once
 from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.processes import refuse_unguarded_script
 from batchwright.errors import ArgumentError, Interrupted, PlanError, WorkerError
+from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.planning.schedule import rate_schedule
+from batchwright.planning.validation import planning_job
 from batchwright.records import (
     Check,
     HeldOut,
@@ -77,7 +79,6 @@ from batchwright.workflows.engines import (
     with_workers,
 )
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, round_checks, settle
-from batchwright.workflows.plan_from_profiles import decide
 from batchwright.workflows.prepare_job import (
     check_training,
     check_workload,
@@ -188,7 +189,8 @@ def plan(
         else:
             told.append(record_of(one, RunSummary, "plan", "runs"))
     keys, overrides = with_prices(profiles, keys, texts_of(overrides))
-    decided = decide(profiles, keys, overrides, runs=told)
+    job = change_job(planning_job(*merge_profiles(profiles)), keys, overrides)
+    decided = make_plan(profiles, job, runs=told)
     tell_doubts(decided.job, decided.data)
     tell_idle(decided.job)
     return decided
@@ -323,13 +325,12 @@ def train(
     watch, overrides = Stopwatch(), texts_of(overrides)
     if profile is not None:
         profile = record_of(profile, Profile, "train", "profile")
-    words = wanted_trackers(trackers)
-    reporting: dict[str, Any] = {
+    telling: dict[str, Any] = {
         "report_to": report_to,
-        "advised": follow_advice,
-        "trackers": words,
+        "follow_advice": follow_advice,
+        "trackers": wanted_trackers(trackers),
     }
-    if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
+    if resume and (done := resumed_by_engine(run_folder, keys, overrides, **telling)):
         return done
     again = None if resume else begun_before(run_folder)
     if again is not None and plan is not None:
@@ -343,12 +344,14 @@ def train(
             raise PlanError("train needs a plan: give its file, or resume a run folder")
         plan = _received(plan, keys, overrides, "train")
         watch.lap("reading the plan")  # it may come out of a pipe, from a probe
-        url = checked_destination(run_folder, plan, report_to, resume=resume, advised=follow_advice)
+        telling["report_to"] = checked_destination(
+            run_folder, plan, report_to, resume=resume, follow_advice=follow_advice
+        )
         if hands_over(plan.job):
             job = with_workers(plan.job, plan)
             with new_run_folder(run_folder, job) as folder:
                 write_inputs(folder, plan, profile)
-            return hand_over(folder, job, **{**reporting, "report_to": url})
+            return hand_over(folder, job, **telling)
         held.enter_context(_workers_of(plan.job))
         check_training(plan, resume=resume)
         if not resume:
@@ -356,8 +359,7 @@ def train(
             note_begun(folder)
         write_inputs(folder, plan, profile)
         watch.lap(_OPENING)
-        told: dict[str, Any] = {"report_to": url, "follow_advice": follow_advice, "trackers": words}
-        return conduct(folder, plan, watch, resume=resume, **told)
+        return conduct(folder, plan, watch, resume=resume, **telling)
 
 
 def report(
@@ -445,13 +447,12 @@ def run(
     refuse_unguarded_script()
     refuse_no_path(run_folder, "run_folder")
     overrides = texts_of(overrides)
-    words = wanted_trackers(trackers)
-    reporting: dict[str, Any] = {
+    telling: dict[str, Any] = {
         "report_to": report_to,
-        "advised": follow_advice,
-        "trackers": words,
+        "follow_advice": follow_advice,
+        "trackers": wanted_trackers(trackers),
     }
-    if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
+    if resume and (done := resumed_by_engine(run_folder, keys, overrides, **telling)):
         return done
     if not resume:
         job, keys, overrides = job_of(job, keys, overrides), {}, []
@@ -462,13 +463,8 @@ def run(
         if resume:
             folder = held.enter_context(existing_run(run_folder, "plan.json", "job.yaml"))
             if (folder / "plan.json").exists():
-                told: dict[str, Any] = {
-                    "report_to": report_to,
-                    "follow_advice": follow_advice,
-                    "trackers": words,
-                }
-                summary = train(run_folder=folder, resume=True, overrides=overrides, **told, **keys)
-                return _reported(summary)
+                done = train(run_folder=folder, resume=True, overrides=overrides, **telling, **keys)
+                return _reported(done)
             # stopped before there was a plan
             job = load_job(folder / "job.yaml")
             refuse_unconfirmed_code(job, keys, overrides)
@@ -476,11 +472,13 @@ def run(
         else:
             assert isinstance(job, Job)  # noqa: S101 - made above
         watch = Stopwatch()
-        url = checked_destination(run_folder, job, report_to, resume=resume, advised=follow_advice)
+        telling["report_to"] = checked_destination(
+            run_folder, job, report_to, resume=resume, follow_advice=follow_advice
+        )
         if hands_over(job):
             with new_run_folder(run_folder, job) as folder:
                 write_text(job_yaml(job), folder / "job.yaml")
-            return hand_over(folder, job, **{**reporting, "report_to": url})
+            return hand_over(folder, job, **telling)
         held.enter_context(_workers_of(job))
         job = ready(job)
         if not resume:
@@ -492,8 +490,7 @@ def run(
             on_plan(decided)
         write_inputs(folder, decided, None)
         watch.lap("plan")
-        told = {"report_to": url, "follow_advice": follow_advice, "trackers": words}
-        return _reported(conduct(folder, decided, watch, resume=False, **told))
+        return _reported(conduct(folder, decided, watch, resume=False, **telling))
 
 
 def _planned_in(folder: Path, job: Job, watch: Stopwatch) -> Plan:
@@ -501,15 +498,15 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch) -> Plan:
     logs = folder / "logs" / "probe"
     make_folder(logs)
     write_text(job_yaml(job), folder / "job.yaml")
-    told = telling_how_to_resume(resuming_command(folder, job))
-    with told:  # the profile is of use even if no plan comes of it
+    # The profile is of use even if no plan comes of it.
+    with telling_how_to_resume(resuming_command(folder, job)):
         profile = _probe_in(logs, job, folder / "profile.json")
     watch.lap("probe")
     decided = make_plan(profile)
     if pairs_of(decided):
         logs = folder / "logs" / "pairs"
-        told = telling_how_to_resume(resuming_command(folder, job))
-        with told, pair_measurer_for(decided, logs) as measure:
+        resuming = telling_how_to_resume(resuming_command(folder, job))
+        with resuming, pair_measurer_for(decided, logs) as measure:
             settled = settle(decided, profile, measure, make_plan)
         decided = settled.plan
         write_record(settled.profile, folder / "profile.json")

@@ -91,7 +91,7 @@ class Asked(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The same from any folder."""
+        """The word that names this tracker and place from any folder."""
         return f"{self.spec.name}:{self.place}" if self.place else self.spec.name
 
 

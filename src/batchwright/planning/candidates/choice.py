@@ -120,7 +120,7 @@ def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
 
 
 def _target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
-    """That a candidate does not reach the target within the epochs, if so."""
+    """The missed accuracy target of a candidate, if its epochs are too few for it."""
     if not progress.chooses or progress.needed(row.batch) is not None:
         return ()
     if progress.chance(row.batch) >= MIN_CHANCE:
@@ -137,7 +137,7 @@ def _target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
 def choose(
     job: Job,
     rows: Sequence[Row],
-    bends: Sequence[KneeFit],
+    knees: Sequence[KneeFit],
     progress: Progress,
     error: RowError,
     trained: Trained,
@@ -147,7 +147,7 @@ def choose(
     Args:
         job: Resolved; a global batch or number of workers it asks for is kept.
         rows: All candidates, from `aimed`.
-        bends: The knee of each cluster and resolution.
+        knees: The knee of each cluster and resolution.
         progress: What a batch means for progress.
         error: Standard error of a candidate's time, as a share of it.
         trained: What it would be with another number of epochs.
@@ -157,12 +157,12 @@ def choose(
     """
     side = max(row.resolution for row in rows)  # `plain` trains at the highest
     here = [row for row in rows if row.resolution == side]
-    bends = [bend for bend in bends if bend.resolution == side]
+    knees = [knee for knee in knees if knee.resolution == side]
     workers = 1 if job.launcher.one_worker else job.workers
     asked = [
         row
         for row in here
-        if workers in ("auto", row.mix.workers) and job.global_batch in ("auto", row.batch)
+        if workers in ("auto", row.cluster.workers) and job.global_batch in ("auto", row.batch)
     ]
     if not asked:
         raise PlanError(
@@ -174,7 +174,7 @@ def choose(
         best = _best_to_be_had(job.goal, asked, progress, trained)
         raise PlanError(best or _why_none(asked))
     free = [row for row in here if not row.misses and not row.asked] or allowed
-    by = {name: kind(job.goal, bends, progress) for name, kind in OBJECTIVES.items()}
+    by = {name: kind(job.goal, knees, progress) for name, kind in OBJECTIVES.items()}
     objective = by[job.goal.objective]
     row = objective.best(allowed)
     told = not progress.chooses and progress.tells_accuracy
@@ -254,7 +254,7 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained
         f"goal.accuracy={progress.target:g} within {' and '.join(within)}; the best to be had is "
         f"{reached.value:.1%} ({reached.low:.1%} to {reached.high:.1%}), with "
         f"{progress.optimizer(row.batch)}, global batch {row.batch} and "
-        f"{counted(row.mix.workers, 'worker')} in {counted(row.epochs, 'epoch')}, "
+        f"{counted(row.cluster.workers, 'worker')} in {counted(row.epochs, 'epoch')}, "
         f"{duration(row.train_seconds)}: give {advice}"
     )
 
@@ -269,7 +269,7 @@ def _why_none(rows: Sequence[Row]) -> str:
     what = " and ".join(miss.text for miss in nearest.misses)
     return (
         f"no candidate is within the limits; the nearest, global batch {nearest.batch} on "
-        f"{counted(nearest.mix.workers, 'worker')} at {nearest.resolution} px, {what}: {advice}"
+        f"{counted(nearest.cluster.workers, 'worker')} at {nearest.resolution} px, {what}: {advice}"
     )
 
 
@@ -284,24 +284,26 @@ def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Rea
     """
     row = choice.row
     why, source = _why_workers(job, choice)
-    sizes = {one.mix.workers: None for one in choice.level if one.mix is not row.mix}
+    sizes = {one.cluster.workers: None for one in choice.level if one.cluster is not row.cluster}
     level = choice.objective.level_words([counted(count, "worker") for count in sizes])
-    stated = "; ".join(kind.stated for kind, _ in row.mix.members if kind.stated)
-    texts = [why, level, _exchange(row.mix), f"Assumed: {stated}." if stated else ""]
+    stated = "; ".join(kind.stated for kind, _ in row.cluster.members if kind.stated)
+    texts = [why, level, _exchange(row.cluster), f"Assumed: {stated}." if stated else ""]
     if apart:
         texts.append(
             "Kinds are not mixed: they were not measured together, and link.latency and "
             "link.bandwidth are not given."
         )
-    others = [one for one in choice.sizes if one.mix is not row.mix]
-    near = sorted(others, key=lambda one: abs(one.mix.workers - row.mix.workers))[:_MAX_SIZES]
+    others = [one for one in choice.sizes if one.cluster is not row.cluster]
+    near = sorted(others, key=lambda one: abs(one.cluster.workers - row.cluster.workers))[
+        :_MAX_SIZES
+    ]
     alternatives = [(_named(one, named=named), one) for one in others if one in near]
     alternatives += [
         (f"{_named(one, named=named)} (goal.objective={name})", one)
         for name, one in sorted(choice.others.items())
     ]
     return Chosen(
-        str(row.mix) if named else str(row.mix.workers),
+        str(row.cluster) if named else str(row.cluster.workers),
         " ".join(filter(None, texts)),
         source,
         alternatives=compared_with(row, alternatives),
@@ -312,7 +314,7 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
     if job.launcher.one_worker:
         return "launch=in-process is one worker.", "asked"
     if job.workers != "auto":
-        if {n for kind, _ in choice.row.mix.members for n in kind.measured} == {job.workers}:
+        if {n for kind, _ in choice.row.cluster.members for n in kind.measured} == {job.workers}:
             return "The number that was measured.", "measured"
         return f"Asked for.{_instead(choice)}", "asked"
     if len(choice.sizes) == 1:
@@ -323,21 +325,21 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
 def _instead(choice: Choice) -> str:
     """What the plan would have chosen, and how it compares."""
     free, row = choice.free, choice.row
-    if (free.mix, free.batch) == (row.mix, row.batch):
+    if (free.cluster, free.batch) == (row.cluster, row.batch):
         return " The plan would choose the same."
     return (
-        f" The plan itself would choose {counted(free.mix.workers, 'worker')} with "
+        f" The plan itself would choose {counted(free.cluster.workers, 'worker')} with "
         f"global batch {free.batch}: {compared(free, row)}."
     )
 
 
-def _exchange(mix: ClusterOption) -> str:
+def _exchange(cluster: ClusterOption) -> str:
     """What exchanging gradients takes, in a sentence."""
-    kind, _ = mix.members[0]
-    count, profile = mix.workers, kind.profile
+    kind, _ = cluster.members[0]
+    count, profile = cluster.workers, kind.profile
     if count == 1:
         return "One worker has no gradients to exchange."
-    if mix.assumed and kind.times.assumed(count):
+    if cluster.assumed and kind.times.assumed(count):
         known = "measured" if any(one.between == "hosts" for one in profile.links) else "stated"
         return f"More than the {kind.measured[-1]} that were measured: from the {known} link."
     reduced = [one.workers for one in profile.collectives if one.operation == "all-reduce"]
@@ -348,19 +350,19 @@ def _exchange(mix: ClusterOption) -> str:
     return f"Exchanging {mebibytes(size)} of gradients takes {1e3 * seconds:.1f} ms alone."
 
 
-def batch_reason(job: Job, choice: Choice, bend: KneeFit | None) -> Reason:
-    """The global batch; ``bend`` is the knee of its cluster."""
+def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
+    """The global batch; ``knee`` is the knee of its cluster."""
     row, goal = choice.row, job.goal
     source: Source = "predicted"
-    why = choice.objective.why_batch(row, bend)
+    why = choice.objective.why_batch(row, knee)
     if job.global_batch != "auto":
         why, source = f"Asked for; leaves {row.steps} steps an epoch", "asked"
         if row.steps < goal.least_steps:
             why += f", fewer than goal.least_steps={goal.least_steps}"
         why += f".{_instead(choice)}"
-    others = [str(one.batch) for one in choice.level if one.mix is row.mix]
+    others = [str(one.batch) for one in choice.level if one.cluster is row.cluster]
     texts = [why, _less_accurate(goal, choice), choice.objective.level_words(others, batches=True)]
-    rows = bend.rows if bend else ()  # those beyond a limit, too
+    rows = knee.rows if knee else ()  # those beyond a limit, too
     next_ = [one for one in rows if one.batch < row.batch][-1:]
     next_ += [one for one in rows if one.batch > row.batch][:1]
     alternatives = compared_with(row, [(f"{one.batch} samples", one) for one in next_])
@@ -386,11 +388,11 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
 
 
 def other_resolutions(chosen: Row, rows: Sequence[Row]) -> tuple[Alternative, ...]:
-    """The same workers and batch at the other resolutions."""
+    """Candidates with the chosen workers and batch at the other resolutions."""
     others = [
         (f"{row.resolution} px", row)
         for row in rows
-        if (row.mix, row.batch) == (chosen.mix, chosen.batch)
+        if (row.cluster, row.batch) == (chosen.cluster, chosen.batch)
         and row.resolution != chosen.resolution
     ]
     return compared_with(chosen, others)
@@ -418,7 +420,7 @@ def compared(other: Row, chosen: Row) -> str:
         texts = [_share(other.seconds, chosen.seconds, f"time{aim}")]
         if other.cost is not None and chosen.cost is not None:
             texts.append(_share(other.expense, chosen.expense, f"cost{aim}"))
-        elif other.mix.workers != chosen.mix.workers:
+        elif other.cluster.workers != chosen.cluster.workers:
             texts.append(_share(other.expense, chosen.expense, f"worker-hours{aim}"))
     if chosen.target_seconds is None and None not in (other.accuracy, chosen.accuracy):
         texts.append(_points(other, chosen))
@@ -443,5 +445,5 @@ def _share(other: float, chosen: float, what: str) -> str:
 
 
 def _named(row: Row, *, named: bool) -> str:
-    workers = str(row.mix) if named else counted(row.mix.workers, "worker")
+    workers = str(row.cluster) if named else counted(row.cluster.workers, "worker")
     return f"{workers}, global batch {row.batch}"

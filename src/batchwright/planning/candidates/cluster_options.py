@@ -92,25 +92,26 @@ def cluster_options_of(kinds: Sequence[WorkerType], job: Job) -> tuple[ClusterOp
             for kind in kinds
             if kind.measured[0] <= asked <= kind.count
         ]
-        if all(mix.workers != asked for mix in found):
+        if all(cluster.workers != asked for cluster in found):
             raise PlanError(
                 f"workers={asked}: no kind was measured with or has so many, and kinds are mixed "
                 "only over a stated network: give link.latency and link.bandwidth, or probe with "
                 f"workers={asked}"
             )
     if job.method_spec.served and all(kind.together for kind in kinds):
-        # Its groups follow each other in rank order: those that are there are taken as they come.
-        found = [_as_measured(mix, kinds) for mix in found]
+        # Its groups follow each other in rank order: kinds stay in the order they were measured in.
+        found = [
+            ClusterOption(tuple(sorted(cluster.members, key=lambda one: kinds.index(one[0]))))
+            for cluster in found
+        ]
     # Kinds that were measured together tell nothing of fewer workers.
     least = max((kind.measured[0] for kind in kinds if kind.together), default=0)
-    found = [mix for mix in found if mix.workers >= least]
-    unique = {frozenset((kind.name, count) for kind, count in mix.members): mix for mix in found}
-    return tuple(sorted(unique.values(), key=lambda mix: (mix.workers, str(mix))))
-
-
-def _as_measured(mix: ClusterOption, kinds: Sequence[WorkerType]) -> ClusterOption:
-    """The same workers, their kinds in the order in which they were measured together."""
-    return ClusterOption(tuple(sorted(mix.members, key=lambda one: kinds.index(one[0]))))
+    found = [cluster for cluster in found if cluster.workers >= least]
+    unique = {
+        frozenset((kind.name, count) for kind, count in cluster.members): cluster
+        for cluster in found
+    }
+    return tuple(sorted(unique.values(), key=lambda cluster: (cluster.workers, str(cluster))))
 
 
 def _check_asked(kinds: Sequence[WorkerType], job: Job, asked: int | str) -> None:

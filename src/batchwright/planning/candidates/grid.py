@@ -23,37 +23,39 @@ Totals = tuple[int, ...]
 
 
 def totals_to_compare(
-    mix: ClusterOption, resolution: int, job: Job, data: DataFacts
+    cluster: ClusterOption, resolution: int, job: Job, data: DataFacts
 ) -> list[Totals]:
     """Samples per step of each kind, for every global batch to compare; rising.
 
     Returns:
         Empty if the data are too few for the workers, or micro-batches as asked fit no batch.
     """
-    if mix.least > data.train_samples:
+    if cluster.least > data.train_samples:
         return []
     most = data.train_samples // job.goal.least_steps
-    if len(mix.members) > 1:
-        found = _of_equal_time(mix, resolution, most)
+    if len(cluster.members) > 1:
+        found = _of_equal_time(cluster, resolution, most)
     else:
-        found = [(batch,) for batch in _of_one_kind(mix, resolution, most, data.train_samples)]
+        found = [(batch,) for batch in _of_one_kind(cluster, resolution, most, data.train_samples)]
     # Whole numbers can meet at one global batch in two ways.
     by_batch = {}
     for totals in found:
         with suppress(PlanError):  # micro-batches as asked leave no part too small
-            for (kind, _), share in zip(mix.members, largest_shares(mix, totals), strict=True):
+            for (kind, _), share in zip(
+                cluster.members, largest_shares(cluster, totals), strict=True
+            ):
                 kind.check_parts(share)
             by_batch[sum(totals)] = totals
     return [by_batch[batch] for batch in sorted(by_batch) if batch <= data.train_samples]
 
 
-def _of_one_kind(mix: ClusterOption, resolution: int, most: int, samples: int) -> list[int]:
+def _of_one_kind(cluster: ClusterOption, resolution: int, most: int, samples: int) -> list[int]:
     """Equal local batches in powers of two, and the largest; one more that a limit leaves out.
 
     Batches smaller than the measured ones only where nothing else is left.
     """
-    kind, workers = mix.members[0]
-    within = workers * memory_caps(mix, resolution)[0]
+    kind, workers = cluster.members[0]
+    within = workers * memory_caps(cluster, resolution)[0]
     every = candidates(workers, most, least_local=max(kind.least, kind.smallest_measured))
     if not every or every[0] > within:
         every = candidates(workers, most, least_local=kind.least)
@@ -66,30 +68,30 @@ def _of_one_kind(mix: ClusterOption, resolution: int, most: int, samples: int) -
     return [*fitting, beyond]
 
 
-def _of_equal_time(mix: ClusterOption, resolution: int, most: int) -> list[Totals]:
+def _of_equal_time(cluster: ClusterOption, resolution: int, most: int) -> list[Totals]:
     """Shares that take equal time, while the slowest kind goes through powers of two."""
-    workers = mix.workers
-    caps = [max(cap, 1) for cap in memory_caps(mix, resolution)]
+    workers = cluster.workers
+    caps = [max(cap, 1) for cap in memory_caps(cluster, resolution)]
     times = [  # the slowest kind leads
         kind.seconds(workers, resolution, max(min(cap, most), kind.least))
-        for (kind, _), cap in zip(mix.members, caps, strict=True)
+        for (kind, _), cap in zip(cluster.members, caps, strict=True)
     ]
     leader = max(range(len(times)), key=times.__getitem__)
-    kind = mix.members[leader][0]
+    kind = cluster.members[leader][0]
     local = 1 << (kind.least - 1).bit_length()
     found: list[Totals] = []
     while True:
         seconds = kind.seconds_at_once(workers, resolution, local)
-        shares = equal_time(mix, resolution, seconds, caps)
+        shares = equal_time(cluster, resolution, seconds, caps)
         shares[leader] = local
         totals = tuple(
             count * max(round(share), kind.least)
-            for (kind, count), share in zip(mix.members, shares, strict=True)
+            for (kind, count), share in zip(cluster.members, shares, strict=True)
         )
         if local > caps[leader]:
             return [*found, totals]
         if sum(totals) > most:
-            largest = split(mix, resolution, most)
+            largest = split(cluster, resolution, most)
             return [*found, *([largest] if largest else []), totals]
         found.append(totals)
         local *= 2

@@ -40,9 +40,9 @@ class KneeFit:
     surplus: Callable[[float], float]
 
     @property
-    def mix(self) -> ClusterOption:
+    def cluster(self) -> ClusterOption:
         """Its workers."""
-        return self.rows[0].mix
+        return self.rows[0].cluster
 
     @property
     def resolution(self) -> int:
@@ -79,20 +79,20 @@ def knee_fits_of(
             has it, what its kinds of workers predict has not.
     """
     found = []
-    for (_, mix), group in groupby(rows, key=lambda row: (row.resolution, row.mix)):
+    for (_, cluster), group in groupby(rows, key=lambda row: (row.resolution, row.cluster)):
         candidates = tuple(row for row in group if not row.asked)
         if candidates:
-            found.append(_bend(candidates, doubling_gain, partial(surplus, mix)))
+            found.append(_knee_fit(candidates, doubling_gain, partial(surplus, cluster)))
     return found
 
 
-def _bend(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float]) -> KneeFit:
-    mix, side = rows[0].mix, rows[0].resolution
+def _knee_fit(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float]) -> KneeFit:
+    cluster, side = rows[0].cluster, rows[0].resolution
     # Limits on the batch itself bound it; those on time and cost are judged later.
     bounds = {"goal.memory", "goal.least_steps"}
     open_to = [row for row in rows if bounds.isdisjoint(miss.limit for miss in row.misses)]
     batches = [row.batch for row in open_to]
-    line = line_of(mix, side)
+    line = line_of(cluster, side)
     closed_form = batch = None
     if line is not None:
         line = line[0] + surplus(rows[0].batch), line[1]
@@ -116,20 +116,20 @@ def _bend(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float])
     )
 
 
-def line_of(mix: ClusterOption, resolution: int) -> tuple[float, float] | None:
+def line_of(cluster: ClusterOption, resolution: int) -> tuple[float, float] | None:
     r"""Fixed seconds of a step and seconds per sample of the global batch, where time is a line.
 
     Of kinds that take equal time :math:`t`, each :math:`n_k` times :math:`(t - \beta_k) / a_k`
     samples, together :math:`B = t S - R` with :math:`S = \sum n_k / a_k` and
     :math:`R = \sum n_k \beta_k / a_k`; so :math:`t = R / S + B / S`.
     """
-    if any(kind.cuts(mix.workers) for kind, _ in mix.members):
+    if any(kind.cuts(cluster.workers) for kind, _ in cluster.members):
         return None  # cut into passes, time goes up in stairs
-    workers, rate, behind = mix.workers, 0.0, 0.0
-    for kind, count in mix.members:
+    workers, rate, behind = cluster.workers, 0.0, 0.0
+    for kind, count in cluster.members:
         line = kind.line(workers, resolution)
         if line is None or line[1] <= 0:
-            return line if len(mix.members) == 1 else None
+            return line if len(cluster.members) == 1 else None
         fixed, slope = line
         rate += count / slope
         behind += count * fixed / slope
@@ -146,18 +146,20 @@ def _measured_per_sample(
     rows: Sequence[Row], batch: float, surplus: Callable[[float], float]
 ) -> float:
     """Seconds of a step for each sample with the update that was measured."""
-    mix, side = rows[0].mix, rows[0].resolution
-    if len(mix.members) == 1:
-        kind, workers = mix.members[0]
+    cluster, side = rows[0].cluster, rows[0].resolution
+    if len(cluster.members) == 1:
+        kind, workers = cluster.members[0]
         local = max(1, round(batch / workers))
         step = kind.seconds if kind.cuts(workers) else kind.seconds_at_once
         return step(workers, side, local) / (local * workers)
     right = next((i for i, row in enumerate(rows) if row.batch >= batch), None)
     if right is None or (right == 0 and rows[0].batch != batch):
-        totals = split(mix, side, max(round(batch), mix.least)) or rows[-1].totals
+        totals = split(cluster, side, max(round(batch), cluster.least)) or rows[-1].totals
         slowest = max(
-            kind.seconds_at_once(mix.workers, side, share)
-            for (kind, _), share in zip(mix.members, largest_shares(mix, totals), strict=True)
+            kind.seconds_at_once(cluster.workers, side, share)
+            for (kind, _), share in zip(
+                cluster.members, largest_shares(cluster, totals), strict=True
+            )
         )
         return slowest / sum(totals)
     if right == 0:
@@ -168,69 +170,69 @@ def _measured_per_sample(
     return (low + share * (high - low)) / batch
 
 
-def knee_record(bend: KneeFit, doubling_gain: float, *, named: bool, ends: bool) -> Knee:
+def knee_record(knee: KneeFit, doubling_gain: float, *, named: bool, ends: bool) -> Knee:
     """The knee as a record, with the ends of its interval where ``ends`` are wanted."""
-    low, high = _ends(bend, doubling_gain) if ends else (None, None)
+    low, high = _ends(knee, doubling_gain) if ends else (None, None)
     return Knee(
-        workers=bend.mix.workers,
-        kinds=bend.mix.kinds if named else (),
-        resolution=bend.resolution,
-        global_batch_size=bend.row.batch if bend.row else None,
+        workers=knee.cluster.workers,
+        kinds=knee.cluster.kinds if named else (),
+        resolution=knee.resolution,
+        global_batch_size=knee.row.batch if knee.row else None,
         low=low,
         high=high,
-        closed_form=bend.closed_form,
-        kneedle=bend.kneedle,
+        closed_form=knee.closed_form,
+        kneedle=knee.kneedle,
     )
 
 
-def _ends(bend: KneeFit, gain: float) -> tuple[float | None, float | None]:
+def _ends(knee: KneeFit, gain: float) -> tuple[float | None, float | None]:
     """Batches at which doubling would save the share, were it off by what the fit may be off."""
-    cut = any(kind.cuts(bend.mix.workers) for kind, _ in bend.mix.members)
-    if bend.row is None or cut or len(bend.mix.members) > 1:
+    cut = any(kind.cuts(knee.cluster.workers) for kind, _ in knee.cluster.members)
+    if knee.row is None or cut or len(knee.cluster.members) > 1:
         return None, None
-    off = _Z_975 * _saving_error(bend, bend.row.batch, gain)
-    low, high = (_crossing(bend, share) for share in (gain + off, gain - off))
+    off = _Z_975 * _saving_error(knee, knee.row.batch, gain)
+    low, high = (_crossing(knee, share) for share in (gain + off, gain - off))
     return low, None if high is None or not isfinite(high) else high
 
 
-def saving(bend: KneeFit, batch: int) -> tuple[float, float]:
+def saving(knee: KneeFit, batch: int) -> tuple[float, float]:
     """Share of the time per sample that doubling a batch saves, and its standard error."""
-    saves = 1 - bend.per_sample(2 * batch) / bend.per_sample(batch)
-    return saves, _saving_error(bend, batch, saves)
+    saves = 1 - knee.per_sample(2 * batch) / knee.per_sample(batch)
+    return saves, _saving_error(knee, batch, saves)
 
 
-def _saving_error(bend: KneeFit, batch: int, saves: float) -> float:
+def _saving_error(knee: KneeFit, batch: int, saves: float) -> float:
     r"""Standard error of the share that doubling a batch saves.
 
     On a line it is :math:`\beta / 2 t(b)`, so as uncertain as both of them; elsewhere one minus a
     ratio of two step times, as uncertain as these; of several kinds the most uncertain counts. What
     another update takes more is taken for certain.
     """
-    side, workers = bend.resolution, bend.mix.workers
-    if len(bend.mix.members) == 1:
-        kind, _ = bend.mix.members[0]
-        local, more = max(kind.least, batch // workers), bend.surplus(batch)
+    side, workers = knee.resolution, knee.cluster.workers
+    if len(knee.cluster.members) == 1:
+        kind, _ = knee.cluster.members[0]
+        local, more = max(kind.least, batch // workers), knee.surplus(batch)
         line = kind.fitted_line(workers, side)
-        if bend.line is not None and line is not None and line.intercept > 0:
+        if knee.line is not None and line is not None and line.intercept > 0:
             parts = [(line.at(x) / (line.at(x) + more), line.own_error(x)) for x in (0, local)]
             return saves * hypot(*(share * error for share, error in parts))
     share = max(1, batch // workers)
     errors = [
-        max(kind.times.comparison_error(workers, side, [n]) for kind, _ in bend.mix.members)
+        max(kind.times.comparison_error(workers, side, [n]) for kind, _ in knee.cluster.members)
         for n in (share, 2 * share)
     ]
     return (1 - saves) * hypot(*errors)
 
 
-def _crossing(bend: KneeFit, gain: float) -> float | None:
+def _crossing(knee: KneeFit, gain: float) -> float | None:
     """Batch from which doubling saves at most ``gain``, candidate or not; `None` if none does."""
     if gain <= 0:
         return None
-    if bend.line is not None:
-        return knee_of_line(*bend.line, gain)
-    low, high = log2(bend.rows[0].batch), log2(bend.rows[-1].batch) + 4
+    if knee.line is not None:
+        return knee_of_line(*knee.line, gain)
+    low, high = log2(knee.rows[0].batch), log2(knee.rows[-1].batch) + 4
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        once, twice = (bend.per_sample(2**x) for x in (middle, middle + 1))
+        once, twice = (knee.per_sample(2**x) for x in (middle, middle + 1))
         low, high = (low, middle) if 1 - twice / once <= gain else (middle, high)
     return 2**high if high < inf else None

@@ -228,9 +228,9 @@ _TRAINING_KEYS = (
     *("learning_rate", "base_batch", "scaling", "decay", "warmup_epochs", "warmup_start"),
     *("warmup_law", "clip_norm", "label_smoothing", "sampling"),
 )
-"""Of those that may change after measuring, what a trial is trained with."""
+"""Keys that may change after measuring, but with which the trials were trained."""
 _MEASURED_KEYS = (
     *("augment", "batch_norm", "dropout", "frozen", "loss", "momentum", "nesterov", "rotation"),
     *("weight_decay", "weights", "zoom"),
 )
-"""The same of those that may not, in which runs may differ that are not of the profile."""
+"""Keys that are fixed by measuring; runs that are not of this profile may differ in them."""

@@ -24,7 +24,7 @@ RowError = Callable[[Row], float]
 def level_in_value(
     chosen: Row,
     rows: Iterable[Row],
-    bends: Sequence[KneeFit],
+    knees: Sequence[KneeFit],
     error: RowError,
     value: Callable[[Row], float],
     epochs: Callable[[Row], Estimate | None] = lambda _: None,
@@ -34,13 +34,13 @@ def level_in_value(
     Args:
         chosen: The one with the least value.
         rows: Those within the limits.
-        bends: The knee of each cluster.
+        knees: The knee of each cluster.
         error: Of a candidate's time.
         value: What is to be small; in proportion to the candidate's time.
         epochs: Where the value goes by different numbers of epochs, that of a candidate over the
             chosen one's; `None` if nothing tells.
     """
-    lines = {bend.mix: bend for bend in bends if bend.line is not None}
+    lines = {knee.cluster: knee for knee in knees if knee.line is not None}
     found = []
     for row in rows:
         if row is chosen or value(row) in (0.0, inf):
@@ -48,9 +48,9 @@ def level_in_value(
         apart = log(value(row) / value(chosen))
         ratio = epochs(row) or _AS_MANY
         off = hypot(error(row), error(chosen))
-        if row.mix is chosen.mix and row.mix in lines:
+        if row.cluster is chosen.cluster and row.cluster in lines:
             # Both are on one line, so both are off together: all hangs on its fixed part.
-            saves, doubt = saving(lines[row.mix], min(row.batch, chosen.batch))
+            saves, doubt = saving(lines[row.cluster], min(row.batch, chosen.batch))
             off = abs(apart - log(ratio.value)) * doubt / saves if saves > 0 else off
         if apart <= hypot(_Z_975 * off, log(ratio.value / ratio.low)):
             found.append(row)
@@ -58,20 +58,20 @@ def level_in_value(
 
 
 def level_batches(
-    chosen: Row, rows: Sequence[Row], bend: KneeFit | None, gain: float
+    chosen: Row, rows: Sequence[Row], knee: KneeFit | None, gain: float
 ) -> tuple[Row, ...]:
     """Candidates of the chosen cluster that may be its knee.
 
     Args:
         chosen: The candidate at the knee, or nearest to it within the limits.
         rows: Those within the limits.
-        bend: Of the cluster; `None`: it has one candidate.
+        knee: Of the cluster; `None`: it has one candidate.
         gain: Share of the time that doubling must save.
     """
-    if bend is None:
+    if knee is None:
         return ()
-    own = [row for row in bend.rows if row in set(rows)]
-    found = _first_at_most(own, [saving(bend, row.batch) for row in own], gain)
+    own = [row for row in knee.rows if row in set(rows)]
+    found = _first_at_most(own, [saving(knee, row.batch) for row in own], gain)
     return tuple(row for row in found if row is not chosen)
 
 

@@ -61,7 +61,7 @@ def accurate(rows: Sequence[Row], tolerance: float) -> list[Row]:
 
 def by_time(row: Row) -> tuple[float, int, str, int]:
     """The quickest first; of equally quick ones the smallest."""
-    return row.train_seconds, row.mix.workers, str(row.mix), row.batch
+    return row.train_seconds, row.cluster.workers, str(row.cluster), row.batch
 
 
 def target_seconds(row: Row, progress: Progress) -> float:
@@ -86,12 +86,12 @@ class Objective:
 
     Attributes:
         goal: Its limits and tolerances.
-        bends: The knee of each cluster at the highest resolution.
+        knees: The knee of each cluster at the highest resolution.
         progress: What a batch means for progress.
     """
 
     goal: Goal
-    bends: Sequence[KneeFit]
+    knees: Sequence[KneeFit]
     progress: Progress
     what: ClassVar[str] = "time"
     best_is: ClassVar[str] = "best candidate"
@@ -99,7 +99,7 @@ class Objective:
     mends_batches: ClassVar[str] = mends
 
     def value(self, row: Row) -> float:
-        """What is to be small."""
+        """The value that this objective minimizes."""
         return row.train_seconds
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -116,17 +116,17 @@ class Objective:
 
     def sizes(self, rows: Sequence[Row]) -> list[Row]:
         """The best candidate of each cluster, small clusters first."""
-        of_mix: dict[ClusterOption, list[Row]] = {}
+        by_cluster: dict[ClusterOption, list[Row]] = {}
         for row in rows:
-            of_mix.setdefault(row.mix, []).append(row)
-        return sorted(map(self.best, of_mix.values()), key=lambda row: row.order)
+            by_cluster.setdefault(row.cluster, []).append(row)
+        return sorted(map(self.best, by_cluster.values()), key=lambda row: row.order)
 
     def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
         """Candidates that it may as well have taken, ``error`` being that of a candidate's time."""
         return level_in_value(
             chosen,
             self.among(rows),
-            self.bends,
+            self.knees,
             error,
             self.value,
             lambda row: self.epochs(row, chosen),
@@ -152,8 +152,8 @@ class Objective:
         """Why so many workers, of the best of each cluster."""
         return f"That of the {self.best_is} ({self._named})."
 
-    def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
-        """Why that batch; ``bend`` is its cluster's knee."""
+    def why_batch(self, row: Row, knee: KneeFit | None) -> str:  # noqa: ARG002
+        """Why that batch; ``knee`` is its cluster's knee."""
         within = f"of the candidates within the limits ({self._named})"
         return f"The least predicted {self.what} {within}."
 
@@ -175,7 +175,7 @@ class _MostAccurate(Objective):
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
         return accurate(rows, EQUAL)
 
-    def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
+    def why_batch(self, row: Row, knee: KneeFit | None) -> str:  # noqa: ARG002
         return (
             f"The most accurate of the candidates within the limits{self._told(row)} held out, and "
             f"of those that are shown as equal the quickest ({self._named})."
@@ -200,7 +200,7 @@ class _AccurateSoon(_MostAccurate):
             f"That of the quickest candidate within {within} of the most accurate ({self._named})."
         )
 
-    def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
+    def why_batch(self, row: Row, knee: KneeFit | None) -> str:  # noqa: ARG002
         return (
             "The least predicted time of the candidates within the limits that are as accurate as "
             f"the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}"
@@ -220,7 +220,7 @@ class _ToTarget(Objective):
     def epochs(self, row: Row, chosen: Row) -> Estimate | None:
         return self.progress.compared_epochs(row.batch, chosen.batch)
 
-    def why_batch(self, row: Row, bend: KneeFit | None) -> str:  # noqa: ARG002
+    def why_batch(self, row: Row, knee: KneeFit | None) -> str:  # noqa: ARG002
         progress, aim = self.progress, f"goal.accuracy={self.goal.accuracy:g}"
         epochs, missed = progress.epochs(row.batch), progress.model(row.batch).missed
         more = f" Of those given, {missed}." if missed else ""
@@ -266,15 +266,17 @@ class _AtTheKnee(Objective):
     def sizes(self, rows: Sequence[Row]) -> list[Row]:
         """The candidate of each cluster at its knee or nearest to it, small clusters first."""
         allowed = set(rows)
-        found = {bend.mix: bend.best for bend in self.bends if bend.best and bend.best in allowed}
+        found = {
+            knee.cluster: knee.best for knee in self.knees if knee.best and knee.best in allowed
+        }
         # A batch that is asked for stands for its cluster.
-        asked = [row for row in rows if row.mix not in found]
+        asked = [row for row in rows if row.cluster not in found]
         return sorted([*found.values(), *asked], key=lambda row: row.order)
 
     def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
         sizes, gain = self.sizes(rows), self.goal.doubling_gain
-        bend = next((bend for bend in self.bends if bend.mix is chosen.mix), None)
-        batches = level_batches(chosen, rows, bend, gain)
+        knee = next((knee for knee in self.knees if knee.cluster is chosen.cluster), None)
+        batches = level_batches(chosen, rows, knee, gain)
         if not _priced(sizes):
             return (*batches, *level_sizes(chosen, _quickest(sizes), error, gain))
 
@@ -290,7 +292,7 @@ class _AtTheKnee(Objective):
                 "percent more cost buys less than one percent of the time."
             )
         gain = self.goal.doubling_gain
-        larger = [one for one in sizes if one.mix.workers > row.mix.workers]
+        larger = [one for one in sizes if one.cluster.workers > row.cluster.workers]
         if not larger:
             return (
                 f"Each size up to here, at its own knee, saves more than {gain:.1%} of the "
@@ -301,50 +303,50 @@ class _AtTheKnee(Objective):
         says = f"save {saved:.1%}" if saved > 0 else f"take {-saved:.1%} more"
         return (
             f"The smallest number whose next size up saves at most {gain:.1%} of the training "
-            f"time: {step.mix.workers} would {says} of {row.train_seconds:.3g} s."
+            f"time: {step.cluster.workers} would {says} of {row.train_seconds:.3g} s."
         )
 
-    def why_batch(self, row: Row, bend: KneeFit | None) -> str:
-        if bend is None:
+    def why_batch(self, row: Row, knee: KneeFit | None) -> str:
+        if knee is None:
             return "The only candidate."
-        texts = [self._knee_or_not(row, bend)]
-        if len(bend.rows) == 1:
-            texts.insert(0, f"There is one candidate only, {bend.rows[0].batch}.")
-        if bend.closed_form:
+        texts = [self._knee_or_not(row, knee)]
+        if len(knee.rows) == 1:
+            texts.insert(0, f"There is one candidate only, {knee.rows[0].batch}.")
+        if knee.closed_form:
             texts.append(
                 "The step time is a straight line in the batch, which puts the knee at "
-                f"{bend.closed_form:.0f} samples."
+                f"{knee.closed_form:.0f} samples."
             )
-        if len(bend.rows) >= 3:
-            says = f"says {bend.kneedle}; its answer moves with the range of candidates"
-            if bend.kneedle is None:
+        if len(knee.rows) >= 3:
+            says = f"says {knee.kneedle}; its answer moves with the range of candidates"
+            if knee.kneedle is None:
                 says = "finds no knee"
-            elif bend.kneedle == row.batch:
+            elif knee.kneedle == row.batch:
                 says = "says the same"
             texts.append(f"Kneedle over log2 of the same batches {says}.")
         return " ".join(texts)
 
-    def _knee_or_not(self, row: Row, bend: KneeFit) -> str:
-        share, knee = f"{self.goal.doubling_gain:.1%}", bend.row
-        if knee is None:
+    def _knee_or_not(self, row: Row, knee: KneeFit) -> str:
+        share, at = f"{self.goal.doubling_gain:.1%}", knee.row
+        if at is None:
             return (
                 f"There is no knee: each doubling up to here saves more than {share} of the time "
                 "per image; this is the largest batch that fits the memory and leaves at least "
                 f"{self.goal.least_steps} steps an epoch."
             )
-        if bend.line is not None and bend.line[0] == 0:
+        if knee.line is not None and knee.line[0] == 0:
             return (
                 "There is no knee: a step takes time in proportion to its batch, so a larger one "
                 "saves nothing; this is the smallest candidate."
             )
-        twice = 2 * knee.batch
-        saves = 1 - bend.per_sample(twice) / knee.per_sample
+        twice = 2 * at.batch
+        saves = 1 - knee.per_sample(twice) / at.per_sample
         says = f"saves at most {share} of the time per image: {twice} would save {saves:.1%}"
-        if row.batch == knee.batch:
+        if row.batch == at.batch:
             return f"The smallest batch whose doubling {says}."
-        missed = " and ".join(miss.text for miss in knee.misses)
+        missed = " and ".join(miss.text for miss in at.misses)
         return (
-            f"The nearest within the limits to the knee {knee.batch}, whose doubling {says}, but "
+            f"The nearest within the limits to the knee {at.batch}, whose doubling {says}, but "
             f"which {missed}."
         )
 
@@ -367,5 +369,5 @@ def _quickest(rows: Sequence[Row]) -> list[Row]:
     """The quickest of each size, small sizes first."""
     quickest: dict[int, Row] = {}
     for row in sorted(rows, key=by_time):
-        quickest.setdefault(row.mix.workers, row)
+        quickest.setdefault(row.cluster.workers, row)
     return [quickest[workers] for workers in sorted(quickest)]

@@ -55,7 +55,7 @@ def optimizers_of(job: Job) -> tuple[OptimizerName, ...]:
 
 
 def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[OptimizerName, ...]:
-    """The same without those that the job speaks against, or that the network has nothing for.
+    """Optimizers worth a trial: none that the job speaks against or the network has no use for.
 
     ``updates`` are of the optimizers that `auto` may come to, where they were timed.
     """

@@ -55,15 +55,17 @@ def frontier(rows: Sequence[Row]) -> set[Row]:
     return found
 
 
-def kept_rows(rows: Sequence[Row], bends: Sequence[KneeFit], choice: Choice) -> list[Row]:
+def kept_rows(rows: Sequence[Row], knees: Sequence[KneeFit], choice: Choice) -> list[Row]:
     """Rows to list: all, or if they are many the frontier, the chosen cluster and the knees."""
     if len(rows) <= MAX_SHOWN:
         return list(rows)
-    kept = frontier(rows) | {bend.row for bend in bends if bend.row} | {choice.row, choice.free}
+    kept = frontier(rows) | {knee.row for knee in knees if knee.row} | {choice.row, choice.free}
     kept |= set(choice.sizes) | set(choice.others.values()) | set(choice.level)
     side = choice.row.resolution
     return [
-        row for row in rows if row in kept or (row.mix is choice.row.mix and row.resolution == side)
+        row
+        for row in rows
+        if row in kept or (row.cluster is choice.row.cluster and row.resolution == side)
     ]
 
 
@@ -90,16 +92,16 @@ def prediction(
 ) -> Prediction:
     """The record of one row."""
     step = table.step_estimate(row)
-    shares = largest_shares(row.mix, row.totals)
-    workers = row.mix.workers
-    members = [(kind, share) for (kind, _), share in zip(row.mix.members, shares, strict=True)]
+    shares = largest_shares(row.cluster, row.totals)
+    workers = row.cluster.workers
+    members = [(kind, share) for (kind, _), share in zip(row.cluster.members, shares, strict=True)]
     cuts = [table.parts(row, kind, share)[0] for kind, share in members]
     peaks = [table.peak(row, kind, share) for kind, share in members]
     train = scaled(step, row.train_seconds)
-    prices = [(count, kind.price or 0.0) for kind, count in row.mix.members]
+    prices = [(count, kind.price or 0.0) for kind, count in row.cluster.members]
     return Prediction(
         workers=workers,
-        kinds=row.mix.kinds if named else (),
+        kinds=row.cluster.kinds if named else (),
         global_batch_size=row.batch,
         local_batch_size=max(shares),
         micro_batch_size=micro_batch(shares, cuts),
@@ -117,9 +119,9 @@ def prediction(
         cost=None if row.cost is None else train_cost(prices, train),
         extrapolated=any(
             kind.times.extrapolates(workers, row.resolution, micro)
-            for (kind, _), micro in zip(row.mix.members, cuts, strict=True)
+            for (kind, _), micro in zip(row.cluster.members, cuts, strict=True)
         ),
-        assumed=row.mix.assumed,
+        assumed=row.cluster.assumed,
         frontier=edge,
         level=level,
         refused="; ".join(miss.text for miss in row.misses),
@@ -190,18 +192,18 @@ def held_out(kind: WorkerType) -> tuple[HeldOut, ...]:
 def prediction_reasons(
     job: Job, row: Row, found: Prediction, stage: Stage
 ) -> tuple[Reason, tuple[Reason, ...], Reason]:
-    """Of the chosen row: its local batches, its memory and its time."""
+    """Reasons for the local batches, the memory and the time of the chosen row."""
     return (
-        _local_batches(stage, row.mix, row.totals),
+        _local_batches(stage, row.cluster, row.totals),
         _memory(row, found, job.goal),
         _epoch_time(row, found),
     )
 
 
-def _local_batches(stage: Stage, mix: ClusterOption, totals: Sequence[int]) -> Reason:
+def _local_batches(stage: Stage, cluster: ClusterOption, totals: Sequence[int]) -> Reason:
     """Equal shares, or equal times, in one go or accumulated."""
     shares, source = "Equal shares", _ASSUMED
-    if len(mix.members) > 1:
+    if len(cluster.members) > 1:
         shares = "Shares with which all kinds take equal time, within the memory of each"
         source = _PREDICTED
     how = "one pass"
@@ -210,16 +212,16 @@ def _local_batches(stage: Stage, mix: ClusterOption, totals: Sequence[int]) -> R
             f"{stage.accumulation_steps} passes of at most {stage.micro_batch_size} images "
             "whose gradients are added up"
         )
-    parts = zip(mix.members, largest_shares(mix, totals), strict=True)
+    parts = zip(cluster.members, largest_shares(cluster, totals), strict=True)
     value = " + ".join(f"{count} x {share}" for (_, count), share in parts)
-    if mix.workers <= _FEW_WORKERS:
+    if cluster.workers <= _FEW_WORKERS:
         value = "+".join(map(str, stage.local_batch_sizes))
     return Chosen(f"{value} samples", f"{shares}, each in {how}.", source).reason("local batches")
 
 
 def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
     """The predicted peak against the limit, and the largest batch under it."""
-    kind, _ = row.mix.members[0]
+    kind, _ = row.cluster.members[0]
     whose = "goal.memory" if goal.memory else "what the device has free for one worker"
     why = (
         f"At most {mebibytes(found.peak_bytes.high)} predicted for {found.micro_batch_size} "
@@ -231,9 +233,9 @@ def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
         _PREDICTED,
     )
     largest = [
-        f"{kind.largest(row.mix.workers, row.resolution)}"
-        + (f" ({kind.name})" if len(row.mix.members) > 1 else "")
-        for kind, _ in row.mix.members
+        f"{kind.largest(row.cluster.workers, row.resolution)}"
+        + (f" ({kind.name})" if len(row.cluster.members) > 1 else "")
+        for kind, _ in row.cluster.members
     ]
     why = (
         "Up to there the upper end of the predicted peak stays within the limit, or it is all the "
@@ -245,7 +247,7 @@ def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
 
 def _epoch_time(row: Row, found: Prediction) -> Reason:
     """How the time was predicted, and how well that describes the measurements."""
-    texts = [_described(row, index) for index in range(len(row.mix.members))]
+    texts = [_described(row, index) for index in range(len(row.cluster.members))]
     if found.extrapolated:
         texts.append("Batch, resolution or workers lie outside what was measured.")
     one = found.epoch_seconds
@@ -255,9 +257,9 @@ def _epoch_time(row: Row, found: Prediction) -> Reason:
 
 
 def _described(row: Row, index: int) -> str:
-    kind, _ = row.mix.members[index]
-    whose = f"{kind.name}: " if len(row.mix.members) > 1 else ""
-    counts = [n for n in kind.measured if n <= row.mix.workers] or [kind.measured[0]]
+    kind, _ = row.cluster.members[index]
+    whose = f"{kind.name}: " if len(row.cluster.members) > 1 else ""
+    counts = [n for n in kind.measured if n <= row.cluster.workers] or [kind.measured[0]]
     side = min(
         kind.times.resolutions(counts[-1]), key=lambda side: (abs(side - row.resolution), side)
     )
@@ -280,7 +282,7 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def extrapolations(mix: ClusterOption, stages: Sequence[Stage]) -> tuple[Reason, ...]:
+def extrapolations(cluster: ClusterOption, stages: Sequence[Stage]) -> tuple[Reason, ...]:
     """Which of a plan's steps are far larger or smaller than any that was measured there.
 
     Numbers of workers and resolutions that were not measured at all are told of elsewhere.
@@ -288,13 +290,13 @@ def extrapolations(mix: ClusterOption, stages: Sequence[Stage]) -> tuple[Reason,
     found: dict[tuple[int, str], Reason] = {}
     for stage in stages:
         first = 0
-        for kind, count in mix.members:
+        for kind, count in cluster.members:
             sizes = stage.local_batch_sizes[first : first + count]
             first += count
             measured = [
                 point.local_batch_size
                 for point in kind.profile.steps
-                if (point.workers, point.resolution) == (mix.workers, stage.resolution)
+                if (point.workers, point.resolution) == (cluster.workers, stage.resolution)
             ]
             most, least = (min(end(sizes), stage.micro_batch_size) for end in (max, min))
             if measured and most >= FAR_OFF * max(measured):
@@ -304,9 +306,9 @@ def extrapolations(mix: ClusterOption, stages: Sequence[Stage]) -> tuple[Reason,
             else:
                 continue
             why = (
-                f"Far from what was measured there, {bound} with {counted(mix.workers, 'worker')}: "
-                "its time, and what is chosen by it, may be far off. Probe with a larger "
-                "probe.budget."
+                f"Far from what was measured there, {bound} with "
+                f"{counted(cluster.workers, 'worker')}: its time, and what is chosen by it, may "
+                "be far off. Probe with a larger probe.budget."
             )
             value = f"{counted(size, 'image')} at once on a worker, at {stage.resolution} px"
             chosen = Chosen(value, why, _PREDICTED)

@@ -69,7 +69,7 @@ class Losses:
         return self.mean < inf and self.seconds(seconds) >= TOO_OFTEN * seconds
 
     def estimate(self, work: Estimate) -> Estimate:
-        """The same of an estimate."""
+        """`seconds` for a value and both ends of its interval."""
         value, low, high = map(self.seconds, (work.value, work.low, work.high))
         return Estimate(value=value, low=low, high=high)
 
@@ -135,7 +135,7 @@ class Losses:
 
 
 def losses_of(job: Job, network: NetworkFacts, preemptions: float) -> Losses:
-    """What they cost a cluster of which ``preemptions`` workers are taken away in an hour."""
+    """The losses of a cluster from which ``preemptions`` workers are taken away in an hour."""
     goal = job.goal
     asked = None if job.checkpoint_seconds == "auto" else job.checkpoint_seconds
     return Losses(
@@ -162,7 +162,7 @@ class Offer:
     losses: Losses
 
     def cost(self, work: float) -> Estimate:
-        """Of so much work, with the interval that follows from how often workers are lost."""
+        """Cost of so much work; its interval follows from how often workers are lost."""
         seconds = self.losses.seconds(work), *self.losses.spread(work)
         value, low, high = (one * self.hourly / _HOUR for one in seconds)
         return Estimate(value=value, low=min(low, value), high=max(high, value))

@@ -49,7 +49,7 @@ class Progress:
     _reached: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
 
     def model(self, batch: int) -> ProgressModel:
-        """That of the optimizer which a batch is given."""
+        """The progress model of the optimizer that is chosen for a batch."""
         return self.models[self.optimizer(batch)]
 
     def efficiency(self, batch: int) -> Estimate | None:

@@ -48,7 +48,7 @@ class Row:
     """One candidate.
 
     Attributes:
-        mix: Its workers.
+        cluster: Its workers.
         resolution: Image side, in pixels.
         totals: Samples per step of each kind.
         batch: Global batch, in samples.
@@ -65,7 +65,7 @@ class Row:
         accuracy: Held out at the end of the training, a share; `None` if nothing tells.
     """
 
-    mix: ClusterOption
+    cluster: ClusterOption
     resolution: int
     totals: tuple[int, ...]
     batch: int
@@ -88,8 +88,10 @@ class Row:
     @property
     def expense(self) -> float:
         """Cost of these seconds, or worker-seconds where there is no price."""
-        hourly = self.mix.hourly
-        return self.seconds * (self.mix.workers if hourly is None else hourly / SECONDS_PER_HOUR)
+        hourly = self.cluster.hourly
+        return self.seconds * (
+            self.cluster.workers if hourly is None else hourly / SECONDS_PER_HOUR
+        )
 
     @property
     def per_sample(self) -> float:
@@ -99,7 +101,7 @@ class Row:
     @property
     def order(self) -> tuple[int, int, str, int]:
         """How candidates are listed: by resolution, workers, batch."""
-        return self.resolution, self.mix.workers, str(self.mix), self.batch
+        return self.resolution, self.cluster.workers, str(self.cluster), self.batch
 
 
 @dataclass(frozen=True)
@@ -109,14 +111,14 @@ class Table:
     Attributes:
         job: Resolved.
         data: The data set.
-        mixes: Clusters to compare.
+        clusters: Clusters to compare.
         compared: What runs with either optimizer showed.
         epochs: Of a training with a global batch; `None`: the job's.
     """
 
     job: Job
     data: DataFacts
-    mixes: tuple[ClusterOption, ...]
+    clusters: tuple[ClusterOption, ...]
     compared: tuple[Compared, ...] = ()
     epochs: Callable[[int], int] | None = None
     _extras: dict[tuple[ClusterOption, OptimizerName], Estimate | None] = field(
@@ -132,11 +134,11 @@ class Table:
         rows = [
             row
             for side in sides(self.job)
-            for mix in self.mixes
-            for row in self._rows_of(mix, side)
+            for cluster in self.clusters
+            for row in self._rows_of(cluster, side)
         ]
         if not rows:
-            smallest = min(self.mixes, key=lambda mix: mix.workers)
+            smallest = min(self.clusters, key=lambda cluster: cluster.workers)
             kind = smallest.members[0][0]
             raise PlanError(
                 f"{self.data.name} has {self.data.train_samples} training images, too few for "
@@ -145,95 +147,98 @@ class Table:
             )
         return sorted(rows, key=lambda row: row.order)
 
-    def _rows_of(self, mix: ClusterOption, side: int) -> Iterable[Row]:
+    def _rows_of(self, cluster: ClusterOption, side: int) -> Iterable[Row]:
         batch = self.job.global_batch
         asked = None
         if batch != "auto" and batch <= self.data.train_samples:
-            asked = split(mix, side, batch)
-        for totals in totals_to_compare(mix, side, self.job, self.data):
-            row = self.row(mix, side, totals)
+            asked = split(cluster, side, batch)
+        for totals in totals_to_compare(cluster, side, self.job, self.data):
+            row = self.row(cluster, side, totals)
             if asked is not None and row.batch == batch:
                 if row.misses:  # kept all the same, in as many passes as it takes
                     continue
                 asked = None
             yield row
         if asked is not None:
-            yield self.row(mix, side, asked, asked=True)
+            yield self.row(cluster, side, asked, asked=True)
 
     # ------------------------------------------------------------------------------- one row
 
     def row(
-        self, mix: ClusterOption, side: int, totals: tuple[int, ...], *, asked: bool = False
+        self, cluster: ClusterOption, side: int, totals: tuple[int, ...], *, asked: bool = False
     ) -> Row:
         """The candidate with these totals of each kind."""
         batch = sum(totals)
-        steps, last = steps_per_epoch(self.data.train_samples, batch, mix.least)
-        step = self._step(mix, side, totals, asked=asked)
+        steps, last = steps_per_epoch(self.data.train_samples, batch, cluster.least)
+        step = self._step(cluster, side, totals, asked=asked)
         epoch = steps * step
         if last != batch:
             shrunk = tuple(-(-total * last // batch) for total in totals)
-            epoch += self._step(mix, side, shrunk, asked=asked) - step
-        extra = self._update(mix, batch)
+            epoch += self._step(cluster, side, shrunk, asked=asked) - step
+        extra = self._update(cluster, batch)
         if extra is not None:
             step += extra.value
             epoch += steps * extra.value
         epochs = self.job.epochs if self.epochs is None else self.epochs(batch)
-        row = Row(mix, side, totals, batch, steps, step, epoch, epochs, 0.0, None, asked)
+        row = Row(cluster, side, totals, batch, steps, step, epoch, epochs, 0.0, None, asked)
         return self.trained(row, epochs)
 
     def trained(self, row: Row, epochs: int) -> Row:
         """A candidate that is trained for so many epochs, and the limits that it misses then."""
-        work = epochs * row.epoch_seconds + self.other_seconds(row.mix, epochs)
-        train = self.losses(row.mix).seconds(work)
-        hourly = row.mix.hourly
+        work = epochs * row.epoch_seconds + self.other_seconds(row.cluster, epochs)
+        train = self.losses(row.cluster).seconds(work)
+        hourly = row.cluster.hourly
         cost = None if hourly is None else hourly / SECONDS_PER_HOUR * train
         row = replace(row, epochs=epochs, train_seconds=train, cost=cost, misses=())
         misses = tuple(self._misses(row))
         return replace(row, misses=misses) if misses else row
 
-    def losses(self, mix: ClusterOption) -> Losses:
+    def losses(self, cluster: ClusterOption) -> Losses:
         """What workers that are taken away cost a cluster."""
-        return losses_of(self.job, mix.members[0][0].profile.network, mix.preemptions)
+        return losses_of(self.job, cluster.members[0][0].profile.network, cluster.preemptions)
 
-    def _step(self, mix: ClusterOption, side: int, totals: Sequence[int], *, asked: bool) -> float:
-        workers = mix.workers
+    def _step(
+        self, cluster: ClusterOption, side: int, totals: Sequence[int], *, asked: bool
+    ) -> float:
+        workers = cluster.workers
         return max(
             (kind.seconds if asked or kind.cuts(workers) else kind.seconds_at_once)(
                 workers, side, -(-total // count)
             )
-            for (kind, count), total in zip(mix.members, totals, strict=True)
+            for (kind, count), total in zip(cluster.members, totals, strict=True)
         )
 
-    def surplus(self, mix: ClusterOption, batch: float) -> float:
+    def surplus(self, cluster: ClusterOption, batch: float) -> float:
         """Seconds that the optimizer of this batch takes more than the measured one."""
-        found = self._update(mix, batch)
+        found = self._update(cluster, batch)
         return 0.0 if found is None else found.value
 
-    def _update(self, mix: ClusterOption, batch: float) -> Estimate | None:
+    def _update(self, cluster: ClusterOption, batch: float) -> Estimate | None:
         """What the optimizer of this batch takes more than the measured one, on the slowest."""
         name = chosen_optimizer(self.job, batch, self.compared)
-        if (mix, name) not in self._extras:
+        if (cluster, name) not in self._extras:
             found = [
-                extra_seconds(self.job, kind.profile, name, kind.speed) for kind, _ in mix.members
+                extra_seconds(self.job, kind.profile, name, kind.speed)
+                for kind, _ in cluster.members
             ]
             most = max(filter(None, found), key=lambda one: one.value, default=None)
-            self._extras[mix, name] = most
-        return self._extras[mix, name]
+            self._extras[cluster, name] = most
+        return self._extras[cluster, name]
 
-    def other_seconds(self, mix: ClusterOption, epochs: int) -> float:
+    def other_seconds(self, cluster: ClusterOption, epochs: int) -> float:
         """Seconds of a training besides its steps: all evaluations, and compiling.
 
         In each evaluation the images are dealt out evenly; the slowest worker counts.
         """
-        slowest = max(kind.evaluation_seconds for kind, _ in mix.members)
-        once = -(-self.data.val_samples // mix.workers) * slowest
-        compiling = max(compile_seconds(kind.profile) for kind, _ in mix.members)
+        slowest = max(kind.evaluation_seconds for kind, _ in cluster.members)
+        once = -(-self.data.val_samples // cluster.workers) * slowest
+        compiling = max(compile_seconds(kind.profile) for kind, _ in cluster.members)
         return ceil(epochs / self.job.evaluate_epochs) * once + compiling
 
     # -------------------------------------------------------------------------------- limits
 
     def _misses(self, row: Row) -> Iterable[Miss]:
-        goal, workers = self.job.goal, row.mix.workers
+        goal, workers = self.job.goal, row.cluster.workers
         if goal.max_workers is not None and workers > goal.max_workers:
             text = f"{workers} workers, goal.max_workers={goal.max_workers}"
             yield Miss("goal.max_workers", text, workers / goal.max_workers)
@@ -242,7 +247,7 @@ class Table:
             text = f"leaves {whole} whole steps an epoch, goal.least_steps={goal.least_steps}"
             yield Miss("goal.least_steps", text, goal.least_steps / whole, whole)
         for (kind, _), share in zip(
-            row.mix.members, largest_shares(row.mix, row.totals), strict=True
+            row.cluster.members, largest_shares(row.cluster, row.totals), strict=True
         ):
             if not self.fits(row, kind, share):
                 high = self.peak(row, kind, share).high
@@ -251,7 +256,7 @@ class Table:
                     f"{mebibytes(high)}, the limit is {mebibytes(kind.limit)}"
                 )
                 yield Miss("goal.memory", text, high / kind.limit)
-        if self.losses(row.mix).endless(row.train_seconds):
+        if self.losses(row.cluster).endless(row.train_seconds):
             text = f"loses workers so often that it takes {TOO_OFTEN:g} times as long, or longer"
             yield Miss("goal.preemptions_per_hour", text, TOO_OFTEN)
         if goal.deadline is not None:
@@ -272,12 +277,12 @@ class Table:
     def step_estimate(self, row: Row) -> Estimate:
         """Seconds per step with a 95 % interval; of several kinds, the slowest counts."""
         found = [
-            kind.times.predict(row.mix.workers, row.resolution, self.parts(row, kind, share))
+            kind.times.predict(row.cluster.workers, row.resolution, self.parts(row, kind, share))
             for (kind, _), share in zip(
-                row.mix.members, largest_shares(row.mix, row.totals), strict=True
+                row.cluster.members, largest_shares(row.cluster, row.totals), strict=True
             )
         ]
-        extra = self._update(row.mix, row.batch)
+        extra = self._update(row.cluster, row.batch)
         more = (extra.low, extra.high) if extra else (0.0, 0.0)
         return Estimate(
             value=row.step_seconds,
@@ -289,10 +294,10 @@ class Table:
         """Standard error of a candidate's time beside others', as a share of it."""
         return max(
             kind.times.comparison_error(
-                row.mix.workers, row.resolution, self.parts(row, kind, share)
+                row.cluster.workers, row.resolution, self.parts(row, kind, share)
             )
             for (kind, _), share in zip(
-                row.mix.members, largest_shares(row.mix, row.totals), strict=True
+                row.cluster.members, largest_shares(row.cluster, row.totals), strict=True
             )
         )
 
@@ -309,28 +314,30 @@ class Table:
         A candidate goes through in one pass, unless parts are wanted; only a batch that is asked
         for is cut to fit.
         """
-        if row.asked or kind.cuts(row.mix.workers):
-            return kind.parts(row.mix.workers, row.resolution, share)
+        if row.asked or kind.cuts(row.cluster.workers):
+            return kind.parts(row.cluster.workers, row.resolution, share)
         return [share]
 
     def fits(self, row: Row, kind: WorkerType, share: int) -> bool:
         """Whether a worker with ``share`` samples per step stays within its memory."""
         micro = self.parts(row, kind, share)[0]
-        most = kind.largest(row.mix.workers, row.resolution, accumulates=micro < share)
+        most = kind.largest(row.cluster.workers, row.resolution, accumulates=micro < share)
         return micro <= most
 
     def peak(self, row: Row, kind: WorkerType, share: int) -> Estimate:
         """Peak bytes of a worker with ``share`` samples per step."""
         micro = self.parts(row, kind, share)[0]
         return kind.memory.predict(
-            row.resolution, micro, workers=row.mix.workers, accumulates=micro < share
+            row.resolution, micro, workers=row.cluster.workers, accumulates=micro < share
         )
 
     def check_asked(self) -> None:
         """Refuse a batch asked for that is too large for the data or too small for the workers."""
         asked, wanted = self.job.global_batch, self.job.workers
-        mixes = [mix for mix in self.mixes if wanted in ("auto", mix.workers)] or self.mixes
-        smallest = min(mixes, key=lambda mix: mix.least)
+        clusters = [
+            cluster for cluster in self.clusters if wanted in ("auto", cluster.workers)
+        ] or self.clusters
+        smallest = min(clusters, key=lambda cluster: cluster.least)
         kind, _ = smallest.members[0]
         if asked == "auto":
             kind.check_parts(kind.least)

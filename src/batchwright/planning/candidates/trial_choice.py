@@ -83,7 +83,7 @@ class Wanted(NamedTuple):
 
     @property
     def training(self) -> Candidate:
-        """As the law of learning sees it."""
+        """The trial as an input of the law of learning."""
         return Candidate(self.optimizer, self.arm.batch, self.samples, self.offset)
 
     @property
@@ -98,7 +98,7 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be decided.
+    """What the trials are to decide.
 
     Attributes:
         arms: Batches to choose from.
@@ -279,7 +279,7 @@ class Question:
 
     @property
     def _longest(self) -> float:
-        """Of the time for all trials, what the longest may take."""
+        """Longest that one trial may take, as a share of the time for all of them."""
         return _LONGEST if self.target is None else _LONGEST_TO_TARGET
 
 

@@ -18,7 +18,7 @@ from batchwright.records import Alternative, Reason, Source
 from batchwright.records.registries.methods import PAPER
 
 FEW_STEPS = 40
-"""Of a round, below which its last step matters for its time."""
+"""With fewer steps in a round, its last one matters for its time."""
 
 HO = "Ho et al. 2013"
 

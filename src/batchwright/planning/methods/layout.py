@@ -103,7 +103,7 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
 
 
 def _total_seconds(stages: Sequence[Stage], other: float) -> Estimate:
-    """Of the whole training, with ``other`` seconds besides the rows'; those predicted count."""
+    """Seconds of the whole training: predicted rows, and ``other`` seconds besides."""
     rows = [(stage.epochs, stage.predicted_epoch_seconds) for stage in stages]
     ends = {
         end: other + sum(n * getattr(one, end) for n, one in rows if one is not None)

@@ -81,7 +81,7 @@ class Measured:
     @property
     def workers(self) -> int:
         """How many there are."""
-        return self.choice.row.mix.workers
+        return self.choice.row.cluster.workers
 
     @property
     def batch(self) -> int:
@@ -90,18 +90,18 @@ class Measured:
 
     @property
     def other_seconds(self) -> float:
-        """Of the whole training, besides its rows: evaluation and compiling."""
-        return self.table.other_seconds(self.choice.row.mix, self.choice.row.epochs)
+        """Seconds of the whole training besides its rows: evaluation and compiling."""
+        return self.table.other_seconds(self.choice.row.cluster, self.choice.row.epochs)
 
     @property
     def hourly(self) -> float | None:
         """Price of all workers for an hour; `None`: not known."""
-        return self.choice.row.mix.hourly
+        return self.choice.row.cluster.hourly
 
     @property
     def preemptions(self) -> float:
         """How often any worker is taken away in an hour."""
-        return self.choice.row.mix.preemptions
+        return self.choice.row.cluster.preemptions
 
     @property
     def limit(self) -> int:
@@ -110,12 +110,12 @@ class Measured:
 
     @property
     def _kind(self) -> WorkerType:
-        return self.choice.row.mix.members[0][0]
+        return self.choice.row.cluster.members[0][0]
 
     def only_level(self) -> Level:
         """What holds throughout a plan of one row."""
         kind, row, chosen = self._kind, self.choice.row, self.chosen
-        local, side = local_batches(row.mix, row.totals), chosen.resolution
+        local, side = local_batches(row.cluster, row.totals), chosen.resolution
         check_bounds(self.job, local)
         alone = {}
         if self.job.launcher.simulated:
@@ -131,27 +131,27 @@ class Measured:
     def level(self, side: int, batch: int) -> Level:
         """What holds at one of several resolutions, with its global batch."""
         row, kind = self.choice.row, self._kind
-        mix = row.mix
-        totals = row.totals if batch == row.batch else split(mix, side, batch)
+        cluster = row.cluster
+        totals = row.totals if batch == row.batch else split(cluster, side, batch)
         if totals is None or batch > self.data.train_samples:
             raise PlanError(
                 f"cycle.batches has {batch} at {side} px: a step of "
-                f"{counted(mix.workers, 'worker')} takes {mix.least} to "
+                f"{counted(cluster.workers, 'worker')} takes {cluster.least} to "
                 f"{self.data.train_samples} samples"
             )
-        asked = self.table.row(mix, side, totals, asked=True)
+        asked = self.table.row(cluster, side, totals, asked=True)
         found = prediction(self.table, asked, self.progress, named=False, edge=False)
-        largest = max(largest_shares(mix, totals))
+        largest = max(largest_shares(cluster, totals))
         return {
             "resolution": side,
-            "local_batch_sizes": local_batches(mix, totals),
+            "local_batch_sizes": local_batches(cluster, totals),
             **_predicted(found),
-            **usual_times(self.job, kind.chord(mix.workers, side, largest), largest),
+            **usual_times(self.job, kind.chord(cluster.workers, side, largest), largest),
         }
 
     def large_batch(self) -> Chosen[int]:
         """Local batch of `plain` at the highest resolution."""
-        batch = max(largest_shares(self.choice.row.mix, self.choice.row.totals))
+        batch = max(largest_shares(self.choice.row.cluster, self.choice.row.totals))
         return Chosen(batch, "What `plain` would choose as local batch.", "predicted")
 
     def fitting(self, side: int) -> int | None:
@@ -176,7 +176,7 @@ class Measured:
 
         Kinds of workers differ by one factor, that at this local batch.
         """
-        job, mix, first, workers = self.job, self.choice.row.mix, self._kind, self.workers
+        job, cluster, first, workers = self.job, self.choice.row.cluster, self._kind, self.workers
         top = max(sides(job))
 
         def seconds_on(kind: WorkerType, side: int, size: int) -> float:
@@ -188,7 +188,9 @@ class Measured:
             return found.low / found.value, found.high / found.value
 
         usual = seconds_on(first, top, batch)
-        speeds = [usual / seconds_on(kind, top, batch) for kind, n in mix.members for _ in range(n)]
+        speeds = [
+            usual / seconds_on(kind, top, batch) for kind, n in cluster.members for _ in range(n)
+        ]
         alike = ((1.0, 1.0),) * workers
         stated = job.virtual.relative_times(workers) if job.launcher.simulated else alike
         told = job.launcher.simulated and job.virtual.step_seconds is not None
@@ -202,15 +204,15 @@ class Measured:
                 Relative(speed * relative, overhead)
                 for speed, (relative, overhead) in zip(speeds, stated, strict=True)
             ),
-            least=max(kind.least for kind, _ in mix.members),
+            least=max(kind.least for kind, _ in cluster.members),
             exchange=_exchanges(job, size, workers, known),
             spread=ends,
             least_fixed=0.0 if told else MIN_FIXED,
-            pairs=profile.pairs if len(mix.members) == 1 and not first.stated else (),
+            pairs=profile.pairs if len(cluster.members) == 1 and not first.stated else (),
         )
 
     def batch_reasons(self, stage: Stage) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
-        """Of the highest resolution: its batch; memory and time."""
+        """Reasons at the highest resolution: for its batch; for memory and time."""
         found = prediction_reasons(self.job, self.choice.row, self.chosen, stage)
         return found[:1], (*found[1], found[2])
 
@@ -309,7 +311,7 @@ class Stated:
         """Peak bytes are not known."""
 
     def pace(self, batch: int) -> Pace:  # noqa: ARG002
-        """By ``virtual.sample_seconds`` and ``virtual.step_seconds``."""
+        """Step times as ``virtual.sample_seconds`` and ``virtual.step_seconds`` state them."""
 
         def seconds(side: int, batch: int) -> float:
             a, b = stated_line(self.job, side) or (0.0, 0.0)
@@ -326,7 +328,7 @@ class Stated:
         )
 
     def batch_reasons(self, stage: Stage) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
-        """Of the highest resolution: its batch; nothing of memory and time."""
+        """Reasons at the highest resolution: for its batch; none for memory and time."""
         found = Chosen(stage.global_batch_size, *self.why)
         return (found.reason("global batch", f"{found.value} samples"),), ()
 
@@ -395,7 +397,7 @@ def _predicted(found: Prediction) -> Level:
 
 
 def _exchanges(job: Job, size: int, workers: int, seconds: float | None) -> tuple[float, ...]:
-    """Of each worker's push and pull; a virtual one may have a link of its own.
+    """Seconds of each worker's push and pull; a virtual worker may have a link of its own.
 
     ``seconds`` are as measured; `None`: as the link is stated.
     """

@@ -23,14 +23,14 @@ from batchwright.records import Estimate, Job, ServerRule
 from batchwright.records.registries.methods import PAPER
 
 USUAL_EXTRA_TIME, MAX_EXTRA_TIME = 1.05, 1.2
-"""Of a round, where the job leaves it open: the paper's smaller value, and as far as a deadline may
-stretch it (the paper goes to 1.1)."""
+"""Time of a round over that with large batches alone, where the job leaves it open: the paper's
+smaller value, and as far as a deadline may stretch it (the paper goes to 1.1)."""
 
 SMALL_PART = 0.75
-"""Of the workers, with the small batch where the job leaves it open: the best in table 5 there."""
+"""Share of the workers that get the small batch by default: the best in table 5 of the paper."""
 
 SMALL_ENOUGH = 0.5
-"""Of the large batch, where a deadline decides how many workers have the small one."""
+"""Largest small batch, as a share of the large one, where a deadline decides who has it."""
 
 
 _SHORTENINGS = 30  # of the extra time, until the deadline is kept

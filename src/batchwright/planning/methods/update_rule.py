@@ -10,7 +10,7 @@ from typing import Any
 from batchwright.planning.candidates.optimizer import Z_975, Compared, chosen_optimizer
 from batchwright.planning.chosen import Chosen
 from batchwright.records import Alternative, Job, OptimizerName, Plan, Reason
-from batchwright.records.job import Scaling
+from batchwright.records.job_fields import Scaling
 from batchwright.records.job_sections import AgsMode
 
 

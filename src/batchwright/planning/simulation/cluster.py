@@ -94,7 +94,7 @@ class Row:
 
 
 class ImaginedCluster:
-    """So many workers, as a scenario has them, training by a plan.
+    """A scenario's workers, training by a plan.
 
     Args:
         plan: What they train.
@@ -385,7 +385,7 @@ class ImaginedCluster:
 
     @property
     def _kind_names(self) -> list[str]:
-        """Of the plan's workers, in rank order; empty names where it names none."""
+        """Kind of each of the plan's workers, in rank order; empty where it names none."""
         names = [one.kind for one in self.plan.kinds for _ in range(one.count)]
         return names or [""] * self.plan.workers
 

@@ -21,7 +21,7 @@ from batchwright.records.text.formatting import counted, duration
 MAX_SPANS = 400
 _MAX_TIMES_WORK, _MAX_FAILURES = 100.0, 1_000_000
 _MIN_INTERVAL = 1e-9
-"""Of the work."""
+"""Shortest interval between checkpoints, as a share of the work."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def simulate_rounds(
     ahead: float = inf,
     until: float = inf,
 ) -> Rounds:
-    """So many rounds of each worker.
+    """Simulate rounds of each worker.
 
     Args:
         workers: How many.

@@ -87,7 +87,7 @@ def simulate(
 
 @dataclass
 class _Repeat:
-    """One training; seconds."""
+    """Where the time of one simulated training went, in seconds."""
 
     computing: float = 0.0
     stragglers: float = 0.0
@@ -152,17 +152,17 @@ class _Clusters:
 
     @property
     def seconds(self) -> list[float]:
-        """Of each repeat."""
+        """Seconds of each repeat."""
         return [one.course.seconds for one in self.repeats]
 
     @property
     def values(self) -> list[float]:
-        """What is to be small: cost of each repeat, or seconds without a price."""
+        """The value that a search minimizes: cost of each repeat, or seconds without a price."""
         hourly = self._cluster.hourly
         return [one if hourly is None else hourly * one / _HOUR for one in self.seconds]
 
     def told(self) -> SimulatedCluster:
-        """What they came to."""
+        """The repeats as a record."""
         first, hazards, repeats = self._rows[0], self._hazards, self.repeats
         priced = self._cluster.hourly is not None
         return SimulatedCluster(

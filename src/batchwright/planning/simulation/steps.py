@@ -43,7 +43,7 @@ class Stragglers:
     seconds: float = 1.0
 
     def chances(self, step_seconds: float) -> tuple[float, float]:
-        """Of becoming one in a step, and of ceasing to be one."""
+        """Probability of becoming a straggler in a step, and of ceasing to be one."""
         begins = self.share / (1 - self.share) / self.seconds
         return -expm1(-begins * step_seconds), -expm1(-step_seconds / self.seconds)
 

@@ -127,7 +127,7 @@ class LearningModel:
         return self._share(middle - below)
 
     def probability(self, candidate: Candidate, accuracy: float) -> float:
-        """That a single seed reaches an accuracy; 1 where that is no better than guessing."""
+        """Probability that a single seed reaches an accuracy; 1 if guessing reaches it."""
         unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
         if not 0 < unit < 1:
             return float(unit <= 0)
@@ -152,9 +152,9 @@ class LearningModel:
         return _estimate(*(self._share(at) for at in ends))
 
     def off(self, one: Observed) -> Normal:
-        """By how much logit u of a training is below the law, and what of that is no news.
+        """How far logit u of a training is below the law, and the error of that distance.
 
-        That is the law's own standard error, and that of counting right answers.
+        The error is the law's own, and that of counting right answers.
         """
         law, row = self._at(one.training)
         target, error = _target(one, self.classes, 0.0)
@@ -191,9 +191,9 @@ class LearningModel:
         return float(self._mean[best]), float(self._mean[weight])
 
     def offset(self, optimizer: str) -> float:
-        """Of the rate that is best by what is known: as of a `Candidate`, within what was tried.
+        """Offset of the best rate by what is known, as of a `Candidate`, within what was tried.
 
-        Of a rate with three digits: more would look as if they were known.
+        Rounded to a rate of three digits: more would look as if they were known.
         """
         known = [one for one in self.observed if one.optimizer == optimizer]
         learnt = [one.offset for one in known if not _fails(one, self.classes)]
@@ -251,7 +251,7 @@ class LearningModel:
         return sqrt(max(0.0, variance) + (self._seed**2 + bent**2) / aim.slope**2)
 
     def told(self, trial: Candidate, held_out: int, by_parameters: np.ndarray) -> float:
-        """By how much a trial would lower the variance of what has these derivatives.
+        """Variance that a trial would take from a quantity with these derivatives.
 
         It depends on where a trial is, not on what comes of it.
         """
@@ -276,10 +276,7 @@ class LearningModel:
     def would_tell(
         self, trial: Candidate, held_out: int, one: Candidate, other: Candidate
     ) -> float:
-        """By how much a trial would lower the standard error of `apart`.
-
-        As a share of that error, 0 to 1.
-        """
+        """Share of the standard error of `apart` that a trial would take away, 0 to 1."""
         _, slopes = self._difference(one, other)
         before = self._variance(slopes)
         if before <= 0:
@@ -363,14 +360,14 @@ def fit_learning(
 
 
 AT_PEAK = Normal(0.0, 0.3)
-"""By how much the logit is below the law at the peak of the rate: mean, and spread over tasks,
+"""Distance of the logit below the law at the peak of the rate: mean, and spread over tasks,
 optimizers and batches (`benchmarks.tools.epoch_curves`; docs/log.md). Noise of a high rate costs
 about as much as the short training loses by its few steps at a low one, here a little less and
 there a little more, so what is left is the spread."""
 
 
 def falls_short(factor: float, last: float) -> Normal:
-    r"""By how much logit u is below that of a whole training, before the rate has come down.
+    r"""Distance of logit u below that of a whole training, before the rate has come down.
 
     Where it is the share f of its peak, and ends at :math:`f_E`, by :math:`d (f - f_E)`. Trials of
     a job whose rate never comes down were trained in that way, so nothing is missing there.

@@ -10,7 +10,7 @@ from math import exp, hypot, inf, log
 from statistics import fmean, median
 
 from batchwright.records import RunSummary
-from batchwright.records.job import Scaling
+from batchwright.records.job_fields import Scaling
 
 _MIN_SCATTER = 0.005  # of a held-out accuracy, a share
 

@@ -48,7 +48,7 @@ from batchwright.prediction.fit import (
     student_t_975,
 )
 from batchwright.records import Estimate, GradientNoise, RunSummary
-from batchwright.records.job import Scaling
+from batchwright.records.job_fields import Scaling
 
 PROBE_NOISE_ERROR = 0.7
 """Assumed standard error of the logarithm of a noise scale from the first steps: a factor of 2. On

@@ -79,7 +79,7 @@ _NAMES: dict[str, dict[str, str]] = {
     "evaluation": {"epoch": "epoch", "val/top1": "top1"},
     "note": {"text": "text"},
 }
-"""Of each kind: flat name, and where the value stands in the record."""
+"""By kind of line: its flat names, and where each value stands in the record."""
 
 _OF_WORKERS: dict[str, dict[str, str]] = {
     "step": {

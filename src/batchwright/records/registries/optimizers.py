@@ -9,7 +9,7 @@ from batchwright.records.registries.registry import Registry
 
 
 class Normal(NamedTuple):
-    """What is known of a number."""
+    """A number that is known with an error."""
 
     mean: float
     error: float
@@ -37,7 +37,7 @@ class LearningPrior(NamedTuple):
 
 
 UNSEEN = LearningPrior()
-"""Of an optimizer that no task has been seen with."""
+"""The prior of an optimizer that no task has been seen with."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Registry(Mapping[str, M], Generic[M]):
 
     @cached_property
     def _points(self) -> dict[str, metadata.EntryPoint]:
-        """Of other packages, by name; ours cannot be replaced."""
+        """Entry points of other packages, by name; our own members cannot be replaced."""
         found = metadata.entry_points(group=self._group) if self._group else ()
         return {one.name: one for one in found if one.name not in {*self.own, "auto"}}
 

@@ -116,7 +116,7 @@ def _looks(curves: Sequence[WorkerCurve]) -> list[_Look]:
 
 
 def _epochs(curves: Sequence[WorkerCurve]) -> Axis:
-    """From the start of the first epoch to the end of the last, with at most ten ticks."""
+    """The x axis, first epoch to last, with at most ten ticks."""
     found = [epoch.epoch for one in curves for epoch in one.epochs]
     first, last = min(found), max(found) + 1
     powers = (10**power for power in count())
@@ -127,7 +127,7 @@ def _epochs(curves: Sequence[WorkerCurve]) -> Axis:
 
 
 def _band(looks: Sequence[_Look], lines: Sequence[Sequence[tuple[float, float]]]) -> list[Band]:
-    """From the lowest to the highest of all workers' lines, if not all of them are drawn."""
+    """The range of all workers' lines, if not all of them are drawn."""
     if len(looks) == len(lines):
         return []
     found: dict[tuple[float, int], list[float]] = {}

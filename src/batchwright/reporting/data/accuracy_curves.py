@@ -38,7 +38,7 @@ class AccuracyPoint:
 
 @dataclass(frozen=True)
 class AccuracyPicture:
-    """What is drawn.
+    """Accuracy against time, ready to be drawn.
 
     Attributes:
         lines: For each cluster of the curves its candidates, batches rising.
@@ -103,7 +103,7 @@ def _ends(drawn: Sequence[AccuracyPoint]) -> tuple[float, float]:
 
 
 def _best(allowed: Sequence[AccuracyPoint]) -> list[AccuracyPoint]:
-    """Those that none as quick is more accurate than, time rising."""
+    """The Pareto frontier: more accurate than any quicker one, time rising."""
     found: list[AccuracyPoint] = []
     for one in sorted(allowed, key=lambda one: (one.seconds[0], -one.accuracy[0])):
         if not found or one.accuracy[0] > found[-1].accuracy[0]:

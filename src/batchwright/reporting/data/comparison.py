@@ -49,7 +49,7 @@ class ComparedRun:
 
     @property
     def seconds(self) -> float:
-        """Of training, evaluation aside; real or simulated."""
+        """Seconds of training, evaluation aside; real or simulated."""
         return sum(epoch.training_seconds for epoch in self.summary.epochs)
 
 

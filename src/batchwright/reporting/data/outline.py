@@ -74,7 +74,7 @@ def _rows(stages: Sequence[Stage]) -> Iterator[Stage]:
 
 
 def _mean_seconds(block: Sequence[Stage]) -> Estimate | None:
-    """Of an epoch, predicted; the interval is that of errors which all go the same way."""
+    """Predicted seconds of an epoch; the interval assumes errors that all go the same way."""
     told = [(one.epochs, one.predicted_epoch_seconds) for one in block]
     epochs = sum(count for count, _ in told)
     ends = {

@@ -202,7 +202,7 @@ def bins(lane: Lane, until: float, count: int) -> list[Bin]:
 
 
 def epoch_rounds(summary: RunSummary) -> list[EpochRounds]:
-    """One for each epoch in which a round began."""
+    """Rounds by epoch, for each epoch in which one began."""
     by_epoch: dict[int, list[RoundRecord]] = {}
     for one in summary.rounds:
         by_epoch.setdefault(one.epoch, []).append(one)

@@ -16,7 +16,7 @@ def start_lines(schedule: RateSchedule) -> list[str]:
 
 
 def fact_rows(schedule: RateSchedule) -> list[tuple[str, str]]:
-    """The same as (word, value), with the length."""
+    """Rate, batch, warm-up, decay and length as (word, value)."""
     told = [
         ("learning rate", rate_words(schedule), "learning rate"),
         ("batch", batch_words(schedule), "global batch"),

@@ -29,7 +29,7 @@ class Spending:
     priced: bool
 
     def cost(self, seconds: float) -> float:
-        """Of so many seconds."""
+        """Cost of so many seconds."""
         return self.hourly * seconds / 3600
 
 

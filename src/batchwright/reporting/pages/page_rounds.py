@@ -36,7 +36,7 @@ def rounds_part(summary: RunSummary) -> str:
 
 
 def _side_by_side(drawn: Sequence[str]) -> str:
-    """One alone has the width of both."""
+    """Two figures side by side; a single one takes the whole width."""
     return markup.pair(*drawn) if len(drawn) == 2 else drawn[0]
 
 

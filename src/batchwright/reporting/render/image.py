@@ -188,7 +188,7 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
 
 
 def _draw_interval(axes: Axes, one: Series, point: Point, chart: Chart) -> None:
-    """As far as it is inside the chart."""
+    """Draw the intervals of a point, cut off at the edges of the chart."""
     look: dict[str, Any] = {"color": COLOURS[one.style], "linewidth": 1.2, "zorder": 3}
     if point.across:
         ends = [min(max(end, chart.x.low), chart.x.high) for end in point.across]

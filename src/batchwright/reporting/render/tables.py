@@ -310,7 +310,7 @@ def schedule_table(schedule: RateSchedule) -> RenderableType:
 
 
 def shown_points(schedule: RateSchedule) -> list[SchedulePoint]:
-    """Those where something happens, and some evenly between that are not close to them."""
+    """Points where something happens, and some evenly spaced ones not close to them."""
     points = schedule.points
     told = [one for one in points if one.what]
     apart = schedule.epochs / (2 * EVENLY)

@@ -17,7 +17,7 @@ from batchwright.service.middleware.bodies import body_of, is_json
 from batchwright.service.reading import read, read_json
 
 TINY_BYTES = 8 * 1024
-"""What is read at once: another thread would take longer to begin."""
+"""Largest body that is read at once: another thread would take longer to begin."""
 
 
 class BodyRoute(APIRoute):

@@ -18,7 +18,7 @@ router = APIRouter(tags=["operation"])
 
 
 class Health(Record):
-    """That it is well; else there is another answer."""
+    """Answer of a service that is well; any other gives an error."""
 
     status: Literal["ok"] = "ok"
 

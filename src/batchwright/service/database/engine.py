@@ -50,8 +50,8 @@ LOOK_SECONDS = 5.0
 _CHANGES_NOTHING = text("UPDATE alembic_version SET version_num = version_num")
 
 LOG_PAGES = 4000
-"""Of SQLite's log, 16 MiB, after which who has just committed brings it into the file and syncs
-that, too, while all others who write wait; four times the usual."""
+"""Length of SQLite's log (16 MiB, four times the usual), from which on whoever has just committed
+moves it into the file and syncs that, too, while all others who write wait."""
 
 CONNECTIONS = 48
 """At once; more than the threads that answer requests."""
@@ -230,7 +230,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 
 def _enter_write_ahead_mode(cursor: sqlite3.Cursor) -> None:
-    """Of several that open a new file, one changes its mode; the others wait until it has.
+    """Change the mode of a new file; if another process is doing so, wait until it has.
 
     SQLite's own timeout does not hold for this change: it is refused at once while anybody else
     has a lock. In a file that is in write-ahead mode already nothing is changed.

@@ -31,13 +31,13 @@ STRANGERS_BYTES = 64 * 1024
 """Read of a body whose sender is not known."""
 
 STRANGERS_FORM_BYTES = 8 * 1024
-"""Of anything else than JSON: a form is taken apart before it is known who may send it."""
+"""Largest other body of a stranger: a form is parsed before it is known who may send it."""
 
 FORM_BYTES = 256 * 1024
-"""Of a body that is neither JSON nor a file."""
+"""Largest body that is neither JSON nor a file."""
 
 THREAD_BYTES = 2**20
-"""What is no larger is checked within some milliseconds, in a thread; the rest `aside`."""
+"""Up to this size a body is checked within milliseconds, in a thread; above it `aside`."""
 
 BODY_SECONDS = 60.0
 """In which a body must have come."""
@@ -64,7 +64,8 @@ class Bodies:
             await self._app(scope, receive, send)
             return
         request = Request(scope)
-        if _is_streamed(request):
+        method, path = STREAMED
+        if request.method == method and path.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
             return
         share = _Share(self._held, whose(scope))
@@ -124,11 +125,6 @@ class Bodies:
                 return body.getvalue()
 
 
-def _is_streamed(request: Request) -> bool:
-    method, path = STREAMED
-    return request.method == method and path.fullmatch(request.scope["path"]) is not None
-
-
 class _Held:
     """Bytes of the bodies that are held, by whom they are from."""
 
@@ -138,7 +134,7 @@ class _Held:
         self.of: Counter[str] = Counter()
 
     def total(self) -> int:
-        """Of all."""
+        """Bytes of all bodies."""
         return sum(self.of.values())
 
 

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import urlsplit
 
 import h11
@@ -47,7 +47,7 @@ TAKE_SECONDS = 60.0
 """In which some of an answer must have been taken, once more of it waits than a buffer holds."""
 
 FREE_PIECES, SMALL_PIECE = 500, 256
-"""Of a body so many pieces may be of any size; of more, the mean is to be so many bytes."""
+"""Pieces of a body that may have any size; of more, the mean must have so many bytes."""
 
 COLLECTED_AFTER = (20_000, 5, 5)
 """Objects, and younger generations, after which Python looks for circles: a batch of records makes
@@ -265,7 +265,7 @@ class JsonLines(logging.Formatter):
     """Time (UTC), level, what happened, the fields that were given, and a traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """The record as one line of JSON."""
         values = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -277,9 +277,9 @@ class JsonLines(logging.Formatter):
         return _JSON.encode(values)
 
 
-def log_to(stream: TextIO | None = None, level: str = "info") -> None:
-    """Send what the service logs from ``level`` on to ``stream``, else to standard error."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+def log_to_stderr(level: str) -> None:
+    """Send what the service logs from ``level`` on to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in LOGGERS:
         logger = logging.getLogger(name)

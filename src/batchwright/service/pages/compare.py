@@ -23,7 +23,7 @@ router = APIRouter(prefix="/compare", include_in_schema=False)
 MAX_RUNS = 12
 """Compared at once: more are not told apart."""
 MAX_OFFERED = 30
-"""Of the newest runs that one may add."""
+"""Newest runs that are offered to be added."""
 
 Chosen = Annotated[list[Identifier], Query(max_length=50)]
 

@@ -46,7 +46,7 @@ def load_demo(store: Store) -> None:
 
 
 def demo() -> dict[str, Any]:
-    """What is stored: `introduction`, `records` and `end`, as a reporter sends them."""
+    """The stored run: `introduction`, `records` and `end`, as a reporter sends them."""
     packed = files("batchwright.service.pages") / "demo.json.gz"
     found: dict[str, Any] = json.loads(gzip.decompress(packed.read_bytes()))
     return found

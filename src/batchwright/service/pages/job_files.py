@@ -20,7 +20,7 @@ from batchwright.service.store.tokens import Caller
 router = APIRouter(prefix="/jobs", include_in_schema=False)
 
 SHOWN_BYTES = 8192
-"""Of the newest log; the whole of it can be downloaded."""
+"""End of the newest log that is shown; the whole of it can be downloaded."""
 
 
 @router.get("/{job}/artifacts/{name}")

@@ -11,11 +11,12 @@ from fastapi.responses import RedirectResponse
 
 from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Job
-from batchwright.records.documents import change_job, parse_yaml, yaml_problem
+from batchwright.records.documents import change_job
 from batchwright.records.job import other_keys_come
 from batchwright.records.service import Identifier, JobInfo, JobState, RunInfo
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
+from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
 from batchwright.reporting.pages.live_page import Part, plan_parts
 from batchwright.reporting.pages.page import job_text
 from batchwright.service.access import (

@@ -13,9 +13,9 @@ from typing import Any
 
 from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Job, Plan, Profile
-from batchwright.records.job_keys import job_keys, meaning
 from batchwright.records.registries.methods import METHODS as METHOD_SPECS
 from batchwright.records.service import PlanRequest
+from batchwright.records.text.job_keys import job_keys, meaning
 from batchwright.service.plan_answers import planned
 from batchwright.service.problems import TooMany
 

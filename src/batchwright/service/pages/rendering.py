@@ -164,7 +164,7 @@ def sentence(words: str) -> str:
 
 
 def piece(template: str, **values: Any) -> str:
-    """As `fill`, of a part that is the same for everybody."""
+    """A filled template that is the same for everybody."""
     return _environment().get_template(template).render(**values)
 
 

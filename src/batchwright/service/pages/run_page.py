@@ -155,7 +155,7 @@ def story_of(store: Store, info: RunInfo) -> RunStory:
 
 
 def lines_of(store: Store, info: RunInfo) -> RunLines:
-    """What is drawn of a run's records."""
+    """The lines of a run that its page draws."""
     records = store.records
     epochs = records.page(info.id, "epoch", MAX_EPOCHS)
     recent = max(-1, info.records - 1 - MAX_ROUNDS)

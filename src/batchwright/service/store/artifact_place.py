@@ -41,6 +41,7 @@ class ArtifactPlace:
 
     def __init__(self, url: str) -> None:
         import fsspec  # a tenth of a second: for a service that keeps artifacts
+        from fsspec.implementations.local import LocalFileSystem
 
         shown = url.partition("?")[0]
         try:
@@ -51,7 +52,7 @@ class ArtifactPlace:
             raise BatchwrightError(f"--artifacts {shown} needs another package: {hint}") from None
         except (ValueError, TypeError) as error:
             raise BatchwrightError(f"--artifacts {shown}: {one_line(error)}") from None
-        if "file" in _protocols(self._files):
+        if isinstance(self._files, LocalFileSystem):
             make_folder(Path(self._root))
             with suppress(OSError):  # not ours to change, but ours to use
                 Path(self._root).chmod(0o700)
@@ -118,11 +119,6 @@ class ArtifactPlace:
 
     def _at(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{uuid.UUID(name)}"  # one of ours, and no path
-
-
-def _protocols(files: Any) -> tuple[str, ...]:
-    found = files.protocol
-    return (found,) if isinstance(found, str) else tuple(found)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class Coming(NamedTuple):
     job: str
     name: ArtifactName
     key: str
-    """Of the lease under which it comes."""
+    """Key of the lease under which it comes."""
 
 
 class Artifacts(Part):
@@ -179,7 +179,7 @@ class Artifacts(Part):
             return _info(row)
 
     def give_up(self, coming: Coming) -> None:
-        """It did not arrive; what there is of it is removed."""
+        """Remove what there is of an artifact that did not arrive."""
         mine = artifacts.c.id == coming.id
         if not self._write(update(artifacts).where(mine).values(state=GONE)):
             # A newer one has come meanwhile and this one's row was removed, maybe before there was

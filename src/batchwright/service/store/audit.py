@@ -13,7 +13,7 @@ from batchwright.service.store.part import Part, share_of
 
 
 class AuditEntry(NamedTuple):
-    """One write."""
+    """A write that somebody asked for."""
 
     at: float
     """Unix time in seconds."""

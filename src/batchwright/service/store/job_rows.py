@@ -37,7 +37,7 @@ SHOWN = [
 """The other columns, and whether there are documents."""
 
 STANDS = [column for column in SHOWN if column.name not in ("job", "needs", "error")]
-"""Of these, those that are short: where a job stands, and whose it is."""
+"""The short columns among these: where a job stands, and whose it is."""
 
 LIVE = jobs.c.ended.is_(None)
 HELD = LIVE & jobs.c.lease_expires.is_not(None)
@@ -50,7 +50,7 @@ FREE = LIVE & and_(
         and_(jobs.c.state == "planned", or_(jobs.c.auto, jobs.c.approved)),
     ),
 )
-"""As `Standing.leasable`, for a query."""
+"""`Standing.leasable` as a condition of a query."""
 
 MAX_NAMED = 5
 """Agents that a line names."""
@@ -59,7 +59,7 @@ _LONGEST_KNOWN = 8000
 """Characters of a job that is kept in memory for agents that ask; most have some 2,000."""
 
 _COLUMNS = {"key": "lease_key", "expires": "lease_expires"}
-"""Of what has another name in a `Standing`."""
+"""Columns whose name in a `Standing` is another."""
 
 
 def job_row(connection: Connection, identifier: str, *, lock: bool = False) -> RowMapping:
@@ -333,7 +333,7 @@ def offer_in(text: str | None) -> Offer:
 
 
 _known: dict[str, Asked] = {}
-"""Of short jobs that were looked at, by identifier: what a job asks for never changes."""
+"""What short jobs ask for, by identifier; it never changes."""
 
 
 def _asked(connection: Connection, identifier: str) -> Asked:

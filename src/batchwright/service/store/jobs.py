@@ -66,10 +66,10 @@ from batchwright.service.store.part import Clock, Part, count, opened, share_of
 log = logging.getLogger("batchwright.service")
 
 NOTED_SHARE = 1 / 6
-"""Of a lease: who asks for work and gets none is noted to be there again after so long only."""
+"""Share of a lease after which an agent that got no work is noted to be there again."""
 
 UNREAD = 3
-"""So often an agent may begin anew without a word of the job that it has; then others get it."""
+"""Restarts of an agent without a word of its job, after which others get the job."""
 
 MAX_UNREAD = 2000
 """Jobs of which that is remembered."""

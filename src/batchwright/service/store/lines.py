@@ -16,14 +16,14 @@ from batchwright.service.problems import Refused, TooLarge
 LONGEST_LINE = 2**20
 """Characters of a line: an epoch of a thousand workers has some 300,000."""
 MAX_KEYS = 8000
-"""Of a flat line; a record has a few, and a list of workers."""
+"""Most keys of a flat line; a record has a few, and a list of workers."""
 MAX_BYTES = 2 * 2**20
-"""Of a batch; our reporters send half as much, or one line."""
+"""Largest batch; our reporters send half as much, or one line."""
 
 _MAX_PROBLEMS = 100
-"""In one line that are looked at, to tell the first: each takes memory."""
+"""Mistakes in one line among which the first is looked for: each takes memory."""
 _MAX_TEXT = 280
-"""Characters of a message."""
+"""Longest message, in characters."""
 
 
 def read_batch(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:

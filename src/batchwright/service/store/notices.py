@@ -20,7 +20,7 @@ from batchwright.service.settings import DAY
 from batchwright.service.store.part import Part
 
 LOOK_BACK_SECONDS = 3600.0
-"""What is longer ago is told of no more, as of a webhook that was not there then."""
+"""Age from which an event is told of no more, as when there was no webhook then."""
 
 WAITS = (10.0, 60.0, 300.0, 1800.0, 7200.0)
 """Seconds after each time that the webhook did not take a notice; then it is given up."""
@@ -48,7 +48,7 @@ _KEYS = select(notices.c.key)
 
 
 def _key(event: Event, subject: str, mark: object = "") -> str:
-    """Of what happened; the same is noted once."""
+    """Key of an event: with an equal key it is noted once."""
     return f"{event}:{subject}:{mark}"[:120]
 
 

@@ -35,10 +35,10 @@ MAX_DROPPED = 200_000
 """Records of a run that are dropped to be sent anew: one transaction removes them."""
 
 MAX_CHARACTERS = 16 * 2**20
-"""Of records handed out at once, however many were asked for."""
+"""Most text of records handed out at once, however many were asked for."""
 
 PIECE_CHARACTERS = 64 * 1024
-"""Of an answer, sent at once."""
+"""Text of an answer that is sent at once."""
 
 _PROGRESS = ("epochs_done", "global_batch_size", "top1")
 _RUNS = (
@@ -129,7 +129,7 @@ class Records(Part):
     def append(
         self, identifier: str, batch: RecordBatch, caller: Caller | None = None
     ) -> RecordsTaken:
-        """As `deliver`; when this returns, all of it is there for good."""
+        """`deliver`, and wait: when this returns, all of it is there for good."""
         return self.deliver(identifier, batch, caller).result()
 
     def deliver(
@@ -219,7 +219,7 @@ class Records(Part):
         return _epochs_in(self.spaced(identifier, "epoch", MAX_EPOCHS))
 
     def newest_epochs(self, identifier: str, most: int) -> list[EpochRecord]:
-        """The same of the newest ``most`` lines of epochs alone: fewer where some repeat others."""
+        """`epochs` of the newest ``most`` epoch lines alone; fewer where some repeat others."""
         with self._database.reading() as connection:
             total, newest = _counts(connection, identifier).get("epoch", (0, -1))
             wanted = _next_of_kind(identifier, "epoch", newest + 1, most, total.bit_length(), -1)

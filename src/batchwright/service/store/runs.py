@@ -38,7 +38,7 @@ REMOVED_AT_ONCE = 5000
 """Records in one transaction when a run is removed, so that others can write in between."""
 
 REMEMBERED_SECONDS = 30 * DAY
-"""Of a run that somebody deleted nothing stays but that; so long."""
+"""How long it is remembered that a run was deleted."""
 
 LONGEST_KNOWN = 32 * 1024
 """Characters of a plan that is kept in memory, read; it takes some ten times as much."""
@@ -46,7 +46,7 @@ LONGEST_KNOWN = 32 * 1024
 Identifiers = list[str]
 
 _EMPTIED = and_(runs.c.outcome == DELETED, runs.c.plan == "")
-"""Of a run that somebody deleted nothing else is there any more."""
+"""Deleted runs of which nothing else is there any more."""
 
 _NOTHING = {
     **dict.fromkeys(("name", "plan", "network", "data"), ""),
@@ -232,7 +232,7 @@ class Runs(Part):
             raise missing("run", identifier)
 
     def delete_old(self, before: float) -> Identifiers:
-        """As `delete`, some of the runs last heard of before a moment, and tell which."""
+        """Delete some of the runs last heard of before a moment, and tell which."""
         old = select(runs.c.id).where(runs.c.changed < before, runs.c.demo.is_(False), THERE)
         with self._database.writing() as connection:
             some = old.order_by(runs.c.changed).limit(share_of(connection, runs))

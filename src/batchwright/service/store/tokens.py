@@ -252,7 +252,7 @@ def _refuse_no_name(name: str, longest: int, what: str) -> None:
 
 
 def new_name() -> str:
-    """Of a browser whose link has none."""
+    """A name for a browser whose link has none."""
     return secrets.token_hex(4)
 
 

@@ -48,10 +48,7 @@ def resumed_by_engine(
     folder: str | Path | None,
     keys: Mapping[str, Any],
     overrides: Sequence[str],
-    *,
-    report_to: str | None,
-    advised: bool,
-    trackers: Sequence[str] = (),
+    **telling: Any,
 ) -> RunSummary | None:
     """`hand_over` of a run to resume; `None` where that is not an engine's to do.
 
@@ -59,9 +56,7 @@ def resumed_by_engine(
         folder: The run folder.
         keys: Job keys to change.
         overrides: ``key=value`` texts that change more.
-        report_to: As `hand_over` takes it.
-        advised: As `hand_over` takes it.
-        trackers: As `hand_over` takes it.
+        **telling: Who is told of it, as `hand_over` takes it.
     """
     if folder is None:
         return None
@@ -77,8 +72,7 @@ def resumed_by_engine(
     if plan is not None:
         job = with_workers(job, plan)
     texts = [f"{key}={as_written(value)}" for key, value in flattened(keys)]
-    told: dict[str, Any] = {"report_to": report_to, "advised": advised, "trackers": trackers}
-    return hand_over(place, job, [*texts, *overrides], **told)
+    return hand_over(place, job, [*texts, *overrides], **telling)
 
 
 def with_workers(job: Job, plan: Plan) -> Job:
@@ -98,7 +92,7 @@ def hand_over(
     overrides: Sequence[str] = (),
     *,
     report_to: str | None,
-    advised: bool,
+    follow_advice: bool,
     trackers: Sequence[str] = (),
 ) -> RunSummary:
     """Have the job's engine go on with the run in a folder, and wait for its end.
@@ -109,7 +103,7 @@ def hand_over(
         job: Says which engine, and what it is asked for.
         overrides: ``key=value`` texts that its processes are given.
         report_to: Address of the service that they report to; ``None``: none.
-        advised: Whether they follow its advice.
+        follow_advice: Whether they follow its advice.
         trackers: That show the run.
 
     Returns:
@@ -124,7 +118,7 @@ def hand_over(
         command = [sys.executable, "-m", "batchwright", *resuming_words(folder.resolve(), job)]
         reported = [] if report_to is None else ["--report-to", report_to]
         named = [part for word in trackers for part in ("--tracker", word)]
-        command += [*reported, *["--follow-advice"] * advised, *named, *overrides]
+        command += [*reported, *["--follow-advice"] * follow_advice, *named, *overrides]
         resolve_name(job.launcher.submit)(folder, job, command)
     return read_summary(folder)
 

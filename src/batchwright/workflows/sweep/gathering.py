@@ -79,7 +79,7 @@ class Book:
         return self._records[name].state
 
     def cell(self, name: str) -> SweepCell:
-        """What is known of a cell."""
+        """The cell as a record, as far as it has come."""
         return self._records[name]
 
     def sweep(self) -> Sweep:

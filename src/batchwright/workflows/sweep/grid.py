@@ -19,10 +19,11 @@ from pydantic import JsonValue
 
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records import Job, SweptKey
-from batchwright.records.documents import change_job, parse_yaml, yaml_problem
-from batchwright.records.job_keys import job_keys, unknown_key
+from batchwright.records.documents import change_job
 from batchwright.records.text.formatting import job_value
+from batchwright.records.text.job_keys import job_keys, unknown_key
 from batchwright.records.text.problems import described
+from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
 
 Grid = Mapping[str, str | Sequence[Any]]
 
@@ -186,7 +187,7 @@ def read_seeds(text: str | None) -> int | None:
 
 
 def seeds_of(job: Job, seeds: int | Sequence[int]) -> tuple[int, ...]:
-    """So many seeds from the job's own on, or these.
+    """The seeds of a sweep: so many from the job's own on, or those that are given.
 
     Raises:
         JobError: There are none, or one is there twice or is no seed.

@@ -199,7 +199,7 @@ def _loading(loader: Any) -> dict[str, Any]:
 
 
 def fewest_samples(model: Any) -> int:
-    """Of a pass: 2 with batch normalization."""
+    """Fewest samples of a pass: 2 with batch normalization."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     return 2 if any(isinstance(one, _BatchNorm) for one in model.modules()) else 1

@@ -74,10 +74,10 @@ _WORDS = {
         "resume resume_from resume_from_checkpoint"
     ),
 }
-"""What is written here, and the words by which other programs and papers call it."""
+"""Our keys, and the words that other programs and papers have for them."""
 
 OTHER_WORDS = {word: form for form, words in _WORDS.items() for word in words.split()}
-"""By such a word what to write in its place."""
+"""What to write in place of such a word."""
 
 
 def job_keys(model: type[BaseModel], prefix: str = "") -> list[str]:

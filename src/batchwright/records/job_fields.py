@@ -1,0 +1,363 @@
+"""The keys of a job, and what follows from several of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from batchwright.records.base import (
+    NO_ARGUMENTS,
+    Arguments,
+    AskedMethod,
+    Augmentation,
+    Count,
+    Index,
+    Keys,
+    NonNegative,
+    Positive,
+)
+from batchwright.records.job_sections import (
+    Ags,
+    Cycle,
+    DualBatch,
+    Goal,
+    Link,
+    ProbeSettings,
+    Ray,
+    Server,
+    Slurm,
+    Virtual,
+)
+from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
+from batchwright.records.registries.launchers import LAUNCHERS, Launcher
+from batchwright.records.registries.methods import METHODS, MethodSpec
+from batchwright.records.registries.networks import NETWORKS, network_spec
+from batchwright.records.registries.optimizers import OPTIMIZERS
+from batchwright.records.registries.presets import PRESETS, Preset
+from batchwright.records.registries.registry import Named, explained, listed
+
+Scaling = Literal["linear", "sqrt", "gain", "none"]
+
+
+class JobFields(Keys):
+    """The keys of a `Job`, apart from it for the rules about them."""
+
+    data: str = Field(
+        "digits",
+        min_length=1,
+        description=f"{listed(one.form for one in DATA.own.values())}, or "
+        "an import string `package.module:function` that returns (train, validation, class names). "
+        "Each in two lines: [data](data.md).",
+    )
+    data_args: Arguments = Field(
+        NO_ARGUMENTS,
+        description="What a source of a library is told besides, by name: columns, splits, "
+        "arguments of a class ([data](data.md)).",
+    )
+    val: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of the images held out (equal per class, the same with every `seed`) "
+        "where the data have no held-out part of their own.",
+    )
+    unreadable: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="An unreadable image, before the training: stop and name it, or skip and count "
+        "it. One that is damaged later ends a run that reads it from its file.",
+    )
+    network: str = Field(
+        "resnet8",
+        min_length=1,
+        description=f"{listed(one.form for one in NETWORKS.own.values())} (the libraries' own "
+        "names: [networks](data.md#networks)), or an import string such as `my_models:small`, "
+        "called with `num_classes=`.",
+    )
+    network_args: Arguments = Field(
+        NO_ARGUMENTS,
+        description="Arguments that the network is built with, by name. `pretrained` starts from "
+        "the library's trained weights, with a new classifier for these classes.",
+    )
+    weights: str | None = Field(
+        None, description="Path of a checkpoint or plain state_dict to start from."
+    )
+    frozen: tuple[str, ...] = Field(
+        (), description="Parameters to leave as they are: name patterns such as `stages.0.*`."
+    )
+    loss: str = Field(
+        "cross_entropy",
+        min_length=1,
+        description="`cross_entropy`, or an import string: f(outputs, labels) -> mean loss.",
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="For `cross_entropy`: share.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the classifier: share.")
+    augment: Literal["auto", "none", "flip", "crop", "crop-flip"] = Field(
+        "auto",
+        description="Random horizontal flip, shift and crop, or both. `auto`: `crop` for digits, "
+        "else `crop-flip`; that of `cycle.preset` where it has one.",
+    )
+    rotation: float = Field(
+        0.0,
+        ge=0,
+        le=0.5,
+        description="Images are turned at random by up to this share of a full turn either way, "
+        "what comes in at the corners mirrored.",
+    )
+    zoom: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="They show up to this share more or less of each side, at random.",
+    )
+    optimizer: Annotated[str, Named(OPTIMIZERS, "auto")] = Field(
+        "auto",
+        description="SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
+        "kernels, SGD for everything else. `auto`: the one of SGD and Muon that trials or runs "
+        "show to reach more; without them Muon where the global batch is more than twice "
+        "`base_batch`, else SGD. SGD with any batch where `learning_rate` is given, even as it "
+        "is by default, where layers are `frozen`, with `ags.mode=norm` or `gain` or "
+        "`scaling=gain`, with `momentum=0` or `nesterov=false`, and with `cyclic`, `dual-batch` "
+        "and `hybrid`.",
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="For `sgd` and `muon`: momentum.")
+    nesterov: bool = Field(
+        True, description="For `sgd`: Nesterov's momentum; `false`: plain. `muon` has Nesterov's."
+    )
+    weight_decay: NonNegative = Field(
+        5e-4, description="Decay of weight matrices and kernels; norms and biases have none."
+    )
+    learning_rate: Literal["auto"] | Positive = Field(
+        "auto",
+        description="Rate at `base_batch`, per step. `auto`: 0.1 for `sgd`, 0.001 for `adamw`; for "
+        "`muon` 0.1, or as much as lets a training of few steps get anywhere, and 0.02 without "
+        "batch normalization; times what trials at other rates found best. One that is given makes "
+        "`optimizer=auto` SGD.",
+    )
+    base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
+    scaling: Literal["auto", "linear", "sqrt", "gain", "none"] = Field(
+        "auto",
+        description="How the rate grows with the global batch over `base_batch`; under a parameter "
+        "server with the large local batch. `gain`: by the measured gradient noise, from 1 where "
+        "it is small to linear where it is large (AdaScale). `auto`: what did best in the runs "
+        "given to `plan --run`, else `sqrt`.",
+    )
+    warmup_epochs: Literal["auto"] | NonNegative = Field(
+        "auto",
+        description="Epochs of linear warm-up from `warmup_start`, in fractions too; it raises "
+        "nothing where the rate is not scaled up and begins at the rate at `base_batch`. `auto`: "
+        "none there, else by the batch and `warmup_law`, half of the epochs at most.",
+    )
+    warmup_start: Literal["auto"] | Annotated[float, Field(gt=0, lt=1)] = Field(
+        "auto",
+        description="Rate at which the warm-up begins, as a share of the peak, whether the rate is "
+        "scaled up or not. `auto`: the rate at `base_batch`; for `one-cycle` a 25th.",
+    )
+    warmup_law: Literal["root", "linear"] = Field(
+        "root",
+        description="Length of a warm-up that is left open, for B times `base_batch`: `root`: "
+        "epochs x 5/90 x sqrt(B / 60); `linear`: epochs x (5 + 5 (B - 60) / 180) / 90, as the "
+        "warm-up poster reads the same two points.",
+    )
+    decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
+        "cosine",
+        description="After warm-up: half a cosine to 0; a tenth at 1/3, 2/3 and 8/9 of the epochs; "
+        "constant; or `one-cycle`, which rises from a 25th by half a cosine, over 30 % of the "
+        "epochs unless `warmup_epochs` says otherwise, and falls by another to a 10,000th of where "
+        "it began. `cyclic` and `hybrid` have stages instead.",
+    )
+    clip_norm: Positive | None = Field(None, description="Largest global gradient norm.")
+    batch_norm: Literal["worker", "synchronized"] = Field(
+        "worker",
+        description="Batch normalization in training over each worker's own samples, or over all "
+        "workers' at each step (GPUs only).",
+    )
+    sampling: Literal["shuffle", "balanced"] = Field(
+        "shuffle",
+        description="`shuffle`: each image once per epoch; `balanced`: drawn with replacement, all "
+        "classes equally often.",
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order and augmentation.")
+    epochs: Count = Field(
+        30,
+        description="Epochs to train; the most, where the plan chooses them to reach "
+        "`goal.accuracy`.",
+    )
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Of the forward and backward pass. `auto`: bfloat16 autocast where the "
+        "processor computes in it, float16 on GPUs that compute in that alone, if the probe finds "
+        "it faster, else float32. Losses are scaled for float16.",
+    )
+    compile: Literal["auto", "off", "on"] = Field(
+        "off",
+        description="Whether training computes with the network compiled (`torch.compile`). "
+        "`auto`: where what a step saves is more, over the whole training, than compiling takes: "
+        "the probe measures both if the training takes two minutes or more. On the CPU it takes a "
+        "C++ compiler.",
+    )
+    method: AskedMethod = Field(
+        "plain",
+        description=explained(*METHODS.own.values(), METHODS["auto"]),
+    )
+    rebalance: Literal["smoothed", "published"] = Field(
+        "smoothed",
+        description="For `dynamic-batch`: how shares follow. `smoothed`: by speeds that are "
+        "smoothed, a step's fixed time taken out, and only where a share changes by more than 3 %; "
+        "`published`: once an epoch, each in proportion to its samples over its time in the last "
+        "epoch, whatever the change.",
+    )
+    rebalance_steps: Index = Field(
+        25,
+        description="For `rebalance=smoothed`: steps after which the shares are made again, as "
+        "well as at the end of an epoch. 0: only there, as often as published.",
+    )
+    least_local_batch: Count | None = Field(
+        None,
+        description="Fewest samples per step that `dynamic-batch` leaves a worker; unset: 1, or 2 "
+        "with batch normalization.",
+    )
+    most_local_batch: Count | None = Field(
+        None,
+        description="Most samples per step that `dynamic-batch` gives a worker; unset: no limit, "
+        "what does not fit at once goes in micro-batches.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: GPUs if any.")
+    workers: Literal["auto"] | Count = Field(
+        "auto",
+        description="Training processes. `auto`: the plan decides, up to all visible GPUs, or 2 "
+        "on CPU.",
+    )
+    launch: Annotated[str, Named(LAUNCHERS, "auto")] = Field(
+        "auto",
+        description=explained(LAUNCHERS["auto"], *LAUNCHERS.own.values()),
+    )
+    nodes: Count = Field(
+        1, description="For `launch=slurm`: machines, which share the workers evenly."
+    )
+    loaders: Literal["auto"] | Index = Field(
+        "auto",
+        description="Loader processes of each worker, for data from a function of your own and for "
+        "images that stay in their files; 0 loads in the worker itself. `auto`: 2 for the "
+        "former, as many as a worker has threads for the latter.",
+    )
+    global_batch: Literal["auto"] | Count = Field(
+        "auto", description="Samples per step over all workers. `auto`: the plan decides."
+    )
+    micro_batch: Literal["auto"] | Count = Field(
+        "auto",
+        description="Most samples that go through the network at once on a worker; a larger local "
+        "batch accumulates gradients. `auto`: what fits the memory.",
+    )
+    activation_checkpointing: Literal["auto", "off", "on"] = Field(
+        "auto",
+        description="Whether blocks of the network keep their input alone and are computed again "
+        "in the backward pass: less memory, one more forward pass a step, the same gradients. "
+        "`auto`: where the batch that is asked for, or else 256 images a worker, does not fit the "
+        "memory, if the probe finds it faster than micro-batches or the only way; else off.",
+    )
+    resolutions: Literal["auto"] | tuple[Count, ...] = Field(
+        "auto",
+        description="Training image sides in pixels, low to high; `cyclic` and `hybrid` go through "
+        "them, the others train at the highest. `auto`: the data's own size, of `imagefolder` "
+        "at most 160, and for the two that and some below.",
+    )
+    evaluate_epochs: Count = Field(1, description="Evaluate every so many epochs, and at the end.")
+    track: tuple[Literal["gradient-norm", "hessian"], ...] = Field(
+        (),
+        description="What each evaluation measures besides, on a batch of at most 128 training "
+        "samples: the gradient's norm, the largest eigenvalue of the Hessian (10 to 100 steps "
+        "of that batch, with several times the memory of one, which the plan does not count).",
+    )
+    checkpoint_seconds: Literal["auto"] | Positive = Field(
+        "auto",
+        description="Seconds between checkpoints inside an epoch. `auto`: what a plan chooses "
+        "where workers are said to be taken away (`goal.preemptions_per_hour`), else 60.",
+    )
+    checkpoint_steps: Count | None = Field(
+        None,
+        description="Steps between checkpoints, as well as `checkpoint_seconds`. More where the "
+        "disk is still writing the one before: training does not wait for it.",
+    )
+    timeout: Positive = Field(
+        120.0, le=1e6, description="Seconds after which a silent collective gives up."
+    )
+    restarts: Index = Field(
+        3,
+        description="How often the workers are started again, from the last checkpoint, after one "
+        "was killed. An error of their own ends the run at once.",
+    )
+    port: int = Field(
+        0, ge=0, le=65535, description="Rendezvous port on this machine; 0: any free one."
+    )
+    dual: DualBatch = Field(DualBatch(), description="Two batch sizes at once.")
+    server: Server = Field(Server(), description="The parameter server.")
+    ags: Ags = Field(Ags(), description="Adaptive gradient scaling.")
+    cycle: Cycle = Field(Cycle(), description="Resolutions and rates over the training.")
+    virtual: Virtual = Field(Virtual(), description="The simulated cluster.")
+    slurm: Slurm = Field(Slurm(), description="What Slurm is asked for.")
+    ray: Ray = Field(Ray(), description="What Ray is asked for.")
+    probe: ProbeSettings = Field(ProbeSettings(), description="Measuring before planning.")
+    goal: Goal = Field(Goal(), description="What the plan aims for.")
+    link: Link = Field(Link(), description="The network between machines.")
+
+    @property
+    def rate_scaling(self) -> Scaling:
+        """`scaling`, with `auto` at its usual: what runs say `plan` puts in its place."""
+        return "sqrt" if self.scaling == "auto" else self.scaling
+
+    @property
+    def method_spec(self) -> MethodSpec:
+        """`method`'s entry in the registry."""
+        return METHODS[self.method]
+
+    @property
+    def launcher(self) -> Launcher:
+        """`launch`'s entry in the registry."""
+        return LAUNCHERS[self.launch]
+
+    @property
+    def seconds_between_checkpoints(self) -> float:
+        """`checkpoint_seconds`, with `auto` at its usual."""
+        return 60.0 if self.checkpoint_seconds == "auto" else self.checkpoint_seconds
+
+    @property
+    def preset(self) -> Preset | None:
+        """The published schedule to follow; `None`: none, or the method has no cycle."""
+        return PRESETS.get(self.cycle.preset) if self.method_spec.takes("cycle.preset") else None
+
+    @property
+    def asked_epochs(self) -> int:
+        """`epochs`, or those of a preset where they are left as they are by default."""
+        if self.preset is None or self.epochs != JobFields.model_fields["epochs"].default:
+            return self.epochs
+        stages = self.cycle.stage_epochs
+        return sum(self.preset.stage_epochs if stages == "auto" else stages)
+
+    @property
+    def asked_resolutions(self) -> tuple[int, ...]:
+        """`resolutions`, or those of a preset where they are open; empty: the data tell."""
+        if self.resolutions != "auto":
+            return self.resolutions
+        return () if self.preset is None else self.preset.resolutions
+
+    @property
+    def code_keys(self) -> tuple[str, ...]:
+        """The keys that name a function to import."""
+        own_data = self.data if source_of(self.data) is FUNCTION else ""
+        own_network = "" if network_spec(self.network) else self.network
+        named = {"data": own_data, "network": own_network, "loss": self.loss}
+        return tuple(key for key, name in named.items() if ":" in name)
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """`augment`, with `auto` resolved."""
+        if self.augment != "auto":
+            return self.augment
+        published = self.preset.augment if self.preset is not None else None
+        return published or source_of(self.data).augment
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether SGD's momentum is Nesterov's."""
+        return self.nesterov and self.momentum > 0
