@@ -20,6 +20,7 @@ from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.records import Job, Record
 from batchwright.records.base import record_text
 from batchwright.records.job_keys import job_keys, unknown_key
+from batchwright.records.job_sections import names_prices
 from batchwright.records.text.problems import described, first_problem, key_of, shorten
 from batchwright.storage.files import write_whole
 
@@ -452,6 +453,12 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         values = values[parent]
+    if key == "goal.kinds":  # the last that is said counts
+        values["prices"] = None
+        if names_prices(value):
+            key, last, value = "goal.prices", "prices", str(value).strip()
+    if key == "goal.prices" and value is not None:
+        values["kinds"] = []
     if key in _TABLES:
         value = _as_table(key, value, place)
     if key in _LISTS:  # ``24,32``, or a single value

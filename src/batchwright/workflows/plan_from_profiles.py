@@ -8,7 +8,7 @@ from typing import Any
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.planning.validation import planning_job
-from batchwright.records import Plan, Profile, RunSummary
+from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.documents import change_job
 
 
@@ -31,5 +31,15 @@ def decide(
         JobError: A key or a value is wrong.
         PlanError: The profiles do not fit the job, or nothing fits the limits.
     """
-    job = planning_job(*merge_profiles(profiles))
-    return make_plan(profiles, change_job(job, keys, overrides), runs=runs)
+    job, _ = job_asked(profiles, keys, overrides)
+    return make_plan(profiles, job, runs=runs)
+
+
+def job_asked(
+    profiles: Sequence[Profile],
+    keys: Mapping[str, Any] | None = None,
+    overrides: Iterable[str] = (),
+) -> tuple[Job, tuple[Profile, ...]]:
+    """The job that is to be planned, and a profile of each kind; arguments as for `decide`."""
+    measured = merge_profiles(profiles)
+    return change_job(planning_job(*measured), keys, overrides), measured

@@ -77,7 +77,7 @@ from batchwright.workflows.engines import (
     with_workers,
 )
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, round_checks, settle
-from batchwright.workflows.plan_from_profiles import decide
+from batchwright.workflows.plan_from_profiles import job_asked
 from batchwright.workflows.prepare_job import (
     check_training,
     check_workload,
@@ -88,7 +88,7 @@ from batchwright.workflows.prepare_job import (
     tell_idle,
     with_job,
 )
-from batchwright.workflows.prices import with_prices
+from batchwright.workflows.prices import priced, priced_here
 from batchwright.workflows.run_training import checked_destination, conduct, with_refit
 from batchwright.workflows.scheduling import Source, plan_to_show
 from batchwright.workflows.stopwatch import Stopwatch
@@ -187,8 +187,8 @@ def plan(
             told += read_summaries(one)
         else:
             told.append(record_of(one, RunSummary, "plan", "runs"))
-    keys, overrides = with_prices(profiles, keys, texts_of(overrides))
-    decided = decide(profiles, keys, overrides, runs=told)
+    job, measured = job_asked(profiles, keys, texts_of(overrides))
+    decided = make_plan(profiles, priced(job, measured), runs=told)
     tell_doubts(decided.job, decided.data)
     tell_idle(decided.job)
     return decided
@@ -504,6 +504,10 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch) -> Plan:
     told = telling_how_to_resume(resuming_command(folder, job))
     with told:  # the profile is of use even if no plan comes of it
         profile = _probe_in(logs, job, folder / "profile.json")
+        planned = priced_here(profile.job, profile)
+        if planned != profile.job:
+            profile = profile.model_copy(update={"job": planned})
+            write_record(profile, folder / "profile.json")
     watch.lap("probe")
     decided = make_plan(profile)
     if pairs_of(decided):
