@@ -72,7 +72,9 @@ NOTES = {
     "accelerator, and the accelerators are those that were measured: by the same name as "
     "`probe.kind`, or one that stands in the device's name. A kind with a spot price becomes two, "
     "the second with `-spot` behind its name. There are as many as `count` says, else "
-    "`goal.max_workers`, else (of a catalogue) those of the largest instance.",
+    "`goal.max_workers`, else (of a catalogue) those of the largest instance. In `run` and `sweep` "
+    "the file prices the workers that are there, and no others: at the spot price where a kind is "
+    "called so, as by `probe.kind=a100-spot` or `BATCHWRIGHT_KIND`.",
     "link.latency": "For more workers than were measured: [plan](verbs.md#plan). How to get both: "
     "[hosts](hosts.md#a-plan-for-several-hosts).",
 }
@@ -270,6 +272,7 @@ EXAMPLES = {
     "goal.least": "cost",
     "goal.accuracy_tolerance": "0.02",
     "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
+    "goal.prices": "prices.csv",
     "goal.preemptions_per_hour": "0.05",
     "goal.restart_seconds": "60",
     "goal.checkpoint_cost": "2",

@@ -21,7 +21,7 @@ from batchwright.workload.data.image_store import ImageStore
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks run from the project's root and are not installed
 
-from benchmarks.cluster import shares  # noqa: E402
+from benchmarks.cluster import engines, shares  # noqa: E402
 from benchmarks.cluster.kills import (  # noqa: E402
     BATCH,
     Counting,
@@ -396,6 +396,13 @@ def made_up_network() -> Opened:
     """What plans want to know of data that are nowhere."""
     facts = made_up_data("none", shares.IMAGES, 100, 32)
     return Opened("digits", facts, facts_of("resnet8", 100, shares.SIDE))
+
+
+def test_engines_are_compared_within_a_round_and_those_that_are_not_there_are_left_out() -> None:
+    found = engines.found_in({"torchrun": [5.0, 9.0], "slurm": [8.0, 10.0]})
+    assert found["slurm_later_seconds"] == [3.0, 1.0]
+    assert not [name for name in found if name.startswith("ray")]
+    assert set(found) <= {one.name for one in engines.BENCHMARK.figures}
 
 
 def test_kills_are_added_up_over_the_runs() -> None:

@@ -8,12 +8,18 @@ import pytest
 
 import batchwright as bw
 from batchwright.algorithms.checkpointing import daly_interval, expected_seconds
-from batchwright.errors import BatchwrightError, PlanError
+from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning.candidates.preemptions import Losses, Offer, losses_of, spot_reason
+from batchwright.planning.planner import make_plan
 from batchwright.records import Estimate, Goal, Job, WorkerKind
+from batchwright.records.agent_rules import DEFAULTS, refusal
+from batchwright.records.documents import change_job
 from batchwright.workflows import prices
+from batchwright.workflows.prices import check_prices, priced_here
 from samples import make_kind_profile, make_network, make_profile
+from test_cluster_options import measured_together
 
+KINDS = [{"kind": "a", "count": 2, "price": 1.0}]
 LINK = {"latency": 2e-5, "bandwidth": 1e10}
 CATALOGUE = """\
 InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,AvailabilityZone
@@ -149,6 +155,65 @@ def test_files_that_are_none_are_named(tmp_path):
             path.write_bytes(b"\xff\xfe")
         with pytest.raises(BatchwrightError, match=words):
             plan(make_kind_profile("a"), goal={"kinds": str(path)})
+
+
+def test_a_run_prices_the_workers_that_are_here_and_no_others(tmp_path):
+    """Two hosts' kinds, one of them of spot workers; hosts apart by speed cost what the rest do."""
+    profile, _ = measured_together((1.0, 2.0, 3.0), names=("a", "a", "b-spot"))
+    path = write(
+        tmp_path,
+        "kind,price,spot_price,preemptions_per_hour,count\n"
+        "b,2.0,0.5,0.01,\na,3.0,1.0,0.02,100\nc,1.0,,,\n",
+    )
+    goal = {"kinds": str(path), "objective": "cost"}
+    job = change_job(profile.job, {"goal": goal})
+    assert (job.goal.prices, job.goal.kinds) == (str(path), ())
+    check_prices(job)
+    kinds = {one.kind: one for one in priced_here(job, profile).goal.kinds}
+    assert list(kinds) == ["a", "a (node2)", "b-spot"]
+    assert [one.price for one in kinds.values()] == [3.0, 3.0, 0.5]
+    assert [one.count for one in kinds.values()] == [1, 1, 1]
+    assert [one.spot for one in kinds.values()] == [False, False, True]
+    assert {one.like for one in kinds.values()} == {""}
+    found = bw.plan(profile, global_batch=90, epochs=3, goal={**goal, "kinds": [*kinds.values()]})
+    assert found.workers == 3
+    assert found.chosen.cost is not None
+    catalogue = write(tmp_path, CATALOGUE, "catalogue.csv")
+    one = make_kind_profile("NVIDIA A100-SXM4-spot")
+    job = change_job(one.job, overrides=[f"goal.kinds={catalogue}"])
+    (spot,) = priced_here(job, one).goal.kinds
+    assert (spot.price, spot.spot) == (1.0, True)
+
+
+def test_a_run_says_what_has_no_price_and_reads_the_file_before_it_measures(tmp_path):
+    path = write(tmp_path, "kind,price\nb,2.0\n")
+    profile = make_kind_profile("a")
+    job = change_job(profile.job, overrides=[f"goal.kinds={path}"])
+    check_prices(job)
+    with pytest.raises(PlanError, match=r"has no price for 'a', which is here: add a row"):
+        priced_here(job, profile)
+    write(tmp_path, "kind,price\nb,x\n")
+    with pytest.raises(BatchwrightError, match="line 2, column price: 'x' is no number"):
+        check_prices(job)
+
+
+def test_the_last_that_names_kinds_counts():
+    job = change_job(Job(), overrides=["goal.kinds=a.csv"])
+    assert change_job(job, {"goal.kinds": KINDS}).goal.prices is None
+    assert change_job(job, overrides=["goal.kinds=null"]).goal == Goal()
+    other = change_job(change_job(Job(), {"goal": {"kinds": KINDS}}), {"goal.prices": "b.csv"})
+    assert (other.goal.kinds, other.goal.prices) == ((), "b.csv")
+    assert change_job(Job(), job.model_dump()) == job
+    with pytest.raises(JobError, match="both name kinds"):
+        Job(goal={"kinds": KINDS, "prices": "a.csv"})
+
+
+def test_who_may_read_no_files_is_told_to_give_the_kinds():
+    """A service plans for others, and an agent trains for them."""
+    job = change_job(Job(), overrides=["goal.kinds=/etc/prices.csv"])
+    with pytest.raises(PlanError, match="give the kinds themselves"):
+        make_plan([make_kind_profile("a")], job)
+    assert "an agent reads no file of prices" in refusal(DEFAULTS, job)
 
 
 # ------------------------------------------------------------------------------------- preemptions

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import batchwright
 from batchwright.distributed.heartbeat import presence
 from batchwright.distributed.joining import environments, gathering
 from batchwright.distributed.joining.environments import (
@@ -33,7 +34,13 @@ from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.probing import together
 from batchwright.records import Job, KindCount, Plan, RunSummary
 from batchwright.records.documents import read_record, write_record
-from batchwright.workflows.together import arranged, begun_before, note_begun, take_part
+from batchwright.workflows.together import (
+    arranged,
+    begun_before,
+    note_begun,
+    places_in,
+    take_part,
+)
 from batchwright.workflows.verbs import plan
 from batchwright.workload import host
 from forked import Forked, forking
@@ -327,9 +334,9 @@ class Started:
         self.processes = []
 
     def __call__(self, *words, size=2, says=srun, before=None, place=None, **more):
-        port, self.processes = str(free_port()), []
+        self.port, self.processes = free_port(), []
         for rank in range(size):
-            own = {"MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1", **says(rank, size)}
+            own = {"MASTER_PORT": str(self.port), "MASTER_ADDR": "127.0.0.1", **says(rank, size)}
             where = self._folder if place is None else place(rank)
             front = [] if before is None else before(rank)
             mine = words[0](rank) if callable(words[0]) else words
@@ -507,19 +514,62 @@ def test_a_host_with_another_version_is_named():
 
 
 @pytest.mark.slow
-def test_a_host_whose_clock_is_wrong_is_named(start):
-    """All goes on: here to an error, which ends it soon."""
+def test_a_host_with_other_source_code_is_named(start, tmp_path):
+    """Two checkouts whose version is the same; numbers would not tell."""
+    other = tmp_path / "checkout"
+    shutil.copytree(Path(batchwright.__file__).parent, other / "batchwright")
+    with (other / "batchwright" / "errors.py").open("a") as file:
+        file.write("# a later commit\n")
+    codes, told = start(
+        "run", *JOB, before=lambda rank: ["env", f"PYTHONPATH={other}"] if rank else []
+    ).end()
+    assert codes == [2, 2], told
+    name = f"batchwright {batchwright.__version__} (source "
+    assert f"worker 1 ({socket.gethostname()}) has {name}" in errors(told)[0]
+    assert "install the same on all hosts" in errors(told)[0]
+    assert len(errors(told)) == 1
+
+
+@pytest.mark.slow
+def test_a_host_whose_clock_is_wrong_is_named_once(start):
+    """By one of its workers; all goes on, here to an error, which ends it soon."""
     wrong = (
         "import runpy, sys, time; now = time.time; time.time = lambda: now() - 100; "
         "sys.argv = sys.argv[3:]; runpy.run_module('batchwright', run_name='__main__')"
     )
+
+    def says(rank, size):
+        places = {"SLURM_NODEID": str(min(rank, 1)), "SLURM_LOCALID": str(max(0, rank - 1))}
+        return {**srun(rank, size), **places, "SLURM_STEP_TASKS_PER_NODE": "1,2"}
+
     codes, told = start(
-        "run", "epochs=no", before=lambda rank: [sys.executable, "-c", wrong] if rank else []
+        *("run", "epochs=no"),
+        size=3,
+        says=says,
+        before=lambda rank: [sys.executable, "-c", wrong] if rank else [],
     ).end()
-    assert codes == [2, 2], told
+    assert codes == [2, 2, 2], told
     host = socket.gethostname()
     assert f"warning: the clock of worker 1 ({host}) is 100 s behind that of worker 0" in told[1][1]
+    assert told[2] == ("", "")
     assert "job key epochs = 'no'" in told[0][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stop_before_there_is_anything_to_stop_is_told(start, number):
+    """As mpirun, which says nothing of it, sends it to processes that have just begun."""
+    started = start("run", *JOB, size=1, says=lambda *_: srun(0, 2))  # which waits for the other
+    end = time.monotonic() + 300
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", started.port)):
+            break
+        assert time.monotonic() < end, started.end()
+        time.sleep(0.05)
+    started.processes[0].send_signal(number)
+    codes, told = started.end()
+    assert codes == [128 + number], told
+    assert errors(told) == [f"error: stopped by signal {number:d}"]
 
 
 @pytest.mark.slow
@@ -652,13 +702,14 @@ def mixed_plan():
     ],
 )
 def test_a_mixed_plan_follows_the_order_of_the_hosts(kinds, sizes):
-    assert arranged(mixed_plan(), kinds).stages[0].local_batch_sizes == sizes
+    plan = mixed_plan()
+    assert arranged(plan, places_in(plan, kinds)).stages[0].local_batch_sizes == sizes
 
 
 def test_a_mixed_plan_for_other_kinds_is_refused():
     line = "1 of fast, 2 of slow, and started are 3 of slow: .*BATCHWRIGHT_KIND"
     with pytest.raises(PlanError, match=line):
-        arranged(mixed_plan(), ("slow", "slow", "slow"))
+        places_in(mixed_plan(), ("slow", "slow", "slow"))
 
 
 @pytest.mark.slow
@@ -687,6 +738,29 @@ def test_a_mixed_cluster_that_was_planned_is_trained(start, tmp_path):
     names = [one.kind for one in mixed.kinds]
     by_kind = dict(zip(names, mixed.stages[0].local_batch_sizes, strict=True))
     assert trained.stages[0].local_batch_sizes == (by_kind["slow"], by_kind["fast"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dual-batch", "hybrid"])
+def test_kinds_that_alternate_train_with_a_parameter_server(start, tmp_path, method):
+    """The plan has both workers of one kind beside each other; the processes keep their order.
+
+    What each costs stands in a file, which prices others, too.
+    """
+    (tmp_path / "prices.csv").write_text("kind,price\nb,1.0\na,2.0\nc,0.1\n")
+
+    def says(rank, size):
+        return {**srun(rank, size), "BATCHWRIGHT_KIND": "aba"[rank]}
+
+    words = ("run", *JOB[:4], f"method={method}", "goal.kinds=prices.csv", "--out", "a")
+    codes, told = start(*words, size=3, says=says).end()
+    assert codes == [0, 0, 0], told
+    summary = read_record(tmp_path / "a" / "summary.json", RunSummary)
+    assert [(one.kind, one.count) for one in summary.plan.kinds] == [("a", 2), ("b", 1)]
+    assert [(one.kind, one.price) for one in summary.plan.job.goal.kinds] == [("a", 2), ("b", 1)]
+    assert not lost_or_repeated(summary, epochs=2)
+    places = [one.place.rpartition(":")[2] for one in summary.epochs[-1].workers]
+    assert places == ["0", "2", "1"]
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ DATED_HEAD = ("| figure | measured (spread) | goal | met | when |", "|---|---|--
 
 ORDER = (
     *("time_to_accuracy", "main_job", "predict", "batch_curves", "large_networks", "decisions"),
-    *("uneven", "shares", "adapters", "simulate", "hosts"),
+    *("uneven", "shares", "adapters", "simulate", "hosts", "engines"),
     *("hybrid", "dual_batch", "dual_accuracy", "dual_uneven"),
     *("cyclic", "data_path", "large_batch", "gradient_scaling_long", "warmup", "warmup_long"),
     *("gradient_overhead", "step_overhead", "first_contact", "service"),

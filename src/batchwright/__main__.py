@@ -1,15 +1,18 @@
-"""The command, `batchwright` or `python -m batchwright`: Ctrl-C ends it with one line at any time.
+"""The command, `batchwright` or `python -m batchwright`: a signal to stop ends it with one line.
 
-Nothing heavy is imported before the signal has its handler.
+That is so at any time, Ctrl-C among them; while it measures or trains, something gentler takes its
+place. Nothing heavy is imported before the signals have their handler.
 """
 
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
-_EXIT_CODE = 128 + signal.SIGINT
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_PROCESS = os.getpid()
 try:
     _OUT = os.dup(2)  # standard error, also while a probe keeps what libraries say from it
 except OSError:  # it is closed
@@ -18,9 +21,17 @@ except OSError:  # it is closed
 
 def _end(number: int, frame: FrameType | None) -> None:
     """End at once: nothing is open that would have to be closed."""
-    del number, frame
-    _tell()
-    os._exit(_EXIT_CODE)
+    del frame
+    _leave_to_parent(number)
+    _tell(number)
+    os._exit(128 + number)
+
+
+def _leave_to_parent(number: int) -> None:
+    """End a fork of this process without a word, as its parent expects who ends it so."""
+    if number != signal.SIGINT and os.getpid() != _PROCESS:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _in_import(frame: FrameType | None) -> bool:
@@ -31,40 +42,47 @@ def _in_import(frame: FrameType | None) -> bool:
     return False
 
 
-def _tell() -> None:
+def _tell(number: int) -> None:
     with suppress(OSError):
-        os.write(_OUT, f"error: stopped by signal {signal.SIGINT:d}\n".encode())
+        os.write(_OUT, f"error: stopped by signal {number:d}\n".encode())
+
+
+def _on_stop(do: Callable[[int, FrameType | None], None]) -> None:
+    for number in _STOPS:
+        signal.signal(number, do)
 
 
 def main() -> None:
     """Entry point."""
-    signal.signal(signal.SIGINT, _end)
+    _on_stop(_end)
     from batchwright.cli.commands import main as command
 
-    stopped = False
+    stopped = 0
 
     def stop(number: int, frame: FrameType | None) -> None:
         """Unwind, so that what is open is closed."""
         nonlocal stopped
+        _leave_to_parent(number)
         if _in_import(frame):  # where extension modules make errors of their own of it, or lose it
             _end(number, frame)
-        stopped = True
-        raise KeyboardInterrupt
+        stopped = number
+        raise KeyboardInterrupt(number)
 
     try:
         try:
-            signal.signal(signal.SIGINT, stop)
+            _on_stop(stop)
             command()
         finally:
-            signal.signal(signal.SIGINT, _end)
+            _on_stop(_end)
     except KeyboardInterrupt:
-        _tell()
-        sys.exit(_EXIT_CODE)
+        number = stopped or signal.SIGINT
+        _tell(number)
+        sys.exit(128 + number)
     except SystemExit as end:
         if not (stopped and end.code):
             raise
-        _tell()  # the commands' own parser says nothing of it
-        sys.exit(_EXIT_CODE)
+        _tell(stopped)  # the commands' own parser says nothing of it
+        sys.exit(128 + stopped)
 
 
 def entry() -> None:

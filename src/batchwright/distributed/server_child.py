@@ -19,6 +19,8 @@ from batchwright.storage.locks import Lock
 
 SERVER = "BATCHWRIGHT_SERVER"  # host:port of the parameter server, for the workers
 SERVER_KEY = "BATCHWRIGHT_SERVER_KEY"  # shared secret, hexadecimal; others' environments are hidden
+PLACE = "BATCHWRIGHT_PLACE"
+"""A worker's place in its plan, where another launcher's ranks follow another order of kinds."""
 _MODULE = "batchwright.training.parameter_server.server_process"
 _NOT_FOR_IT = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_")
 

@@ -284,12 +284,14 @@ def plan_to_measure(profile: Profile) -> Plan:
     """The plan by what is measured so far, which may be no trials yet.
 
     Where only trials tell whether a goal of accuracy can be met, the plan without it. `method=auto`
-    begins with `plain`, which all methods are held against.
+    begins with `plain`, which all methods are held against. Prices of a file are not known yet.
 
     Raises:
         PlanError: There is no such plan either.
     """
     job = planning_job(profile)
+    if job.goal.prices is not None:
+        job = job.model_copy(update={"goal": job.goal.without_cost()})
     if job.method == "auto":
         job = job.model_copy(update={"method": "plain"})
     try:

@@ -50,6 +50,12 @@ def measured_job(profiles: Sequence[Profile], job: Job | None) -> Job:
     allows others.
     """
     measured = planning_job(*profiles)
+    prices = (job or measured).goal.prices
+    if prices is not None:
+        raise PlanError(
+            f"goal.prices={prices} is a file, which `batchwright plan` and `run` read: give the "
+            "kinds themselves, as goal.kinds='[{kind: t4, count: 4, price: 0.35}]'"
+        )
     taken = {}
     for key in Job.model_fields if job else ():
         before, now = getattr(measured, key), getattr(job, key)
@@ -64,7 +70,7 @@ def measured_job(profiles: Sequence[Profile], job: Job | None) -> Job:
             )
         taken[key] = before
     job = job.model_copy(update=taken) if job else measured
-    if job.workers == measured.workers and (job.goal.kinds or job.goal.max_workers is not None):
+    if job.workers == measured.workers and job.goal.bounds_workers:
         # That many were measured; which goal.kinds or goal.max_workers allow is for the plan.
         job = job.model_copy(update={"workers": "auto"})
     if job.precision == "auto":

@@ -16,15 +16,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
-from statistics import fmean, median, variance
+from math import exp, log, sqrt
+from statistics import fmean, median, stdev, variance
 
+from batchwright.prediction.fit import student_t_975
 from batchwright.probing.commands import Point
 from batchwright.probing.measure.step_time import Apart
 from batchwright.records import KindTimes, StepTime
 
 CLEARLY = 1.25
-"""Times as slow in three of four visits with larger batches makes hosts of one name two kinds."""
+"""Times as slow in three of four visits with larger batches makes hosts of one name two kinds,
+where visits do not scatter so much that equal hosts could look like that (`_clearly_slower`)."""
 
 _MINIMUM_VISITS = 2  # that tell
 
@@ -167,8 +169,8 @@ def _groups(places: Sequence[Place], visits: Sequence[Apart]) -> dict[str, list[
         alike: list[list[str]] = []
         for host in sorted(named, key=pace.__getitem__):
             first = named[alike[-1][0]] if alike else named[host]
-            ratios = sorted(_computing(one, named[host]) / _computing(one, first) for one in visits)
-            if alike and ratios[len(ratios) // 4] < CLEARLY:
+            ratios = [_computing(one, named[host]) / _computing(one, first) for one in visits]
+            if alike and not _clearly_slower(ratios):
                 alike[-1].append(host)
             else:
                 alike.append([host])
@@ -176,6 +178,20 @@ def _groups(places: Sequence[Place], visits: Sequence[Apart]) -> dict[str, list[
             name = f"{kind} ({', '.join(sorted(some))})" if number else kind
             found[name] = sorted(rank for host in some for rank in named[host])
     return found
+
+
+def _clearly_slower(ratios: Sequence[float]) -> bool:
+    r"""Whether a host is slower than another by more than visits scatter.
+
+    Three of four visits say so, and the 95 % interval of the mean of :math:`\ln r` (Student's t)
+    lies above 0: what disturbs a few visits in turn makes no kind.
+
+    Args:
+        ratios: Of the times that both take to compute in the same visit, at least two.
+    """
+    logs = sorted(log(one) for one in ratios)
+    error = student_t_975(len(logs) - 1) * stdev(logs) / sqrt(len(logs))
+    return logs[len(logs) // 4] >= log(CLEARLY) and fmean(logs) > error
 
 
 def _computing(visit: Apart, ranks: Sequence[int]) -> float:

@@ -350,8 +350,10 @@ class Visitor:
         return tuple(self._step_time(point) for point in sorted(self.ledger.steps))
 
     def kinds(self) -> tuple[KindTimes, ...]:
-        """What each kind of worker takes, where there are several."""
-        return kinds_of(self._places, self.step_times(), self._apart) if self._places else ()
+        """What each kind of worker takes, where there are several; a named kind is one."""
+        if self.job.probe.kind or not self._places:
+            return ()
+        return kinds_of(self._places, self.step_times(), self._apart)
 
     def memory_points(self) -> tuple[MemoryPoint, ...]:
         """The same for memory."""

@@ -78,6 +78,11 @@ def refusal(rules: Rules, job: Job) -> str:
     """`not_allowed` with rules that were read already."""
     if job.launcher.submit:
         return f"launch={job.launch}: an agent trains on its own machine; leave launch out"
+    if job.goal.prices is not None:
+        return (
+            f"goal.prices={job.goal.prices}: an agent reads no file of prices: give the kinds "
+            "themselves, as goal.kinds='[{kind: t4, count: 4, price: 0.35}]'"
+        )
     for key, patterns in rules.items():
         value = getattr(job, key)
         text = json.dumps(value) if isinstance(value, dict) else value

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.records import Job, Record
 from batchwright.records.base import record_text
+from batchwright.records.job_sections import names_prices
 from batchwright.records.text.job_keys import job_keys, unknown_key
 from batchwright.records.text.problems import described, first_problem, key_of, shorten
 from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
@@ -393,6 +394,12 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         values = values[parent]
+    if key == "goal.kinds":  # the last that is said counts
+        values["prices"] = None
+        if names_prices(value):
+            key, last, value = "goal.prices", "prices", str(value).strip()
+    if key == "goal.prices" and value is not None:
+        values["kinds"] = []
     if key in _TABLES:
         value = _as_table(key, value, place)
     if key in _LISTS:  # ``24,32``, or a single value

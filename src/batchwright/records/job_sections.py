@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from batchwright.records.base import Count, Index, Keys, NonNegative, Positive, Price, StatedSeconds
 
@@ -46,8 +47,8 @@ class ProbeSettings(Keys):
     )
     kind: str = Field(
         "",
-        description="Name of this kind of worker, by which `goal.kinds` refers to it; unset: the "
-        "device's own name.",
+        description="Name of this kind of worker, by which `goal.kinds` refers to it, of all that "
+        "measure together; unset: the device's own name, and hosts that differ are told apart.",
     )
 
     @property
@@ -357,6 +358,11 @@ class Ray(Keys):
     )
 
 
+def names_prices(value: object) -> bool:
+    """Whether the value of `goal.kinds` is the name of a file of prices."""
+    return isinstance(value, str | Path) and str(value).strip().lower().endswith(".csv")
+
+
 class Goal(Keys):
     """What the plan should aim for (job keys ``goal.*``)."""
 
@@ -421,8 +427,13 @@ class Goal(Keys):
     )
     kinds: tuple[WorkerKind, ...] = Field(
         (),
-        description="Kinds of workers to choose from; for `plan` also the name of a file of prices "
-        "that ends in `.csv`. Unset: those that were measured.",
+        description="Kinds of workers to choose from, or the name of a file of prices that ends in "
+        "`.csv`, which stands in `goal.prices` then. Unset: those that were measured.",
+    )
+    prices: str | None = Field(
+        None,
+        description="File of prices, which a plan reads: it holds kinds of workers, as "
+        "`goal.kinds` does.",
     )
     preemptions_per_hour: NonNegative | None = Field(
         None,
@@ -447,10 +458,28 @@ class Goal(Keys):
         description="Plan again where measured times differ by more than this share.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _file_of_kinds(cls, given: Any) -> Any:
+        if isinstance(given, dict) and names_prices(given.get("kinds")):
+            return {**given, "kinds": (), "prices": str(given["kinds"])}
+        return given
+
     @property
     def target(self) -> float | None:
         """Accuracy that ends the training, a share; `None` where the objective is another."""
         return self.accuracy if self.objective in ("auto", "target-accuracy") else None
+
+    @property
+    def bounds_workers(self) -> bool:
+        """Whether it says how many workers a plan may use."""
+        return bool(self.kinds or self.prices) or self.max_workers is not None
+
+    def without_cost(self) -> Goal:
+        """The same where no price is known."""
+        objective = "auto" if self.objective == "cost" else self.objective
+        free = {"objective": objective, "max_cost": None, "least": "time", "prices": None}
+        return self.model_copy(update=free)
 
     def preemptions_of(self, kind: str) -> float:
         """How often a worker of a kind is taken away in an hour."""
@@ -469,7 +498,7 @@ class Goal(Keys):
             ("goal.least=cost", self.least == "cost" and self.target is not None),
             (f"goal.max_cost={self.max_cost}", self.max_cost is not None),
         ):
-            if wanted and self.price is None and None in prices:
+            if wanted and self.price is None and self.prices is None and None in prices:
                 yield (
                     f"{key} needs the price of a worker for an hour: give goal.price, or a price "
                     "for each of goal.kinds"
@@ -479,6 +508,8 @@ class Goal(Keys):
                 "goal.objective=target-accuracy needs the accuracy to reach: give goal.accuracy, "
                 "such as goal.accuracy=0.9"
             )
+        if self.kinds and self.prices is not None:
+            yield f"goal.kinds and goal.prices={self.prices} both name kinds of workers: give one"
         names = [one.kind for one in self.kinds]
         if twice := next((name for name in names if names.count(name) > 1), None):
             yield f"goal.kinds names {twice!r} twice: give one count for it"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from batchwright.client.reporter_process import destination
 from batchwright.distributed.group import Group
+from batchwright.distributed.joining.versions import versions
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan, Stage
 from batchwright.records.registries.optimizers import OPTIMIZERS
@@ -167,8 +167,7 @@ def refuse_unlike_workers(plan: Plan, group: Group) -> None:
         return
     own = {
         "plan": sha256(plan.model_dump_json().encode()).hexdigest()[:12],
-        "torch": torch.__version__,
-        "batchwright": metadata.version("batchwright"),
+        **versions(),
     }
     first, *others = group.gather(own)
     for rank, other in enumerate(others, 1):

@@ -38,6 +38,7 @@ from batchwright.records.text.formatting import counted
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described
 from batchwright.reporting.render.progress import steps
+from batchwright.workflows.prices import check_prices
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,10 +85,12 @@ def ready(job: Job) -> Job:
     """Make the job concrete for this machine; refuse at once what cannot come to a plan.
 
     Raises:
-        BatchwrightError: Port, data, batch, warm-up, network or weights cannot be had as asked.
+        BatchwrightError: Port, prices, data, batch, warm-up, network or weights cannot be had as
+            asked.
     """
     _refuse_busy_port(job)
     _refuse_crowd(job)
+    check_prices(job)
     job = ready_for(job, data_facts(job))
     tell_idle(job)
     return job
@@ -131,7 +134,7 @@ def _check_batch(job: Job, data: DataFacts, least: int) -> None:
     if job.global_batch == "auto" and job.micro_batch == "auto":
         return
     # What goal.kinds or goal.max_workers allow is for the plan, and may be one worker.
-    open_ = job.workers == "auto" or job.goal.kinds or job.goal.max_workers is not None
+    open_ = job.workers == "auto" or job.goal.bounds_workers
     workers, local = 1 if open_ else int(job.workers), least
     if job.global_batch != "auto":
         check_batch(job.global_batch, workers, least, data)

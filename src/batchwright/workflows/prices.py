@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from batchwright.errors import FileError, PlanError
 from batchwright.planning.merging import kind_of, merge_profiles
 from batchwright.planning.validation import planning_job
-from batchwright.records import Goal, Profile, WorkerKind
+from batchwright.records import Job, Profile, WorkerKind
 from batchwright.records.documents import change_job
-from batchwright.records.job import other_keys_come
 
 _KEY = "goal.kinds"
+_SPOT = "-spot"  # ends the names of workers that may be taken away
 MAX_BYTES = 16 << 20
 """Largest file: a cloud's whole catalogue has one MiB."""
 _CATALOGUE = (
@@ -68,57 +68,97 @@ class _Row(NamedTuple):
         return value
 
 
-def with_prices(
-    profiles: Sequence[Profile], keys: Mapping[str, Any], overrides: Iterable[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """Keys and texts with the kinds of a file in place of its name, where they name one.
+def priced_job(
+    profiles: Sequence[Profile], keys: Mapping[str, Any], overrides: Iterable[str] = ()
+) -> Job:
+    """The job that profiles and keys ask to plan, with the kinds of its file of prices, if any.
 
     Args:
-        profiles: What was measured.
+        profiles: What was measured, at least one.
         keys: Job keys to change.
-        overrides: ``key=value`` texts.
+        overrides: ``key=value`` texts, as on the command line.
 
     Raises:
+        JobError: A key or a value is wrong.
         FileError: There is no such file, or a row of it is wrong: its line and column.
-        PlanError: None of its kinds was measured.
+        PlanError: The profiles do not go together, or none of the file's kinds was measured.
     """
-    kept, place = [], None
-    for text in overrides:
-        key, _, value = text.partition("=")
-        if key.strip() == _KEY and value.strip().lower().endswith(".csv"):
-            place = value.strip()
-        else:
-            kept.append(text)
-    given = dict(keys)
-    goal = given.get("goal")
-    if isinstance(goal, Mapping) and _names_file(goal.get("kinds")):
-        place = place or str(goal["kinds"])
-        given["goal"] = {key: value for key, value in goal.items() if key != "kinds"}
-    if _names_file(given.get(_KEY)):
-        place = place or str(given.pop(_KEY))
-    if place is None:
-        return given, kept
     measured = merge_profiles(profiles)
-    with other_keys_come():  # the kinds
-        job = change_job(planning_job(*measured), given, kept)
-    found = kinds_of_file(Path(place), [kind_of(one) for one in measured], job.goal)
-    goal = given.get("goal")
-    of_goal = goal if isinstance(goal, Mapping) else goal.model_dump() if goal is not None else {}
-    given["goal"] = {**of_goal, "kinds": [one.model_dump() for one in found]}
-    return given, kept
+    job = change_job(planning_job(*measured), keys, overrides)
+    if job.goal.prices is None:
+        return job
+    names = [kind_of(one) for one in measured]
+    return _with_kinds(job, kinds_of_file(Path(job.goal.prices), names, job.goal.max_workers))
 
 
-def _names_file(value: Any) -> bool:
-    return isinstance(value, str | Path) and str(value).lower().endswith(".csv")
+def priced_here(job: Job, profile: Profile) -> Job:
+    """The job of a run with the prices of its file, if it names one, for the workers that are here.
+
+    They cost what their row says: on demand, or as spot workers where they were named after those
+    (``a100-spot``). Hosts that stand apart by their speed cost what others of their kind do. What
+    the file says of workers that are not here is left out, as no run can train with them.
+
+    Args:
+        job: What is to be planned.
+        profile: What was measured here.
+
+    Raises:
+        FileError: As for `priced_job`.
+        PlanError: The file has no price for a kind that is here.
+    """
+    if job.goal.prices is None:
+        return job
+    path, found = Path(job.goal.prices), []
+    for one in merge_profiles([profile]):
+        name, count = kind_of(one), _count(one, job)
+        called = list(dict.fromkeys((name, name.rpartition(" (")[0] or name)))
+        usual = [each.removesuffix(_SPOT) for each in called]
+        offered = kinds_of_file(path, usual, count, others=True)
+        mine = next((kind for each in called for kind in offered if kind.kind == each), None)
+        if mine is None:
+            raise PlanError(
+                f"{path} has no price for {name!r}, which is here: add a row for it, or say which "
+                "of its kinds that is, with probe.kind or, on each such host, BATCHWRIGHT_KIND"
+            )
+        own = {"kind": name, "like": "", "speed": 1.0, "count": count}
+        found.append(mine.model_copy(update=own))
+    return _with_kinds(job, found)
 
 
-def kinds_of_file(path: Path, measured: Sequence[str], goal: Goal) -> tuple[WorkerKind, ...]:
+def check_prices(job: Job) -> None:
+    """Read the file of prices that a job names, before anything is measured for it.
+
+    Raises:
+        FileError: As for `priced`; which kinds were measured is not known yet.
+    """
+    if job.goal.prices is not None:
+        kinds_of_file(Path(job.goal.prices), (), job.goal.max_workers or 1, others=True)
+
+
+def _count(profile: Profile, job: Job) -> int:
+    """How many workers of its kind took part, or are simulated by the one that did."""
+    if profile.kinds:
+        return profile.kinds[0].workers
+    measured = max(one.workers for one in profile.steps)
+    asked = job.workers if isinstance(job.workers, int) else 1
+    return max(measured, asked, job.goal.max_workers or 1) if job.launcher.simulated else measured
+
+
+def _with_kinds(job: Job, kinds: Sequence[WorkerKind]) -> Job:
+    goal = job.goal.model_copy(update={"kinds": tuple(kinds), "prices": None})
+    return job.model_copy(update={"goal": goal})
+
+
+def kinds_of_file(
+    path: Path, measured: Sequence[str], most: int | None, *, others: bool = False
+) -> tuple[WorkerKind, ...]:
     """The kinds of workers that a file prices, spot ones as kinds of their own.
 
     Args:
         path: A CSV file with our own columns or a catalogue's.
         measured: Kinds that were measured.
-        goal: Says how many workers at most, where a file does not say how many there are.
+        most: Workers at most, where a file does not say how many there are.
+        others: Whether it may price workers that are like none of these.
 
     Raises:
         FileError: There is no such file, or a row of it is wrong.
@@ -126,8 +166,8 @@ def kinds_of_file(path: Path, measured: Sequence[str], goal: Goal) -> tuple[Work
     """
     rows, columns = _read(path)
     if "InstanceType" in columns:
-        return _of_catalogue(path, rows, columns, measured, goal)
-    return _of_own(path, rows, columns, measured, goal)
+        return _of_catalogue(path, rows, columns, measured, most, others=others)
+    return _of_own(path, rows, columns, measured, most, others=others)
 
 
 def _read(path: Path) -> tuple[list[_Row], list[str]]:
@@ -180,7 +220,13 @@ def _need(path: Path, columns: Sequence[str], needed: Sequence[str], all_of: Seq
 
 
 def _of_own(
-    path: Path, rows: Sequence[_Row], columns: Sequence[str], measured: Sequence[str], goal: Goal
+    path: Path,
+    rows: Sequence[_Row],
+    columns: Sequence[str],
+    measured: Sequence[str],
+    most: int | None,
+    *,
+    others: bool,
 ) -> tuple[WorkerKind, ...]:
     _need(path, columns, ("kind", "price"), _OWN)
     if unknown := next((name for name in columns if name not in _OWN), None):
@@ -194,14 +240,14 @@ def _of_own(
         if name in lines:
             raise row.wrong("kind", f"is there already, by line {lines[name]}")
         lines[name] = row.line
-        if (like or name) not in measured:
+        if not others and (like or name) not in measured:
             column = "like" if like else "kind"
             known = ", ".join(map(repr, measured))
             raise row.wrong(column, f"was not measured, only {known}: say in `like` which of these")
         price = row.number("price")
         if price is None:
             raise row.wrong("price", "is no price of a worker for an hour")
-        count = row.number("count", int) or goal.max_workers
+        count = row.number("count", int) or most
         if count is None:
             raise row.wrong("count", "says not how many there are, nor does goal.max_workers")
         memory = row.number("memory", int, inf)
@@ -231,7 +277,7 @@ def _of_own(
 def _spot(kind: WorkerKind, price: float, often: float | None = None) -> WorkerKind:
     """A kind of worker as a spot instance, which may be taken away."""
     changed = {
-        "kind": f"{kind.kind}-spot",
+        "kind": f"{kind.kind}{_SPOT}",
         "price": price,
         "like": kind.like or kind.kind,
         "spot": True,
@@ -244,7 +290,13 @@ def _spot(kind: WorkerKind, price: float, often: float | None = None) -> WorkerK
 
 
 def _of_catalogue(
-    path: Path, rows: Sequence[_Row], columns: Sequence[str], measured: Sequence[str], goal: Goal
+    path: Path,
+    rows: Sequence[_Row],
+    columns: Sequence[str],
+    measured: Sequence[str],
+    most: int | None,
+    *,
+    others: bool,
 ) -> tuple[WorkerKind, ...]:
     _need(path, columns, ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price"), _OWN)
     offered: dict[str, list[tuple[float | None, float | None, int]]] = {}
@@ -261,8 +313,8 @@ def _of_catalogue(
         each = (None if one is None else one / count for one in prices)
         price, spot = each
         offered.setdefault(name, []).append((price, spot, max(1, int(count))))
-    found = [one for kind in measured for one in _offers(kind, offered, goal)]
-    if not found:
+    found = [one for kind in measured for one in _offers(kind, offered, most)]
+    if not found and not others:
         names = sorted(offered)
         told = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
         raise PlanError(
@@ -276,7 +328,7 @@ def _of_catalogue(
 def _offers(
     kind: str,
     offered: Mapping[str, Sequence[tuple[float | None, float | None, int]]],
-    goal: Goal,
+    most: int | None,
 ) -> Iterator[WorkerKind]:
     """A measured kind as it is sold: on demand, and spot."""
     # The most exact name: an A100-80GB is no A100.
@@ -284,7 +336,7 @@ def _offers(
     if not names:
         return
     rows = offered[max(names, key=len)]
-    count = max(max(count for *_, count in rows), goal.max_workers or 0)
+    count = max(max(count for *_, count in rows), most or 0)
     prices = [price for price, *_ in rows if price is not None]
     spots = [spot for _, spot, _ in rows if spot is not None]
     if prices:

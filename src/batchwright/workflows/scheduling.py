@@ -12,12 +12,12 @@ from typing import Any
 from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.resolution import cycle_batches
-from batchwright.planning.validation import planning_job
 from batchwright.records import DataFacts, Job, Plan, Profile, RunSummary
 from batchwright.records.documents import change_job, read_one_of, texts_of
 from batchwright.records.job import other_keys_come
 from batchwright.records.text.problems import described
 from batchwright.workflows.prepare_job import job_of, resolve, with_job
+from batchwright.workflows.prices import priced_job
 
 Source = Plan | Profile | RunSummary | Job | str | Path | None
 """A record, the path of its file, a run folder, the path of a job's YAML file, or no job at all."""
@@ -50,7 +50,7 @@ def plan_to_show(source: Source, keys: Mapping[str, Any], overrides: Iterable[st
     if isinstance(source, Plan):
         return with_job(source, change_job(source.job, keys, overrides))
     if isinstance(source, Profile):
-        return make_plan(source, change_job(planning_job(source), keys, overrides))
+        return make_plan(source, priced_job([source], keys, overrides))
     return _plan_of_job(job_of(source, keys, overrides))
 
 

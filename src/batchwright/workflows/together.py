@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
+import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -186,10 +185,13 @@ def train_together(plan: Plan, folder: Path, *, resume: bool, follow_advice: boo
 
     gathering = Gathering.current
     assert gathering is not None  # noqa: S101 - the caller has looked
-    places = ask_for_places(gathering, plan.job, plan.data.digest)
+    found = ask_for_places(gathering, plan.job, plan.data.digest)
+    places = list(range(gathering.started.size))
     if not resume or plan.workers == gathering.started.size:
         planned = [one.kind for one in plan.kinds]
-        plan = arranged(plan, [one.named_among(planned) for one in places])
+        places = places_in(plan, [one.named_among(planned) for one in found])
+        if plan.server is None:  # where no group of workers has to stay together
+            plan, places = arranged(plan, places), sorted(places)
     token = folder / f"{_MARK}{secrets.token_hex(8)}"
     try:
         token.write_bytes(b"")
@@ -202,23 +204,24 @@ def train_together(plan: Plan, folder: Path, *, resume: bool, follow_advice: boo
         folder=str(folder.absolute()),
         resume=resume,
         follow_advice=follow_advice,
+        places=places,
     )
     with gathering.explaining():
-        _train(plan, folder, resume=resume, follow_advice=follow_advice)
+        _train(plan, folder, places[0], resume=resume, follow_advice=follow_advice)
 
 
-def arranged(plan: Plan, kinds: Sequence[str]) -> Plan:
-    """A plan for several kinds of workers, with its rows in the order of those that were started.
+def places_in(plan: Plan, kinds: Sequence[str]) -> list[int]:
+    """Which place in a plan's rows each of the workers has that were started.
 
     Args:
         plan: Its kinds are in the order of its rows.
         kinds: Of the workers, in rank order.
 
     Raises:
-        PlanError: Others were started than it is for, or in an order that its method cannot take.
+        PlanError: Others were started than it is for.
     """
     if len(plan.kinds) < 2:
-        return plan
+        return list(range(len(kinds)))
     planned = [one.kind for one in plan.kinds for _ in range(one.count)]
     if sorted(planned) != sorted(kinds):
         wanted, found = (
@@ -229,20 +232,19 @@ def arranged(plan: Plan, kinds: Sequence[str]) -> Plan:
             f"the plan is for {wanted}, and started are {found}: start those, say on each host "
             "which kind it is (BATCHWRIGHT_KIND=NAME), or plan again"
         )
-    if planned == list(kinds):
-        return plan
-    if plan.server is not None:
-        raise PlanError(
-            f"with method={plan.method} the workers must be in the plan's order, {planned[0]} "
-            f"first, and the first that was started is {kinds[0]}: start that host first"
-        )
-    places: dict[str, list[int]] = {}
+    open_: dict[str, list[int]] = {}
     for place, name in enumerate(planned):
-        places.setdefault(name, []).append(place)
-    order = [places[name].pop(0) for name in kinds]
+        open_.setdefault(name, []).append(place)
+    return [open_[name].pop(0) for name in kinds]
+
+
+def arranged(plan: Plan, places: Sequence[int]) -> Plan:
+    """A plan with its rows in the order of the workers, whose places in it these are."""
+    if list(places) == sorted(places):
+        return plan
     rows = [
         row.model_copy(
-            update={"local_batch_sizes": tuple(row.local_batch_sizes[place] for place in order)}
+            update={"local_batch_sizes": tuple(row.local_batch_sizes[place] for place in places)}
         )
         for row in plan.stages
     ]
@@ -357,19 +359,21 @@ class _Work:
                 pass  # a network disk then looks anew for names that were not there
 
     def _train(self, gathering: Gathering, order: Mapping[str, Any]) -> None:
-        del gathering
         _train(
             Plan.model_validate_json(order["plan"]),
             Path(order["folder"]),
+            order["places"][gathering.started.rank],
             resume=order["resume"],
             follow_advice=order["follow_advice"],
         )
 
 
-def _train(plan: Plan, folder: Path, *, resume: bool, follow_advice: bool) -> None:
+def _train(plan: Plan, folder: Path, place: int, *, resume: bool, follow_advice: bool) -> None:
+    from batchwright.distributed.server_child import PLACE
     from batchwright.probing.together import own_device
     from batchwright.training.loop import train
 
+    os.environ[PLACE] = str(place)
     try:
         train(
             plan,
@@ -380,6 +384,8 @@ def _train(plan: Plan, folder: Path, *, resume: bool, follow_advice: bool) -> No
         )
     except NewPlan:
         return  # the folder's plan is another: worker 0 goes on with it
+    finally:
+        del os.environ[PLACE]
 
 
 # ---------------------------------------------------------------------------------------- all
@@ -388,20 +394,19 @@ def _train(plan: Plan, folder: Path, *, resume: bool, follow_advice: bool) -> No
 def _gathered(started: Started, words: str) -> Gathering:
     adopt(started)  # before torch is loaded, which reads some of it
     from batchwright.distributed.joining.gathering import Gathering
+    from batchwright.distributed.joining.versions import versions
     from batchwright.distributed.processes import ENGINE_PARENT, die_with_agent, die_with_parent
 
     die_with_agent()
     die_with_parent(ENGINE_PARENT)
-    python = ".".join(map(str, sys.version_info[:2]))
-    versions = {"batchwright": metadata.version("batchwright"), "Python": python}
-    return Gathering(started, versions=versions, words=words)
+    return Gathering(started, versions=versions(), words=words)
 
 
 def _code_of(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
-    if isinstance(error, KeyboardInterrupt):
-        return 130
+    if isinstance(error, KeyboardInterrupt):  # of a stop signal, which it names
+        return 128 + (error.args[0] if error.args else signal.SIGINT)
     return error.exit_code if isinstance(error, BatchwrightError) else 1
 
 

@@ -20,10 +20,8 @@ from batchwright.distributed.fork_server import imported_once
 from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.processes import refuse_unguarded_script
 from batchwright.errors import ArgumentError, Interrupted, PlanError, WorkerError
-from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.planning.schedule import rate_schedule
-from batchwright.planning.validation import planning_job
 from batchwright.records import (
     Check,
     HeldOut,
@@ -89,7 +87,7 @@ from batchwright.workflows.prepare_job import (
     tell_idle,
     with_job,
 )
-from batchwright.workflows.prices import with_prices
+from batchwright.workflows.prices import priced_here, priced_job
 from batchwright.workflows.run_training import checked_destination, conduct, with_refit
 from batchwright.workflows.scheduling import Source, plan_to_show
 from batchwright.workflows.stopwatch import Stopwatch
@@ -188,8 +186,7 @@ def plan(
             told += read_summaries(one)
         else:
             told.append(record_of(one, RunSummary, "plan", "runs"))
-    keys, overrides = with_prices(profiles, keys, texts_of(overrides))
-    job = change_job(planning_job(*merge_profiles(profiles)), keys, overrides)
+    job = priced_job(profiles, keys, texts_of(overrides))
     decided = make_plan(profiles, job, runs=told)
     tell_doubts(decided.job, decided.data)
     tell_idle(decided.job)
@@ -501,6 +498,10 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch) -> Plan:
     # The profile is of use even if no plan comes of it.
     with telling_how_to_resume(resuming_command(folder, job)):
         profile = _probe_in(logs, job, folder / "profile.json")
+        planned = priced_here(profile.job, profile)
+        if planned != profile.job:
+            profile = profile.model_copy(update={"job": planned})
+            write_record(profile, folder / "profile.json")
     watch.lap("probe")
     decided = make_plan(profile)
     if pairs_of(decided):

@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
-import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from batchwright.distributed.heartbeat import BEAT_SECONDS, Presence, RollCall, presence
@@ -111,7 +110,7 @@ class Gathering:
         own = Member(
             rank=started.rank,
             host=socket.gethostname(),
-            versions={**versions, "torch": torch.__version__},
+            versions=versions,
             words=words,
             launch=launch_name(),
             process=process_name(),
@@ -257,7 +256,8 @@ class Gathering:
             self._store.set("members", json.dumps([told, unlike(members), time.time()]))
         told, problem, clock = json.loads(self._store.get("members"))
         self.members = tuple(_member(one) for one in told)
-        if doubt := clock_words(self.members, self.started.rank, time.time() - clock):
+        doubt = clock_words(self.members, self.started.rank, time.time() - clock)
+        if doubt and not self.started.local_rank:  # once a host, which has one clock
             print(f"warning: {doubt}", file=sys.stderr)  # noqa: T201 - for the person who waits
         if problem:
             if self.started.rank:

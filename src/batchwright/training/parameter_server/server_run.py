@@ -15,7 +15,7 @@ from typing import Any
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.distributed.rendezvous import own_address
-from batchwright.distributed.server_child import SERVER, SERVER_KEY, ServerChild
+from batchwright.distributed.server_child import PLACE, SERVER, SERVER_KEY, ServerChild
 from batchwright.errors import LostWorkerError, PlanError
 from batchwright.records import Stage
 from batchwright.records.text.formatting import counted
@@ -318,15 +318,16 @@ class ServerRun:
         timeout = self._plan.job.timeout
         client = ServerClient(address, key, timeout, self._setup.stop)
         try:
+            own = int(os.environ.get(PLACE, self.rank))
             hello = Hello(
-                rank=self.rank,
+                rank=own,
                 place=self._group.places[0],
                 samples=len(self._setup.feed),
                 plan=self._plan.model_dump_json(),
                 entries=tuple(layout(self._model)),
                 description=self._setup.feed.description(),
             )
-            client.hello(hello, pack(self._model) if self.rank == 0 else None)
+            client.hello(hello, pack(self._model) if own == 0 else None)
         except BaseException:
             client.close()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -89,9 +90,9 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
     again = resuming_command(folder, job)
     try:
         _follow(number, logs / f"{number}.log", again, from_end=found)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         raise Interrupted(
-            2,
+            stop.args[0] if stop.args else signal.SIGINT,
             f"slurm job {number} goes on by itself; come back to it with `{again}`, end it with "
             f"`scancel {number}`",
         ) from None

@@ -21,6 +21,7 @@ from batchwright.reporting.render.progress import steps
 from batchwright.storage.files import make_folder
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, settle
 from batchwright.workflows.prepare_job import data_facts, ready_for
+from batchwright.workflows.prices import priced_here
 from batchwright.workflows.sweep.grid import Cell, setting_words
 
 _MEASURED_KEYS = frozenset(Job.model_fields) - PLANNING_KEYS | {"launch", "workers"}
@@ -156,8 +157,8 @@ class Planner:
 
     def _planned(self, cells: Sequence[Cell], profile: Profile, folder: Path) -> Profile:
         """Plan a setting; two batch sizes are measured side by side first, as `run` does."""
-        job = self._ready[cells[0].name]
         try:
+            job = priced_here(self._ready[cells[0].name], profile)
             plan = make_plan(profile, job)
             if pairs_of(plan):
                 logs = folder / "logs" / f"pairs-{cells[0].name}"

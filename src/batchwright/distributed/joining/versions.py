@@ -1,0 +1,44 @@
+"""What of a host's installation must be the same on all hosts, told so that a difference shows.
+
+Numbers of packages do not tell enough. That of an editable checkout is the one it had when it was
+installed, whatever its files are by now; and builds of one PyTorch for several CUDA versions, or a
+nightly one, may share a number, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+import batchwright
+
+
+@cache
+def versions() -> dict[str, str]:
+    """By package, its version and what else tells its code apart from that of the same version."""
+    return {
+        "batchwright": f"{batchwright.__version__} (source {_source_digest()})",
+        "torch": f"{torch.__version__} ({_build()})",
+        "Python": ".".join(map(str, sys.version_info[:2])),
+    }
+
+
+def _source_digest() -> str:
+    """Of this package's modules as they are on the disk, whatever their folder is called."""
+    root, digest = Path(batchwright.__file__).parent, sha256()
+    for path in sorted(root.rglob("*.py")):
+        code = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(code)}\n".encode() + code)
+    return digest.hexdigest()[:8]
+
+
+def _build() -> str:
+    """PyTorch's commit, and what it computes with on GPUs."""
+    gpus = {"CUDA": torch.version.cuda, "HIP": torch.version.hip}
+    built_for = [f"{name} {number}" for name, number in gpus.items() if number]
+    commit = (torch.version.git_version or "unknown")[:8]
+    return ", ".join([f"commit {commit}", *(built_for or ["no GPUs"])])
