@@ -36,7 +36,7 @@ from batchwright.records.job_sections import (
     Slurm,
     Virtual,
 )
-from batchwright.records.registries.data_sources import DATA, FUNCTION, source_of
+from batchwright.records.registries.data_sources import DATA, FUNCTION, secret_in, source_of
 from batchwright.records.registries.launchers import LAUNCHERS, Launcher
 from batchwright.records.registries.methods import METHODS, MethodSpec
 from batchwright.records.registries.networks import NETWORKS, network_spec
@@ -361,7 +361,8 @@ class Job(Keys):
     @property
     def asked_epochs(self) -> int:
         """`epochs`, or those of a preset where they are left as they are by default."""
-        if self.preset is None or self.epochs != Job.model_fields["epochs"].default:
+        given = "epochs" in self.cycle.keep or self.epochs != Job.model_fields["epochs"].default
+        if self.preset is None or given:
             return self.epochs
         stages = self.cycle.stage_epochs
         return sum(self.preset.stage_epochs if stages == "auto" else stages)
@@ -542,6 +543,11 @@ def _cycle(job: Job) -> Iterator[str]:
             f"method={job.method} has one resolution, {sides[0]} px, so nothing to go through: "
             "probe with two or more, such as resolutions=24,32, or give cycle.order=fixed"
         )
+    if cycle.keep and preset is None:
+        yield (
+            f"cycle.keep={','.join(cycle.keep)} keeps keys from cycle.preset, and there is none: "
+            "give cycle.preset, or leave cycle.keep out"
+        )
     lengths, rates = cycle.stage_epochs, cycle.stage_rates
     if lengths != "auto" and sum(lengths) != job.asked_epochs:
         yield (
@@ -584,6 +590,12 @@ def _averaging(job: Job) -> Iterator[str]:
             f"dual.shares=published with server.exchange_steps={job.server.exchange_steps}: its "
             "rounds are an epoch together: leave server.exchange_steps out"
         )
+
+
+def _address(job: Job) -> Iterator[str]:
+    """Before anything is written: what a job holds is in its run folder, and goes to others."""
+    if problem := secret_in(job.data):
+        yield problem
 
 
 def _warmup(job: Job) -> Iterator[str]:
@@ -636,7 +648,7 @@ def as_written(value: object) -> str:
 
 
 _RULES: tuple[Callable[[Job], Iterator[str]], ...] = (
-    *(_resolutions, _workers, _extra_time, _averaging, _warmup, _warps),
+    *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _warps),
     *(_recomputation, _compilation),
     *(_bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
 )
