@@ -760,7 +760,7 @@ def test_secrets_in_addresses_are_refused_by_the_job_before_anything_is_written(
     launch: str,
 ) -> None:
     for address in ("s3://b/x?X-Amz-Signature=beef", "https://h/x?sig=beef", "https://u:beef@h/x"):
-        with pytest.raises(JobError, match="would be kept in files|lets whoever reads") as caught:
+        with pytest.raises(JobError, match=r"would be kept in files|lets whoever reads") as caught:
             Job(data=f"wds:{address}", launch=launch)
         assert "beef" not in str(caught.value)
 

@@ -431,9 +431,8 @@ class Bench:
         assert tally.sqr_norms is not None  # noqa: S101 - every reducer gives them
         exchanged = now(self.device)
         if tally.uncompiled:  # what fails one worker's compiler is compiled on none of them
-            self.compilation.failure = next(
-                filter(None, self.group.gather(self.compilation.failure))
-            )
+            reasons = self.group.gather(self.compilation.failure)
+            self.compilation.failure = next(filter(None, reasons))
         if tally.missing:
             self._clear()
             return Taken(fits=False, exchanged=exchanged)

@@ -2,10 +2,10 @@
 
 Only passes that are trained on are: evaluation would be compiled once more, for a few batches. What
 cannot be compiled goes on as it is: a forward pass at once, a backward pass by a step that is taken
-again; whoever trains says so, and has the other workers do likewise. Batch and image side are symbols to
-the compiler, so that most other batches, at the end of an epoch, under `dynamic-batch` or in a
-probe, are no new compilation; the C++ compiler's kernels made one of their own for fewer than eight
-samples and for another side (docs/log.md).
+again; whoever trains says so, and has the other workers do likewise. Batch and image side are
+symbols to the compiler, so that most other batches, at the end of an epoch, under `dynamic-batch`
+or in a probe, are no new compilation; the C++ compiler's kernels made one of their own for fewer
+than eight samples and for another side (docs/log.md).
 
 What was compiled before is read from PyTorch's own cache (``TORCHINDUCTOR_CACHE_DIR``, by default
 one for each user of a machine). Processes may share it: files in it are named by what they hold and

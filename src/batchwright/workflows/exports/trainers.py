@@ -346,8 +346,8 @@ def deepspeed(plan: Plan, target: Target) -> str:
     _refuse_recomputation(job, "deepspeed")
     if job.compile == "on":
         raise PlanError(
-            "deepspeed's configuration has no key for compile=on, with which this plan's times were "
-            "measured: plan again with compile=off, or train with batchwright train"
+            "deepspeed's configuration has no key for compile=on, with which this plan's times "
+            "were measured: plan again with compile=off, or train with batchwright train"
         )
     kinds = {
         "sgd": ("SGD", {"momentum": job.momentum, "nesterov": job.looks_ahead}),
