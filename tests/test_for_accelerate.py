@@ -136,8 +136,10 @@ def automatic(rank, folder):
                 optimizer.step()
                 optimizer.zero_grad()
         accelerator.save_state(folder)
+        accelerator.wait_for_everyone()  # worker 0 has written the model
         made = vars(feed.arrangement)
-        feed.arrangement = replace(feed.arrangement, global_batch=6, passes=1)
+        other = made["global_batch"] + 2
+        feed.arrangement = replace(feed.arrangement, global_batch=other, passes=1)
         feed._arrange()
         accelerator.load_state(folder)
         again = vars(feed.arrangement), feed.sampler.global_batch, feed.sampler.epoch
