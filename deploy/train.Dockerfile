@@ -13,6 +13,11 @@
 ARG PYTORCH=2.6.0-cuda12.6-cudnn9-runtime
 FROM pytorch/pytorch:${PYTORCH}
 
+# compile=on: Triton builds its launchers with a C compiler, which the runtime images are without.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+
 # Newer images have the system's own Python, which lets pip write only if it is told to.
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1
 

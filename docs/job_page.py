@@ -231,6 +231,7 @@ EXAMPLES = {
     "ags.lookback": "20",
     "ags.parts": "8",
     "cycle.preset": "cifar100",
+    "cycle.keep": "epochs,weight_decay",
     "cycle.order": "one-pass",
     "cycle.stage_epochs": "80,40,20",
     "cycle.stage_rates": "1,0.1,0.01",

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 from batchwright.distributed.group import Group
-from batchwright.errors import JobError, PlanError
+from batchwright.errors import JobError, PlanError, TrainingError
 from batchwright.planning.planner import make_plan
 from batchwright.probing.measure import compilation as module
 from batchwright.probing.measure.compilation import SHORT, compare_compilation
-from batchwright.records import CompilationTimes, Estimate, Job
+from batchwright.records import CompilationTimes, Estimate, Job, Reason
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.workflows import prepare_job
 from batchwright.workload import compilation
 from batchwright.workload.compilation import Compilation, compile_training, what_is_missing
 from samples import make_data, make_job, make_profile
 from test_session import make_model, make_session, make_tiny_plan, train
+from test_trials import SIDE, bench_of
 
 CPU = torch.device("cpu")
 
@@ -107,14 +110,12 @@ def test_a_copy_computes_by_itself(compiled):
     assert torch.isfinite(twin(torch.randn(2, 3, 8, 8))).all()
 
 
-def test_what_cannot_be_compiled_goes_on_as_it_is_with_one_line(monkeypatch):
+def test_what_cannot_be_compiled_goes_on_as_it_is(monkeypatch):
     monkeypatch.setattr(compilation, "BACKEND", broken)
     plain, other = network_of(), network_of()
     told = compile_training(other)
-    with pytest.warns(UserWarning, match=r"compile=on: .*no such kernel.*goes on as it is") as said:
-        found = trained(other, (6, 5))
-    assert len(said) == 1
-    assert "\n" not in told.failure
+    found = trained(other, (6, 5))
+    assert told.failure == "RuntimeError: no such kernel"
     torch.testing.assert_close(found, trained(plain, (6, 5)), rtol=0, atol=0)
 
 
@@ -137,6 +138,87 @@ def test_a_run_compiles_and_its_checkpoints_have_the_models_names(compiled, tmp_
         weights[key] = load_checkpoint(tmp_path / key / "checkpoints" / "last.pt")["model"]
     assert compiled
     torch.testing.assert_close(weights["on"], weights["off"])
+
+
+def backward_breaks(*ranks):
+    """A backend whose backward passes cannot be compiled on these workers."""
+
+    def compiler(rank):
+        def fail(graph, inputs):
+            assert rank not in ranks, "no such kernel"
+            return graph.forward
+
+        return aot_autograd(fw_compiler=lambda graph, inputs: graph.forward, bw_compiler=fail)
+
+    return compiler
+
+
+MEASURED = Reason(choice="compiling", value="on", why="It saves more.", source="measured")
+
+
+def trained_together(rank, ranks, reasons, compile_key):
+    """Weights, lines said, and the error, of a worker whose compiler may fail backward passes."""
+    compilation.BACKEND, kept = backward_breaks(*ranks)(rank), compilation.BACKEND
+    torch._dynamo.reset()
+    plan = make_tiny_plan((3, 2), compile=compile_key, micro=2).model_copy(
+        update={"reasons": reasons}
+    )
+    model, error = make_model(), ""
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with make_session(model, plan=plan) as session:
+                train(session)
+    except TrainingError as problem:
+        error = str(problem)
+    finally:
+        compilation.BACKEND = kept
+    lines = [str(one.message) for one in said if "be compiled" in str(one.message)]
+    return [p.detach().clone() for p in model.parameters()], lines, error
+
+
+@pytest.mark.slow
+def test_where_one_workers_backward_pass_cannot_be_compiled_all_go_on_as_it_does(crew):
+    plain = crew.together(trained_together, (), (), "off", workers=2)
+    found = crew.together(trained_together, (1,), (MEASURED,), "on", workers=2)
+    torch.testing.assert_close(found[0][0], plain[0][0], rtol=0, atol=0)
+    torch.testing.assert_close(found[1][0], plain[1][0], rtol=0, atol=0)
+    (line,), nothing = found[0][1], found[1][1]
+    assert nothing == []
+    assert "no such kernel" in line
+    assert "all workers go on uncompiled" in line
+
+
+@pytest.mark.slow
+def test_who_asks_for_compiling_gets_one_error_on_all_workers(crew):
+    for _, lines, error in crew.together(trained_together, (0,), (), "on", workers=2):
+        assert lines == []
+        assert "compile=on: the network cannot be compiled on" in error
+        assert "no such kernel" in error
+        assert "plan again with compile=auto" in error
+
+
+def compared_together(rank, ranks):
+    """What two workers' bench finds of compiling where backward passes break on some."""
+    compilation.BACKEND, kept = backward_breaks(*ranks)(rank), compilation.BACKEND
+    torch._dynamo.reset()
+    group = Group(CPU)
+    bench, _ = bench_of(group=group, workers=2)
+    try:
+        told = compare_compilation(bench, SIDE, 8, asked=True, seconds=0.01)
+        bench.step(bench.supply(8, SIDE))
+    finally:
+        compilation.BACKEND = kept
+        bench.close()
+        group.close()
+    return told.failure, told.chosen, bench.compilation.on
+
+
+@pytest.mark.slow
+def test_a_probe_of_several_workers_measures_what_all_of_them_can(crew):
+    found = crew.together(compared_together, (1,), workers=2)
+    assert found == [("AssertionError: no such kernel", False, False)] * 2
+    assert crew.together(compared_together, (), workers=2) == [("", True, True)] * 2
 
 
 def test_without_a_compiler_it_is_refused_in_a_line(monkeypatch):

@@ -122,6 +122,7 @@ OTHER_VALUES = Job(
     ags=Ags(mode="norm", least=0.5, most=4.0, lookback=20, parts=8),
     cycle=Cycle(
         preset="cifar100",
+        keep=("epochs", "zoom"),
         order="one-pass",
         stage_epochs=(4, 2, 1),
         stage_rates=(1.0, 0.2),

@@ -330,6 +330,26 @@ def test_what_its_words_cannot_say_is_refused(name: str) -> None:
         exported(with_rate(make_plan(), decay="steps"), name)
 
 
+def test_compiling_and_recomputing_are_passed_on_or_refused() -> None:
+    compiled = make_plan(job=make_job(compile="on"))
+    for name, said in (
+        ("lightning", "trainer.fit(torch.compile(module, dynamic=True), loader)"),
+        ("transformers", "'torch_compile': True"),
+        ("accelerate", "'dynamo_backend': 'inductor'"),
+        ("timm", "torchcompile: inductor"),
+    ):
+        assert said in exported(compiled, name)
+        assert said not in exported(make_plan(), name)
+    with pytest.raises(PlanError, match="no key for compile=on"):
+        exported(compiled, "deepspeed")
+    recomputed = make_plan(job=make_job(activation_checkpointing="on"))
+    for name in ("lightning", "accelerate", "deepspeed"):
+        with pytest.raises(PlanError, match="no setting for activation_checkpointing=on"):
+            exported(recomputed, name)
+    assert "'gradient_checkpointing': True" in exported(recomputed, "transformers")
+    assert "grad_checkpointing: true" in exported(recomputed, "timm")
+
+
 def test_bad_words_are_refused() -> None:
     for name, settings, said in (
         ("pbs", {}, "known are torchrun, sbatch"),

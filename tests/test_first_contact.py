@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Check, Goal, Job, Sweep, SweepCell, SweptKey
 from batchwright.records.documents import change_job, load_job, write_record
+from batchwright.records.text.formatting import number
 from batchwright.records.text.job_keys import OTHER_WORDS, job_keys
 from batchwright.records.text.problems import described
 from samples import (
@@ -278,8 +280,17 @@ def test_a_record_is_shown_in_a_line_or_two_and_in_a_small_table(kind):
     assert "\n" not in shown
     assert len(shown) < 300
     table = record._repr_html_()
-    assert table.count("<tr>") == len(record._facts())
-    assert len(table) < 3000
+    assert table.count("<tr>") >= len(record._facts())
+    assert not {"<script", "color", "http"} & {*re.findall(r"<script|color|http", table)}
+    assert len(table) < 12_000
+
+
+def test_a_notebook_shows_the_choice_among_candidates_and_predicted_beside_measured():
+    plan, summary = make_plan(), make_summary()
+    assert "the choice in bold" in plan._repr_html_()
+    assert "step times" in make_profile()._repr_html_()
+    assert "predicted and measured" in summary._repr_html_()
+    assert number(summary.measured_epoch_seconds) in summary._repr_html_()
 
 
 def test_what_matters_is_in_the_line():

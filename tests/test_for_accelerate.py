@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
@@ -12,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import batchwright as bw
-from batchwright.errors import PlanError
+from batchwright.errors import ArgumentError, PlanError
 from paced import paced_passes
 from tight import Tight
 
@@ -111,6 +112,63 @@ def alike(one, other):
 @pytest.fixture(scope="module")
 def alone():
     return trained(0, "equal", batch=2 * BATCH)
+
+
+def automatic(rank, folder):
+    """An automatic plan, and one that goes on from its checkpoint with another batch of its own."""
+    accelerator, plain, model, optimizer = opened()
+    before = [p.detach().clone() for p in plain.parameters()]
+    try:
+        feed = bw.ForAccelerate(
+            *(accelerator, model, optimizer, loader(4), "auto"),
+            loss=loss_of,
+            epochs=2,
+            probe={"budget": 1},
+            micro_batch=16,
+        )
+        alike(before, list(plain.parameters()))
+        rate = optimizer.param_groups[0]["lr"]
+        seen = []
+        for one in feed:
+            seen += one[2].tolist()
+            with accelerator.accumulate(model):
+                feed.backward(loss_of(model, one))
+                optimizer.step()
+                optimizer.zero_grad()
+        accelerator.save_state(folder)
+        accelerator.wait_for_everyone()  # worker 0 has written the model
+        made = vars(feed.arrangement)
+        other = made["global_batch"] + 2
+        feed.arrangement = replace(feed.arrangement, global_batch=other, passes=1)
+        feed._arrange()
+        accelerator.load_state(folder)
+        again = vars(feed.arrangement), feed.sampler.global_batch, feed.sampler.epoch
+        return feed.plan.stages[0].global_batch_size, feed.plan.epochs, rate, made, seen, again
+    finally:
+        closed()
+
+
+@pytest.mark.slow
+def test_an_automatic_batch_is_planned_by_all_workers_together(crew, tmp_path):
+    both = crew.together(automatic, str(tmp_path), workers=2)
+    batch, epochs, rate, made, _, (again, total, epoch) = both[0]
+    assert both[1][:4] == both[0][:4]
+    assert sorted(i for one in both for i in one[4]) == list(range(SAMPLES))
+    assert epochs == 2
+    assert made["global_batch"] == batch
+    assert made["follow"]
+    assert rate == pytest.approx(0.2 * made["rate"])
+    assert (again, total, epoch) == (made | {"shares": None}, batch, 1)
+
+
+def test_auto_takes_a_loss_and_nothing_else_does():
+    accelerator, _, model, optimizer = opened()
+    try:
+        for plan, how in (("auto", {}), (None, {"loss": loss_of}), (None, {"epochs": 2})):
+            with pytest.raises(ArgumentError, match=r'"auto", loss=loss_of\)'):
+                bw.ForAccelerate(accelerator, model, optimizer, loader(), plan, **how)
+    finally:
+        closed()
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from PIL import Image
 
 from batchwright.errors import DataError, JobError
 from batchwright.records import Job
+from batchwright.records.registries import data_sources
 from batchwright.records.registries.data_sources import DATA
 from batchwright.workload.data import sources
 from batchwright.workload.data.image_files import ImageFiles
@@ -740,6 +741,10 @@ def test_data_on_s3_are_fetched_with_credentials_of_the_environment(
         ("dl=1&access_token=beef", "access_token"),
         ("AWSAccessKeyId=beef&Expires=1", "AWSAccessKeyId"),
         ("%1b[2Jtoken=beef", r"\x1b[2Jtoken"),
+        *(
+            (f"{name}=beef", name)
+            for name in ("pwd", "password", "jwt", "token", "X-Goog-Signature")
+        ),
     ],
 )
 def test_signed_addresses_are_refused_since_run_folders_keep_them(query: str, name: str) -> None:
@@ -750,8 +755,18 @@ def test_signed_addresses_are_refused_since_run_folders_keep_them(query: str, na
         assert not {"beef", "AKIA1234"} & set(re.findall(r"\w+", said))
 
 
+@pytest.mark.parametrize("launch", ["local", "slurm", "ray"])
+def test_secrets_in_addresses_are_refused_by_the_job_before_anything_is_written(
+    launch: str,
+) -> None:
+    for address in ("s3://b/x?X-Amz-Signature=beef", "https://h/x?sig=beef", "https://u:beef@h/x"):
+        with pytest.raises(JobError, match=r"would be kept in files|lets whoever reads") as caught:
+            Job(data=f"wds:{address}", launch=launch)
+        assert "beef" not in str(caught.value)
+
+
 def test_words_of_a_query_that_open_nothing_are_no_secret() -> None:
-    assert not any(map(remote._SECRET.search, ("author", "keywords", "design", "dl")))
+    assert not any(map(data_sources._SECRET.search, ("author", "keywords", "design", "dl")))
 
 
 @pytest.mark.parametrize("url", ["file:///etc", "s3:etc", "ftp://x/y", "s3://x::file:///etc"])

@@ -64,6 +64,11 @@ def test_a_preset_brings_its_recipe_where_the_job_says_nothing_else():
     given = {"augment": "crop", "rotation": 0.1, "weight_decay": 2e-4}
     asked = resolve(Job(device="cpu", method="hybrid", cycle=preset, **given), make_data())
     assert {key: getattr(asked, key) for key in given} == given
+    usual = Job(device="cpu", method="hybrid", cycle=preset | {"keep": ("epochs", "weight_decay")})
+    kept = resolve(usual, make_data())
+    assert (kept.epochs, kept.weight_decay, kept.rotation) == (30, 5e-4, 0.05)
+    assert not misfit(usual, kept)
+    assert "weight_decay" in misfit(usual, kept.model_copy(update={"weight_decay": 1e-4}))
     plain = resolve(Job(device="cpu", cycle=preset), make_data())  # which has no cycle
     assert (plain.augment, plain.rotation, plain.weight_decay) == ("crop", 0.0, 5e-4)
 

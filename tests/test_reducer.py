@@ -388,7 +388,7 @@ def test_nothing_is_held_before_the_first_gradient_nor_after_the_last():
     reducer.take(1.0)
     assert all(p.grad is None for p in layer.parameters())
     assert not reducer.empty
-    reducer.finish(Tally(weight=1.0, loss=0.0, out_of_memory=1.0), 0.0)
+    reducer.finish(Tally(weight=1.0, loss=0.0, missing=1.0), 0.0)
     assert reducer.empty
 
 
@@ -398,7 +398,7 @@ def test_a_step_in_vain_leaves_nothing_for_the_next():
     loss_of(network, *make_batch(torch.float32)).backward()
     reducer.take(0.5)
     assert not reducer.empty
-    reducer.finish(Tally(weight=0.0, loss=0.0, out_of_memory=1.0), 0.0)
+    reducer.finish(Tally(weight=0.0, loss=0.0, missing=1.0), 0.0)
     assert reducer.empty
     assert reducer.finish(Tally(weight=0.0, loss=0.0), 0.0).parts == 0
     assert all(p.grad is None for p in network.parameters())

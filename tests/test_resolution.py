@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from batchwright.planning.resolution import (
 )
 from batchwright.records import Job
 from batchwright.records.job import check_job
+from batchwright.records.job_sections import Cycle
 from batchwright.records.registries.presets import PRESETS
 from samples import make_data
 
@@ -234,3 +237,11 @@ def test_resolutions_below_the_networks_least_are_left_out():
 def test_what_does_not_fit_together_is_refused(changes, named):
     with pytest.raises(JobError, match=named):
         check_job(settled(job_of(**changes), CIFAR100))
+
+
+def test_whatever_a_preset_replaces_can_be_kept():
+    (names,) = get_args(Cycle.model_fields["keep"].annotation)[:1]
+    replaced = {"epochs"}.union(*(preset.recipe for preset in PRESETS.values()))
+    assert {*get_args(names)} == replaced
+    with pytest.raises(JobError, match=r"cycle.keep=zoom keeps keys from cycle.preset"):
+        Job(method="cyclic", cycle={"keep": ("zoom",)})

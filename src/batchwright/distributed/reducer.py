@@ -39,7 +39,7 @@ __all__ = ["Reducer", "Tally", "WorkerNote", "buffer_bytes", "sqr_norms"]
 
 BUCKET_BYTES = 8 * 2**20  # large enough that latency is small, small enough to overlap
 _ATTEMPTS = 3  # steps in which some worker's backward pass was not seen before that is let be
-_SCALARS = 6  # weight, loss, stop, checkpoint, out of memory, parts
+_SCALARS = 7  # weight, loss, stop, checkpoint, missing, uncompiled, parts
 _LOSS = 1  # its place among them
 
 
@@ -70,8 +70,10 @@ class Tally:
     loss: float | Tensor
     stop: float = 0.0  # workers that were asked to stop
     checkpoint: float = 0.0  # workers that ask for a checkpoint (rank 0 does, by its clock)
-    # Workers whose gradients are missing for want of memory: the sums are then to be thrown away.
-    out_of_memory: float = 0.0
+    # Workers whose gradients are missing, for want of memory or as their compiler has failed: the
+    # sums are then to be thrown away.
+    missing: float = 0.0
+    uncompiled: float = 0.0  # workers whose compiler has failed since the last step
     note: WorkerNote = _NOTHING  # what this worker says of itself; not summed
     parts: int = 0  # n, micro-batches of all workers that have a gradient
     # S = sum_i (b_i / B) |g_i|^2 over the parts, in gradient units squared: of each parameter,
@@ -235,7 +237,7 @@ class Reducer:
             LostWorkerError: Another worker is gone or silent.
             TrainingError: A gradient is sparse.
         """
-        if tally.out_of_memory:
+        if tally.missing:
             self._drop()
         tally = replace(tally, parts=self._parts + (share > 0))
         if self._buckets:
@@ -336,7 +338,7 @@ class Reducer:
 
     def _record(self, tally: Tally) -> None:
         """After the first whole step the workers agree on the order in which gradients come."""
-        if self._arrivals is not None or tally.out_of_memory:
+        if self._arrivals is not None or tally.missing:
             return
         if not self.order:
             everyone = self._group.gather(list(dict.fromkeys(self._arrived)))
@@ -364,7 +366,7 @@ class Reducer:
         loss, digest = tally.loss, tally.note.digest
         numbers[:_SCALARS] = (
             *(tally.weight, 0 if isinstance(loss, Tensor) else loss, tally.stop, tally.checkpoint),
-            *(tally.out_of_memory, tally.parts),
+            *(tally.missing, tally.uncompiled, tally.parts),
         )
         held = [one for bucket in self._buckets for one in bucket.held]
         numbers[_SCALARS : _SCALARS + count] = held
@@ -385,7 +387,7 @@ class Reducer:
         read = self._group.read(torch.cat([tail.double(), squares]))
         told, squares = read.split([len(tail), len(squares)])
         numbers = told.tolist()
-        weight, loss, stop, checkpoint, out_of_memory, parts = numbers[:_SCALARS]
+        weight, loss, stop, checkpoint, missing, uncompiled, parts = numbers[:_SCALARS]
         present = numbers[_SCALARS : _SCALARS + count]
         if not all(present):
             laid = [p for bucket in self._buckets for p in bucket.parameters]
@@ -400,7 +402,8 @@ class Reducer:
             loss,
             stop,
             checkpoint,
-            out_of_memory,
+            missing,
+            uncompiled,
             parts=round(parts),
             local_sqr_norms=norms[self._places] if self._per_tensor else norms,
             sqr_norms=squares[self._places] if self._per_tensor else squares.sum().view(1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchwright.errors import PlanError
 from batchwright.planning.chosen import Chosen
-from batchwright.records import CompilationTimes, Job, Profile, Reason
+from batchwright.records import CompilationTimes, Job, Profile, Reason, Source
 from batchwright.records.text.formatting import counted, duration
 
 
@@ -43,7 +43,8 @@ def compilation(profile: Profile, job: Job) -> tuple[Reason, ...]:
     if told is None:
         return ()
     value = "on" if told.chosen else "off"
-    return (Chosen(value, _words(told, profile.job, job.epochs), "measured").reason("compiling"),)
+    source: Source = "asked" if told.asked else "measured"
+    return (Chosen(value, _words(told, profile.job, job.epochs), source).reason("compiling"),)
 
 
 def _words(told: CompilationTimes, measured: Job, epochs: int) -> str:

@@ -85,13 +85,13 @@ def recomputation(profile: Profile) -> tuple[Reason, ...]:
             return ()
         why = (
             "Asked for, and measured with it: blocks keep their input alone and are computed again "
-            "in the backward pass. All predicted times and bytes are with it."
+            "in the backward pass, uncompiled. All predicted times and bytes are with it."
         )
         return (Chosen("on", why, "measured").reason("activation checkpointing"),)
     return (
         Chosen(
             asked,
-            _fitting_words(told),
+            _fitting_words(told) + (" Such blocks are not compiled." if told.chosen else ""),
             "measured",
             _RECOMPUTED if told.chosen else "",
             () if told.ratio is None else (_way_not_taken(told),),

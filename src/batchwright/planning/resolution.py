@@ -82,6 +82,8 @@ class Schedule:
             doubts = preset_doubts(self.preset, data)
             why = "Asked for. What the job says otherwise than by default goes before it."
             why += f" It {' and '.join(doubts)}: it may not suit." if doubts else ""
+            if job.cycle.keep:
+                why += f" So does {' and '.join(job.cycle.keep)}, by cycle.keep."
             if told := [f"{key}={getattr(job, key)}".lower() for key in self.preset.recipe]:
                 why += f" Besides its schedule: augment={job.augmentation}, {', '.join(told)}."
             if other := _unmet_recipe(job):
@@ -242,6 +244,7 @@ def _unmet_recipe(job: Job) -> dict[str, float]:
         key: value
         for key, value in job.preset.recipe.items()
         if getattr(job, key) == Job.model_fields[key].default != value
+        and key not in job.cycle.keep
         and not (own and key in ("rotation", "zoom"))
     }
 

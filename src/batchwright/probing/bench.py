@@ -384,28 +384,37 @@ class Bench:
         self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]
     ) -> Tally:
         own = if_it_fits(partial(self._backward, supplies, shares))
-        return own or Tally(weight=0.0, loss=0.0, out_of_memory=1.0)
+        return own or Tally(weight=0.0, loss=0.0, missing=1.0)
 
     def _backward(self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]) -> Tally:
         """Forward and backward passes of the micro-batches, each with its share of the step."""
-        weight = 0.0
+        weight, before = 0.0, self.compilation.failure
         loss: float | Tensor = 0.0
         for place, (supply, share) in enumerate(zip(supplies, shares, strict=True)):
             last = place == len(shares) - 1
             if last:
                 self._reduction.arm()
-            samples, mean = self._pass(supply(), share)
+            mean = self._pass(batch := supply(), share)
+            if mean is None:
+                return Tally(weight=0.0, loss=0.0, missing=1.0, uncompiled=1.0)
+            samples = len(batch[1])
             weight, loss = weight + samples, samples * mean + loss
             if not last:
                 self._reduction.take(share)
-        return Tally(weight=weight, loss=loss)
+        failed = self.compilation.failure != before
+        return Tally(weight=weight, loss=loss, uncompiled=float(failed))
 
-    def _pass(self, batch: Batch, share: float) -> tuple[int, Tensor]:
-        """One of them; its samples and their mean loss, still on the device."""
+    def _pass(self, batch: Batch, share: float) -> Tensor | None:
+        """One of them; its mean loss, still on the device. `None` where the compiler failed."""
         loss = self.loss(batch)
-        with torch.autocast(self.device.type, enabled=False):
-            self.scale.scaled(loss, share).backward()
-        return len(batch[1]), loss.detach().double()
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                self.scale.scaled(loss, share).backward()
+        except Exception as error:  # a backward pass is compiled when it is due
+            if is_out_of_memory(error) or not self.compilation.gives_up(error):
+                raise
+            return None
+        return loss.detach().double()
 
     def _set_rates(self, own: Tally) -> None:
         """Of measured steps, which are to tell of no training.
@@ -421,7 +430,10 @@ class Bench:
         tally = self._reduction.finish(own, share)
         assert tally.sqr_norms is not None  # noqa: S101 - every reducer gives them
         exchanged = now(self.device)
-        if tally.out_of_memory:
+        if tally.uncompiled:  # what fails one worker's compiler is compiled on none of them
+            reasons = self.group.gather(self.compilation.failure)
+            self.compilation.failure = next(filter(None, reasons))
+        if tally.missing:
             self._clear()
             return Taken(fits=False, exchanged=exchanged)
         scale, clip = self.scale, self.job.clip_norm

@@ -194,7 +194,7 @@ def misfit(job: Job, made: Job) -> str:
     """Which key of the job in a document is not that of the job it was made for, in a line; empty:
     none. Resolving fills in `RESOLVED`, and a published cycle its epochs and its recipe.
     """
-    preset = ("epochs", *job.preset.recipe) if job.preset is not None else ()
+    preset = {"epochs", *job.preset.recipe} - {*job.cycle.keep} if job.preset is not None else ()
     for key, field in Job.model_fields.items():
         asked, found = getattr(job, key), getattr(made, key)
         usual = key in preset and asked == field.default

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import (
     AfterValidator,
@@ -120,6 +121,10 @@ class Document(Record):
         """What matters most of it, each with its name, as `repr` and a notebook show it."""
         raise NotImplementedError
 
+    def _tables(self) -> list[Shown]:
+        """What a notebook shows below the facts."""
+        return []
+
     def save(self, path: str | Path) -> None:
         """Write it as JSON, as the command line does; `batchwright.load` reads it again.
 
@@ -139,7 +144,8 @@ class Document(Record):
         return repr(self)
 
     def _repr_html_(self) -> str:
-        return html_table(type(self).__name__, self._facts())
+        shown = "".join(table.html for table in self._tables())
+        return html_table(type(self).__name__, self._facts()) + shown
 
 
 def record_text(record: Record) -> str:
@@ -147,11 +153,46 @@ def record_text(record: Record) -> str:
     return record.model_dump_json(indent=2) + "\n"
 
 
+_CELL = "text-align:left;padding:1px 12px 1px 0"
+"""Colours are the notebook's own, light or dark."""
+
+
+class Shown(NamedTuple):
+    """A table of a few rows, for a notebook.
+
+    Attributes:
+        name: What it shows.
+        head: Of each column.
+        rows: As many cells in each.
+        bold: Which of them stands out; none: -1.
+    """
+
+    name: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    bold: int = -1
+
+    @property
+    def html(self) -> str:
+        """Without scripts, and with nothing from elsewhere."""
+
+        def line(tag: str, cells: Sequence[str], style: str = "") -> str:
+            each = (f"<{tag} style='{_CELL}{style}'>{escape(printable(c))}</{tag}>" for c in cells)
+            return f"<tr>{''.join(each)}</tr>"
+
+        body = "".join(
+            line("td", row, ";font-weight:bold" * (index == self.bold))
+            for index, row in enumerate(self.rows)
+        )
+        caption = f"<caption style='{_CELL}'>{escape(self.name)}</caption>"
+        return f"<table>{caption}{line('th', self.head)}{body}</table>"
+
+
 def html_table(name: str, rows: list[tuple[str, str]]) -> str:
     """Names and values as a small table, for a notebook."""
     body = "".join(
-        f"<tr><th style='text-align:left'>{escape(printable(name))}</th>"
-        f"<td style='text-align:left'>{escape(printable(value))}</td></tr>"
+        f"<tr><th style='{_CELL}'>{escape(printable(name))}</th>"
+        f"<td style='{_CELL}'>{escape(printable(value))}</td></tr>"
         for name, value in rows
     )
-    return f"<table><caption>{escape(name)}</caption>{body}</table>"
+    return f"<table><caption style='{_CELL}'>{escape(name)}</caption>{body}</table>"

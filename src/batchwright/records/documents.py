@@ -50,7 +50,7 @@ _LISTS = (  # keys that take several values, separated by commas
     *("frozen", "resolutions", "track", "dual.large_batches"),
     *("virtual.speeds", "virtual.overheads", "virtual.links"),
     *("virtual.sample_seconds", "virtual.step_seconds"),
-    *("cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
+    *("cycle.keep", "cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths", "slurm.lines"),
 )
 _ARGUMENTS = ("data_args", "network_args")  # whose parts may have any name

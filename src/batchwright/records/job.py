@@ -13,7 +13,7 @@ from pydantic import ValidationError, model_validator
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records.base import html_table
 from batchwright.records.job_fields import JobFields
-from batchwright.records.registries.data_sources import source_of
+from batchwright.records.registries.data_sources import secret_in, source_of
 from batchwright.records.registries.methods import METHODS
 from batchwright.records.text.job_keys import job_keys, job_problem
 
@@ -196,6 +196,11 @@ def _cycle(job: JobFields) -> Iterator[str]:
             f"method={job.method} has one resolution, {sides[0]} px, so nothing to go through: "
             "probe with two or more, such as resolutions=24,32, or give cycle.order=fixed"
         )
+    if cycle.keep and preset is None:
+        yield (
+            f"cycle.keep={','.join(cycle.keep)} keeps keys from cycle.preset, and there is none: "
+            "give cycle.preset, or leave cycle.keep out"
+        )
     lengths, rates = cycle.stage_epochs, cycle.stage_rates
     if lengths != "auto" and sum(lengths) != job.asked_epochs:
         yield (
@@ -238,6 +243,12 @@ def _averaging(job: JobFields) -> Iterator[str]:
             f"dual.shares=published with server.exchange_steps={job.server.exchange_steps}: its "
             "rounds are an epoch together: leave server.exchange_steps out"
         )
+
+
+def _address(job: JobFields) -> Iterator[str]:
+    """Before anything is written: what a job holds is in its run folder, and goes to others."""
+    if problem := secret_in(job.data):
+        yield problem
 
 
 def _warmup(job: JobFields) -> Iterator[str]:
@@ -290,7 +301,7 @@ def as_written(value: object) -> str:
 
 
 _RULES: tuple[Callable[[JobFields], Iterator[str]], ...] = (
-    *(_resolutions, _workers, _extra_time, _averaging, _warmup, _warps),
+    *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _warps),
     *(_recomputation, _compilation),
     *(_bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

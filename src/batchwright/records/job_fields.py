@@ -329,7 +329,9 @@ class JobFields(Keys):
     @property
     def asked_epochs(self) -> int:
         """`epochs`, or those of a preset where they are left as they are by default."""
-        if self.preset is None or self.epochs != JobFields.model_fields["epochs"].default:
+        usual = JobFields.model_fields["epochs"].default
+        given = "epochs" in self.cycle.keep or self.epochs != usual
+        if self.preset is None or given:
             return self.epochs
         stages = self.cycle.stage_epochs
         return sum(self.preset.stage_epochs if stages == "auto" else stages)

@@ -200,6 +200,11 @@ class Cycle(Keys):
         "stages and their rates, dropout, batches where they fit, and for `cifar100` augmentation "
         "(`augment=flip rotation=0.05 zoom=0.25`), plain momentum and `weight_decay=1e-4`.",
     )
+    keep: tuple[Literal["epochs", "nesterov", "rotation", "weight_decay", "zoom"], ...] = Field(
+        (),
+        description="Job keys that `cycle.preset` leaves as the job has them also where that is "
+        "their default, which it would replace.",
+    )
     order: Literal["cycle", "one-pass", "fixed"] = Field(
         "cycle",
         description="`cycle`: the resolutions low to high in each stage of the learning rate; "

@@ -18,12 +18,21 @@ from batchwright.records.base import (
     Positive,
     Precision,
     Record,
+    Shown,
     Source,
 )
 from batchwright.records.job import Job
 from batchwright.records.profile import DataFacts, NetworkFacts
 from batchwright.records.registries.methods import METHODS, MethodSpec
-from batchwright.records.text.formatting import in_seconds, local_batches
+from batchwright.records.text.formatting import (
+    between,
+    in_bytes,
+    in_seconds,
+    local_batches,
+    shares_between,
+)
+
+_MOST_SHOWN = 8  # candidates in a notebook
 
 
 class KindCount(Record):
@@ -336,6 +345,34 @@ class PlanFields(Document):
             ("epochs", str(self.epochs)),
             ("seconds per epoch", in_seconds(top.predicted_epoch_seconds)),
         ]
+
+    def _tables(self) -> list[Shown]:
+        """The candidates that a choice could fall on, the chosen one in bold."""
+        chosen = -1 if self.chosen is None else self.considered.index(self.chosen)
+        rivals = [(at, one) for at, one in enumerate(self.considered) if not one.refused]
+        if len(rivals) > _MOST_SHOWN:  # what is better in nothing is left out
+            rivals = [(at, one) for at, one in rivals if at == chosen or one.frontier or one.level]
+        kept = [at for at, _ in rivals]
+        if len(kept) > _MOST_SHOWN:  # those around the choice
+            place = kept.index(chosen) if chosen in kept else 0
+            first = max(0, min(place - _MOST_SHOWN // 2, len(kept) - _MOST_SHOWN))
+            kept = kept[first : first + _MOST_SHOWN]
+        rows = [
+            (
+                str(one.workers),
+                str(one.global_batch_size),
+                f"{one.resolution} px",
+                between(one.epoch_seconds),
+                shares_between(one.accuracy) if one.accuracy else "not known",
+                in_bytes(one.peak_bytes),
+            )
+            for one in (self.considered[index] for index in kept)
+        ]
+        head = ("workers", "global batch", "side", "s / epoch", "accuracy", "memory")
+        bold = kept.index(chosen) if chosen in kept else -1
+        name = f"{len(rows)} of {len(self.considered)} candidates"
+        name += ", the choice in bold" if bold >= 0 else ""
+        return [Shown(name, head, rows, bold)] if rows else []
 
     @property
     def epochs(self) -> int:

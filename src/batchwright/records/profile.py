@@ -17,6 +17,7 @@ from batchwright.records.base import (
     Positive,
     Precision,
     Record,
+    Shown,
 )
 from batchwright.records.job import Job
 from batchwright.records.text.formatting import duration, number
@@ -419,6 +420,23 @@ class Profile(Document):
         """Profiles from before there was the choice were taken without what it offers."""
         keys = "activation_checkpointing", "compile"
         return job.model_copy(update={key: "off" for key in keys if getattr(job, key) == "auto"})
+
+    def _tables(self) -> list[Shown]:
+        """Step times, at most eight of them, evenly through the list."""
+        count = min(8, len(self.steps))
+        picked = [self.steps[index * len(self.steps) // count] for index in range(count)]
+        rows = [
+            (
+                str(one.workers),
+                f"{one.resolution} px",
+                str(one.local_batch_size),
+                f"{1e3 * one.step_seconds:.3g} "
+                f"({1e3 * one.step_low:.3g} to {1e3 * one.step_high:.3g})",
+            )
+            for one in picked
+        ]
+        head = ("workers", "side", "local batch", "ms / step (quartiles)")
+        return [Shown(f"{count} of {len(self.steps)} step times", head, rows)] if rows else []
 
     def _facts(self) -> list[tuple[str, str]]:
         scale = self.noise.noise_scale if self.noise else None

@@ -8,10 +8,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from batchwright.records.base import Document, Estimate, Record
+from batchwright.records.base import Document, Estimate, Record, Shown
 from batchwright.records.plan import Plan
 from batchwright.records.profile import Profile
-from batchwright.records.text.formatting import duration, local_batches, percent
+from batchwright.records.text.formatting import (
+    between,
+    duration,
+    in_bytes,
+    local_batches,
+    number,
+    percent,
+    shares_between,
+    size,
+)
 
 # What is told of a run may come from anyone. It is added up, drawn and stored, so its numbers end
 # where sums would overflow, or JSON and databases would round.
@@ -231,6 +240,22 @@ class RunSummary(Document):
             ("time per epoch", f"{duration(seconds)}{simulated}" if seconds else "not measured"),
             ("folder", self.run_folder),
         ]
+
+    def _tables(self) -> list[Shown]:
+        """Predicted beside measured, where both are there."""
+        plan, seconds, accuracy = self.plan, self.measured_epoch_seconds, self.accuracy
+        top = max(plan.stages, key=lambda stage: stage.resolution)
+        predicted, last = top.predicted_epoch_seconds, next(reversed(plan.epoch_accuracy), None)
+        peaks = [one.peak_bytes for e in self.epochs for one in e.workers if one.peak_bytes]
+        rows = []
+        if predicted and seconds and len(plan.stages) == 1:
+            rows.append(("seconds per epoch", between(predicted), number(seconds)))
+        if last and accuracy is not None and len(self.epochs) == plan.epochs:
+            rows.append(("held-out accuracy", shares_between(last), percent(accuracy)))
+        if top.predicted_bytes and peaks:
+            rows.append(("peak memory", in_bytes(top.predicted_bytes), size(max(peaks))))
+        head = ("", "predicted (95 %)", "measured")
+        return [Shown("predicted and measured", head, rows)] if rows else []
 
     @property
     def ended(self) -> bool:

@@ -119,6 +119,7 @@ class AllReduceRun:
             self._sharing,
             self._clock,
             self._wishes,
+            setup.compilation,
         )
         self._passes = MicroBatches(
             setup.feed,

@@ -33,8 +33,22 @@ from batchwright.training.signals import StopRequest
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.training.step.stepper import Updater
+from batchwright.workload.compilation import Compilation, compile_training
 from batchwright.workload.host import autocast
 from batchwright.workload.tensor_bytes import lasting_bytes
+
+
+def compiled(model: nn.Module, plan: Plan) -> Compilation:
+    """Have the model compiled at its first step, where the plan says so.
+
+    What the plan has measured may be given up; what the job asks for, without or against a
+    measurement, ends the training where it cannot be had.
+    """
+    if plan.job.compile != "on":
+        return Compilation(on=False)
+    told = compile_training(model)
+    told.asked = all(one.source == "asked" for one in plan.reasons if one.choice == "compiling")
+    return told
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,7 @@ class Setup:
         follow_advice: Whether to stop after an epoch where advice for the next is in the folder.
         lock: Of the run folder, if this worker holds it.
         profile_memory: Whether to weigh steps on the CPU by the profiler.
+        compilation: Whether the network computes compiled.
         fitting: How many samples fit into an evaluation's forward pass, as far as known.
     """
 
@@ -77,6 +92,7 @@ class Setup:
     follow_advice: bool = False
     lock: Lock | None = None
     profile_memory: bool = False
+    compilation: Compilation = field(default_factory=lambda: Compilation(on=False))
     fitting: Fitting = field(default_factory=Fitting)
 
     @property

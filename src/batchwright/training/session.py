@@ -45,7 +45,7 @@ from batchwright.training.evaluate.evaluation import (
     outputs_and_labels,
 )
 from batchwright.training.parameter_server.server_run import ServerRun
-from batchwright.training.running import Setup
+from batchwright.training.running import Setup, compiled
 from batchwright.training.session_checks import (
     checked_service,
     checked_weights,
@@ -57,7 +57,6 @@ from batchwright.training.session_checks import (
 )
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.stepper import Loss
-from batchwright.workload.compilation import compile_training
 from batchwright.workload.data.image_files import FilePipeline
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.host import enter, is_out_of_memory, prepare_process, worker_threads
@@ -197,8 +196,6 @@ class Session:
         refuse_synchronized_on_cpu(self.model, self.device)
         if self.plan.job.activation_checkpointing == "on":
             recompute(self.model)
-        if self.plan.job.compile == "on":
-            compile_training(self.model)
         setup = Setup(
             plan=self.plan,
             model=self.model,
@@ -216,6 +213,7 @@ class Session:
             follow_advice=self._follow_advice,
             lock=self._lock,
             profile_memory=self._profile_memory,
+            compilation=compiled(self.model, self.plan),
         )
         if self._follow_advice and self.plan.server is not None:
             raise PlanError("follow_advice=True with a parameter server: rounds keep their batches")

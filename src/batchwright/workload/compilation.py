@@ -1,10 +1,11 @@
 """The forward and backward pass of a network, compiled by `torch.compile`.
 
 Only passes that are trained on are: evaluation would be compiled once more, for a few batches. What
-cannot be compiled goes on as it is, with a line that says why. Batch and image side are symbols to
-the compiler, so that most other batches, at the end of an epoch, under `dynamic-batch` or in a
-probe, are no new compilation; the C++ compiler's kernels made one of their own for fewer than eight
-samples and for another side (docs/log.md).
+cannot be compiled goes on as it is: a forward pass at once, a backward pass by a step that is taken
+again; whoever trains says so, and has the other workers do likewise. Batch and image side are
+symbols to the compiler, so that most other batches, at the end of an epoch, under `dynamic-batch`
+or in a probe, are no new compilation; the C++ compiler's kernels made one of their own for fewer
+than eight samples and for another side (docs/log.md).
 
 What was compiled before is read from PyTorch's own cache (``TORCHINDUCTOR_CACHE_DIR``, by default
 one for each user of a machine). Processes may share it: files in it are named by what they hold and
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from batchwright.errors import BatchwrightError
 from batchwright.workload.host import is_out_of_memory
 
 BACKEND: str | Callable[..., Any] = "inductor"
@@ -44,17 +45,29 @@ class Compilation:
     Attributes:
         on: Whether it is to.
         failure: Why it cannot, in words; empty: nothing has failed.
+        asked: Whether a training is to end where it cannot, as the job asks for it.
     """
 
     on: bool = True
     failure: str = ""
+    asked: bool = False
+
+    def gives_up(self, error: Exception) -> bool:
+        """Whether an error of a backward pass may be the compiler's; then it is used no more.
+
+        If it was the network's own, it comes again without.
+        """
+        if self.failure or not self.on or isinstance(error, BatchwrightError):
+            return False
+        self.failure = failure_words(error)
+        return True
 
 
 def compile_training(network: nn.Module) -> Compilation:
     """Have the forward pass of ``network`` compiled at its first use in training.
 
     Names and weights stay as they are. Where compiling fails, the network goes on as it is, and
-    a warning says why.
+    what is returned says why.
     """
     # Without threads of its own: a pool of processes would outlive a worker that is killed.
     os.environ.setdefault(_THREADS, "1")
@@ -72,10 +85,6 @@ def compile_training(network: nn.Module) -> Compilation:
                 raise
             outputs = own(network, *inputs, **named)  # if it is the network's error, it comes again
             told.failure = failure_words(error)
-        warnings.warn(
-            f"compile=on: the network cannot be compiled ({told.failure}), and goes on as it is",
-            stacklevel=2,
-        )
         return outputs
 
     network.forward = MethodType(forward, network)

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from math import ceil
 from statistics import fmean, median
 
-from batchwright.probing.bench import SMALLEST_BATCH, Bench
+from batchwright.probing.bench import SMALLEST_BATCH, Bench, sides_of
 from batchwright.probing.measure.precision import MIN_SECONDS, compare
 from batchwright.probing.measure.timing import follow, now
 from batchwright.records import CompilationTimes
-from batchwright.workload.compilation import failure_words
-from batchwright.workload.host import is_out_of_memory
 
 SHORT = 120.0
 """Seconds of a training that is too short to be asked. Assumed: a tenth of it, which compiling may
@@ -96,21 +94,21 @@ def compare_compilation(
 def _compiled(bench: Bench, resolution: int, size: int, plain: float) -> tuple[float, str]:
     """Seconds by which the first compiled steps took longer, and why compiling failed, if it did.
 
-    A second batch tells whether others are compiled anew. The slowest worker counts: all wait.
+    A second batch tells whether others are compiled anew; other image sides mostly are, and a
+    training that has them pays for each. The slowest worker counts: all wait. A worker whose
+    compiler fails has failed all of them.
     """
     bench.compile(on=True)
-    began = now(bench.device)
-    failure = ""
-    for batch in (size, max(SMALLEST_BATCH, size // 2)):
-        try:
-            bench.step(bench.supply(batch, resolution))
-        except RuntimeError as error:  # in the backward pass, which is compiled when it is due
-            if is_out_of_memory(error) or bench.group.size > 1:  # the others wait for its gradients
-                raise
-            failure = failure_words(error)
+    more = 0.0
+    others = [(side, size) for side in sides_of(bench.job) if side != resolution]
+    for side, batch in ((resolution, size), (resolution, max(SMALLEST_BATCH, size // 2)), *others):
+        began = now(bench.device)
+        bench.step(bench.supply(batch, side))
+        usual = plain * batch * side**2 / (size * resolution**2)
+        more += max(0.0, now(bench.device) - began - usual)
+        if bench.compilation.failure:
             break
-    more = max(0.0, now(bench.device) - began - 1.5 * plain)
-    told = bench.group.gather((more, failure or bench.compilation.failure))
+    told = bench.group.gather((more, bench.compilation.failure))
     return max(seconds for seconds, _ in told), next((why for _, why in told if why), "")
 
 

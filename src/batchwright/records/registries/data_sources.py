@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
 
 from batchwright.records.base import Augmentation
 from batchwright.records.registries.registry import Registry
+from batchwright.records.text.problems import printable
 
 
 @dataclass(frozen=True)
@@ -114,3 +117,42 @@ def is_remote(place: str) -> bool:
 def source_of(data: str) -> DataSource:
     """The source of a job's ``data``, which may yet be refused when it is opened."""
     return DATA.get(data.partition(":")[0], FUNCTION)
+
+
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.IGNORECASE | re.DOTALL)
+_SECRET = re.compile(
+    r"sig$|signature|token|secret|passw|passphrase|pwd|credential|jwt|auth(?!or)|key(?!w)",
+    re.IGNORECASE,
+)
+"""In the name of what an address's query tells, where it is a secret: signed addresses, tokens."""
+
+
+def secret_in(data: str) -> str:
+    """What in the address of a job's ``data`` lets its readers in, in a line; empty: nothing.
+
+    Jobs are kept in run folders, and sent to other machines.
+    """
+    found = _ADDRESS.search(data)
+    if found is None:
+        return ""
+    kind = data.partition(":")[0]
+    try:
+        parts = urlsplit(found[0])
+        password, user = parts.password, parts.username
+    except ValueError:  # it is no address, as whoever opens it will say
+        return ""
+    if password is not None or (user and parts.scheme in ("http", "https")):
+        return (
+            f"data={kind}: a name or password in an address would be kept in files: give it in the "
+            "environment or in the files of the store's own tools"
+        )
+    # A fragment is no part of what is asked for, and may hold the same.
+    told = parse_qsl(parts.query, True) + parse_qsl(parts.fragment, True)
+    if signed := [name for name, _ in told if _SECRET.search(name)]:
+        return (
+            f"data={kind}: an address with {printable(signed[0])}= in it lets whoever reads the "
+            "run folder in: fetch the files yourself, or give the header that the server wants in "
+            f"FSSPEC_{parts.scheme.upper()}, as in "
+            """'{"headers": {"Authorization": "Bearer ..."}}'"""
+        )
+    return ""

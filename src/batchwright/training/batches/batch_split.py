@@ -63,7 +63,7 @@ class Division(ABC):
 
     @abstractmethod
     def after_out_of_memory(self, tally: Tally) -> None:
-        """Workers that ran out of memory go on in smaller micro-batches."""
+        """Workers that ran out of memory go on in smaller micro-batches, if any did."""
 
     @property
     def micro_batch_size(self) -> int:

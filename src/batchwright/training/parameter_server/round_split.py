@@ -82,7 +82,9 @@ class RoundSharing(Division):
         self._done += step.samples
 
     def after_out_of_memory(self, tally: Tally) -> None:
-        """Go on in smaller micro-batches."""
+        """Go on in smaller micro-batches, if memory it was."""
+        if tally.notes[0].micro_batch >= self.micro_batch_size:
+            return
         pixels = int(tally.notes[0].micro_batch) * self.stage.resolution**2
         self._state.micro_limits[self._place] = pixels
         walk, first = self.walk, self._state.step + 1 + self.asked_ahead

@@ -86,6 +86,7 @@ class RoundWorker:
             self.sharing,
             self.clock,
             Wishes,  # nobody else takes part in a step
+            setup.compilation,
         )
         self._passes = MicroBatches(
             setup.feed,

@@ -176,7 +176,7 @@ class Gatherer(Reducer):
             WorkerNote(seconds, tally.note.ahead, tally.note.micro_batch)
             for seconds in self._seconds
         )
-        if tally.out_of_memory:
+        if tally.missing:
             return replace(tally, notes=notes)
         self.take(share)
         self.collect()

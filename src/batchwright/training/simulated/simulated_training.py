@@ -25,12 +25,11 @@ from batchwright.training.evaluate.evaluation import (
     outputs_and_labels,
 )
 from batchwright.training.loop import Task, accuracy_and_loss, open_task
-from batchwright.training.running import Setup
+from batchwright.training.running import Setup, compiled
 from batchwright.training.session import Images
 from batchwright.training.signals import StopRequest
 from batchwright.training.simulated.simulated_rounds import SimulatedRounds
 from batchwright.training.simulated.simulated_steps import SimulatedAllReduce
-from batchwright.workload.compilation import compile_training
 from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.sources import resized
 from batchwright.workload.host import enter, prepare_process, resolve_device, worker_threads
@@ -67,8 +66,6 @@ def train_task(
     """`train_virtually` with a task that is open already."""
     if plan.job.activation_checkpointing == "on":
         recompute(task.network)
-    if plan.job.compile == "on":
-        compile_training(task.network)
     with ExitStack() as stack:
         training, held_out = (
             stack.enter_context(closing(_feed_of(data, plan, device)))
@@ -88,6 +85,7 @@ def train_task(
             clip_norm=plan.job.clip_norm,
             own_rates=False,
             sample_weights=task.sample_weights,
+            compilation=compiled(task.network, plan),
         )
         run: SimulatedAllReduce | SimulatedRounds
         run = SimulatedAllReduce(setup) if plan.server is None else SimulatedRounds(setup)

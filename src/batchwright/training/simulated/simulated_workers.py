@@ -48,6 +48,10 @@ class SimulatedGroup(Group):
         """All of them."""
         return range(self.size)
 
+    def gather(self, value: Any) -> list[Any]:
+        """What is so in the process is so for each of them."""
+        return [value] * self.size
+
 
 class Randomness:
     """The random numbers of each worker, seeded as a worker process seeds its own.

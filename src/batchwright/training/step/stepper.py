@@ -27,6 +27,7 @@ from batchwright.training.step.clock import StepClock, book_waiting
 from batchwright.training.step.epoch_totals import met
 from batchwright.training.step.gradient_scaling import Adaptation, Adaptive, multiply
 from batchwright.training.step.normalization import Statistics
+from batchwright.workload.compilation import Compilation
 from batchwright.workload.host import NARROW, autocast, is_out_of_memory, release_memory
 from batchwright.workload.loss_scaling import LossScale
 
@@ -75,10 +76,12 @@ class Stepper:
         sharing: Says who takes what, and learns from each step.
         clock: Books the time.
         wishes: What this worker tells the others at the next step.
+        compilation: Whether the network computes compiled.
 
     Attributes:
         tally: Of the last step that was counted.
-        repeat: Whether the last step must be done again, because memory ran out somewhere.
+        repeat: Whether the last step must be done again, because memory ran out somewhere, or a
+            compiler failed.
     """
 
     def __init__(
@@ -92,18 +95,20 @@ class Stepper:
         sharing: Division,
         clock: StepClock,
         wishes: Callable[[], Wishes],
+        compilation: Compilation,
     ) -> None:
         self._plan, self._group, self._state = plan, group, state
         self._reducer, self._updater, self._sharing = reducer, updater, sharing
         self._statistics = statistics
         self._clock, self._wishes = clock, wishes
+        self._compilation, self._failure_told = compilation, False
         self._adaptive = Adaptive(plan, state, own_rates=updater.own_rates)
         updater.follow(reducer.parameters)  # after a resume also what is frozen at the moment
         self._micro: _MicroBatch | None = None
         self._cast: torch.autocast | None = None
         self._weight = 0.0
         self._loss: float | Tensor = 0.0
-        self._out_of_memory = False
+        self._out_of_memory = self._missing = False  # the latter whatever the cause
         self._bad_steps = 0
         self._weights_told = False
         self.tally = Tally(0.0, 0.0)
@@ -143,7 +148,7 @@ class Stepper:
                 f"weight={mean_over:g} after weight={micro.weight:g}: the losses of one "
                 "micro-batch must be means over the same weight to add up"
             )
-        if self._out_of_memory or not mean_over:
+        if self._missing or not mean_over:
             return  # a mean over nothing has no gradient, and no value
         value: Tensor | None = None
         try:
@@ -157,10 +162,13 @@ class Stepper:
             # Not looked at before the gradients are on their way: that waits for the device.
             told = value.detach().to(self._group.device, torch.float64).view(())
             self._loss = told * mean_over + self._loss
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+        except Exception as error:
+            self._out_of_memory = is_out_of_memory(error)
+            # A backward pass is compiled when it is due; what fails there may be of any class.
+            late = value is not None and not self._out_of_memory
+            if not (self._out_of_memory or (late and self._compilation.gives_up(error))):
                 raise
-            self._out_of_memory = True
+            self._missing = True
         if self._out_of_memory and value is not None:
             release_graph(value)  # only here: until its traceback is gone the error holds it, too
 
@@ -173,11 +181,11 @@ class Stepper:
             self.backward(loss, weight)
         self.leave_autocast()
         self._micro = None
-        if not (micro.last or self._out_of_memory):
+        if not (micro.last or self._missing):
             self._reducer.take(micro.share)  # one of several micro-batches: they are added up here
             self._clock.lap(self._state.meter, "compute")  # or it would pass for input
             return False
-        expected = self._weight > 0 and not self._out_of_memory
+        expected = self._weight > 0 and not self._missing
         if expected and self._reducer.empty:
             raise RuntimeError(
                 "session.step() found no gradient: is the loss computed from the session's model, "
@@ -201,17 +209,19 @@ class Stepper:
         self._take_up()
         self._clock.lap(meter, "compute")
         own = self._own_tally(samples)
-        if own.out_of_memory:  # it has no gradients to give, and takes part: the others wait
+        if own.missing:  # it has no gradients to give, and takes part: the others wait
             updater.clear()
 
         # One message: what the workers have to tell each other rides behind the last gradients.
-        tally = self._reducer.finish(own, 0.0 if own.out_of_memory else share)
+        tally = self._reducer.finish(own, 0.0 if own.missing else share)
         seconds = self._clock.lap(meter, "communication")
         book_waiting(meter, seconds, [n.seconds for n in tally.notes], self._group.rank)
 
         # Agree before acting: all workers hold the same tally here, so all of them repeat the step,
         # leave it out or update, and nobody is left alone in an exchange.
-        self.repeat = tally.out_of_memory > 0
+        if tally.uncompiled:
+            self._go_on_uncompiled()
+        self.repeat = tally.missing > 0
         if self.repeat:
             updater.clear()
             self._statistics.end(updated=False)
@@ -276,6 +286,24 @@ class Stepper:
             )
         return self._micro
 
+    def _go_on_uncompiled(self) -> None:
+        """Some worker's compiler has failed: all go on as it does, and a line says why.
+
+        Raises:
+            TrainingError: The job asks for compiling, whatever it saves.
+        """
+        reasons = self._group.gather(self._compilation.failure)
+        rank, why = next((rank, why) for rank, why in enumerate(reasons) if why)
+        self._compilation.failure, self._failure_told = why, True
+        what = f"the network cannot be compiled on {self._group.places[rank]} ({why})"
+        if self._compilation.asked:
+            raise TrainingError(
+                f"compile=on: {what}: plan again with compile=auto, which then goes on as it is, "
+                "or with compile=off"
+            )
+        if self._group.rank == 0:
+            warnings.warn(f"{what}: all workers go on uncompiled", stacklevel=5)
+
     def _warn_of_weights(self, step: Step, tally: Tally) -> None:
         """Say once that losses which are no means over samples leave gradients as they are."""
         adapts = self._plan.ags is not None or self._adaptive.gaining
@@ -301,24 +329,28 @@ class Stepper:
 
     def _own_tally(self, samples: int) -> Tally:
         """What this worker sends along with its gradients; ``samples`` of the last micro-batch."""
-        failed, weight = self._out_of_memory, self._weight
+        missing, failed, weight = self._missing, self._out_of_memory, self._weight
         loss: float | Tensor = self._loss
-        self._out_of_memory, self._weight, self._loss = False, 0.0, 0.0
+        self._missing = self._out_of_memory = False
+        self._weight, self._loss = 0.0, 0.0
         micro_batch = self._sharing.micro_batch_size
+        if missing:
+            weight, loss = 0.0, 0.0
         if failed:
             if samples < 2 * self._sharing.least:
                 raise TrainingError(
                     f"{self._group.places[self._group.rank]} has not enough memory for {samples} "
                     "sample(s) at once: take a smaller network or resolution, or free memory"
                 )
-            micro_batch, weight, loss = samples // 2, 0.0, 0.0
+            micro_batch = samples // 2
         wishes = self._wishes()
         return Tally(
             weight=weight,
             loss=loss,
             stop=float(wishes.stop),
             checkpoint=float(wishes.checkpoint),
-            out_of_memory=float(failed),
+            missing=float(missing),
+            uncompiled=float(bool(self._compilation.failure) and not self._failure_told),
             note=WorkerNote(
                 self._clock.computed(), self._sharing.asked_ahead, micro_batch, wishes.digest
             ),

@@ -107,6 +107,8 @@ def refuse_what_trainers_cannot(plan: Plan, trainer: str, *more: tuple[bool, str
 def lightning(plan: Plan, target: Target) -> str:
     """A module with keyword arguments of the Trainer and the optimizer with its schedule."""
     made = recipe(plan, "lightning")
+    _refuse_recomputation(plan.job, "lightning")
+    fitted = "torch.compile(module, dynamic=True)" if plan.job.compile == "on" else "module"
     options = {
         "accelerator": "gpu" if plan.job.device == "cuda" else "cpu",
         "devices": plan.workers // target.hosts,
@@ -123,16 +125,17 @@ def lightning(plan: Plan, target: Target) -> str:
     }
     return _module(
         made,
-        """
+        f"""
     lightning.seed_everything(plan.SEED)
     loader = DataLoader(data, batch_size=plan.BATCH, shuffle=True, drop_last=False)
     trainer = lightning.Trainer(**plan.TRAINER)
+    trainer.fit({fitted}, loader)
 
 and in the LightningModule
 
     def configure_optimizers(self):
         optimizer = plan.optimizer(self)
-        return [optimizer], [{"scheduler": plan.schedule(optimizer), "interval": "step"}]
+        return [optimizer], [{{"scheduler": plan.schedule(optimizer), "interval": "step"}}]
 """,
         f"TRAINER = {_literal(options)}\n",
     )
@@ -176,6 +179,7 @@ def accelerate(plan: Plan, target: Target) -> str:
     """A module with keyword arguments of `Accelerator`, the optimizer and its schedule."""
     made = recipe(plan, "accelerate")
     _refuse_synchronized(plan.job, "accelerate")
+    _refuse_recomputation(plan.job, "accelerate")
     options = {
         "gradient_accumulation_steps": made.accumulation,
         "mixed_precision": {"bfloat16": "bf16", "float16": "fp16"}.get(plan.precision, "no"),
@@ -183,6 +187,8 @@ def accelerate(plan: Plan, target: Target) -> str:
         # Else the schedule goes on by as many steps at once as there are workers.
         "step_scheduler_with_optimizer": False,
     }
+    if plan.job.compile == "on":
+        options["dynamo_backend"] = "inductor"
     clip = (
         f"\n                accelerator.clip_grad_norm_(model.parameters(), {plan.job.clip_norm:g})"
         if plan.job.clip_norm
@@ -319,6 +325,15 @@ def _refuse_synchronized(job: Job, trainer: str) -> None:
         )
 
 
+def _refuse_recomputation(job: Job, trainer: str) -> None:
+    if job.activation_checkpointing == "on":
+        raise PlanError(
+            f"{trainer} has no setting for activation_checkpointing=on, without which this plan's "
+            "batch may not fit: plan again with activation_checkpointing=off, or train with "
+            "batchwright train"
+        )
+
+
 # ------------------------------------------------------------------------------------------- files
 
 
@@ -328,6 +343,12 @@ def deepspeed(plan: Plan, target: Target) -> str:
     made = recipe(plan, "deepspeed")
     job, rule, rate = plan.job, plan.learning_rate, plan.stages[0].learning_rate
     _refuse_synchronized(job, "deepspeed")
+    _refuse_recomputation(job, "deepspeed")
+    if job.compile == "on":
+        raise PlanError(
+            "deepspeed's configuration has no key for compile=on, with which this plan's times "
+            "were measured: plan again with compile=off, or train with batchwright train"
+        )
     kinds = {
         "sgd": ("SGD", {"momentum": job.momentum, "nesterov": job.looks_ahead}),
         "adamw": ("AdamW", {}),
@@ -399,6 +420,7 @@ def timm(plan: Plan, target: Target) -> str:
         "amp": plan.precision != "float32",
         "amp_dtype": "bfloat16" if plan.precision == "bfloat16" else "float16",
         "grad_checkpointing": job.activation_checkpointing == "on",
+        "torchcompile": "inductor" if job.compile == "on" else None,
         "sync_bn": job.batch_norm == "synchronized",
         "clip_grad": job.clip_norm,
         "seed": job.seed,

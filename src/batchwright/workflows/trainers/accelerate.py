@@ -8,6 +8,8 @@ for epoch in range(epochs):
             feed.backward(loss_of(model, batch))
             optimizer.step()
             optimizer.zero_grad()
+
+With ``"auto", loss=loss_of`` in place of the file, the step is probed and planned here and now.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from batchwright.errors import PlanError
+from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan, Profile
 from batchwright.training.batches.feeding import to_device
 from batchwright.training.batches.following import Follower
 from batchwright.training.batches.unequal import weigh_gradient
 from batchwright.workflows.trainers.arrangement import (
+    Arrangement,
     Shares,
     arranged,
+    automatic,
     divide_next_epoch,
     fewest_samples,
     probed,
@@ -55,16 +59,22 @@ class ForAccelerate:
         optimizer: Prepared; its rate is multiplied as the plan says.
         loader: Of the training data, not prepared.
         plan: A plan or its file. ``None``: batch and accumulation stay as you have them.
+            ``"auto"``: model and ``loss`` are probed at once, by all workers, and planned.
         shares: ``"follow"``: by the workers' speeds, epoch by epoch; ``"equal"``; or numbers, one
-            for each worker. ``None``: as the plan says, without one ``"follow"``.
+            for each worker. ``None``: as the plan says, without a plan, or with an automatic one,
+            ``"follow"``.
         seed: Of the order of the samples.
+        loss: With ``"auto"``: f(model, batch) -> mean loss.
+        keys: With ``"auto"``: job keys for probe and plan, such as ``epochs=10``.
 
     Attributes:
-        arrangement: What the plan comes to.
+        plan: That is followed; ``None``: none.
+        arrangement: What it comes to.
         sampler: Of this worker.
 
     Raises:
         PlanError: The accelerator, the loader or the plan do not go with it.
+        ArgumentError: ``"auto"`` without a loss, or a loss or keys without it.
         DataError: The data set can only be iterated.
     """
 
@@ -78,6 +88,8 @@ class ForAccelerate:
         *,
         shares: Shares | None = None,
         seed: int = 0,
+        loss: Callable[[Any, Any], Any] | None = None,
+        **keys: Any,
     ) -> None:
         kind = str(accelerator.distributed_type).rpartition(".")[2]
         if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
@@ -90,6 +102,17 @@ class ForAccelerate:
         shuffle = shuffled(loader, "bw.ForAccelerate")
         workers, first = accelerator.num_processes, accelerator.is_main_process
         tell_taken_over(loader, first)
+        self._auto = plan == "auto"
+        if self._auto != (loss is not None) or (keys and not self._auto):
+            raise ArgumentError(
+                'bw.ForAccelerate takes loss= and job keys with "auto", which probes them: give '
+                'bw.ForAccelerate(accelerator, model, optimizer, loader, "auto", loss=loss_of), '
+                "where loss_of(model, batch) is the mean loss"
+            )
+        if loss is not None:
+            plan = automatic(self.probe(accelerator, model, optimizer, loader, loss, **keys), None)
+            shares = shares or "follow"
+        self.plan = plan
         self.arrangement = arranged(
             plan,
             shares,
@@ -102,23 +125,31 @@ class ForAccelerate:
         )
         if plan is not None:
             tell(self.arrangement.words(workers, **_WORDS), first=first)
-        accelerator.gradient_accumulation_steps = self.arrangement.passes
         scale_rates([getattr(optimizer, "optimizer", optimizer)], [], self.arrangement.rate)
-        self.sampler = self.arrangement.sampler(
-            loader.dataset,
-            rank=accelerator.process_index,
-            workers=workers,
-            least=fewest_samples(model),
-            shuffle=shuffle,
-            seed=seed,
-        )
-        self._accelerator, self._model = accelerator, model
-        self._loader = with_sampler(loader, self.sampler)
-        trained = list(model.parameters())
-        self._follower = Follower(self.sampler, trained) if self.arrangement.follow else None
-        self._recovering = recovering(trained, accelerator.process_index)
+        self._accelerator, self._model, self._theirs = accelerator, model, loader
+        self._order = {"shuffle": shuffle, "seed": seed}
+        self._follower: Follower | None = None
+        self._arrange()
+        self._recovering = recovering(list(model.parameters()), accelerator.process_index)
         self._index, self._batch = -1, None
         accelerator.register_for_checkpointing(self)
+
+    def _arrange(self) -> None:
+        """Who takes which samples, as the arrangement says."""
+        made, accelerator, loader = self.arrangement, self._accelerator, self._theirs
+        accelerator.gradient_accumulation_steps = made.passes
+        self.sampler = made.sampler(
+            loader.dataset,
+            rank=accelerator.process_index,
+            workers=accelerator.num_processes,
+            least=fewest_samples(self._model),
+            **self._order,
+        )
+        self._loader = with_sampler(loader, self.sampler)
+        if self._follower is not None:
+            self._follower.close()
+        trained = list(self._model.parameters())
+        self._follower = Follower(self.sampler, trained) if made.follow else None
 
     @staticmethod
     def probe(
@@ -200,9 +231,14 @@ class ForAccelerate:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training is, for accelerate's checkpoints."""
-        return self.sampler.state_dict(self._index + 1)
+        state = self.sampler.state_dict(self._index + 1)
+        made = vars(self.arrangement) | {"shares": None}
+        return state | ({"arrangement": made} if self._auto else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there with the next iteration."""
+        """Go on there with the next iteration, in the batch that an automatic plan had."""
+        if self._auto and "arrangement" in state:
+            self.arrangement = Arrangement(**state["arrangement"])
+            self._arrange()
         self.sampler.load_state_dict(state)
         self._index = -1

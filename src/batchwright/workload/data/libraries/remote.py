@@ -17,12 +17,11 @@ from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from batchwright.errors import DataError, JobError
 from batchwright.records import Job
-from batchwright.records.registries.data_sources import DATA, source_of
-from batchwright.records.text.problems import printable
+from batchwright.records.registries.data_sources import DATA, secret_in, source_of
 from batchwright.storage.locks import lock_file
 from batchwright.workload.data.libraries.web_dataset import Member, expanded, refuse_more
 from batchwright.workload.data.sources import ImageData
@@ -39,11 +38,6 @@ _STAMPS = (
     *("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created"),
 )
 """What stores call a file's tag or time; the first that there is counts."""
-
-_SECRET = re.compile(
-    r"sig$|signature|token|secret|passw|credential|auth(?!or)|key(?!w)", re.IGNORECASE
-)
-"""In the name of what an address's query tells, where it is a secret: signed addresses, tokens."""
 
 _BLOCK = 2**20
 _NOT_A_FILE = "neither a file nor a folder with files"
@@ -101,21 +95,11 @@ def fetch(data: str, url: str, progress: Progress | None, verify: bool) -> Path:
             "by its path"
         )
     try:
-        parts = urlsplit(url)
+        urlsplit(url)
     except ValueError as error:
         raise DataError(f"data={data} is no address ({error})") from error
-    if parts.password is not None or (parts.username and parts.scheme in ("http", "https")):
-        raise DataError(
-            f"data={data.partition(':')[0]}: a name or password in an address would be kept in "
-            "files: give it in the environment or in the files of the store's own tools"
-        )
-    if signed := [name for name, _ in parse_qsl(parts.query, True) if _SECRET.search(name)]:
-        raise DataError(
-            f"data={data.partition(':')[0]}: an address with {printable(signed[0])}= in it lets "
-            "whoever reads the run folder in: fetch the files yourself, or give the header that "
-            f"the server wants in FSSPEC_{parts.scheme.upper()}, as in "
-            """'{"headers": {"Authorization": "Bearer ..."}}'"""
-        )
+    if problem := secret_in(url):
+        raise DataError(problem)
     folder = cache_folder() / "fetched" / hashlib.sha256(url.encode()).hexdigest()[:32]
     content = folder / "content"
     if not verify and content.is_dir():
