@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from services import HandClock, Service
 
 LONGEST = (
-    *("ray", "hosts", "docs", "started_by_others", "slurm", "probe_workers", "examples"),
-    *("for_transformers", "for_accelerate", "for_lightning", "recovery", "service_takeover"),
-    *("session_workers", "loading", "launch", "server_session", "locks", "exports", "loads"),
+    *("ray", "hosts", "docs", "slurm", "started_by_others", "kept_folders", "examples"),
+    *("probe_workers", "for_transformers", "for_accelerate", "for_lightning", "recovery"),
+    *("service_takeover", "loading", "locks", "session_workers", "launch", "server_session"),
+    *("exports", "loads"),
 )
 """Files of tests that take half a minute or more in all, longest first."""
 

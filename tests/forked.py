@@ -1,27 +1,43 @@
 """`batchwright` in processes of its own, forked from one that has imported it already.
 
 A start takes two seconds of a core for its imports; tests that start dozens take their time from
-all others. Where nothing is forked (elsewhere than on Linux), each starts as usual.
+all others. A command that starts workers has a fork server of its own for them, which would import
+the same again: the first of each command is forked, too, and so are workers of a torchrun that is
+started here. Where nothing is forked (elsewhere than on Linux), each starts as usual.
 
-    python -m forked FOLDER OUT ERR WORDS...
+    python -m forked FOLDER IN OUT ERR PROGRAM WORDS...
+
+IN, OUT and ERR are paths, or ``&`` and the number of what is open already.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from batchwright.distributed import fork_server
-from batchwright.distributed.processes import PARENT_PID
+from batchwright.distributed.processes import PARENT_PID, child_environment, die_with_parent
 
+TORCHRUN = "torch.distributed.run"
 _NUMBERS = count()
+_COMMANDS = (  # what commands import as they come to it
+    *("batchwright.cli.commands", "batchwright.workflows.verbs", "batchwright.workflows.together"),
+    *("batchwright.workflows.sweep.verb", "batchwright.workflows.simulating"),
+    *("batchwright.workflows.doctor", "batchwright.workflows.exports", "matplotlib.figure"),
+    *("batchwright.reporting.render.figures", "matplotlib.backends.backend_agg", TORCHRUN),
+)
 
 
 class Forked:
@@ -32,22 +48,38 @@ class Forked:
         cwd: Where it runs.
         env: All its variables.
         prints: Folder for what it prints.
+        program: What runs instead: a module, or a script whose name ends in ``.py``.
+        stdin: What it reads.
     """
 
     def __init__(
-        self, words: list[str], *, cwd: Path, env: Mapping[str, str], prints: Path
+        self,
+        words: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        prints: Path,
+        program: str = "batchwright",
+        stdin: str = "",
     ) -> None:
         number = next(_NUMBERS)
         self._printed = [prints / f"{number}.{end}" for end in ("out", "err", "log")]
+        read = prints / f"{number}.in"
+        read.write_text(stdin)
         with self._printed[2].open("wb") as log:
             self._process = fork_server.start(
                 "forked",
-                [*map(str, (cwd, *self._printed[:2])), *words],
+                [*map(str, (cwd, read, *self._printed[:2])), program, *words],
                 environment={**env, "PYTHONPATH": _with_tests(env)},
                 log=log,
             )
         self.poll, self.wait = self._process.poll, self._process.wait
         self.kill, self.send_signal = self._process.kill, self._process.send_signal
+
+    @property
+    def pid(self) -> int:
+        """Its number; waits until it is started."""
+        return self._process.pid
 
     @property
     def returncode(self) -> int | None:
@@ -70,7 +102,7 @@ def forking() -> Iterator[None]:
     """Inside, those that are started are forked."""
     with ExitStack() as stack:
         with mock.patch.dict(os.environ, PYTHONPATH=_with_tests(os.environ)):
-            stack.enter_context(fork_server.imported_once())
+            stack.enter_context(fork_server.imported_once(*_COMMANDS))
         yield
 
 
@@ -79,11 +111,9 @@ def _with_tests(env: Mapping[str, str]) -> str:
     return os.pathsep.join([tests, *filter(None, [env.get("PYTHONPATH")])])
 
 
-def command(
-    *words: object, cwd: Path, env: Mapping[str, str], prints: Path
-) -> subprocess.CompletedProcess[str]:
-    """What ``batchwright WORDS`` comes to."""
-    one = Forked([*map(str, words)], cwd=cwd, env=env, prints=prints)
+def command(*words: object, **how: Any) -> subprocess.CompletedProcess[str]:
+    """What ``batchwright WORDS`` comes to; ``how`` is as `Forked` takes it."""
+    one = Forked([*map(str, words)], **how)
     try:
         out, err = one.communicate()
     finally:
@@ -91,13 +121,113 @@ def command(
     return subprocess.CompletedProcess(words, one.returncode or 0, out, err)
 
 
+class _Spare:
+    """Forked before a command has done anything, to become the fork server of its workers."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
+        self._pid = os.fork()
+        if not self._pid:
+            self._line.close()
+            _wait_to_serve(theirs, parent)
+            os._exit(0)
+        theirs.close()
+        self._usual, fork_server._start_server = fork_server._start_server, self._start
+
+    def _start(self, line: int, more: Sequence[str]) -> fork_server.Process:
+        fork_server._start_server = self._usual
+        if more or threading.current_thread() is not threading.main_thread():
+            return self._usual(line, more)  # it would end with that thread
+        order = json.dumps([line, child_environment(threads=1)]).encode()
+        self._line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(order) + 4096)
+        socket.send_fds(self._line, [order], [line])
+        self._line.close()
+        return _Child(self._pid)
+
+
+class _Child:
+    """A forked process of this one's own, as far as it is asked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self._code = pid, None
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        return self._ended(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int:
+        del timeout  # it is asked of what was killed
+        return self._ended(0)
+
+    def _ended(self, how: int) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, how)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+
+def _wait_to_serve(line: socket.socket, parent: int) -> None:
+    os.environ[PARENT_PID] = str(parent)
+    die_with_parent(PARENT_PID)
+    os.setsid()
+    order, files, _, _ = socket.recv_fds(line, 1 << 20, 1)
+    if not order:  # no workers were wanted
+        return
+    (given,), (number, environment) = files, json.loads(order)
+    line.close()
+    if given != number:
+        os.dup2(given, number)
+        os.close(given)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["fork_server", str(number)]
+    fork_server._main()
+
+
+@contextmanager
+def _forking_workers() -> Iterator[None]:
+    """Inside, torchrun forks its workers."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    def begin(handler: SubprocessHandler, args: Sequence[str], env: Mapping[str, str]) -> object:
+        del handler
+        words = [one for one in args[1:] if one != "-u"]  # args[0] is Python
+        if words[0] == "-m":
+            del words[0]
+        out = os.dup(1)
+        order = [os.getcwd(), "/dev/null", f"&{out}", "&2", *words]  # noqa: PTH109
+        with open(2, "wb", closefd=False) as log:
+            try:
+                return fork_server.start("forked", order, environment=env, log=log, files=[out])
+            finally:
+                os.close(out)
+
+    with fork_server.imported_once(), mock.patch.object(SubprocessHandler, "_popen", begin):
+        yield
+
+
 if __name__ == "__main__":
-    folder, out, err, *words = sys.argv[1:]
-    for number, path in ((1, out), (2, err)):
-        with open(path, "wb") as file:  # noqa: PTH123 - as the shell does
+    folder, read, out, err, program, *words = sys.argv[1:]
+    for number, path, mode in ((0, read, "rb"), (1, out, "wb"), (2, err, "wb")):
+        if path.startswith("&"):  # it is open already
+            os.dup2(int(path[1:]), number)
+            continue
+        with open(path, mode) as file:  # noqa: PTH123 - as the shell does
             os.dup2(file.fileno(), number)
     os.chdir(folder)
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
     os.environ.pop(PARENT_PID, None)  # it is a command, not a worker of somebody's
-    sys.argv = ["batchwright", *words]
-    runpy.run_module("batchwright", run_name="__main__", alter_sys=True)
+    _Spare()
+    sys.argv = [program, *words]
+    with _forking_workers() if program == TORCHRUN else nullcontext():
+        if program.endswith(".py"):
+            sys.path[0] = str(Path(program).parent.absolute())  # as `python SCRIPT` does
+            runpy.run_path(program, run_name="__main__")
+        else:
+            if program == TORCHRUN:
+                sys.modules.pop(TORCHRUN)  # it runs as the main one
+            runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -8,6 +8,7 @@ FOLDER holds plan.json and takes the run; LAUNCH numbers the launches that share
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 folder, launch = Path(sys.argv[1]), sys.argv[2]
@@ -15,6 +16,8 @@ rank = os.environ["RANK"]
 life = f"{launch}-{os.environ['TORCHELASTIC_RESTART_COUNT']}-{rank}"
 notes = (folder / f"life-{life}.jsonl").open("w", encoding="utf-8")  # before the slow imports
 print(os.getpid(), file=notes, flush=True)  # first line; the test kills by it
+while os.environ["TORCHELASTIC_RESTART_COUNT"] != "0" and (folder / "hold").exists():
+    time.sleep(0.01)  # nothing has been done by those that are started again
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402

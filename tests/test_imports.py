@@ -127,8 +127,13 @@ def home_of(path: Path) -> str:
     return name_of(path).partition(".")[0]
 
 
-def imports_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imports_in(path: Path) -> list[tuple[int, str]]:
     """Line and full name of everything imported, wherever the import stands."""
+    return [*imports_below(parse(path))]
+
+
+def imports_below(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -154,15 +159,15 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_of_ours_follow_the_arrows(path):
-    home = home_of(path)
-    allowed = ARROWS[home] | {home}
+def test_imports_of_ours_follow_the_arrows():
     strays = [
-        f"line {line}: {name}"
-        for line, name in imports_in(parse(path))
+        f"{path}:{line}: {name}"
+        for path in MODULES
+        for line, name in imports_in(path)
         if name.startswith("batchwright.")
-        and not any(within(room_first(name), one) for one in allowed)
+        and not any(
+            within(room_first(name), one) for one in ARROWS[home_of(path)] | {home_of(path)}
+        )
     ]
     assert not strays
 
@@ -179,7 +184,7 @@ def test_rooms_and_arrows_between_them_are_few():
     arrows = {
         (home_of(path), target)
         for path in MODULES
-        for _, name in imports_in(parse(path))
+        for _, name in imports_in(path)
         if name.startswith("batchwright.")
         for target in [room_first(name).partition(".")[0]]
         if target != home_of(path)
@@ -195,18 +200,28 @@ def test_no_folder_holds_too_many_files():
     assert max(files.values()) <= MAX_FILES
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_libraries_of_extras_are_imported_by_import_library_alone(path):
-    packages = {name.partition(".")[0] for _, name in imports_in(parse(path))}
-    assert not packages & {"torchvision", "timm", "datasets", "lmdb", "huggingface_hub"}
+def test_libraries_of_extras_are_imported_by_import_library_alone():
+    extras = {"torchvision", "timm", "datasets", "lmdb", "huggingface_hub"}
+    strays = [
+        f"{path}:{line}: {name}"
+        for path in MODULES
+        for line, name in imports_in(path)
+        if name.partition(".")[0] in extras
+    ]
+    assert not strays
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in MODULES if {home_of(p), name_of(p)} & WITHOUT_TORCH], ids=name_of
-)
-def test_modules_that_start_without_torch_import_it_inside_functions_only(path):
-    at_start = ast.Module([n for n in parse(path).body if not is_block(n)], [])
-    assert "torch" not in {name.partition(".")[0] for _, name in imports_in(at_start)}
+def test_modules_that_start_without_torch_import_it_inside_functions_only():
+    strays = [
+        f"{path}:{line}"
+        for path in MODULES
+        if {home_of(path), name_of(path)} & WITHOUT_TORCH
+        for block in parse(path).body
+        if not is_block(block)
+        for line, name in imports_below(block)
+        if name.partition(".")[0] == "torch"
+    ]
+    assert not strays
 
 
 def is_block(node: ast.stmt) -> bool:
@@ -254,7 +269,7 @@ def test_no_files_import_each_other_in_a_circle():
     ahead = {
         name: {
             found
-            for _, imported in imports_in(parse(path))
+            for _, imported in imports_in(path)
             for found in [file_of(imported.removeprefix("batchwright."), files)]
             if imported.startswith("batchwright.") and found not in {None, name}
         }

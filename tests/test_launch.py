@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from batchwright.errors import BatchwrightError, Interrupted, JobError, WorkerEr
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records.documents import write_record
 from batchwright.workload.data.sources import open_data
+from forked import Forked, forking
 from samples import make_job, make_network
 from test_session import summary_in
 
@@ -295,23 +294,26 @@ class EndingServer:
 # ------------------------------------------------------------------------------------ real training
 
 
+@pytest.fixture(scope="module")
+def forks():
+    with forking():
+        yield
+
+
 @pytest.fixture
-def start(tmp_path_factory, tmp_path, monkeypatch):
+def start(tmp_path_factory, tmp_path, monkeypatch, forks):
     """Starts ``batchwright train`` on digits, two workers, two epochs of ninety steps."""
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path_factory.getbasetemp() / "launch-cache"))
-    started = []
+    started, prints = [], tmp_path / "prints"
+    prints.mkdir()
     job = make_job(epochs=2, precision="float32", resolutions=(8,), evaluate_epochs=2)
     facts = open_data(job).facts
     plan = plan_without_profile(job, facts, make_network(), local_batch_sizes=(10, 6))
     write_record(plan, tmp_path / "plan.json")
 
     def call(*words):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "batchwright", "train", *words, "--out", tmp_path / "run"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        train = ["train", *map(str, words), "--out", str(tmp_path / "run")]
+        process = Forked(train, cwd=tmp_path, env=os.environ, prints=prints)
         started.append(process)
         return process
 

@@ -21,6 +21,7 @@ from batchwright.errors import FileError
 from batchwright.records import Plan
 from batchwright.records.documents import read_record, write_record
 from batchwright.storage.locks import LOCK_FILE, take, writing
+from forked import forking
 from samples import make_dual_plan
 from test_recovery import (
     check_whole,
@@ -252,8 +253,14 @@ def test_a_session_that_could_not_begin_holds_nothing(tmp_path):
     assert not is_held(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def forks():
+    with forking():
+        yield
+
+
 @pytest.mark.slow
-def test_an_own_loop_that_is_started_twice_goes_on_once(tmp_path):
+def test_an_own_loop_that_is_started_twice_goes_on_once(tmp_path, forks):
     folder = make_folder(tmp_path / "twice", 2)
     plan = read_record(folder / "plan.json", Plan)
     patient = plan.job.model_copy(update={"timeout": 600.0})
@@ -270,15 +277,16 @@ def test_an_own_loop_that_is_started_twice_goes_on_once(tmp_path):
             for number in stopped:
                 os.kill(number, signal.SIGCONT)
     assert second.returncode != 0
-    assert f"run is being written by process {stopped[0]} on " in (folder / "log-1").read_text()
+    told = "".join(path.read_text() for path in (folder / "log-1").iterdir())
+    assert f"run is being written by process {stopped[0]} on " in told
     assert first.returncode == 0, last_words(folder)
     check_whole(folder)
 
 
 @pytest.mark.slow
-def test_workers_end_with_torchruns_agent_and_the_next_launch_goes_on(tmp_path):
+def test_workers_end_with_torchruns_agent_and_the_next_launch_goes_on(tmp_path, forks):
     folder = make_folder(tmp_path / "orphans", 2)
-    with launched(folder, 2) as first:
+    with launched(folder, 2, fork=False) as first:  # none but its agent is their parent
         wait_for_steps(folder, first, "0-0-0", 1)
         wait_for_steps(folder, first, "0-0-1", 1)
         workers = [read_life(folder, f"0-0-{rank}")[0] for rank in range(2)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchwright.distributed.fork_server import imported_once
+import forked
 from batchwright.distributed.group import Group
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.probing import commands
@@ -23,6 +23,7 @@ from batchwright.probing.visiting import MAX_RESTARTS
 from batchwright.probing.workers import Killed, Workers
 from batchwright.records import Job, ProbeSettings, Profile
 from batchwright.records.documents import read_record
+from forked import Forked, forking
 from test_launch import processes_naming, wait_until
 
 pytestmark = pytest.mark.slow
@@ -67,13 +68,27 @@ class Broken(Deadly):
 """
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Decoded images and networks of the tests' own, for all processes."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "probed_networks.py").write_text(NETWORKS)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("BATCHWRIGHT_CACHE", str(folder / "cache"))
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="module")
+def forks(shared):
+    """Workers of this process are forked, as a verb's are, and so are commands."""
+    with forking():
+        yield
+
+
 @pytest.fixture
-def apart(tmp_path, monkeypatch):
+def apart(shared, tmp_path):
     """Where a process of the test's own probes; afterwards no process that names it is left."""
-    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "probed_networks.py").write_text(NETWORKS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"), prepend=os.pathsep)
     place = tmp_path / "probe"
     place.mkdir()
     yield place
@@ -81,10 +96,9 @@ def apart(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def folder(apart):
-    """Where this process probes, with workers that are forked as a verb's are."""
-    with imported_once():
-        yield apart
+def folder(forks, apart):
+    """Where this process probes."""
+    return apart
 
 
 def job_of(**changes):
@@ -279,17 +293,17 @@ def taught_job():
     return job_of(network="probed_networks:Slow", workers=2, goal=goal, probe=settings)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_probe_that_is_stopped_in_its_trials_goes_on_with_them(number, folder, tmp_path):
+def test_a_probe_that_is_stopped_in_its_trials_goes_on_with_them(folder, tmp_path):
+    """By SIGINT; by SIGTERM: a run, below."""
     kept, whats = tmp_path / "profile.json", []
 
     def stop(done, total, what):
         if what.startswith("trial 2"):
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted) as caught:
         probe(taught_job(), folder, kept=kept, progress=stop)
-    assert caught.value.exit_code == 128 + number
+    assert caught.value.exit_code == 130
     first = read_record(kept, Profile)
     assert first.trials_open
     assert len(first.trials) == 1
@@ -332,28 +346,25 @@ def rank_of(folder, rank):
     raise AssertionError(f"there is no worker {rank}")
 
 
-def test_a_run_that_is_stopped_in_its_trials_goes_on(apart, tmp_path):
-    """By the very commands, as one types them."""
+def test_a_run_that_is_stopped_in_its_trials_goes_on(folder, tmp_path):
+    """By the very commands."""
     run, code = tmp_path / "run", "network=probed_networks:Slow"
     words = [code, "workers=2", "device=cpu", "precision=float32", "epochs=1"]
     words += ["probe.budget=2", "probe.steps=2", "probe.learning=15", "base_batch=32"]
     words += ["goal.accuracy_tolerance=0"]
-    begin = [sys.executable, "-m", "batchwright", "run", *words, "--out", str(run)]
-    process = subprocess.Popen(begin, stderr=subprocess.PIPE, text=True)
+    how = {"cwd": tmp_path, "env": os.environ, "prints": folder}
+    process = Forked(["run", *words, "--out", str(run)], **how)
     try:
-        for line in process.stderr:
-            if line.startswith("trial 2"):
-                break
+        assert wait_until(lambda: "\ntrial 2" in process.said()[1])
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=500)
+        _, told = process.communicate()
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
     assert f"continue with `batchwright run --resume --out {run} {code}`" in told
     first = read_record(run / "profile.json", Profile)
     assert first.trials_open
-    again = [sys.executable, "-m", "batchwright", "run", "--resume", "--out", str(run), code]
-    done = subprocess.run(again, stderr=subprocess.PIPE, text=True, timeout=500, check=False)
+    done = forked.command("run", "--resume", "--out", run, code, **how)
     assert done.returncode == 0, done.stderr
     assert "has all but trials, and 1 trial: going on with them" in done.stderr
     assert "local batch" not in done.stderr.partition("plan: ")[0]

@@ -23,6 +23,7 @@ import torch
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.records import LearningRateRule
 from batchwright.records.documents import write_record
+from forked import TORCHRUN, Forked, forking
 from test_session import make_tiny_plan
 
 pytestmark = pytest.mark.slow
@@ -48,23 +49,35 @@ def make_folder(folder, workers):
     return folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forks():
+    with forking():
+        yield
+
+
 @contextmanager
-def launched(folder, workers, launch=0, *, restarts=0, resume=False):
+def launched(folder, workers, launch=0, *, restarts=0, resume=False, fork=True):
     """A running torchrun; ended with its workers if it still runs after, or runs too long."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={workers}", f"--max-restarts={restarts}"]
-    command += [str(SCRIPT), str(folder), str(launch), *["--resume"] * resume]
-    log = (folder / f"log-{launch}").open("wb")
+    words = ["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={restarts}"]
+    words += [str(SCRIPT), str(folder), str(launch), *["--resume"] * resume]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command, stdout=log, stderr=log, env=environment, start_new_session=True
-    )
+    prints = folder / f"log-{launch}"
+    prints.mkdir()
+    if fork:
+        how = {"cwd": folder, "env": environment, "prints": prints}
+        process = Forked(words, **how, program=TORCHRUN)
+    else:
+        with (prints / "err").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", TORCHRUN, *words], stderr=log, env=environment
+            )
     try:
         yield process
         process.wait(SECONDS)
     finally:
         if process.poll() is None:
-            process.terminate()  # torchrun ends its workers, which are in sessions of their own
+            # torchrun ends its workers, which are in sessions of their own
+            process.send_signal(signal.SIGTERM)
             process.wait(SECONDS)
 
 
@@ -102,7 +115,7 @@ def kill_one(folder, process, workers, life, chance):
 
 def last_words(folder):
     """Ends of the launches' logs, for a test that fails."""
-    return "".join(log.read_text()[-2000:] for log in sorted(folder.glob("log-*")))
+    return "".join(log.read_text()[-2000:] for log in sorted(folder.glob("log-*/*")))
 
 
 def run_undisturbed(folder, workers):
@@ -126,9 +139,12 @@ def four(tmp_path_factory, chance):
     folder = make_folder(place / "killed", 4)
     with launched(folder, 4, restarts=1) as process:
         wait_for_a_checkpoint(folder, process)  # without one a run begins, with workers as planned
+        (folder / "hold").touch()
         kill_one(folder, process, 4, "0-0", chance)
-        wait_for_steps(folder, process, "0-1-0", 0)  # it still imports, and the first life is over
-        shutil.copytree(folder, place / "left", ignore=shutil.ignore_patterns("life-0-1-*"))
+        wait_for_steps(folder, process, "0-1-0", 0)  # the first life is over
+        later = shutil.ignore_patterns("life-0-1-*", "hold")
+        shutil.copytree(folder, place / "left", ignore=later)
+        (folder / "hold").unlink()
     assert process.returncode == 0, last_words(folder)
     return folder, place / "left"
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import batchwright
+import forked
 from batchwright.distributed.heartbeat import presence
 from batchwright.distributed.joining import environments, gathering
 from batchwright.distributed.joining.environments import (
@@ -333,7 +334,16 @@ class Started:
         self._folder, self._cache, self._prints = folder, cache, prints
         self.processes = []
 
-    def __call__(self, *words, size=2, says=srun, before=None, place=None, **more):
+    def __call__(
+        self,
+        *words,
+        size=2,
+        says=srun,
+        before=None,
+        place=None,
+        program="batchwright",
+        **more,
+    ):
         self.port, self.processes = free_port(), []
         for rank in range(size):
             own = {"MASTER_PORT": str(self.port), "MASTER_ADDR": "127.0.0.1", **says(rank, size)}
@@ -342,7 +352,8 @@ class Started:
             mine = words[0](rank) if callable(words[0]) else words
             mine, env = [*map(str, mine)], {**environment(self._cache), **own, **more}
             if not front:
-                self.processes.append(Forked(mine, cwd=where, env=env, prints=self._prints))
+                how = {"cwd": where, "env": env, "prints": self._prints, "program": program}
+                self.processes.append(Forked(mine, **how))
                 continue
             self.processes.append(
                 subprocess.Popen(
@@ -392,6 +403,11 @@ def torchrun(folder, cache, *words, workers=2, more=()):
     return subprocess.run(
         command, cwd=folder, env=own, capture_output=True, text=True, timeout=500, check=False
     )
+
+
+def children_of(process):
+    listing = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(one) for path in listing for one in path.read_text().split()]
 
 
 def errors(told):
@@ -659,19 +675,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_script_gets_the_summary_in_every_process(tmp_path, cache):
+def test_a_script_gets_the_summary_in_every_process(tmp_path, cache, forks):
     (tmp_path / "script.py").write_text(RUN_SCRIPT)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", "script.py"),
-        ],
+    done = forked.command(
+        *("--standalone", "--nproc-per-node", "2", "script.py"),
+        program=forked.TORCHRUN,
         cwd=tmp_path,
         env=environment(cache),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
+        prints=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1", "1"]
@@ -765,55 +776,45 @@ def test_kinds_that_alternate_train_with_a_parameter_server(start, tmp_path, met
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["plain", "dual-batch"])
-def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cache, method):
+def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cache, forks, method):
     """torchrun starts all again; no sample is lost, none is repeated."""
     words = (*JOB[:1], "epochs=40", *JOB[2:4], f"method={method}", "checkpoint_seconds=0.3")
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *("--max-restarts", "3", "--monitor-interval", "0.2"),
-        *("-m", "batchwright", "run", *words, "--out", "a"),
-    ]
-    with (tmp_path / "log").open("w") as log:
-        agent = subprocess.Popen(
-            command, cwd=tmp_path, env=environment(cache), stdout=log, stderr=log
-        )
+    agent = Forked(
+        [
+            *("--standalone", "--nproc-per-node", "2", "--max-restarts", "3"),
+            *("--monitor-interval", "0.2", "-m", "batchwright", "run", *words, "--out", "a"),
+        ],
+        program=forked.TORCHRUN,
+        cwd=tmp_path,
+        env=environment(cache),
+        prints=tmp_path,
+    )
     try:
         end = time.monotonic() + 300
         while not (tmp_path / "a" / "checkpoints" / "last.pt").exists():
-            assert time.monotonic() < end, (tmp_path / "log").read_text()
-            assert agent.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < end, agent.said()
+            assert agent.poll() is None, agent.said()
             time.sleep(0.05)
-        listing = Path(f"/proc/{agent.pid}/task").glob("*/children")
-        workers = [int(one) for path in listing for one in path.read_text().split()]
-        os.kill(workers[-1], signal.SIGKILL)
-        assert agent.wait(timeout=500) == 0, (tmp_path / "log").read_text()
+        (server,) = children_of(agent.pid)
+        os.kill(children_of(server)[-1], signal.SIGKILL)
+        _, told = agent.communicate()
+        assert agent.returncode == 0, told
     finally:
         agent.kill()
         agent.wait()
-    assert "exitcode: -9" in (tmp_path / "log").read_text()  # torchrun saw it
+    assert "exitcode: -9" in told  # torchrun saw it
     summary = read_record(tmp_path / "a" / "summary.json", RunSummary)
     assert not lost_or_repeated(summary, epochs=40)
 
 
 @pytest.mark.slow
-def test_a_loop_of_ones_own_finds_its_group_under_srun(tmp_path, cache):
+def test_a_loop_of_ones_own_finds_its_group_under_srun(tmp_path, start):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "go").touch()
     tiny = make_tiny_plan((6, 6), epochs=EPOCHS, samples=SAMPLES)
     write_record(tiny, tmp_path / "plan.json")
-    port = str(free_port())
-    both = [
-        subprocess.Popen(
-            [sys.executable, "script.py", str(tmp_path)],
-            cwd=tmp_path,
-            env={**environment(cache), **srun(rank, 2), "MASTER_PORT": port},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    told = [one.communicate(timeout=500)[1] for one in both]
-    assert [one.returncode for one in both] == [0, 0], told
+    codes, told = start(tmp_path, program=str(tmp_path / "script.py")).end()
+    assert codes == [0, 0], told
     assert (tmp_path / "with-2").exists()
     times = torch.load(tmp_path / "weights.pt") / (-0.1 / BATCH)
     assert torch.allclose(times, torch.full_like(times, EPOCHS), atol=1e-9)

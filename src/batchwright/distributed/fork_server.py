@@ -12,6 +12,7 @@ leaves to them. Where there is none (elsewhere than on Linux, or outside of
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -98,15 +99,18 @@ def start(
 
 
 @contextmanager
-def imported_once() -> Iterator[None]:
+def imported_once(*more: str) -> Iterator[None]:
     """Inside, workers that this thread starts come from a fork server, which imports at once.
 
     The kernel ends a process with the thread that has started it, so each thread has its own.
+
+    Args:
+        more: Modules that it imports besides what workers want.
     """
     if getattr(_of_thread, "server", None) is not None or sys.platform != "linux":
         yield
         return
-    server = _of_thread.server = _ForkServer()
+    server = _of_thread.server = _ForkServer(more)
     try:
         yield
     finally:
@@ -115,16 +119,10 @@ def imported_once() -> Iterator[None]:
 
 
 class _ForkServer:
-    def __init__(self) -> None:
+    def __init__(self, more: Sequence[str]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "batchwright.distributed.fork_server", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                env=child_environment(threads=1),  # or NumPy's BLAS starts some before the fork
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            self._process = _start_server(theirs.fileno(), more)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
         self._line = ours
         self._orders = count()
@@ -185,6 +183,16 @@ class _ForkServer:
 
 
 _of_thread = threading.local()
+
+
+def _start_server(line: int, more: Sequence[str]) -> Process:
+    return subprocess.Popen(
+        [sys.executable, "-m", "batchwright.distributed.fork_server", str(line), *more],
+        stdin=subprocess.DEVNULL,
+        env=child_environment(threads=1),  # or NumPy's BLAS starts some before the fork
+        pass_fds=[line],
+        start_new_session=True,
+    )
 
 
 class _Forked:
@@ -342,9 +350,11 @@ def _main() -> None:
     die_with_parent(PARENT_PID)
     for number in _FOR_WORKERS:
         signal.signal(number, signal.SIG_IGN)
-    for module in _MODULES:
+    _, number_of_line, *more = sys.argv
+    for module in (*_MODULES, *more):
         import_module(module)
-    with socket.socket(fileno=int(sys.argv[1])) as line:
+    gc.freeze()  # what was imported stays: workers need not go through it again and again
+    with socket.socket(fileno=int(number_of_line)) as line:
         order = _serve(line)
     if order is not None:
         sys.argv[1:] = order.arguments
