@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from benchmarks.first_contact import first_contact  # noqa: E402
 from benchmarks.first_contact.first_contact import Epoch, jpeg_files, own_data_found  # noqa: E402
 from benchmarks.first_contact.first_look import Regret, regrets_found  # noqa: E402
 from benchmarks.first_contact.own_data import SETS  # noqa: E402
-from benchmarks.harness import beside, tables  # noqa: E402
+from benchmarks.harness import beside, tables, turns  # noqa: E402
 from benchmarks.harness.benchmark import (  # noqa: E402
     Arguments,
     Benchmark,
@@ -487,6 +488,58 @@ def test_what_feeds_a_tracker_stands_still_and_rests_once_it_has_all(tmp_path: P
         process.communicate()
     with pytest.raises(RuntimeError, match="nothing feeds a tracker"):
         one.stand_still()
+
+
+def test_a_long_turn_tells_computing_waiting_for_a_core_and_waiting_for_others_apart() -> None:
+    before, after = {1: (5.0, 1.0), 2: (0.5, 0.0)}, {1: (9.0, 3.5), 2: (0.5, 0.0), 3: (1.0, 1.0)}
+    assert turns.long_turn(130.0, before, after) == (
+        "a turn of 130.0 s: process 1 had a core for 4.0 s and waited for one for 2.5 s; "
+        "process 2 had a core for 0.0 s and waited for one for 0.0 s"
+    )
+
+
+def test_what_a_process_has_had_of_a_core_is_counted_with_its_children() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        before = turns.core_seconds()
+        assert {os.getpid(), child.pid} <= before.keys()
+        spent = time.thread_time()
+        while time.thread_time() - spent < 0.05:
+            pass
+        ran = turns.core_seconds()[os.getpid()][0] - before[os.getpid()][0]
+        child.communicate(b"\n")
+    assert ran >= 0.04
+
+
+class OneTurn:
+    """A pipe whose other end asks for one turn of a step and then for no more."""
+
+    def __init__(self) -> None:
+        self.requests, self.sent = [(0, 1)], []
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+    def recv(self) -> tuple[int, int] | None:
+        return self.requests.pop() if self.requests else None
+
+
+@pytest.mark.parametrize("longest", [-1.0, 3600.0])
+def test_only_a_turn_that_takes_too_long_explains_itself(longest, monkeypatch, capsys) -> None:
+    armed: list[str] = []
+    monkeypatch.setattr(turns, "LONG_SECONDS", longest)
+    monkeypatch.setattr(
+        turns.faulthandler, "dump_traceback_later", lambda *_, **__: armed.append("on")
+    )
+    monkeypatch.setattr(
+        turns.faulthandler, "cancel_dump_traceback_later", lambda: armed.append("off")
+    )
+    arm = turns.Turns(pipe := OneTurn())
+    arm.ready()
+    with pytest.raises(SystemExit):
+        arm.step_done(64)
+    assert pipe.sent[1].images == 64
+    assert armed == ["on", "off"]
+    assert (f"process {os.getpid()} had a core" in capsys.readouterr().err) == (longest < 0)
 
 
 @pytest.mark.slow

@@ -11,20 +11,24 @@ let a turn be an epoch: between epochs no clock of a session runs.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.benchmark import say
-from benchmarks.harness.loads import free_port, pin
+from benchmarks.harness.loads import children, free_port, pin
 
 LIMIT_SECONDS = 1800.0  # setting up, or a turn, that takes longer hangs
+LONG_SECONDS = 120.0  # a turn that takes longer has to explain itself
 
 
 @dataclass(frozen=True)
@@ -51,17 +55,22 @@ class Turns:
 
     A turn begins with steps that are not timed: in them caches fill again, and batches that loader
     processes made ahead during the pause are used up.
+
+    One that takes longer than `LONG_SECONDS` says on standard error where all threads of this
+    process were by then, and at its end what `long_turn` says.
     """
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._lead_in = self._timed = 0
         self._images = 0
-        self._started = 0.0
+        self._started = self._began = 0.0
         self._step_ends: list[float] = []
+        self._core_seconds: dict[int, tuple[float, float]] = {}
 
     def ready(self) -> None:
         """All is set up for the first step; sleeps until the first turn."""
+        self._core_seconds = core_seconds()
         self._pipe.send(None)
         self._wait()
 
@@ -76,7 +85,8 @@ class Turns:
         self._lead_in, self._timed = request
         self._images = 0
         self._step_ends = []
-        self._started = time.monotonic()
+        faulthandler.dump_traceback_later(LONG_SECONDS, file=sys.__stderr__)
+        self._started = self._began = time.monotonic()
 
     def step_done(self, images: int) -> None:
         """A step with so many ``images`` is done; at the end of a turn this takes a while."""
@@ -88,6 +98,10 @@ class Turns:
         self._images += images
         self._step_ends.append(now)
         if len(self._step_ends) == self._timed:
+            faulthandler.cancel_dump_traceback_later()
+            before, self._core_seconds = self._core_seconds, core_seconds()
+            if now - self._began > LONG_SECONDS:
+                say(long_turn(now - self._began, before, self._core_seconds))
             self._pipe.send(Turn(self._started, tuple(self._step_ends), self._images))
             self._wait()
 
@@ -183,6 +197,42 @@ class Arm:
             except (EOFError, OSError):
                 raise RuntimeError(f"arm {self.name} ended before its turn did") from None
         return messages
+
+
+def core_seconds() -> dict[int, tuple[float, float]]:
+    """Seconds that this process and its children have had a core, and have waited for one, so far.
+
+    By process number; over the threads that each has now. Empty where the system does not say.
+    """
+    found = {}
+    for pid in (os.getpid(), *children(os.getpid())):
+        with suppress(OSError):  # a thread, or all of it, has just ended
+            texts = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+            nanoseconds = [tuple(map(int, text.split()[:2])) for text in texts]
+            ran, waited = map(sum, zip(*nanoseconds, strict=True))
+            found[pid] = ran / 1e9, waited / 1e9
+    return found
+
+
+def long_turn(
+    seconds: float,
+    before: Mapping[int, tuple[float, float]],
+    after: Mapping[int, tuple[float, float]],
+) -> str:
+    """What tells computing, waiting for a core, and waiting for another process apart.
+
+    Args:
+        seconds: That the turn took.
+        before: The `core_seconds` when this process went to sleep before it.
+        after: Those at its end.
+    """
+    told = [
+        f"process {pid} had a core for {after[pid][0] - ran:.1f} s and waited for one for "
+        f"{after[pid][1] - waited:.1f} s"
+        for pid, (ran, waited) in before.items()
+        if pid in after
+    ]
+    return f"a turn of {seconds:.1f} s: " + "; ".join(told or ["nothing is known of its processes"])
 
 
 @contextmanager
