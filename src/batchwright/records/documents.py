@@ -310,7 +310,7 @@ def _read_text(path: str | Path) -> str:
     except UnicodeDecodeError:
         raise FileError(f"cannot read {_name_of(path)}: it is not text in UTF-8") from None
     except OSError as error:
-        inside = [name for name in _IN_A_RUN if Path(path, name).exists()]
+        inside = [name for name in _IN_A_RUN if is_there(Path(path, name))]
         hint = f"; there is {' and '.join(inside)} in it" if inside else ""
         raise FileError(f"cannot read {path}: {error.strerror}{hint}") from None
 
