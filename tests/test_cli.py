@@ -261,9 +261,99 @@ def test_a_plan_that_cannot_be_written_is_refused(refused, command, place):
     code, out, err = command("plan", "profile.json", "--out", "nowhere/plan.json")
     assert (code, out) == (2, "")
     last = err.splitlines()[-1]
-    assert last == (
-        "error: cannot write nowhere/plan.json: No such file or directory; choose another place"
-    )
+    assert last == ("error: cannot write nowhere/plan.json: no such folder, or not writable")
+
+
+@pytest.mark.parametrize(
+    ("verb", "holds"), [("plan", "a profile"), ("simulate", "a plan"), ("probe", "something else")]
+)
+def test_a_record_is_written_over_nothing_but_one_of_its_kind(refused, place, verb, holds):
+    write_record(make_profile(), place / "profile.json")
+    write_record(make_plan(), place / "plan.json")
+    (place / "job.yaml").write_text("epochs: 3")
+    file = {"plan": "profile.json", "simulate": "plan.json", "probe": "job.yaml"}[verb]
+    assert f"{file} holds {holds}" in refused(verb, file, "--out", file)
+
+
+def test_a_record_is_written_over_an_earlier_one_of_its_kind(command, place):
+    write_record(make_profile(), place / "profile.json")
+    write_record(make_plan(), place / "plan.json")
+    (place / "empty.json").touch()
+    for name in ("plan.json", "empty.json"):
+        assert command("plan", "profile.json", "epochs=7", "--out", name)[0] == 0
+        assert bw.load(place / name).epochs == 7
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--out"),
+        ("report",),
+        ("plan",),
+        ("train",),
+        ("schedule",),
+        ("export", "--as", "sbatch"),
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_is_too_long_is_refused(refused, words):
+    assert "File name too long" in refused(*words, "x" * 300)
+
+
+def test_a_key_may_be_longer_than_the_name_of_a_file(refused, command, place):
+    assert "unknown" in refused("run", f"network={'x' * 300}")
+    write_record(make_profile(), place / "profile.json")
+    kinds = ", ".join(f"{{kind: k{name}, count: 1, like: other}}" for name in range(20))
+    assert "'other'" in refused("plan", "profile.json", f"goal.kinds=[{kinds}]")
+
+
+def test_a_word_that_is_no_text_is_refused(refused):
+    assert r"'runs/\udcff' is not text in UTF-8" in refused("run", "--out", "runs/\udcff")
+
+
+def test_a_number_beyond_those_that_floats_hold_is_refused(refused, place):
+    write_record(make_profile(), place / "profile.json")
+    assert "job key epochs = " in refused("plan", "profile.json", f"epochs={'9' * 400}")
+
+
+def test_a_message_acts_on_no_terminal(refused, place):
+    (place / "job.yaml").write_text('network: "\\e[31mred"')
+    assert r"network=\x1b[31mred" in refused("run", "job.yaml")
+
+
+def test_output_to_a_full_disk_is_an_error_of_one_line(command, place, monkeypatch):
+    write_record(make_profile(), place / "profile.json")
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        code, _, err = command("plan", "profile.json")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cannot write: No space left on device" in err
+
+
+def test_streams_that_the_caller_has_closed_take_no_file_of_ours(place):
+    script = """
+import sys, batchwright.__main__
+with open("file", "w") as file:
+    assert file.fileno() > 2
+    print("lost", file=sys.stdout)
+    print("lost", file=sys.stderr)
+    file.write(sys.stdin.read() + "kept")
+"""
+    shell = 'exec "$0" -c "$1" <&- >&- 2>&-'
+    subprocess.run(["/bin/sh", "-c", shell, sys.executable, script], check=True)
+    assert (place / "file").read_text() == "kept"
+
+
+def test_a_file_may_begin_with_the_mark_that_other_systems_put_there(command, place):
+    (place / "profile.json").write_text("\ufeff" + make_profile().model_dump_json(), "utf-8")
+    assert command("plan", "profile.json")[0] == 0
+
+
+def test_a_folder_that_is_not_there_any_more_is_nowhere_to_start(command, place):
+    place.rmdir()
+    code, out, err = command("doctor")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "the folder that this was started in is not there any more" in err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unwritable to root")

@@ -72,6 +72,25 @@ def test_test_stands_in_for_val(root: Path) -> None:
     assert open_folder(root).facts.split == "the folder test/"
 
 
+@pytest.mark.parametrize(
+    ("train", "held_out"), [("train", "valid"), ("Train", "Test"), ("training", "validation")]
+)
+def test_parts_may_have_the_names_that_people_give_them(
+    root: Path, train: str, held_out: str
+) -> None:
+    (root / "val").rename(root / held_out)
+    (root / "train").rename(root / train)
+    found = open_folder(root).facts
+    assert (found.split, found.classes) == (f"the folder {held_out}/", ("cat", "dog"))
+    assert (found.train_samples, found.val_samples) == (6, 4)
+
+
+@pytest.mark.parametrize("name", ["valid", "Training", "Train"])
+def test_a_class_may_be_called_as_a_part_is(root: Path, name: str) -> None:
+    (root / "train" / "dog").rename(root / "train" / name)
+    assert set(open_folder(root / "train", val=0.4).facts.classes) == {"cat", name}
+
+
 def test_mixed_sizes_keep_their_aspect(root: Path) -> None:
     draw(root / "train" / "cat" / "wide.png", (64, 32))
     train, _ = stored(open_folder(root))
@@ -245,7 +264,7 @@ def test_a_folder_that_is_laid_out_otherwise_is_refused_in_words(root: Path) -> 
     draw(root / "train" / "fox" / "1.png", grey=0)
     with pytest.raises(DataError, match="class fox has a single image"):
         open_folder(root / "train", val=0.1)
-    (root / "train").rename(root / "training")
+    (root / "train").rename(root / "first")
     with pytest.raises(DataError, match="has val/ but no train/"):
         open_folder(root)
 

@@ -350,6 +350,10 @@ def run_here(capsys, *words):
         (("sign-in", "--scopes", ""), "may do nothing"),
         (("serve", "--retention-days", "-1"), "--retention-days -1: give a number above 0"),
         (("serve", "--rate", "nan"), "--rate nan: give a number above 0"),
+        (("serve", "--lease-seconds", "inf"), "--lease-seconds inf: give a number above 0"),
+        (("serve", "--artifacts-gib", "1e300"), "--artifacts-gib 1e.300: give .* up to 1e.09"),
+        (("submit", "--server", "http://x", "--memory", "inf"), "--memory inf: give a number"),
+        (("submit", "--server", "http://x", "--keep-seconds", "inf"), "--keep-seconds inf: give"),
         (("serve", "--host", "203.0.113.9", "--port", "0"), "refuse to serve at 203.0.113.9"),
         (("serve", "--host", "0.0.0.0", "--port", "0"), "before anybody has a token"),  # noqa: S104
         (("backup", "/nowhere/x"), "cannot write /nowhere/x"),

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -184,6 +185,13 @@ def test_facts_count_weights_exchanged_bytes_and_least_side():
     assert (facts.least_side, facts.batch_norm) == (8, False)
     with pytest.raises(JobError, match="cannot take images of 4 pixels"):
         task.network_facts(name, build(name), 4)
+
+
+def test_a_side_that_the_memory_cannot_hold_is_not_blamed_on_the_network(monkeypatch):
+    network = build("resnet8")
+    monkeypatch.setattr(network, "forward", mock.Mock(side_effect=MemoryError))
+    with pytest.raises(JobError, match=r"resolutions=99: there is no memory for a single image"):
+        task.network_facts("mine", network, 99, 5)
 
 
 @pytest.mark.parametrize("name", [one.name for one in NETWORKS.own.values() if not one.takes_name])

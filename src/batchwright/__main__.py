@@ -13,6 +13,19 @@ from types import FrameType
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _PROCESS = os.getpid()
+
+
+def _open_streams() -> None:
+    """Open what the caller has closed: else the next file that is opened would be written to."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, this one
+            setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+
+
+_open_streams()
 try:
     _OUT = os.dup(2)  # standard error, also while a probe keeps what libraries say from it
 except OSError:  # it is closed

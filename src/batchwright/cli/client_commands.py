@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from batchwright.cli.completion import job_words
-from batchwright.cli.output import job_and_file
+from batchwright.cli.output import job_and_file, refuse_amounts
 from batchwright.errors import ArgumentError, BatchwrightError
 
 TokenFile = Annotated[
@@ -66,6 +66,7 @@ def submit(
     from batchwright.client.submitting import follow, needed, state_words
     from batchwright.client.submitting import submit as hand_in
 
+    refuse_amounts({"--memory": memory or None, "--keep-seconds": keep_seconds or None})
     job, path = job_and_file(words)
     needs = needed(label or (), gpus, memory)
     called = name or (Path(path).stem if path and path != "-" else f"{job.network} on {job.data}")
@@ -218,9 +219,7 @@ def agent(
     from batchwright.client.offering import Limits, offer
     from batchwright.records.service import AgentIntroduction
 
-    for option, value in (("--max-hours", max_hours), ("--max-disk", max_disk)):
-        if value is not None and not 0 < value < float("inf"):
-            raise BatchwrightError(f"{option} {value:g}: give a number above 0")
+    refuse_amounts({"--max-hours": max_hours, "--max-disk": max_disk})
     rules, called = allowed(allow or ()), usual_name(folder) if name is None else name
     limits = Limits(max_workers, max_hours, max_disk)
     try:

@@ -10,6 +10,8 @@ Everything heavy is imported inside the command that needs it.
 from __future__ import annotations
 
 import difflib
+import errno
+import io
 import json
 import os
 import sys
@@ -35,7 +37,14 @@ from batchwright.cli.output import (
     show,
     write,
 )
-from batchwright.errors import ArgumentError, BatchwrightError, PlanError, TrainingError
+from batchwright.errors import (
+    ArgumentError,
+    BatchwrightError,
+    FileError,
+    PlanError,
+    TrainingError,
+)
+from batchwright.storage.files import is_there
 
 if TYPE_CHECKING:
     from batchwright.records import Plan
@@ -193,10 +202,11 @@ def probe(
     out: Annotated[Path | None, typer.Option(help="File for the profile; - is stdout.")] = None,
 ) -> None:
     """Measure: step times, memory, exchange times, gradient noise, and how the network learns."""
+    from batchwright.records import Profile
     from batchwright.reporting.render.tables import profile_table
     from batchwright.workflows import verbs
 
-    refuse_bad_target(out)
+    refuse_bad_target(out, Profile)
     piped = out is None or str(out) == "-"
     profile = verbs.probe(job_of(words), out=None if piped else out)
     show(profile_table(profile))
@@ -227,13 +237,14 @@ def plan(
     explain: Annotated[bool, typer.Option("--explain", help="Show every reason.")] = False,
 ) -> None:
     """Decide, and predict: workers, batch, rate and why. Needs no torch."""
-    from batchwright.records import Profile
+    from batchwright.records import Plan, Profile
     from batchwright.records.documents import read_record
     from batchwright.workflows import verbs
 
     places, overrides = files_and_keys(words)
     if not places:
         raise PlanError("plan needs a profile: give its file, or - for standard input")
+    refuse_bad_target(out, Plan)
     profiles = [read_record(place, Profile) for place in places]
     decided = verbs.plan(profiles, overrides, runs=run or ())
     if explain or out is not None:
@@ -264,7 +275,7 @@ def check(
     as_json: JsonFlag = False,
 ) -> None:
     """Measure steps that a plan predicted and nobody measured, and compare."""
-    from batchwright.records import Plan
+    from batchwright.records import Plan, Profile
     from batchwright.records.documents import read_record
     from batchwright.reporting.data.reading import check_words
     from batchwright.reporting.render.tables import check_table
@@ -273,7 +284,7 @@ def check(
 
     if out is not None and profile is None:
         raise PlanError(f"nothing to write to {out}: name the profile to add to with --profile")
-    refuse_bad_target(out)
+    refuse_bad_target(out, Profile)
     words = list(overrides or ())
     decided = read_record(plan, Plan)
     refuse_unconfirmed_code(decided.job, (), words)
@@ -345,6 +356,7 @@ def simulate(
     out: Annotated[Path | None, typer.Option(help="File for the result; - is stdout.")] = None,
 ) -> None:
     """Simulate a plan's training on clusters that nobody here has. Needs no torch."""
+    from batchwright.records import Simulation
     from batchwright.reporting.render.figures import check_figure
     from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
     from batchwright.workflows.simulating import searches_of
@@ -353,7 +365,7 @@ def simulate(
     places, overrides = files_and_keys(words)
     if len(places) != 1:
         raise PlanError("simulate needs one plan: give its file, or - for standard input")
-    refuse_bad_target(out)
+    refuse_bad_target(out, Simulation)
     if figure is not None:
         check_figure(figure)
     found = simulated(
@@ -396,7 +408,7 @@ def train(
     from batchwright.workflows import verbs
 
     words = list(overrides or ())
-    if plan is not None and "=" in plan and not Path(plan).exists():
+    if plan is not None and "=" in plan and not is_there(plan):
         words.insert(0, plan)
         plan = None
     summary = verbs.train(
@@ -635,6 +647,7 @@ def main() -> None:
     """Read the words and do it: every known mistake is one line on stderr and exit code 2."""
     from batchwright.distributed.processes import spinning_shortly
     from batchwright.errors import one_line
+    from batchwright.records.text.problems import printable
     from batchwright.workflows.stopwatch import command_begins
     from batchwright.workflows.together import take_part
 
@@ -644,15 +657,68 @@ def main() -> None:
     if sys.platform == "win32":
         print("error: batchwright does not run on Windows; use Linux or WSL 2", file=sys.stderr)
         sys.exit(2)
-    sys.path.append(str(Path.cwd()))  # import strings find the user's modules, as `python -m` does
     try:
-        take_part(sys.argv[1:], app)
+        sys.path.append(_working_folder())  # import strings find the user's modules
+        _refuse_unprintable(sys.argv[1:])
+        for stream in (sys.stdin, sys.stdout):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(encoding="utf-8")  # as JSON is, whatever the locale says
+        try:
+            take_part(sys.argv[1:], app)
+        finally:
+            sys.stdout.flush()
     except BatchwrightError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {printable(one_line(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_nowhere()
         sys.exit(1)
+    except OSError as error:  # of a place that is unlike what anybody looked for
+        if error.filename is not None:
+            place = f"cannot use {error.filename}"
+            hint = "look at its name and its permissions"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            place, hint = "cannot write", "free some space, or write to another place"
+            _print_nowhere()
+        else:
+            raise
+        print(f"error: {printable(f'{place}: {error.strerror}; {hint}')}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _print_nowhere() -> None:
+    """What is still to be printed as this process ends could not be, either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _refuse_unprintable(words: list[str]) -> None:
+    """Refuse what no file of ours could hold.
+
+    Raises:
+        ArgumentError: A word is no text, such as the name of a file from another encoding.
+    """
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ArgumentError(
+                f"{word!r} is not text in UTF-8: give the file or folder another name"
+            ) from None
+
+
+def _working_folder() -> str:
+    """Of this process, as `python -m` puts it among the places of modules.
+
+    Raises:
+        FileError: It is gone.
+    """
+    try:
+        return str(Path.cwd())
+    except OSError as error:
+        raise FileError(
+            f"the folder that this was started in is not there any more ({error.strerror}): "
+            "go to another one"
+        ) from None
 
 
 if __name__ == "__main__":

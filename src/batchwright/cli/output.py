@@ -6,14 +6,18 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import ArgumentError, BatchwrightError
+from batchwright.storage.files import is_there
 
 if TYPE_CHECKING:
     from batchwright.records import Job, Plan, Profile, Record, RunSummary
+
+_MOST = 1e9  # seconds, GiB, ...: beyond, sums of it would be no numbers any more
 
 
 def job_and_file(words: list[str] | None) -> tuple[Job, str | None]:
@@ -21,7 +25,7 @@ def job_and_file(words: list[str] | None) -> tuple[Job, str | None]:
     from batchwright.records.documents import load_job
 
     words = list(words or ())
-    is_file = bool(words) and ("=" not in words[0] or Path(words[0]).exists())
+    is_file = bool(words) and ("=" not in words[0] or is_there(words[0]))
     path = words.pop(0) if is_file else None
     return load_job(path, words), path
 
@@ -33,7 +37,7 @@ def job_of(words: list[str] | None) -> Job:
 
 def files_and_keys(words: list[str]) -> tuple[list[str], list[str]]:
     """Words that are files, and those that are ``KEY=VALUE``; a file may have = in its name."""
-    files = [word for word in words if "=" not in word or Path(word).exists()]
+    files = [word for word in words if "=" not in word or is_there(word)]
     return files, [word for word in words if word not in files]
 
 
@@ -56,14 +60,25 @@ def new_choice(plan: Plan, profile: Profile) -> str:
     )
 
 
-def refuse_bad_target(out: Path | None) -> None:
-    """Better now than after measuring for half a minute."""
+def refuse_bad_target(out: Path | None, model: type[Record] | None = None) -> None:
+    """Better now than after measuring for half a minute; ``model`` is what will be written."""
     if out is None or str(out) == "-":
         return
-    if out.is_dir():
+    if is_there(out) and out.is_dir():
         raise BatchwrightError(f"cannot write {out}: it is a folder; name a file in it")
     if not os.access(out.parent, os.W_OK):
         raise BatchwrightError(f"cannot write {out}: no such folder, or not writable")
+    if model is not None:
+        from batchwright.records.documents import refuse_other
+
+        refuse_other(out, model)
+
+
+def refuse_amounts(options: Mapping[str, float | None]) -> None:
+    """Refuse options that take an amount and have none, such as nan, or more than anybody has."""
+    for option, value in options.items():
+        if value is not None and not 0 < value <= _MOST:
+            raise ArgumentError(f"{option} {value:g}: give a number above 0 and up to {_MOST:g}")
 
 
 def refuse_existing(out: Path | None, force: bool) -> None:

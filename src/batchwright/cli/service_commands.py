@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from batchwright.cli.output import refuse_amounts
 from batchwright.errors import BatchwrightError
 
 if TYPE_CHECKING:
@@ -106,10 +107,15 @@ def serve(
         from batchwright.service.store.tokens import new_name
         from batchwright.service.webhook import SECRET, checked_webhook
 
-    numbers = {"--retention-days": retention_days, "--rate": rate, "--artifacts-gib": artifacts_gib}
-    for name, value in numbers.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise BatchwrightError(f"{name} {value:g}: give a number above 0")
+    refuse_amounts(
+        {
+            "--retention-days": retention_days,
+            "--rate": rate,
+            "--artifacts-gib": artifacts_gib,
+            "--lease-seconds": lease_seconds,
+            "--keep-seconds": keep_seconds or None,
+        }
+    )
     scheme, name = public_parts(public_url) if public_url else ("", "")
     usual = Limits()
     given = rate or usual.requests_per_second

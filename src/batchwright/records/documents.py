@@ -23,7 +23,7 @@ from batchwright.records.job_sections import names_prices
 from batchwright.records.text.job_keys import job_keys, unknown_key
 from batchwright.records.text.problems import described, first_problem, key_of, shorten
 from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
-from batchwright.storage.files import write_whole
+from batchwright.storage.files import is_file, is_there, write_whole
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
@@ -131,7 +131,7 @@ def load_job(path: str | Path | None = None, overrides: Iterable[str] = ()) -> J
         FileError: the file cannot be read or is not YAML with keys.
         JobError: an unknown key (the nearest is suggested), a wrong type or a wrong value.
     """
-    if path is not None and str(path) != "-" and not Path(path).exists():
+    if path is not None and str(path) != "-" and not is_there(path):
         raise FileError(
             f"there is no file {path}: give a job's YAML file, or keys by name, such as epochs=3"
         )
@@ -238,6 +238,24 @@ def _kind_of(values: Any) -> str:
     return found[1] if found else ""
 
 
+def refuse_other(path: Path, model: type[Record]) -> None:
+    """Refuse to write a record over a file that holds anything but an earlier one of its kind.
+
+    Raises:
+        FileError: It does, such as a profile where a plan is to be written.
+    """
+    if not is_file(path) or not path.stat().st_size:
+        return
+    kind = _KINDS.get(model.__name__, model.__name__)
+    try:
+        found = _kind_of(json.loads(path.read_bytes()))
+    except (ValueError, RecursionError, OSError):
+        found = ""
+    if found != kind:
+        what = f"a {found}" if found else f"something else than a {kind}"
+        raise FileError(f"{path} holds {what} and stays as it is: name another file for the {kind}")
+
+
 def write_record(record: Record, path: str | Path) -> None:
     """Write a record as JSON; ``-`` writes to stdout."""
     write_text(record_text(record), path)
@@ -287,13 +305,13 @@ def _name_of(path: str | Path) -> str:
 
 def _read_text(path: str | Path) -> str:
     try:
-        return sys.stdin.read() if str(path) == "-" else Path(path).read_text(encoding="utf-8")
+        return sys.stdin.read() if str(path) == "-" else Path(path).read_text("utf-8-sig")
     except FileNotFoundError:
         raise FileError(f"there is no file {path}") from None
     except UnicodeDecodeError:
         raise FileError(f"cannot read {_name_of(path)}: it is not text in UTF-8") from None
     except OSError as error:
-        inside = [name for name in _IN_A_RUN if Path(path, name).exists()]
+        inside = [name for name in _IN_A_RUN if is_there(Path(path, name))]
         hint = f"; there is {' and '.join(inside)} in it" if inside else ""
         raise FileError(f"cannot read {path}: {error.strerror}{hint}") from None
 

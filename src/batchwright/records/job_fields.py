@@ -260,7 +260,7 @@ class JobFields(Keys):
         "auto",
         description="Training image sides in pixels, low to high; `cyclic` and `hybrid` go through "
         "them, the others train at the highest. `auto`: the data's own size, of `imagefolder` "
-        "at most 160, and for the two that and some below.",
+        "at most 160; `cyclic` and `hybrid` have some lower ones besides.",
     )
     evaluate_epochs: Count = Field(1, description="Evaluate every so many epochs, and at the end.")
     track: tuple[Literal["gradient-norm", "hessian"], ...] = Field(

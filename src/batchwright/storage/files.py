@@ -11,6 +11,16 @@ from batchwright.errors import FileError
 _PIECE = 65536  # bytes that are read at a time from the end of a file
 
 
+def is_there(path: str | Path) -> bool:
+    """Whether there is a file or folder of that name; one that no file can have names none."""
+    return os.path.exists(path)  # noqa: PTH110 - Path's own raises where a name is too long
+
+
+def is_file(path: str | Path) -> bool:
+    """The same of a file."""
+    return os.path.isfile(path)  # noqa: PTH113 - as above
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path``: aside first, then renamed over what was there.
 

@@ -25,6 +25,7 @@ from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.text.formatting import counted
 from batchwright.workload.extras import EXTRAS, in_words, is_installed, missing, nearest
+from batchwright.workload.host import is_out_of_memory
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs (n, classes) and labels (n,) to the mean loss over the n samples."""
@@ -275,7 +276,11 @@ def _find_least_side(name: str, network: nn.Module, side: int, channels: int) ->
 
 
 def _failure(network: nn.Module, side: int, channels: int) -> str | None:
-    """Why ``network`` cannot take an image of ``side`` pixels; `None` if it can."""
+    """Why ``network`` cannot take an image of ``side`` pixels; `None` if it can.
+
+    Raises:
+        JobError: It is too large for the memory, which says nothing of the network.
+    """
     was_training = network.training
     network.eval()
     try:
@@ -283,6 +288,11 @@ def _failure(network: nn.Module, side: int, channels: int) -> str | None:
             device = next(network.parameters()).device
             network(torch.zeros(1, channels, side, side, device=device))
     except Exception as error:  # noqa: BLE001 - the user's code may fail in any way
+        if is_out_of_memory(error):
+            raise JobError(
+                f"resolutions={side}: there is no memory for a single image of that side in the "
+                "network: give a smaller one"
+            ) from None
         return in_words(error)
     finally:
         network.train(was_training)

@@ -12,18 +12,26 @@ from batchwright.records import Job
 from batchwright.records.registries.data_sources import DRAWN
 from batchwright.workload.data.decoding import SUFFIXES
 from batchwright.workload.data.image_files import FolderFiles
-from batchwright.workload.data.listing import ImageFile, Listing, hold_out, some_names
+from batchwright.workload.data.listing import (
+    ImageFile,
+    Listing,
+    hold_out,
+    part_of,
+    some_names,
+)
 from batchwright.workload.data.store_writer import PARTS, Part
 
-_HELD_OUT = ("val", "test")  # in order of preference
+_TRAIN = ("train", "training")
+_NO_CLASS = ("val", "test")  # no class is called so
 
 
 def list_images(path: Path, job: Job) -> Listing:
     """What the folder at ``path`` holds.
 
-    Either ``train/`` with ``val/`` or ``test/``, each with a folder per class; or ``train/`` alone
-    or the class folders themselves, of which ``job.val`` is held out. Hidden files, files without
-    an image's suffix, and links that lead out of the folder are left out.
+    Either ``train/`` with ``val/`` or ``test/``, or what else such parts are called, each with a
+    folder per class; or ``train/`` alone or the class folders themselves, of which ``job.val`` is
+    held out. Hidden files, files without an image's suffix, and links that lead out of the folder
+    are left out.
 
     Raises:
         DataError: The folder is missing, cannot be read, or is not laid out like this, or a class
@@ -42,18 +50,16 @@ def _listed(path: Path, job: Job) -> Listing:
     if not path.is_dir():
         raise DataError(f"{path} {'is not a folder' if path.exists() else 'does not exist'}")
     folder = _Folder(path.resolve())
-    held_out = next((name for name in _HELD_OUT if folder.has_part(name)), None)
-    has_train = folder.has_part("train")
-    if held_out and not has_train:
+    start, held_out = folder.parts()
+    if held_out and not start:
         raise DataError(f"{path} has {held_out}/ but no train/ beside it")
-    start = "train" if has_train else ""
     classes = folder.class_names(start)
     images = folder.images(start, classes)
     if held_out:
         here, there = set(classes), set(folder.class_names(held_out))
         only = [
             f"only in {part}/: {some_names(sorted(names))}"
-            for part, names in (("train", here - there), (held_out, there - here))
+            for part, names in ((start, here - there), (held_out, there - here))
             if names
         ]
         if only:
@@ -79,15 +85,30 @@ class _Folder:
         self.root = root
         self.outside = 0
 
-    def has_part(self, name: str) -> bool:
-        """Whether there is a folder ``name`` just below the root."""
-        path = self.root / name
-        if path.is_dir() and not self._is_inside(path):
-            raise DataError(
-                f"{path} is a link that leads out of {self.root} and is not followed: "
-                "put the folder itself there"
-            )
-        return path.is_dir()
+    def parts(self) -> tuple[str, str]:
+        """The folders of training and of held-out images, as they are called; empty: there is none.
+
+        In capitals, too. A class may be called so as well, so but for ``train``, ``val`` and
+        ``test`` a folder is a part only beside another one.
+        """
+        # Of two that differ in capitals alone, the one without comes last and is taken.
+        names = {name.lower(): name for name in sorted(self._folders())}
+        held_out = names.get(part_of(names) or "", "")
+        train = next((names[name] for name in _TRAIN if name in names), "")
+        if not held_out and train != "train":
+            train = ""
+        if not train and held_out not in _NO_CLASS:
+            held_out = ""
+        for name in filter(None, (train, held_out)):
+            if not self._is_inside(path := self.root / name):
+                raise DataError(
+                    f"{path} is a link that leads out of {self.root} and is not followed: "
+                    "put the folder itself there"
+                )
+        return train, held_out
+
+    def _folders(self) -> list[str]:
+        return [entry.name for entry in os.scandir(self.root) if entry.is_dir()]
 
     def class_names(self, part: str) -> tuple[str, ...]:
         """Names of the folders in ``part``, in alphabetical order."""
