@@ -241,3 +241,22 @@ def test_elsewhere_workers_are_started_as_usual(program, tmp_path, monkeypatch):
         process, told = begin(program, "0", tmp_path)
         assert process.wait() == 0
     assert told["parent"] == os.getpid()
+
+
+ASKS = """
+import importlib, torch
+from unittest import mock
+def asked(*_, **__):
+    raise SystemExit("a GPU was asked for")
+for name in ("is_available", "device_count", "current_device", "_lazy_init"):
+    mock.patch.object(torch.cuda, name, asked).start()
+from batchwright.distributed.fork_server import _MODULES
+for module in _MODULES:
+    importlib.import_module(module)
+"""
+
+
+def test_no_gpu_is_asked_for_before_the_fork():
+    """Once CUDA's driver was called in a process, it does nothing in those forked from it."""
+    told = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=False)
+    assert not told.returncode, told.stderr

@@ -25,7 +25,9 @@ import batchwright
 from batchwright import Session
 from batchwright.distributed import transports
 from batchwright.distributed.group import Group
-from batchwright.errors import LostWorkerError
+from batchwright.errors import JobError, LostWorkerError
+from batchwright.records import RunSummary
+from batchwright.records.documents import read_record
 from batchwright.training.batches import randomness
 from batchwright.training.batches.feeding import DatasetFeed
 from batchwright.training.batches.following import Follower
@@ -340,8 +342,9 @@ def test_a_parameter_server_takes_weights_and_gives_them_back():
 
 
 @reaches("workload.host:release_memory", "workload.host:free_memory")
-def test_a_step_that_does_not_fit_is_done_in_smaller_ones():
+def test_a_step_that_does_not_fit_is_done_in_smaller_ones(tmp_path):
     torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(GPU)
     most = torch.cuda.mem_get_info(GPU)[1]
     samples, side = 64, 96
     plan = plan_for((64,), samples=samples, side=side)
@@ -354,15 +357,26 @@ def test_a_step_that_does_not_fit_is_done_in_smaller_ones():
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            network = train(plan=plan, images=images)
+            network = train(plan=plan, images=images, run_folder=tmp_path / "run")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+    summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
+    assert any(epoch.repeated_steps for epoch in summary.epochs)  # memory did run out
     assert all(bool(p.isfinite().all()) for p in network.parameters())
-    assert host.free_memory(GPU, 1) > 0
+    _free_memory_is_all_but_what_others_hold()
+
+
+def _free_memory_is_all_but_what_others_hold():
+    torch.cuda.empty_cache()
+    before = host.free_memory(GPU, 1)
+    held = torch.zeros(2**26, dtype=torch.uint8, device=GPU)
+    assert abs(host.free_memory(GPU, 1) - before) < 2**24
+    del held
 
 
 @reaches(
     "probing.measure.memory:weigh",
+    "probing.bench:Bench.hold_images",
     "probing.measure.timing:now",
     "probing.measure.timing:passing",
     "probing.measure.timing:passing.when",
@@ -495,6 +509,16 @@ def trains_on_its_own(rank):
     transports.TRANSPORTS["cuda"] = transports.Nccl  # whatever this process has done before
     network = train(torch.device("cuda", rank), plan=plan_for((6, 6)))
     return float(sum(p.detach().double().sum() for p in network.parameters()))
+
+
+def on_the_first(rank):
+    transports.TRANSPORTS["cuda"] = transports.Nccl  # whatever this process has done before
+    with pytest.raises(JobError, match="have one GPU between them"):
+        Group(host.enter(GPU), timeout=SECONDS)
+
+
+def test_two_workers_on_one_gpu_are_refused_before_nccl_does(crew):
+    crew.together(on_the_first, workers=2)
 
 
 @two_gpus

@@ -14,7 +14,7 @@ from benchmarks.gpu import __main__ as programme
 from benchmarks.gpu import papers, telling
 from benchmarks.gpu.findings import NAME, Findings
 from benchmarks.gpu.programme import AFTERWARDS, FIRST, STEPS
-from benchmarks.gpu.steps import TAKE, Here
+from benchmarks.gpu.steps import TAKE, Here, why_not
 from benchmarks.harness.benchmark import ROOT
 from benchmarks.harness.plans import Opened
 
@@ -211,6 +211,14 @@ def test_the_papers_trainings_have_their_schedule_and_batches(
     fixed = papers.published_plan(here, small=small, cycles=False)
     assert {one.resolution for one in fixed.stages} == {32}
     assert {one.dropout for one in fixed.stages} == {0.2}
+
+
+def test_a_package_that_is_there_and_does_not_fit_is_none(tmp_path, monkeypatch):
+    (tmp_path / "broken_by_another.py").write_text("raise RuntimeError('operator a::b\\nis not')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert why_not("broken_by_another") == "RuntimeError: operator a::b"
+    assert why_not("nobody_has_this").startswith("ModuleNotFoundError")
+    assert not why_not("json")
 
 
 @pytest.mark.slow

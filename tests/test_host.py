@@ -62,6 +62,28 @@ def test_free_memory_is_what_the_control_group_leaves_divided_by_the_workers(ker
     assert host.free_memory(CPU, 2) == 200_000
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="the older way alone"
+)
+def test_tf32_is_told_also_where_it_is_set_in_the_way_in_which_the_old_one_cannot_be_asked():
+    gpu, products = torch.device("cuda", 0), torch.backends.cuda.matmul
+    convolutions = torch.backends.cudnn.conv
+    before = products.fp32_precision, convolutions.fp32_precision
+    assert "TF32 off in products, on in convolutions" in host.arithmetic(gpu)
+    products.fp32_precision, convolutions.fp32_precision = "tf32", "ieee"
+    try:
+        assert "TF32 on in products, off in convolutions" in host.arithmetic(gpu)
+    finally:
+        products.fp32_precision, convolutions.fp32_precision = before
+    assert not host.arithmetic(CPU)
+
+
+def test_a_gpu_offers_what_is_free_and_what_this_process_holds_of_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 9000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 300)
+    assert host.free_memory(torch.device("cuda", 0), 4) == 1300
+
+
 def test_free_memory_of_this_machine_is_believable():
     assert 2**20 < host.free_memory(CPU, 1) < 2**46
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from batchwright.errors import BatchwrightError, JobError, PlanError
@@ -29,6 +30,16 @@ def test_more_workers_than_a_machine_can_have_are_refused_before_data_are_opened
         ready(Job(device="cpu", data="imagefolder:nowhere", workers=9999))
     many = Job(device="cpu", data="digits", launch="virtual", workers=9999)
     assert resolve(many, make_data()).workers == 9999
+
+
+def test_more_workers_than_gpus_are_refused_before_one_is_started(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve(Job(device="cuda", workers=2), make_data()).device == "cuda"
+    with pytest.raises(JobError, match=r"worker 2 has no GPU of its own, 2 visible; try workers=2"):
+        resolve(Job(device="cuda", workers=3), make_data())
+    virtual = Job(device="cuda", workers=3, launch="virtual")
+    assert resolve(virtual, make_data()).workers == 3
 
 
 @pytest.mark.parametrize("workers", ["auto", 1])

@@ -515,6 +515,7 @@ def test_a_job_that_leaves_its_workers_open_sees_as_many_gpus_as_it_may_use():
     assert Limits(workers=2).environment({}) == {seen: "0,1"}
     assert Limits(workers=2).environment({seen: "3,5,7"}) == {seen: "3,5"}
     assert Limits(workers=2).environment({seen: "3"}) == {seen: "3"}
+    assert Limits(workers=2).environment({seen: ""}) == {}  # none: it stays so
 
 
 def test_a_machine_tells_what_it_offers():

@@ -35,6 +35,7 @@ from batchwright.training.batches.randomness import seed_item
 from batchwright.training.batches.sampler import epoch_order
 from batchwright.training.checkpoints import checkpoint_manager, checkpoint_writer
 from batchwright.training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from batchwright.training.session_checks import refuse_without_float64
 from batchwright.training.step import clock
 from batchwright.workload.muon import muon
 from samples import make_data, make_job, make_plan
@@ -1206,3 +1207,9 @@ def test_memory_is_measured_on_the_cpu_where_the_loop_allows_it(capfd, tmp_path)
     told = capfd.readouterr().err.split("\n")
     assert told.count("mine") == 10
     assert not [line for line in told if "rofiler" in line or "unknown size" in line]
+
+
+def test_a_model_on_a_device_without_float64_is_refused():
+    refuse_without_float64(torch.device("cuda", 0))
+    with pytest.raises(PlanError, match=r"on mps, where PyTorch has no float64"):
+        refuse_without_float64(torch.device("mps"))

@@ -7,16 +7,18 @@ import os
 import signal
 import threading
 from threading import get_ident as thread
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import silent
-from batchwright.distributed import transports
+from batchwright.distributed import group, transports
 from batchwright.distributed.buckets import Bucket
-from batchwright.distributed.group import Group, naming_the_lost
+from batchwright.distributed.group import Group, _refuse_one_gpu, naming_the_lost
 from batchwright.distributed.heartbeat import RollCall
-from batchwright.errors import LostWorkerError
+from batchwright.errors import JobError, LostWorkerError
 from batchwright.training import loop, session
 from batchwright.workload import host
 from gloo import SECONDS, _describe_group, free_port
@@ -99,12 +101,13 @@ def test_pytorchs_watchdog_leaves_the_process_alone(told, by_torchrun, then, mon
     assert os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "7"
 
 
-def test_an_error_of_the_workers_own_device_is_not_laid_on_others():
+@pytest.mark.parametrize("kind", ["CUDA", "HIP"])
+def test_an_error_of_the_workers_own_device_is_not_laid_on_others(kind):
     with (
         pytest.raises(RuntimeError, match="device-side assert"),
         naming_the_lost(),
     ):
-        raise RuntimeError("CUDA error: device-side assert triggered")
+        raise RuntimeError(f"{kind} error: device-side assert triggered")
     with pytest.raises(torch.OutOfMemoryError), naming_the_lost():
         raise torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(LostWorkerError), naming_the_lost():
@@ -115,6 +118,10 @@ def test_an_error_of_the_workers_own_device_is_not_laid_on_others():
     "message",
     [
         "CUDA error: out of memory",
+        "CUDA driver error: out of memory",  # of segments that grow
+        "HIP out of memory. Tried to allocate 2.00 GiB",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in ...",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
@@ -130,6 +137,28 @@ def test_what_libraries_say_of_memory_counts_as_such(message):
 def test_other_errors_of_a_gpu_do_not():
     for message in ("CUDA error: an illegal memory access was encountered", "CUBLAS_STATUS_X"):
         assert not host.is_out_of_memory(RuntimeError(message))
+
+
+def test_two_workers_on_one_gpu_are_named_before_nccl_refuses_them():
+    _refuse_one_gpu([("one", "a"), ("one", "b"), ("two", "a")])
+    with pytest.raises(JobError, match=r"workers 1 and 2 \(one\) have one GPU between them"):
+        _refuse_one_gpu([("one", "a"), ("one", "b"), ("one", "b")])
+
+
+def on_one_gpu(rank):
+    with (
+        mock.patch.object(transports.Gloo, "shares", new=False),
+        mock.patch.object(group, "identity", return_value="GPU-1"),
+        pytest.raises(JobError) as told,
+    ):
+        Group(CPU, timeout=SECONDS)
+    return str(told.value), dist.is_initialized()
+
+
+def test_they_leave_the_group_at_once(crew):
+    for told, joined in crew.together(on_one_gpu, workers=2):
+        assert "workers 0 and 1" in told
+        assert not joined
 
 
 def test_a_worker_makes_its_gpu_the_current_one(monkeypatch):

@@ -189,4 +189,6 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    # Whoever ends this command ends its step with it, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

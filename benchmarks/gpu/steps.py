@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,6 +122,12 @@ def machine(here: Here) -> None:
     here.found("PyTorch", torch.__version__)
     here.found("cores", len(os.sched_getaffinity(0)))
     here.found("arithmetic", arithmetic(here.device) or "that of the CPU")
+    for name, without in (
+        (FABRIC, "speeds are compared with plain steps alone"),
+        ("torchvision", "resnet18 stands in for resnet50"),
+    ):
+        failure = why_not(name)
+        here.found(name, f"{without} ({failure})" if failure else "there")
     if here.kind != "cuda":
         return
     about = torch.cuda.get_device_properties(here.device)
@@ -169,7 +175,7 @@ def speed_32(here: Here) -> None:
 
 def speed_224(here: Here) -> None:
     """`resnet50` of torchvision at 224 px."""
-    network = "torchvision.models:resnet50" if find_spec("torchvision") else "resnet18"
+    network = large_network()
     _speed(here, network, 224, 64)
 
 
@@ -192,7 +198,8 @@ def _speed(here: Here, network: str, side: int, batch: int) -> None:
         where = f"{network}, {side} px, {precision}"
         if here.has(f"{where}: session over {PLAIN}"):
             continue
-        arms = {name: arm(here, network, side, batch, precision) for name, arm in ARMS.items()}
+        every = ARMS if why_not(FABRIC) else ARMS | OTHERS
+        arms = {name: arm(here, network, side, batch, precision) for name, arm in every.items()}
         rates = _rates(here, arms, batch)
         del arms
         for name, each in rates.items():
@@ -311,9 +318,25 @@ PLAIN = "resident batch"
 ARMS: dict[str, Callable[..., Iterator[None]]] = {"session": session, PLAIN: plain}
 # The package of Lightning, or that of PyTorch Lightning, which has Fabric under a name of its own.
 FABRIC = "lightning.fabric" if find_spec("lightning") else "lightning_fabric"
-if find_spec(FABRIC.partition(".")[0]):
-    ARMS["lightning"] = partial(lightning, loaders=0)
-    ARMS["lightning, 8 loaders"] = partial(lightning, loaders=8)
+OTHERS: dict[str, Callable[..., Iterator[None]]] = {
+    "lightning": partial(lightning, loaders=0),
+    "lightning, 8 loaders": partial(lightning, loaders=8),
+}
+
+
+@cache
+def why_not(package: str) -> str:
+    """Why a package cannot be imported, in a line; empty if it can: one may not fit PyTorch's."""
+    try:
+        import_module(package)
+    except Exception as error:  # noqa: BLE001 - whatever a package does
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return ""
+
+
+def large_network() -> str:
+    """For images of 224 px."""
+    return "resnet18" if why_not("torchvision") else "torchvision.models:resnet50"
 
 
 # ------------------------------------------------------------------------------------ predictions
@@ -363,7 +386,7 @@ def _run_out(here: Here, profile: Profile, limit: int) -> None:
 def card(here: Here) -> None:
     """The same with all memory of the GPU, by images and a network that can fill it."""
     words = ["epochs=100", "resolutions=224"]
-    network = "torchvision.models:resnet50" if find_spec("torchvision") else "resnet18"
+    network = large_network()
     job = _job(here, network, *words) if not here.tiny else _job(here, "resnet8", "epochs=2")
     profile = bw.probe(job.model_copy(update={"probe": _budget(here, 40)}))
     tiny = 2 * max(one.peak_bytes for one in profile.memory)

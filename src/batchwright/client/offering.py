@@ -55,7 +55,9 @@ class Limits:
         """Variables by which training, where a job leaves the workers open, sees so many GPUs."""
         if self.workers is None:
             return {}
-        named = given.get(VISIBLE, "")
+        named = given.get(VISIBLE)
+        if named is not None and not named.strip():
+            return {}  # none is to be seen
         ids = named.split(",") if named else [str(number) for number in range(self.workers)]
         return {VISIBLE: ",".join(ids[: self.workers])}
 

@@ -31,8 +31,8 @@ from batchwright.distributed.joining.environments import (
 )
 from batchwright.distributed.rendezvous import choose_interface, meet, store_keeper
 from batchwright.distributed.transports import transport_for
-from batchwright.errors import LostWorkerError
-from batchwright.workload.host import is_out_of_memory
+from batchwright.errors import JobError, LostWorkerError
+from batchwright.workload.host import identity, is_out_of_memory
 
 _COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 
@@ -55,6 +55,10 @@ class Group:
             as in ``node1/cuda:0``. A worker that is started again may find itself under another
             rank, but not at another place.
         handle: What `torch.distributed` calls take as ``group``; ``None`` is everybody.
+
+    Raises:
+        JobError: Two workers are on one GPU, which cannot exchange anything.
+        LostWorkerError: The others did not come in time.
     """
 
     def __init__(
@@ -83,6 +87,12 @@ class Group:
                 present,
                 store_keeper(),
             )
+        if self.size > 1 and not self._transport.shares:
+            try:
+                _refuse_one_gpu(self.gather((socket.gethostname(), identity(device))))
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def here(self) -> Sequence[int]:
@@ -216,6 +226,23 @@ class Group:
             self._owned = False
 
 
+def _refuse_one_gpu(gpus: Sequence[tuple[str, str]]) -> None:
+    """Refuse, on all workers together, two that are on one GPU: NCCL does, in words of its own.
+
+    Args:
+        gpus: Host and identity of each worker's, in rank order.
+
+    Raises:
+        JobError: There are such.
+    """
+    for rank, gpu in enumerate(gpus):
+        if (other := gpus.index(gpu)) != rank:
+            raise JobError(
+                f"workers {other} and {rank} ({gpu[0]}) have one GPU between them: give each its "
+                "own, in a loop of yours by model.to(f'cuda:{local_rank}'), or start fewer workers"
+            )
+
+
 def join_process_group(device: torch.device, timeout: float, meeting: Path | None = None) -> None:
     """Join the process group that the environment describes; ``meeting`` as for `Group`.
 
@@ -282,7 +309,7 @@ def naming_the_lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if is_out_of_memory(error) or str(error).startswith("CUDA error"):
+        if is_out_of_memory(error) or str(error).startswith(("CUDA error", "HIP error")):
             raise  # of this worker's own device, which says so where it is waited for
         cause = _cause(error)
         lost = roll_call.inquire() if roll_call is not None else ""

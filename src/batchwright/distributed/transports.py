@@ -28,6 +28,7 @@ _POLL_SECONDS = 50e-6  # between two looks at the device: what a message may be 
 _SHORT_SECONDS = 1e-3  # within which others only get their turn between two looks
 _GIVE_UP_SECONDS = 10.0  # for what should take none, and may wait for a worker that is gone
 _WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # of newer versions of NCCL; also for slices (MIG)
 
 
 class Gloo:
@@ -39,9 +40,11 @@ class Gloo:
 
     Attributes:
         backend: What `torch.distributed.init_process_group` takes.
+        shares: Whether several workers may be on one device.
     """
 
     backend = "gloo"
+    shares = True
 
     def __init__(self, device: torch.device, timeout: float) -> None:
         self.device, self._timeout = device, timeout
@@ -108,6 +111,10 @@ class Nccl(Queued):
 
     backend = "cpu:gloo,cuda:nccl"
 
+    def __init__(self, device: torch.device, timeout: float) -> None:
+        super().__init__(device, timeout)
+        self.shares = os.environ.get(_SHARED_GPU) == "1"
+
     def prepare(self) -> None:
         """Keep PyTorch's watchdog from ending the process: the run has more to say, and to save.
 
@@ -125,7 +132,7 @@ class Nccl(Queued):
     def mark(self) -> Callable[[], bool]:
         """An event behind all that is queued."""
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return event.query
 
     def read(self, values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -124,6 +124,7 @@ class Bench:
         self._random = torch.Generator().manual_seed(1 + group.rank)
         self._train = self._source(data, data.train)
         self._data, self._feeds = data, dict[int, Feed]()
+        self._held_out: ImagePipeline | None = None
         group.share(self._weights())  # or each would start over with its own
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
@@ -193,6 +194,14 @@ class Bench:
             dtype=self._dtype,
         )
 
+    def hold_images(self) -> None:
+        """Bring to a GPU all images that a training keeps there: they are a part of each peak."""
+        if self.device.type == "cpu" or not isinstance(self._train, ImagePipeline):
+            return
+        self._train.prepare(sides_of(self.job))
+        if isinstance(self._data.val, ImageStore):
+            self._held_out = cast("ImagePipeline", self._source(self._data, self._data.val))
+
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
         source = self._train
@@ -208,7 +217,7 @@ class Bench:
 
     def evaluation_supply(self, size: int) -> Callable[[], Batch]:
         """As `supply`, of held-out images in a store, without augmentation, at the highest side."""
-        source = self._source(self._data, self._data.val)
+        source = self._held_out or self._source(self._data, self._data.val)
         assert isinstance(source, ImagePipeline)  # noqa: S101 - others have a feed
         return lambda: source.evaluation_batch(
             self._random_indices(size, len(source)), resolution=self.side

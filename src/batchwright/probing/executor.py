@@ -134,6 +134,7 @@ class Executor:
         channels = self._data.facts.channels
         facts = network_facts(self._job.network, bench.network, bench.side, channels)
         set_training(bench.network)
+        bench.hold_images()
         feed = bench.feed(command.workers)
         return commands.Prepared(
             data=self._data.facts,

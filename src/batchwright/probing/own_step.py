@@ -51,7 +51,7 @@ from batchwright.records import DataFacts, Job, MemoryParts, NetworkFacts, Profi
 from batchwright.records.documents import change_job
 from batchwright.records.registries.data_sources import OWN_STEP
 from batchwright.training.batches.randomness import put_aside
-from batchwright.workload.host import arithmetic, free_memory, release_memory
+from batchwright.workload.host import arithmetic, enter, free_memory, release_memory
 from batchwright.workload.load import LoadWatch
 from batchwright.workload.tensor_bytes import bytes_of
 
@@ -173,7 +173,7 @@ class OwnBench:
                 "with zero_grad(), backward() and the optimizer's step()"
             )
         self.device = self.found.trained[0].device
-        self.group = Group(self.device, timeout)
+        self.group = Group(enter(self.device), timeout)
         self._exchanged = torch.empty(
             sum(p.numel() for p in self.found.trained) if self.group.size > 1 else 0,
             device=self.device,

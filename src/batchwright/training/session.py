@@ -54,6 +54,7 @@ from batchwright.training.session_checks import (
     refuse_other_things,
     refuse_synchronized_on_cpu,
     refuse_unlike_workers,
+    refuse_without_float64,
 )
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.stepper import Loss
@@ -144,6 +145,7 @@ class Session:
         self.plan = record_of(plan, Plan, "Session", "plan")
         self.model, self.optimizer = model, optimizer
         self.device = enter(next(model.parameters()).device)
+        refuse_without_float64(self.device)
         self._clip_norm = clip_norm or self.plan.job.clip_norm
         self._own_rates = learning_rate == "mine"
         in_main = threading.current_thread() is threading.main_thread()

@@ -180,6 +180,15 @@ def refuse_unlike_workers(plan: Plan, group: Group) -> None:
                 )
 
 
+def refuse_without_float64(device: torch.device) -> None:
+    """Refuse a device that does not compute in the format in which losses and norms are summed."""
+    if device.type == "mps":
+        raise PlanError(
+            "the model is on mps, where PyTorch has no float64, in which losses are added up: "
+            "move it by model.to('cpu') before the optimizer is built"
+        )
+
+
 def refuse_synchronized_on_cpu(model: nn.Module, device: torch.device) -> None:
     """Refuse layers that this device does not compute."""
     if device.type == "cpu" and any(isinstance(m, nn.SyncBatchNorm) for m in model.modules()):

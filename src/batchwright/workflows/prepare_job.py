@@ -197,6 +197,8 @@ def resolve(job: Job, data: DataFacts) -> Job:
                 f"({started.how}), or say workers={started.size}"
             )
         workers = started.size
+    if started is None and workers != "auto" and job.launcher.processes and not job.launcher.submit:
+        resolve_device(job.device, workers - 1)  # the last one, too, has a GPU of its own
     known = {"device": device.type, "workers": workers, "augment": job.augmentation}
     # Networks of other places are tried once they are built.
     job = settled(with_recipe(job), data, least_side=least_side(job.network))

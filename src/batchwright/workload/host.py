@@ -151,10 +151,18 @@ def arithmetic(device: torch.device) -> str:
     """
     if device.type != "cuda":
         return ""
-    products = "off" if torch.get_float32_matmul_precision() == "highest" else "on"
-    convolutions = "on" if torch.backends.cudnn.allow_tf32 else "off"
+    products, convolutions = ("on" if one else "off" for one in _in_tf32())
     tries = "tries all" if torch.backends.cudnn.benchmark else "chooses untried"
     return f"TF32 {products} in products, {convolutions} in convolutions; cuDNN {tries}"
+
+
+def _in_tf32() -> tuple[bool, bool]:
+    """Whether products are in TF32, and convolutions."""
+    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(products, "fp32_precision"):  # from PyTorch 2.9 on; what was set so, the old refuse
+        convolutions = cudnn.conv  # type: ignore[attr-defined] # PyTorch annotates others alone
+        return products.fp32_precision == "tf32", convolutions.fp32_precision == "tf32"
+    return torch.get_float32_matmul_precision() != "highest", cudnn.allow_tf32
 
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -177,9 +185,14 @@ def autocast(precision: Precision, device: torch.device) -> torch.autocast:
 _OUT_OF_MEMORY = (
     "can't allocate memory",  # the CPU's allocator
     "CUDA out of memory",  # in words only, as a thread that pins batches passes it on
-    "CUDA error: out of memory",  # of the driver: outside of PyTorch's allocator
+    "HIP out of memory",  # the same on AMD's GPUs
+    " error: out of memory",  # CUDA's, HIP's, or the driver's: outside of PyTorch's allocator
+    "Triton Error [CUDA]: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # no room for its handle
     "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",  # from cuDNN 9 on
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUDNN_STATUS_NOT_SUPPORTED",  # no way to convolve fits into what is free
     "Unable to find a valid cuDNN algorithm",  # as before, in other words
     "unable to find an engine to execute this computation",
@@ -251,13 +264,13 @@ def _raise_thresholds() -> str:
 def free_memory(device: torch.device, workers: int) -> int:
     """Bytes that one of ``workers`` on this machine may use at present, at least 1.
 
-    On a GPU, which one worker has to itself, the device's own free bytes and those that its
-    allocator keeps for later; else the machine's available memory, or what the control group leaves
-    of its limit, divided by the workers.
+    On a GPU, which one worker has to itself, the device's own free bytes and all that this process
+    holds already, as peaks there count weights and images, too; contexts and what others hold are
+    neither. Else the machine's available memory, or what the control group leaves of its limit,
+    divided by the workers.
     """
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return max(1, torch.cuda.mem_get_info(device)[0] + kept)
+        return max(1, torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
     free = min([_available_bytes(), *map(_memory_left, control_groups("memory"))])
     return max(1, int(free) // workers)
 

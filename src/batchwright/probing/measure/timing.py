@@ -29,11 +29,11 @@ def passing(device: torch.device) -> Callable[[], float]:
         at = time.perf_counter()
         return lambda: at
     mark = torch.cuda.Event(enable_timing=True)
-    mark.record()
+    mark.record(torch.cuda.current_stream(device))
 
     def when() -> float:
         end = torch.cuda.Event(enable_timing=True)
-        end.record()
+        end.record(torch.cuda.current_stream(device))
         end.synchronize()
         return time.perf_counter() - float(mark.elapsed_time(end)) / 1000
 
