@@ -8,16 +8,19 @@ from torch.nn.functional import cross_entropy as criterion
 
 from batchwright import Session
 from batchwright.distributed.group import Group
+from batchwright.probing.bench import Bench
 from batchwright.records import AgsRule, LearningRateRule
 from batchwright.workload.data import copying
 from batchwright.workload.data import pipeline as pipelines
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
+from batchwright.workload.data.sources import ImageData
 from batchwright.workload.muon import muon
 from batchwright.workload.networks import resnet8
 from batchwright.workload.optimizers import adamw, sgd
 from far import FAR, far_device, in_this_thread
 from samples import make_job
+from test_probe import tiny_image_data, tiny_job
 from test_session import make_tiny_plan
 
 SAMPLES, SIDE, CLASSES, BATCH = 48, 8, 3, 12
@@ -200,3 +203,17 @@ def test_reading_is_one_wait():
         values = torch.zeros(3, device=FAR)
         assert group.read(values).tolist() == [0.0] * 3
         assert seen.count == 1
+
+
+def test_a_probe_weighs_steps_beside_all_images_that_a_training_keeps_on_the_device():
+    middle = (0.5, 0.5, 0.5)
+    images = ImageData(data(), data(), tiny_image_data().facts, middle, middle)
+    job = tiny_job(network="resnet8", resolutions=(4, SIDE))
+    with far_device():
+        bench = Bench(job, images, Group(FAR))
+        bench.hold_images()
+        held = [bench._train._full, bench._train._reduced[4], bench._held_out._full]
+        assert all(one.pixels.device == FAR for one in held)
+    near = Bench(job, images, Group(torch.device("cpu")))
+    near.hold_images()
+    assert near._held_out is None
