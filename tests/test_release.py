@@ -70,7 +70,7 @@ def test_the_workflow_has_the_versions_of_the_matrix_and_calls_what_everybody_ca
     (tested,) = re.findall(
         r"on Python (3\.\d+) with `constraints.txt`", read("docs/where-it-runs.md")
     )
-    assert jobs["check"]["container"] == f"python:{tested}-bookworm"
+    assert jobs["check"]["container"]["image"] == f"python:{tested}-bookworm"
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
