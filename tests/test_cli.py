@@ -626,6 +626,7 @@ def test_runs_of_different_data_are_not_compared(refused, place):
     for folder, data in (("first", make_data()), ("second", make_data(digest="ab" * 32))):
         (place / folder).mkdir()
         write_record(make_summary(plan=make_plan(data=data)), place / folder / "summary.json")
+    assert "first is named twice" in refused("report", "first", "first")
     message = refused("report", "first", "second")
     assert "second holds a run on other data (digits, abababab, 360 held out) than first" in message
 

@@ -352,7 +352,8 @@ def test_compiling_and_recomputing_are_passed_on_or_refused() -> None:
 
 def test_bad_words_are_refused() -> None:
     for name, settings, said in (
-        ("pbs", {}, "known are torchrun, sbatch"),
+        ("pbs", {}, "'pbs': known are torchrun, sbatch"),
+        ("slurm", {}, "'slurm': sbatch is a batch script of Slurm; known are torchrun"),
         ("kubernetes", {"image": "x"}, "--set claim="),
         ("sbatch", {"qos": "high"}, "it takes partition, account, time"),
         ("sbatch", {"time": "soon"}, "--set time=soon: Slurm takes minutes"),

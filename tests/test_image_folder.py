@@ -152,8 +152,11 @@ def test_hidden_files_and_files_that_are_no_images_are_left_out(root: Path) -> N
     draw(root / "train" / "cat" / "deep" / "4.png", grey=0)
     draw(root / "train" / "cat" / ".5.png", grey=0)
     draw(root / "train" / ".git" / "6.png", grey=0)
+    draw(root / "train" / "__MACOSX" / "cat" / "._0.png", grey=0)
     (root / "train" / "cat" / "notes.txt").write_text("hello")
-    cats = [name for name in names(root, "train") if "cat" in name]
+    found = names(root, "train")
+    assert not [name for name in found if "__MACOSX" in name]
+    cats = [name for name in found if "cat" in name]
     assert cats == [f"train/cat/{name}.png" for name in ("0", "1", "2", "deep/4")]
 
 

@@ -19,7 +19,7 @@ from batchwright.client.trackers.companion import wanted_trackers
 from batchwright.distributed.fork_server import imported_once
 from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.processes import refuse_unguarded_script
-from batchwright.errors import ArgumentError, Interrupted, PlanError, WorkerError
+from batchwright.errors import ArgumentError, FileError, Interrupted, PlanError, WorkerError
 from batchwright.planning.planner import make_plan
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import (
@@ -401,9 +401,14 @@ def compare_runs(
         The comparison, and the page.
 
     Raises:
-        FileError: There is no summary, the data differ, or the folder cannot be written.
+        FileError: There is no summary, a run is named twice, the data differ, or the folder cannot
+            be written.
     """
-    told = compared([_summary_of(one) for one in runs])
+    summaries = [_summary_of(one) for one in runs]
+    folders = [one.run_folder for one in summaries]
+    if again := next((one for one in folders if folders.count(one) > 1), None):
+        raise FileError(f"{again} is named twice: a comparison needs another run beside it")
+    told = compared(summaries)
     folder = Path(out)
     make_folder(folder)
     write_whole(folder / "comparison.png", file_bytes(draw_comparison(told)))

@@ -237,9 +237,10 @@ def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
         + (f" ({kind.name})" if len(row.cluster.members) > 1 else "")
         for kind, _ in row.cluster.members
     ]
+    each = kind.memory.bytes_per_sample(row.resolution)
     why = (
         "Up to there the upper end of the predicted peak stays within the limit, or it is all the "
-        f"data; an image takes {size(kind.memory.bytes_per_sample(row.resolution))}."
+        f"data; an image takes {size(each) if each >= 1 else 'too little to be told'}."
     )
     most = Chosen(f"{', '.join(largest)} samples", why, _PREDICTED)
     return peak.reason("memory"), most.reason("largest local batch")

@@ -86,7 +86,9 @@ def export(plan: Plan, name: str, target: Target) -> str:
         PlanError: The program cannot follow the plan; the message says why, and what can.
     """
     if name not in EXPORTS:
-        raise ArgumentError(f"there is no export {name!r}: known are {', '.join(EXPORTS)}")
+        meant = [one for one in EXPORTS if name and name.lower() in EXPORTS[one].words.lower()]
+        hint = f"{meant[0]} is {EXPORTS[meant[0]].words}; " if meant else ""
+        raise ArgumentError(f"there is no export {name!r}: {hint}known are {', '.join(EXPORTS)}")
     spec = EXPORTS[name]
     for key, value in target.settings.items():
         if key not in spec.settings:

@@ -117,6 +117,7 @@ class _Folder:
             entry.name
             for entry in os.scandir(folder)
             if not entry.name.startswith(".")
+            and entry.name != "__MACOSX"  # macOS adds it to archives
             and entry.is_dir()
             and (not entry.is_symlink() or self._is_inside(Path(entry.path)))
         )
