@@ -18,7 +18,7 @@ from batchwright.records.documents import read_record, write_record
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.plan_text import explain
 from batchwright.reporting.data.plan_curves import plan_curves
-from samples import make_job, make_profile, make_summary
+from samples import make_job, make_kind_profile, make_profile, make_summary
 from test_choice import allowed, chosen, reason
 from test_learning import CLASSES, IMAGES, taught, truth
 from test_run_history import run_of
@@ -71,6 +71,22 @@ def test_other_objectives_say_what_accuracy_they_give_up(objective):
     assert said.count("goal.objective=auto") == 1
     loose = planned(objective=objective, price=1.0, accuracy_tolerance=0.5)
     assert "is to be had" not in reason(loose, "global batch").why
+
+
+@pytest.mark.parametrize(("fixed", "taken"), [(1e-4, 32), (0.5, 512)])
+def test_a_batch_far_beyond_those_that_were_timed_is_not_taken_for_a_percent(fixed, taken):
+    """A step of so many images may be slower than the line through smaller ones says.
+
+    Where so much larger a batch saves far more than it may be off, it is taken.
+    """
+    profile = make_kind_profile("a", sides=(96,), batches=(8, 16, 24, 32), fixed=fixed)
+    plan = planned(profile, objective="time", max_workers=1)
+    batch = plan.stages[0].global_batch_size
+    assert (batch < 2 * 32) == (taken == 32)
+    assert batch >= taken
+    (reason,) = [one for one in plan.reasons if one.choice == "global batch"]
+    told = [one.value for one in plan.reasons if one.choice == "extrapolation"]
+    assert ("Passed over: " in reason.why, bool(told)) == (taken == 32, taken == 512)
 
 
 def test_a_batch_that_is_asked_for_is_told_what_accuracy_it_gives_up():

@@ -344,7 +344,11 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
 
     def chosen(rows: list[Row]) -> tuple[list[Row], list[KneeFit], Choice]:
         knees = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
-        return rows, knees, choose(job, rows, knees, progress, table.error, table.trained)
+        return (
+            rows,
+            knees,
+            choose(job, rows, knees, progress, table.error, table.trained, table.far_off),
+        )
 
     if job.method_spec.served and job.workers == "auto":  # one worker makes no two groups
         rows = [row for row in rows if row.cluster.workers > 1] or rows

@@ -59,6 +59,8 @@ class Choice:
         level: Candidates that measurements cannot tell from it, as far as they were free to choose.
         accurate: The quickest of the most accurate, were batch and workers free and accuracy the
             aim; `None` where nothing tells, or where the epochs are chosen to reach an accuracy.
+        passed: One with a smaller value that was passed over, since it is far from what was
+            measured, which does not tell the two apart; `None`: none was.
     """
 
     objective: Objective
@@ -68,6 +70,7 @@ class Choice:
     others: dict[str, Row]
     level: tuple[Row, ...]
     accurate: Row | None = None
+    passed: Row | None = None
 
 
 def check_progress(job: Job, progress: Progress) -> None:
@@ -141,6 +144,7 @@ def choose(
     progress: Progress,
     error: RowError,
     trained: Trained,
+    far_off: Callable[[Row], bool] = lambda _: False,
 ) -> Choice:
     """The candidate to train with.
 
@@ -151,6 +155,7 @@ def choose(
         progress: What a batch means for progress.
         error: Standard error of a candidate's time, as a share of it.
         trained: What it would be with another number of epochs.
+        far_off: Whether a candidate is far from what was measured.
 
     Raises:
         PlanError: No candidate is within the limits; the message names the nearest.
@@ -176,7 +181,8 @@ def choose(
     free = [row for row in here if not row.misses and not row.asked] or allowed
     by = {name: kind(job.goal, knees, progress) for name, kind in OBJECTIVES.items()}
     objective = by[job.goal.objective]
-    row = objective.best(allowed)
+    best = objective.best(allowed)
+    row = objective.known(best, allowed, far_off, error)
     told = not progress.chooses and progress.tells_accuracy
     others = {name: by[name].best(allowed) for name in _others(job.goal, allowed, progress)}
     return Choice(
@@ -187,6 +193,7 @@ def choose(
         others={name: other for name, other in others.items() if other is not row},
         level=objective.level(row, allowed, error),
         accurate=by["auto"].best(free) if told else None,
+        passed=best if best is not row else None,
     )
 
 
@@ -361,7 +368,8 @@ def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
             why += f", fewer than goal.least_steps={goal.least_steps}"
         why += f".{_instead(choice)}"
     others = [str(one.batch) for one in choice.level if one.cluster is row.cluster]
-    texts = [why, _less_accurate(goal, choice), choice.objective.level_words(others, batches=True)]
+    texts = [why, _passed_over(choice), _less_accurate(goal, choice)]
+    texts.append(choice.objective.level_words(others, batches=True))
     rows = knee.rows if knee else ()  # those beyond a limit, too
     next_ = [one for one in rows if one.batch < row.batch][-1:]
     next_ += [one for one in rows if one.batch > row.batch][:1]
@@ -369,6 +377,16 @@ def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
     value = f"{row.batch} samples"
     found = Chosen(row.batch, " ".join(filter(None, texts)), source, alternatives=alternatives)
     return found.reason("global batch", value)
+
+
+def _passed_over(choice: Choice) -> str:
+    """Which candidate is said to be better and was not taken, in a sentence; empty if none."""
+    if choice.passed is None:
+        return ""
+    return (
+        f"Passed over: {choice.passed.batch} samples ({compared(choice.passed, choice.row)}), a "
+        "prediction far from what was measured, which does not tell the two apart."
+    )
 
 
 def _less_accurate(goal: Goal, choice: Choice) -> str:

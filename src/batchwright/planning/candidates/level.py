@@ -14,7 +14,7 @@ from batchwright.planning.candidates.knees import KneeFit, saving
 from batchwright.planning.candidates.table import Row
 from batchwright.records import Estimate
 
-_Z_975 = 1.96
+Z_975 = 1.96
 _AS_MANY = Estimate(value=1, low=1, high=1)
 
 RowError = Callable[[Row], float]
@@ -52,7 +52,7 @@ def level_in_value(
             # Both are on one line, so both are off together: all hangs on its fixed part.
             saves, doubt = saving(lines[row.cluster], min(row.batch, chosen.batch))
             off = abs(apart - log(ratio.value)) * doubt / saves if saves > 0 else off
-        if apart <= hypot(_Z_975 * off, log(ratio.value / ratio.low)):
+        if apart <= hypot(Z_975 * off, log(ratio.value / ratio.low)):
             found.append(row)
     return tuple(found)
 
@@ -101,8 +101,8 @@ def _first_at_most(
     """
     found = []
     for row, (share, error) in zip(rows, saves, strict=True):
-        if share - _Z_975 * error <= gain or row is rows[-1]:
+        if share - Z_975 * error <= gain or row is rows[-1]:
             found.append(row)
-        if share + _Z_975 * error <= gain:
+        if share + Z_975 * error <= gain:
             break
     return found

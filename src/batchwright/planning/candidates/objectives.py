@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf, sqrt
+from math import hypot, inf, log, sqrt
 from operator import attrgetter, le
 from typing import ClassVar
 
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.level import (
+    Z_975,
     RowError,
     level_batches,
     level_in_value,
@@ -113,6 +114,25 @@ class Objective:
     def best(self, rows: Sequence[Row]) -> Row:
         """The candidate to take of those within the limits."""
         return min(self.among(rows), key=lambda row: (self.value(row), *by_time(row)))
+
+    def known(
+        self, best: Row, rows: Sequence[Row], far_off: Callable[[Row], bool], error: RowError
+    ) -> Row:
+        """The candidate to take in place of the ``best``, where that is far from all measurements.
+
+        It is the best of those near them that measurements do not tell from it: a step with far
+        more images at once than any that was timed may be slower than its line says, by caches and
+        allocation. ``error`` is that of a candidate's time; the rest as for `best`.
+        """
+        if not far_off(best) or self.value(best) in (0.0, inf):
+            return best
+        near = [
+            row
+            for row in self.among(rows)
+            if not far_off(row)
+            and log(self.value(row) / self.value(best)) <= Z_975 * hypot(error(row), error(best))
+        ]
+        return self.best(near) if near else best
 
     def sizes(self, rows: Sequence[Row]) -> list[Row]:
         """The best candidate of each cluster, small clusters first."""
@@ -272,6 +292,15 @@ class _AtTheKnee(Objective):
         # A batch that is asked for stands for its cluster.
         asked = [row for row in rows if row.cluster not in found]
         return sorted([*found.values(), *asked], key=lambda row: row.order)
+
+    def known(
+        self,
+        best: Row,
+        rows: Sequence[Row],  # noqa: ARG002
+        far_off: Callable[[Row], bool],  # noqa: ARG002
+        error: RowError,  # noqa: ARG002
+    ) -> Row:
+        return best  # where doubling stops paying, not where time is least
 
     def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
         sizes, gain = self.sizes(rows), self.goal.doubling_gain

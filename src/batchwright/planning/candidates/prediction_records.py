@@ -12,7 +12,7 @@ from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.local_batches import largest_shares
 from batchwright.planning.candidates.objectives import pareto
 from batchwright.planning.candidates.progress import FAR, Progress
-from batchwright.planning.candidates.table import Row, Table, mebibytes
+from batchwright.planning.candidates.table import FAR_OFF, Row, Table, mebibytes
 from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import product
@@ -22,9 +22,6 @@ from batchwright.records.text.formatting import counted, size
 
 MAX_SHOWN = 200
 """More candidates than this are not listed one by one."""
-
-FAR_OFF = 2.0
-"""Times the largest or smallest measured batch from which on a prediction is far from it."""
 
 _ASSUMED: Source = "assumed"
 _PREDICTED: Source = "predicted"

@@ -26,6 +26,10 @@ from batchwright.records.text.formatting import counted
 SECONDS_PER_HOUR = 3600
 
 
+FAR_OFF = 2.0
+"""Times the largest or smallest measured batch from which on a prediction is far from it."""
+
+
 @dataclass(frozen=True)
 class Miss:
     """A limit that a candidate misses.
@@ -305,6 +309,24 @@ class Table:
         """Lower and upper end of the interval of every time of a row, as shares of the value."""
         step = self.step_estimate(row)
         return step.low / step.value, step.high / step.value
+
+    def far_off(self, row: Row) -> bool:
+        """Whether a worker's samples at once are far more than were measured at this resolution.
+
+        Where its number of workers or the resolution was not measured at all, it is not.
+        """
+        for (kind, _), share in zip(
+            row.cluster.members, largest_shares(row.cluster, row.totals), strict=True
+        ):
+            measured = [
+                point.local_batch_size
+                for point in kind.profile.steps
+                if (point.workers, point.resolution) == (row.cluster.workers, row.resolution)
+            ]
+            at_once = max(self.parts(row, kind, share))
+            if at_once >= FAR_OFF * max(measured, default=at_once):
+                return True
+        return False
 
     # -------------------------------------------------------------------------------- memory
 
