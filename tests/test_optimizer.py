@@ -11,6 +11,7 @@ from batchwright.planning.candidates.optimizer import MUON_ABOVE, chosen_optimiz
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.probing.bench import Bench
+from batchwright.probing.measure import update_time
 from batchwright.probing.measure.update_time import update_times
 from batchwright.records import Job, Profile, UpdateTime
 from batchwright.training.loop import open_task
@@ -168,6 +169,19 @@ def test_timing_updates_leaves_weights_state_and_gradients_alone():
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert [len(one) for one in bench.optimizer.state.values()] == state
     assert all(one.grad is None for one in bench.trained)
+
+
+@pytest.mark.parametrize(("each", "repeats"), [(60.0, 1), (0.001, 50)])
+def test_an_update_that_takes_longer_than_its_share_of_the_probe_is_timed_once(
+    monkeypatch, each, repeats
+):
+    clock = iter(range(10_000))
+    monkeypatch.setattr(update_time, "now", lambda _: each * next(clock))
+    bench = Bench(tiny_job(network="resnet8"), tiny_image_data(), Group(torch.device("cpu")))
+    times = update_times(bench, seconds=0.6)
+    assert [one.repeats for one in times] == [repeats] * 2
+    assert [one.seconds for one in times] == pytest.approx([each] * 2)
+    assert all((one.low < one.seconds < one.high) == (repeats == 1) for one in times)
 
 
 def test_training_has_the_optimizer_that_the_plan_decided():
