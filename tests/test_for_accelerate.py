@@ -138,7 +138,8 @@ def automatic(rank, folder):
         accelerator.save_state(folder)
         accelerator.wait_for_everyone()  # worker 0 has written the model
         made = vars(feed.arrangement)
-        other = made["global_batch"] + 2
+        batch = made["global_batch"]
+        other = batch - 2 if 2 * batch > SAMPLES else batch + 2
         feed.arrangement = replace(feed.arrangement, global_batch=other, passes=1)
         feed._arrange()
         accelerator.load_state(folder)
