@@ -130,7 +130,8 @@ def automatic(rank, folder):
         rate = optimizer.param_groups[0]["lr"]
         seen = []
         for one in feed:
-            seen += one[2].tolist()
+            if feed.sampler.part(feed._index).samples:  # else it only keeps in step with the others
+                seen += one[2].tolist()
             with accelerator.accumulate(model):
                 feed.backward(loss_of(model, one))
                 optimizer.step()
