@@ -102,6 +102,7 @@ def forking() -> Iterator[None]:
     """Inside, those that are started are forked."""
     with ExitStack() as stack:
         with mock.patch.dict(os.environ, PYTHONPATH=_with_tests(os.environ)):
+            os.environ.pop("PYTHONUNBUFFERED", None)  # what they print comes as it does elsewhere
             stack.enter_context(fork_server.imported_once(*_COMMANDS))
         yield
 
@@ -130,7 +131,8 @@ class _Spare:
         self._pid = os.fork()
         if not self._pid:
             self._line.close()
-            _wait_to_serve(theirs, parent)
+            if _wait_to_serve(theirs, parent):
+                sys.exit()  # as a process of its own would: what it has printed is written
             os._exit(0)
         theirs.close()
         self._usual, fork_server._start_server = fork_server._start_server, self._start
@@ -170,13 +172,14 @@ class _Child:
         return self._code
 
 
-def _wait_to_serve(line: socket.socket, parent: int) -> None:
+def _wait_to_serve(line: socket.socket, parent: int) -> bool:
+    """Become the fork server; whether this is a worker by now, which has done its work."""
     os.environ[PARENT_PID] = str(parent)
     die_with_parent(PARENT_PID)
     os.setsid()
     order, files, _, _ = socket.recv_fds(line, 1 << 20, 1)
     if not order:  # no workers were wanted
-        return
+        return False
     (given,), (number, environment) = files, json.loads(order)
     line.close()
     if given != number:
@@ -184,8 +187,9 @@ def _wait_to_serve(line: socket.socket, parent: int) -> None:
         os.close(given)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["fork_server", str(number)]
+    sys.argv, server = ["fork_server", str(number)], os.getpid()
     fork_server._main()
+    return os.getpid() != server
 
 
 @contextmanager

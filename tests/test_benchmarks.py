@@ -43,7 +43,7 @@ from benchmarks.first_contact import first_contact  # noqa: E402
 from benchmarks.first_contact.first_contact import Epoch, jpeg_files, own_data_found  # noqa: E402
 from benchmarks.first_contact.first_look import Regret, regrets_found  # noqa: E402
 from benchmarks.first_contact.own_data import SETS  # noqa: E402
-from benchmarks.harness import beside, tables, turns  # noqa: E402
+from benchmarks.harness import beside, slurm_nodes, tables, turns  # noqa: E402
 from benchmarks.harness.benchmark import (  # noqa: E402
     Arguments,
     Benchmark,
@@ -406,6 +406,19 @@ def test_engines_are_compared_within_a_round_and_those_that_are_not_there_are_le
     assert set(found) <= {one.name for one in engines.BENCHMARK.figures}
 
 
+def test_a_slurm_that_is_installed_and_does_not_come_up_is_told_apart_from_none(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Tests that want one are skipped without it, and fail where it is broken."""
+    for name in ("slurmctld", "slurmd", "sbatch", "sinfo", "scancel", "squeue"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(slurm_nodes, "_LAST_SECONDS", 0.0)
+    with pytest.raises(TimeoutError, match="nodes did not come"):
+        slurm_nodes.slurm_nodes(tmp_path).__enter__()
+
+
 def test_kills_are_added_up_over_the_runs() -> None:
     runs = [KilledRun(22.0, (1.0, 2.0, 3.0), 3, 0), KilledRun(12.0, (1.0,), 1, 2)]
     found = UNEVEN.values(kills_found(UNDISTURBED, runs, wanted=4))
@@ -508,6 +521,12 @@ def test_what_a_process_has_had_of_a_core_is_counted_with_its_children() -> None
         ran = turns.core_seconds()[os.getpid()][0] - before[os.getpid()][0]
         child.communicate(b"\n")
     assert ran >= 0.04
+
+
+def test_a_child_that_ends_while_it_is_looked_at_is_left_out(monkeypatch) -> None:
+    gone = 2**22 + 1  # more than Linux counts to
+    monkeypatch.setattr(turns, "children", lambda _: [gone])
+    assert turns.core_seconds().keys() == {os.getpid()}
 
 
 class OneTurn:

@@ -221,6 +221,34 @@ def test_a_probe_of_several_workers_measures_what_all_of_them_can(crew):
     assert crew.together(compared_together, (), workers=2) == [("", True, True)] * 2
 
 
+def failed_unseen(rank):
+    """What two workers' bench knows of a failure that came with another, and of one alone."""
+    group = Group(CPU)
+    bench, _ = bench_of(group=group, workers=2)
+    usual = bench.supply(2, SIDE)
+
+    def supply():
+        if rank:
+            bench.compilation.failure = "no such kernel"
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return usual()
+
+    try:
+        assert not bench.try_step(supply)
+        first, bench.compilation.failure = bench.compilation.failure, "nor here" * rank
+        bench.join(group)
+        return first, bench.compilation.failure
+    finally:
+        bench.close()
+        group.close()
+
+
+@pytest.mark.slow
+def test_a_probes_workers_know_of_each_others_failures_however_they_come(crew):
+    """Together with want of memory, and in steps that others have sat out."""
+    assert crew.together(failed_unseen, workers=2) == [("no such kernel", "nor here")] * 2
+
+
 def test_without_a_compiler_it_is_refused_in_a_line(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "CXX=no-such-compiler" in what_is_missing(CPU)
@@ -254,8 +282,10 @@ class Machine:
 
     Attributes:
         ratio: Compiled over plain step.
-        taken: Seconds of compiling.
+        taken: Seconds of compiling, for each image side.
         failure: Why it cannot.
+        sides: Of the job, in pixels.
+        compiled: Those that were.
     """
 
     ratio: float = 0.8
@@ -264,7 +294,8 @@ class Machine:
     epochs: int = 10
     train_samples: int = 10_000
     seconds: float = 0.0
-    compiled: bool = False
+    sides: tuple[int, ...] = (32,)
+    compiled: set[int] = field(default_factory=set)
     on: bool = False
     sizes: list[int] = field(default_factory=list)
     group: Group = field(default_factory=lambda: Group(CPU))
@@ -272,7 +303,7 @@ class Machine:
 
     @property
     def job(self):
-        return make_job(epochs=self.epochs, resolutions=(32,))
+        return make_job(epochs=self.epochs, resolutions=self.sides)
 
     @property
     def compilation(self):
@@ -282,13 +313,14 @@ class Machine:
         self.on = on
 
     def supply(self, size, resolution):
-        return size
+        return size, resolution
 
-    def step(self, size):
-        took = 0.01 * size * (self.ratio if self.on else 1)
+    def step(self, supply):
+        size, side = supply
+        took = 0.01 * size * (side / 32) ** 2 * (self.ratio if self.on else 1)
         self.seconds += took
-        if self.on and not self.compiled:
-            self.compiled = True
+        if self.on and side not in self.compiled:
+            self.compiled.add(side)
             self.seconds += self.taken
         self.sizes.append(size)
         return took, 0.0
@@ -307,6 +339,16 @@ def test_it_is_compiled_where_that_saves_more_than_it_takes(monkeypatch):
     assert told.compile_seconds == pytest.approx(20, abs=0.5)
     assert told.ratio.value == pytest.approx(0.8)
     assert told.chosen  # 201 s are saved
+
+
+def test_each_image_side_is_compiled_before_anything_is_timed_and_paid_for(monkeypatch):
+    machine = Machine(sides=(16, 24, 32))
+    told = compared(monkeypatch, machine)
+    assert machine.compiled == {16, 24, 32}
+    assert told.compile_seconds == pytest.approx(60, abs=0.5)
+    machine = Machine(sides=(16, 24, 32), failure="no kernel")
+    compared(monkeypatch, machine)
+    assert machine.compiled == {32}
 
 
 @pytest.mark.parametrize(

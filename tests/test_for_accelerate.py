@@ -130,7 +130,8 @@ def automatic(rank, folder):
         rate = optimizer.param_groups[0]["lr"]
         seen = []
         for one in feed:
-            seen += one[2].tolist()
+            if feed.sampler.part(feed._index).samples:  # else it only keeps in step with the others
+                seen += one[2].tolist()
             with accelerator.accumulate(model):
                 feed.backward(loss_of(model, one))
                 optimizer.step()
@@ -138,7 +139,8 @@ def automatic(rank, folder):
         accelerator.save_state(folder)
         accelerator.wait_for_everyone()  # worker 0 has written the model
         made = vars(feed.arrangement)
-        other = made["global_batch"] + 2
+        batch = made["global_batch"]
+        other = batch - 2 if 2 * batch > SAMPLES else batch + 2
         feed.arrangement = replace(feed.arrangement, global_batch=other, passes=1)
         feed._arrange()
         accelerator.load_state(folder)

@@ -90,7 +90,7 @@ def measure(arguments: Arguments, folder: Path) -> Found:
         for name, start in (("slurm", _slurm), ("ray", _ray)):
             try:
                 names = running.enter_context(start(folder))
-            except (NoSlurm, ImportError) as reason:
+            except (NoSlurm, TimeoutError, ImportError) as reason:
                 say(f"{name} is left out: {reason}")
                 continue
             engines[name] = Engine(name, name, folder, names)

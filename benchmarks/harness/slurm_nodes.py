@@ -62,7 +62,8 @@ def slurm_nodes(folder: Path) -> Iterator[dict[str, str]]:
         Environment variables for commands that are to find them.
 
     Raises:
-        NoSlurm: It is not installed, or its nodes do not come.
+        NoSlurm: It is not installed.
+        TimeoutError: Its nodes do not come.
     """
     if missing := [one for one in ("slurmctld", "slurmd", "sbatch") if not shutil.which(one)]:
         raise NoSlurm(f"no {missing[0]}: {INSTALL}")
@@ -83,11 +84,12 @@ def slurm_nodes(folder: Path) -> Iterator[dict[str, str]]:
     try:
         states = ("sinfo", "-h", "-o", "%T")
         if not until(lambda: _said(environment, *states).split() == ["idle"], _LAST_SECONDS):
-            raise NoSlurm(f"Slurm's nodes did not come: {folder / 'daemons.log'}")
+            raise TimeoutError(f"Slurm's nodes did not come: {folder / 'daemons.log'}")
         yield environment
     finally:
-        _said(environment, "scancel", "--user", getpass.getuser())
-        until(lambda: not _said(environment, "squeue", "-h"), _LAST_SECONDS)
+        with suppress(subprocess.TimeoutExpired):  # of a command: the daemons end nevertheless
+            _said(environment, "scancel", "--user", getpass.getuser())
+            until(lambda: not _said(environment, "squeue", "-h"), _LAST_SECONDS)
         for daemon in daemons:
             daemon.terminate()
         for daemon in daemons:

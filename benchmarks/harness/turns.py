@@ -209,8 +209,9 @@ def core_seconds() -> dict[int, tuple[float, float]]:
         with suppress(OSError):  # a thread, or all of it, has just ended
             texts = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
             nanoseconds = [tuple(map(int, text.split()[:2])) for text in texts]
-            ran, waited = map(sum, zip(*nanoseconds, strict=True))
-            found[pid] = ran / 1e9, waited / 1e9
+            if nanoseconds:  # else it has ended, or the system does not say
+                ran, waited = map(sum, zip(*nanoseconds, strict=True))
+                found[pid] = ran / 1e9, waited / 1e9
     return found
 
 

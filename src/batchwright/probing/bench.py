@@ -111,6 +111,7 @@ class Bench:
         if job.activation_checkpointing == "on":
             self.recompute(on=True)
         self.compilation, self._compiles = Compilation(on=False), False
+        self._failure_told = False  # that of compiling, to all workers of the group
         if job.compile == "on":
             self.compile(on=True)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
@@ -144,7 +145,7 @@ class Bench:
         """From now on take steps with the workers of ``group``, with the same weights on all."""
         if self._reducer is not None:
             self._reducer.close()
-        self.group = group
+        self.group, self._failure_told = group, False  # some may not know yet
         group.share(self._weights())
         self.optimizer.state.clear()  # that of workers which have sat idle would be out of date
         self._reducer = Reducer(self.trained, group, per_tensor=False)
@@ -397,7 +398,7 @@ class Bench:
 
     def _backward(self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]) -> Tally:
         """Forward and backward passes of the micro-batches, each with its share of the step."""
-        weight, before = 0.0, self.compilation.failure
+        weight = 0.0
         loss: float | Tensor = 0.0
         for place, (supply, share) in enumerate(zip(supplies, shares, strict=True)):
             last = place == len(shares) - 1
@@ -405,13 +406,12 @@ class Bench:
                 self._reduction.arm()
             mean = self._pass(batch := supply(), share)
             if mean is None:
-                return Tally(weight=0.0, loss=0.0, missing=1.0, uncompiled=1.0)
+                return Tally(weight=0.0, loss=0.0, missing=1.0)
             samples = len(batch[1])
             weight, loss = weight + samples, samples * mean + loss
             if not last:
                 self._reduction.take(share)
-        failed = self.compilation.failure != before
-        return Tally(weight=weight, loss=loss, uncompiled=float(failed))
+        return Tally(weight=weight, loss=loss)
 
     def _pass(self, batch: Batch, share: float) -> Tensor | None:
         """One of them; its mean loss, still on the device. `None` where the compiler failed."""
@@ -436,12 +436,13 @@ class Bench:
 
     def _finish(self, own: Tally, share: float) -> Taken:
         """Exchange and update, as `Session` does."""
-        tally = self._reduction.finish(own, share)
+        failed = bool(self.compilation.failure) and not self._failure_told
+        tally = self._reduction.finish(replace(own, uncompiled=float(failed)), share)
         assert tally.sqr_norms is not None  # noqa: S101 - every reducer gives them
         exchanged = now(self.device)
         if tally.uncompiled:  # what fails one worker's compiler is compiled on none of them
             reasons = self.group.gather(self.compilation.failure)
-            self.compilation.failure = next(filter(None, reasons))
+            self.compilation.failure, self._failure_told = next(filter(None, reasons)), True
         if tally.missing:
             self._clear()
             return Taken(fits=False, exchanged=exchanged)

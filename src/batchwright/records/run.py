@@ -101,7 +101,8 @@ class RoundRecord(Record):
         0, description="Updates skipped because a gradient was not finite."
     )
     repeated_steps: Index = Field(
-        0, description="Steps done again in smaller micro-batches, for want of memory."
+        0,
+        description="Steps done again: in smaller micro-batches for want of memory, or uncompiled.",
     )
     lead: Index = Field(0, description="Rounds ahead of the slowest worker when it began.")
     peak_bytes: Count | None = Field(
@@ -148,7 +149,8 @@ class EpochRecord(Record):
     evaluation_seconds: NonNegative = Field(description="Held-out evaluation, in seconds.")
     checkpoint_seconds: NonNegative = Field(description="Writing checkpoints, in seconds.")
     repeated_steps: Index = Field(
-        0, description="Steps done again in smaller micro-batches, for want of memory."
+        0,
+        description="Steps done again: in smaller micro-batches for want of memory, or uncompiled.",
     )
     workers: tuple[WorkerTime, ...] = Field(description="Per worker, in rank order.")
     shares: tuple[LocalBatches, ...] = Field(

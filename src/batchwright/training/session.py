@@ -345,7 +345,7 @@ class Session:
 
         Returns:
             Whether the weights were updated: not before the last micro-batch of a step, and not
-            where a gradient was infinite or not a number, or memory ran out.
+            where a gradient was infinite or not a number, memory ran out or compiling failed.
 
         Raises:
             RuntimeError: No batch is open, or no parameter got a gradient.
