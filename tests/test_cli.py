@@ -23,7 +23,7 @@ from PIL import Image
 
 import batchwright as bw
 from batchwright.cli import output
-from batchwright.errors import JobError, PlanError, WorkerError
+from batchwright.errors import BatchwrightError, JobError, PlanError, WorkerError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.probing.probe import Measured
 from batchwright.records import Check, Job, KindCount, MemoryPoint, PairTime, Plan, Profile
@@ -273,6 +273,8 @@ def test_a_record_is_written_over_nothing_but_one_of_its_kind(refused, place, ve
     (place / "job.yaml").write_text("epochs: 3")
     file = {"plan": "profile.json", "simulate": "plan.json", "probe": "job.yaml"}[verb]
     assert f"{file} holds {holds}" in refused(verb, file, "--out", file)
+    with pytest.raises(BatchwrightError, match=r"plan\.json holds a plan"):
+        bw.probe(epochs=3, out=place / "plan.json")
 
 
 def test_a_record_is_written_over_an_earlier_one_of_its_kind(command, place):
@@ -332,7 +334,8 @@ def test_output_to_a_full_disk_is_an_error_of_one_line(command, place, monkeypat
 
 def test_streams_that_the_caller_has_closed_take_no_file_of_ours(place):
     script = """
-import sys, batchwright.__main__
+import os, sys, batchwright.__main__
+assert all(map(os.get_inheritable, range(3)))  # a worker's would be closed
 with open("file", "w") as file:
     assert file.fileno() > 2
     print("lost", file=sys.stdout)

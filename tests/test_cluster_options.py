@@ -1,5 +1,6 @@
 """Kinds of workers, alone and together: shares of equal time, sizes, limits, large clusters."""
 
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -16,7 +17,7 @@ from batchwright.planning.candidates.worker_types import worker_types_of
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.step_time import StepTimeModel
 from batchwright.probing.commands import Point
-from batchwright.probing.kinds import Place, kinds_of
+from batchwright.probing.kinds import Place, kinds_of, said_of_all
 from batchwright.records import Goal, KindCount, Link, Plan, WorkerKind
 from batchwright.workflows.together import places_in
 from samples import make_data, make_kind_profile
@@ -345,7 +346,7 @@ def test_on_few_data_no_cluster_lists_a_batch_twice(samples):
 
 
 def measured_together(
-    paces=(1.0, 2.0), exchange=0.003, *, names=("gpu", "gpu"), disturbed=None, times=2
+    paces=(1.0, 2.0), exchange=0.003, *, names=("gpu", "gpu"), disturbed=None, times=2, named=""
 ):
     """A worker on each of some hosts, by their paces; as a joint probe tells of them.
 
@@ -369,7 +370,7 @@ def measured_together(
     places = [
         Place(f"node{number}", "", name, "a GPU", GIB * 80) for number, name in enumerate(names, 1)
     ]
-    kinds = kinds_of(places, steps, visits)
+    kinds = kinds_of(places, steps, visits, named=named)
     return one.model_copy(update={"steps": tuple(steps), "kinds": kinds}), places
 
 
@@ -382,8 +383,22 @@ def test_a_host_that_is_clearly_slower_is_a_kind_of_its_own():
     assert fast.steps[0].sync_seconds == pytest.approx(0.003)
     assert fast.steps[0].step_seconds == pytest.approx((first.step_seconds - 0.003) / 2 + 0.003)
     names = [fast.kind, slow.kind]
-    assert [one.named_among(names) for one in places] == names
+    assert [one.named_among(names, "") for one in places] == names
     assert not measured_together(paces=(1.0, 1.1))[0].kinds
+
+
+def test_hosts_of_the_kind_that_a_job_names_are_one_and_others_say_so():
+    assert not measured_together(named="gpu")[0].kinds
+    profile, places = measured_together((1.0, 2.0, 2.0), names=("gpu", "gpu", "b"), named="gpu")
+    assert [(one.kind, one.workers) for one in profile.kinds] == [("gpu", 2), ("b", 1)]
+    assert said_of_all(places, "gpu") == "gpu"
+    assert said_of_all(places[2:], "gpu") == "b"
+    silent = replace(places[0], kind=places[0].device_name)
+    assert said_of_all([silent], "") == ""
+    assert silent.called("gpu") == places[0]
+    assert places[2].called("gpu") == places[2]
+    assert silent.named_among(["gpu", "b"], "gpu") == "gpu"
+    assert silent.named_among(["gpu", silent.device_name], "gpu") == silent.device_name
 
 
 def test_kinds_that_were_measured_together_are_planned_together():

@@ -91,6 +91,13 @@ def test_a_class_may_be_called_as_a_part_is(root: Path, name: str) -> None:
     assert set(open_folder(root / "train", val=0.4).facts.classes) == {"cat", name}
 
 
+def test_two_parts_without_the_one_for_training_are_no_classes(root: Path) -> None:
+    (root / "train").rename(root / "test")
+    (root / "val").rename(root / "valid")
+    with pytest.raises(DataError, match="has test/ but no train/ beside it"):
+        open_folder(root, val=0.5)
+
+
 def test_mixed_sizes_keep_their_aspect(root: Path) -> None:
     draw(root / "train" / "cat" / "wide.png", (64, 32))
     train, _ = stored(open_folder(root))

@@ -765,6 +765,12 @@ def test_secrets_in_addresses_are_refused_by_the_job_before_anything_is_written(
         assert "beef" not in str(caught.value)
 
 
+def test_names_of_files_are_no_secrets_and_the_longest_one_is_looked_through_at_once() -> None:
+    for data in ("wds:s3://b/a#monkeys/x.tar", "wds:s3://b/?key.tar", "a" * 10**6, "a:" * 10**6):
+        assert not data_sources.secret_in(data)
+    assert "sig= in it" in data_sources.secret_in(f"wds:{'a' * 10**6}://b/x?sig=beef")
+
+
 def test_words_of_a_query_that_open_nothing_are_no_secret() -> None:
     assert not any(map(data_sources._SECRET.search, ("author", "keywords", "design", "dl")))
 

@@ -22,6 +22,7 @@ def _open_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, this one
+            os.set_inheritable(number, True)  # as streams are: else our workers' would be closed
             setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
 
 

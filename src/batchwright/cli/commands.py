@@ -674,12 +674,12 @@ def main() -> None:
         _print_nowhere()
         sys.exit(1)
     except OSError as error:  # of a place that is unlike what anybody looked for
-        if error.filename is not None:
-            place = f"cannot use {error.filename}"
-            hint = "look at its name and its permissions"
-        elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            place, hint = "cannot write", "free some space, or write to another place"
+        where = "" if error.filename is None else f" {error.filename}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            place, hint = f"cannot write{where}", "free some space, or write to another place"
             _print_nowhere()
+        elif where:
+            place, hint = f"cannot use{where}", "look at its name and its permissions"
         else:
             raise
         print(f"error: {printable(f'{place}: {error.strerror}; {hint}')}", file=sys.stderr)

@@ -80,10 +80,9 @@ class Schedule:
         found = [self._resolutions(job, data), self._stages(job)]
         if self.preset is not None:
             doubts = preset_doubts(self.preset, data)
-            why = "Asked for. What the job says otherwise than by default goes before it."
-            why += f" It {' and '.join(doubts)}: it may not suit." if doubts else ""
-            if job.cycle.keep:
-                why += f" So does {' and '.join(job.cycle.keep)}, by cycle.keep."
+            why = "Asked for. What the job says otherwise than by default goes before it"
+            why += f", and so does {' and '.join(job.cycle.keep)}" if job.cycle.keep else ""
+            why += f". It {' and '.join(doubts)}: it may not suit." if doubts else "."
             if told := [f"{key}={getattr(job, key)}".lower() for key in self.preset.recipe]:
                 why += f" Besides its schedule: augment={job.augmentation}, {', '.join(told)}."
             if other := _unmet_recipe(job):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import fmean, median, stdev, variance
 
@@ -49,17 +49,34 @@ class Place:
     device_name: str
     memory_bytes: int
 
-    def named_among(self, kinds: Sequence[str]) -> str:
-        """Its kind in a plan, where hosts of one kind may stand apart as `kinds_of` names them."""
+    def called(self, named: str) -> Place:
+        """The same, of the kind that a job names, if any, where its host says nothing."""
+        return replace(self, kind=named) if named and self.kind == self.device_name else self
+
+    def named_among(self, kinds: Sequence[str], named: str) -> str:
+        """Its kind in a plan, whose job names one.
+
+        Hosts of one kind may stand apart there, as `kinds_of` names them.
+        """
         for name in kinds:
             base, _, hosts = name.removesuffix(")").rpartition(" (")
             if base == self.kind and self.host in hosts.split(", "):
                 return name
-        return self.kind
+        return self.kind if self.kind in kinds else self.called(named).kind
+
+
+def said_of_all(places: Sequence[Place], named: str) -> str:
+    """The kind that all hosts say they are of, else what the job names; empty: the device tells."""
+    said = {"" if one.kind == one.device_name else one.kind for one in places}
+    return said.pop() if len(said) == 1 else named
 
 
 def kinds_of(
-    places: Sequence[Place], steps: Sequence[StepTime], visits: Mapping[Point, Sequence[Apart]]
+    places: Sequence[Place],
+    steps: Sequence[StepTime],
+    visits: Mapping[Point, Sequence[Apart]],
+    *,
+    named: str = "",
 ) -> tuple[KindTimes, ...]:
     """What each kind takes, in the order of their first workers; nothing where all are of one.
 
@@ -67,6 +84,7 @@ def kinds_of(
         places: Of all workers, in rank order.
         steps: Measured together, at the pace of the slowest.
         visits: By point, what each worker took at each visit in which all took part.
+        named: Kind that the job names; its hosts are of one kind, however fast they are.
     """
     rising = sorted(visits, key=lambda point: point.local_batch_size)
     whole = [one for point in rising for one in visits[point] if len(one) == len(places)]
@@ -74,7 +92,7 @@ def kinds_of(
         return ()
     # Those of larger batches, as small ones show what goes on around computing.
     whole = whole[len(whole) // 2 :] if len(whole) >= 2 * _MINIMUM_VISITS else whole
-    groups = _groups(places, whole)
+    groups = _groups(places, whole, named)
     if len(groups) < 2:
         return ()
     found = []
@@ -156,27 +174,27 @@ def _trust(squared: float, noise: float) -> float:
     return max(0.0, 1 - noise / squared) if squared else 1.0
 
 
-def _groups(places: Sequence[Place], visits: Sequence[Apart]) -> dict[str, list[int]]:
+def _groups(places: Sequence[Place], visits: Sequence[Apart], named: str) -> dict[str, list[int]]:
     """Ranks of each kind, by its name: hosts of one name that are clearly slower stand apart."""
-    hosts: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    hosts_of: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, place in enumerate(places):
-        hosts[place.kind][place.host].append(rank)
+        hosts_of[place.kind][place.host].append(rank)
     found: dict[str, list[int]] = {}
-    for kind, named in hosts.items():
+    for kind, hosts in hosts_of.items():
         pace = {
-            host: median(_computing(one, ranks) for one in visits) for host, ranks in named.items()
+            host: median(_computing(one, ranks) for one in visits) for host, ranks in hosts.items()
         }
         alike: list[list[str]] = []
-        for host in sorted(named, key=pace.__getitem__):
-            first = named[alike[-1][0]] if alike else named[host]
-            ratios = [_computing(one, named[host]) / _computing(one, first) for one in visits]
-            if alike and not _clearly_slower(ratios):
+        for host in sorted(hosts, key=pace.__getitem__):
+            first = hosts[alike[-1][0]] if alike else hosts[host]
+            ratios = [_computing(one, hosts[host]) / _computing(one, first) for one in visits]
+            if alike and (kind == named or not _clearly_slower(ratios)):
                 alike[-1].append(host)
             else:
                 alike.append([host])
         for number, some in enumerate(alike):
             name = f"{kind} ({', '.join(sorted(some))})" if number else kind
-            found[name] = sorted(rank for host in some for rank in named[host])
+            found[name] = sorted(rank for host in some for rank in hosts[host])
     return found
 
 

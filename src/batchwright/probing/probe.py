@@ -165,7 +165,8 @@ def measure_points(
             progress(done, total, f"measuring {what}")
 
     with measuring(job, folder, counts) as workers:
-        visitor = Visitor(job, workers, max(counts), report)
+        places = workers.places if isinstance(workers, Together) else ()
+        visitor = Visitor(job, workers, max(counts), report, places=places)
         visitor.prepare(seconds=PRECISION * job.probe.first_budget)
         visitor.choose_compilation(seconds=COMPILATION * job.probe.first_budget)
         if accept is not None:

@@ -16,7 +16,7 @@ from batchwright.probing import commands
 from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, Steps, expected_peak
 from batchwright.probing.bench import SMALLEST_BATCH, sides_of
 from batchwright.probing.commands import Command, Point, ignored
-from batchwright.probing.kinds import Place, kinds_of
+from batchwright.probing.kinds import Place, kinds_of, said_of_all
 from batchwright.probing.measure.precision import planned_batch
 from batchwright.probing.measure.step_time import Apart
 from batchwright.probing.measure.timing import spread
@@ -86,7 +86,7 @@ class Visitor:
         self.restart_seconds = 0.0
         self._restarts = 0
         self._watch, self._watched = watch, 0
-        self._places = places
+        self._places = [one.called(job.probe.kind) for one in places]
         self._apart: dict[Point, list[Apart]] = {}
 
     @property
@@ -350,10 +350,11 @@ class Visitor:
         return tuple(self._step_time(point) for point in sorted(self.ledger.steps))
 
     def kinds(self) -> tuple[KindTimes, ...]:
-        """What each kind of worker takes, where there are several; a named kind is one."""
-        if self.job.probe.kind or not self._places:
+        """What each kind of worker takes, where there are several."""
+        if not self._places:
             return ()
-        return kinds_of(self._places, self.step_times(), self._apart)
+        named = self.job.probe.kind
+        return kinds_of(self._places, self.step_times(), self._apart, named=named)
 
     def memory_points(self) -> tuple[MemoryPoint, ...]:
         """The same for memory."""
@@ -369,7 +370,7 @@ class Visitor:
         return Cluster(
             device="cuda" if self.job.device == "cuda" else "cpu",
             device_name=prepared.device_name,
-            kind=self.job.probe.kind,
+            kind=said_of_all(self._places, self.job.probe.kind),
             workers=self._workers,
             cores=usable_cores(),
             threads=prepared.threads,

@@ -48,7 +48,8 @@ class ProbeSettings(Keys):
     kind: str = Field(
         "",
         description="Name of this kind of worker, by which `goal.kinds` refers to it, of all that "
-        "measure together; unset: the device's own name, and hosts that differ are told apart.",
+        "measure together and name no other (`BATCHWRIGHT_KIND`); unset: the device's own name, "
+        "and hosts that differ are told apart.",
     )
 
     @property

@@ -118,7 +118,8 @@ def priced_here(job: Job, profile: Profile) -> Job:
         if mine is None:
             raise PlanError(
                 f"{path} has no price for {name!r}, which is here: add a row for it, or say which "
-                "of its kinds that is, with probe.kind or, on each such host, BATCHWRIGHT_KIND"
+                "of its kinds that is, with probe.kind or, where several hosts train together, by "
+                "BATCHWRIGHT_KIND on each such host"
             )
         own = {"kind": name, "like": "", "speed": 1.0, "count": count}
         found.append(mine.model_copy(update=own))
@@ -126,10 +127,10 @@ def priced_here(job: Job, profile: Profile) -> Job:
 
 
 def check_prices(job: Job) -> None:
-    """Read the file of prices that a job names, before anything is measured for it.
+    """Read the file of prices that a job names, before it is known which kinds it has to price.
 
     Raises:
-        FileError: As for `priced`; which kinds were measured is not known yet.
+        FileError: As for `priced_job`.
     """
     if job.goal.prices is not None:
         kinds_of_file(Path(job.goal.prices), (), job.goal.max_workers or 1, others=True)

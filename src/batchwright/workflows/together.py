@@ -189,7 +189,8 @@ def train_together(plan: Plan, folder: Path, *, resume: bool, follow_advice: boo
     places = list(range(gathering.started.size))
     if not resume or plan.workers == gathering.started.size:
         planned = [one.kind for one in plan.kinds]
-        places = places_in(plan, [one.named_among(planned) for one in found])
+        named = plan.job.probe.kind
+        places = places_in(plan, [one.named_among(planned, named) for one in found])
         if plan.server is None:  # where no group of workers has to stay together
             plan, places = arranged(plan, places), sorted(places)
     token = folder / f"{_MARK}{secrets.token_hex(8)}"

@@ -38,6 +38,7 @@ from batchwright.records.documents import (
     load_job,
     record_of,
     refuse_no_path,
+    refuse_other,
     texts_of,
     write_record,
     write_text,
@@ -133,6 +134,8 @@ def probe(
     refuse_unguarded_script()
     refuse_no_path(out, "out")
     kept = None if out is None else Path(out)
+    if kept is not None:
+        refuse_other(kept, Profile)
     if step is not None:
         if job is not None:
             raise ArgumentError("probe takes either a job or step=, not both: job keys by name")

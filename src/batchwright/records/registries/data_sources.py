@@ -119,7 +119,6 @@ def source_of(data: str) -> DataSource:
     return DATA.get(data.partition(":")[0], FUNCTION)
 
 
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://.*", re.IGNORECASE | re.DOTALL)
 _SECRET = re.compile(
     r"sig$|signature|token|secret|passw|passphrase|pwd|credential|jwt|auth(?!or)|key(?!w)",
     re.IGNORECASE,
@@ -132,12 +131,12 @@ def secret_in(data: str) -> str:
 
     Jobs are kept in run folders, and sent to other machines.
     """
-    found = _ADDRESS.search(data)
-    if found is None:
+    before, mark, rest = data.partition("://")
+    if not mark:
         return ""
-    kind = data.partition(":")[0]
+    kind, scheme = data.partition(":")[0], re.split(r"[^a-z0-9+.-]", before.lower())[-1]
     try:
-        parts = urlsplit(found[0])
+        parts = urlsplit(f"//{rest}", scheme)
         password, user = parts.password, parts.username
     except ValueError:  # it is no address, as whoever opens it will say
         return ""
@@ -147,7 +146,7 @@ def secret_in(data: str) -> str:
             "environment or in the files of the store's own tools"
         )
     # A fragment is no part of what is asked for, and may hold the same.
-    told = parse_qsl(parts.query, True) + parse_qsl(parts.fragment, True)
+    told = parse_qsl(parts.query) + parse_qsl(parts.fragment)
     if signed := [name for name, _ in told if _SECRET.search(name)]:
         return (
             f"data={kind}: an address with {printable(signed[0])}= in it lets whoever reads the "

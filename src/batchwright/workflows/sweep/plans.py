@@ -21,7 +21,7 @@ from batchwright.reporting.render.progress import steps
 from batchwright.storage.files import make_folder
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, settle
 from batchwright.workflows.prepare_job import data_facts, ready_for
-from batchwright.workflows.prices import priced_here
+from batchwright.workflows.prices import check_prices, priced_here
 from batchwright.workflows.sweep.grid import Cell, setting_words
 
 _MEASURED_KEYS = frozenset(Job.model_fields) - PLANNING_KEYS | {"launch", "workers"}
@@ -67,11 +67,13 @@ class Planner:
         """Plan what needs no measuring, and refuse what cannot be run at all.
 
         Raises:
-            BatchwrightError: A cell's job, data, network or batch is impossible; names the cell.
+            BatchwrightError: A cell's job, prices, data, network or batch is impossible; names the
+                cell.
         """
         for of_setting in _by_setting(cells):
             first = of_setting[0]
             with self._named(first):
+                check_prices(first.job)
                 job = ready_for(first.job, self._data_of(first.job))
                 self._ready[first.name] = job
                 if needs_probe(job):

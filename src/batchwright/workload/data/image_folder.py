@@ -97,8 +97,8 @@ class _Folder:
         train = next((names[name] for name in _TRAIN if name in names), "")
         if not held_out and train != "train":
             train = ""
-        if not train and held_out not in _NO_CLASS:
-            held_out = ""
+        if not train:
+            held_out = next((name for name in _NO_CLASS if name in names.values()), "")
         for name in filter(None, (train, held_out)):
             if not self._is_inside(path := self.root / name):
                 raise DataError(
