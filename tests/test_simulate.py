@@ -384,12 +384,15 @@ def test_a_search_finds_the_best_interval_on_the_same_numbers():
         ({"mtbf_hours": 1e-320}, "as good as never end"),
         ({"checkpoint_seconds": 1e-12}, "leaves hardly any time for training"),
         ({"latency": 0, "bandwidth": 1e-306, "workers": 2}, "that no number holds it"),
+        ({"speeds": 1e-310}, "that no number holds it"),
+        ({"straggler_share": 0.9, "straggler_slowdown": 1e308}, "that no number holds it"),
         ({"global_batch": 10**30}, "less than or equal to"),
         ({"search": {"seed": [1, 2]}}, "--search seed: search one of"),
         ({"search": {"spares": [-1]}}, "spares = -1"),
         ({"search": {"spares": [0, 1]}, "hours": 1e-4}, "leave out hours="),
     ],
 )
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_what_makes_no_sense_ends_in_one_line(keys, words):
     with pytest.raises(BatchwrightError) as told:
         bw.simulate(make_plan(), **keys)
