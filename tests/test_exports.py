@@ -370,6 +370,9 @@ def test_bad_words_are_refused() -> None:
         assert f"#SBATCH --time={limit}\n" in exported(make_plan(), "sbatch", time=limit)
     with pytest.raises(PlanError, match="--hosts that divides 2"):
         exported(make_plan(), "torchrun", 3)
+    for path in ("/home/plan.json", "../plan.json"):
+        with pytest.raises(ArgumentError, match=f"and {path} is not below it"):
+            export(make_plan(), "skypilot", Target(plan=path, settings={"bucket": "s3://x"}))
     with pytest.raises(ArgumentError, match="ray places the workers"):
         exported(make_plan(), "ray", 2)
     with pytest.raises(JobError, match=r"ray.min_workers=3 of workers=2: give at most"):

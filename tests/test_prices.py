@@ -109,6 +109,9 @@ def test_of_a_catalogue_the_cheapest_place_counts_and_only_what_was_measured(tmp
         ("", "line 1: no column kind and price"),
         ("\nkind,count,price\na,2,1\n", "line 1 is empty"),
         ("kind,count,price\na,1_0,1\n", "column count: '1_0' is no number"),
+        (f"kind,count,price\na,1{'0' * 400},1\n", "is more than 1e+09"),
+        (f"kind,count,price,memory\na,1,1,1{'0' * 400}\n", "is more than 9.0"),
+        ("kind,count,price,memory\na,1,1,9007199254740993\n", "column memory: '90071992547409"),
         (
             "kind,count,price,spot_price\na,2,3,1\na-spot,2,1,\n",
             "line 3, column kind: 'a-spot' is there already, by line 2",
@@ -120,6 +123,10 @@ def test_of_a_catalogue_the_cheapest_place_counts_and_only_what_was_measured(tmp
         ("InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,1,?\n", "column Price: '?'"),
         ("InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,0,1\n", "AcceleratorCount: '0'"),
         ("InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,,1\n", "AcceleratorCount: ''"),
+        (
+            "InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,8,5e-324\n",
+            "column Price: '5e-324' is no price of 8 of them",
+        ),
         ("InstanceType,AcceleratorName,AcceleratorCount\nx,a,1\n", "line 1: no column Price"),
         (
             "InstanceType,AcceleratorName,AcceleratorCount,Price\nx,z,1,1\n",

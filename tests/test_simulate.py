@@ -23,7 +23,7 @@ from batchwright.planning.simulation.cluster import ImaginedCluster, Row
 from batchwright.planning.simulation.failures import Hazards, run_through
 from batchwright.planning.simulation.rounds import simulate_rounds
 from batchwright.planning.simulation.steps import lognormal, simulate_steps
-from batchwright.records import Plan, Scenario, Simulation
+from batchwright.records import LinkTime, Plan, Scenario, Simulation
 from batchwright.records.documents import read_record
 from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
 from batchwright.workflows.simulating import scenario_of
@@ -86,6 +86,14 @@ def test_with_hosts_gradients_are_summed_inside_them_first():
     assert found == pytest.approx(inside + between)
     flat = asked.model_copy(update={"workers_per_host": 1})
     assert found < ImaginedCluster(plan, flat, 32).all_reduce_seconds(size)
+    seconds = dict.fromkeys(("latency", "latency_low", "latency_high"), 1e-6)
+    rates = dict.fromkeys(("bandwidth", "bandwidth_low", "bandwidth_high"), 1e11)
+    link = LinkTime(between="workers of a host", bytes=10**6, **seconds, **rates)
+    unset = {"host_latency": None, "host_bandwidth": None}
+    measured = ImaginedCluster(
+        plan, asked.model_copy(update=unset), 32, [make_profile(links=(link,))]
+    )
+    assert measured.all_reduce_seconds(size) == pytest.approx(found)
 
 
 def exponential(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
@@ -376,12 +384,15 @@ def test_a_search_finds_the_best_interval_on_the_same_numbers():
         ({"mtbf_hours": 1e-320}, "as good as never end"),
         ({"checkpoint_seconds": 1e-12}, "leaves hardly any time for training"),
         ({"latency": 0, "bandwidth": 1e-306, "workers": 2}, "that no number holds it"),
+        ({"speeds": 1e-310}, "that no number holds it"),
+        ({"straggler_share": 0.9, "straggler_slowdown": 1e308}, "that no number holds it"),
         ({"global_batch": 10**30}, "less than or equal to"),
         ({"search": {"seed": [1, 2]}}, "--search seed: search one of"),
         ({"search": {"spares": [-1]}}, "spares = -1"),
         ({"search": {"spares": [0, 1]}, "hours": 1e-4}, "leave out hours="),
     ],
 )
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_what_makes_no_sense_ends_in_one_line(keys, words):
     with pytest.raises(BatchwrightError) as told:
         bw.simulate(make_plan(), **keys)

@@ -19,7 +19,7 @@ from batchwright.records.documents import read_record, write_record
 from batchwright.records.run_folder import write_inputs
 from batchwright.workflows.engines import STARTED_BY
 from batchwright.workflows.engines.slurm_script import notice, script, tasks_per_node
-from batchwright.workflows.exports import export
+from batchwright.workflows.exports import EXPORTS, export
 from batchwright.workflows.exports.target import Target
 from batchwright.workflows.prepare_job import data_facts
 from forked import forking
@@ -132,8 +132,11 @@ def programs(tmp_path, monkeypatch):
 
 
 def test_without_sbatch_the_line_says_where_to_run_it(programs, tmp_path):
-    with pytest.raises(JobError, match="there is no sbatch on this machine's PATH: run it on a"):
+    line = "there is no sbatch on this machine's PATH: run it on a"
+    with pytest.raises(JobError, match=line) as refused:
         bw.run(launch="slurm", run_folder=tmp_path / "run")
+    (named,) = re.findall(r"--as (\w+)", str(refused.value))
+    assert named in EXPORTS
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,17 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from typer.main import get_command
 
 import batchwright
 import forked
+from batchwright.cli.commands import app
 from batchwright.distributed.heartbeat import presence
 from batchwright.distributed.joining import environments, gathering
 from batchwright.distributed.joining.environments import (
@@ -31,11 +33,14 @@ from batchwright.distributed.joining.environments import (
 )
 from batchwright.distributed.joining.gathering import MEETING_SECONDS, Gathering
 from batchwright.distributed.processes import ENGINE_PARENT, LAUNCH, PARENT_PID
-from batchwright.errors import BatchwrightError, JobError, PlanError
+from batchwright.errors import BatchwrightError, JobError, LostWorkerError, PlanError
 from batchwright.probing import together
-from batchwright.records import Job, KindCount, Plan, RunSummary
+from batchwright.records import Job, KindCount, Plan, Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
 from batchwright.workflows.together import (
+    BY_ONE,
+    ONCE_A_HOST,
+    TOGETHER,
     arranged,
     begun_before,
     note_begun,
@@ -96,6 +101,13 @@ def test_what_srun_says():
     assert started.port == found({**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}).port
     assert started.port != found({**SLURM, "SLURM_STEP_ID": "3"}).port
     assert started.launch == "slurm:4711.2"  # the same after a requeue
+    # Jobs that share a node seldom meet at one port, whatever step each is in.
+    steps = [(job, step) for job in range(4711, 4811) for step in range(20)]
+    ports = {
+        found({**SLURM, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).port
+        for job, step in steps
+    }
+    assert len(ports) == len(steps)
 
 
 @pytest.mark.parametrize(
@@ -233,14 +245,18 @@ def test_only_what_was_asked_for_alike_is_gone_on_with(tmp_path, monkeypatch):
             assert gone_on_with(*other) == (None, None)
 
 
-@pytest.mark.parametrize("verb", ["plan", "simulate", "export", "submit", "serve", "doctor"])
+def test_of_every_command_it_is_known_who_does_it():
+    assert {*TOGETHER, *BY_ONE, *ONCE_A_HOST, "sweep"} == {*get_command(app).commands}
+
+
+@pytest.mark.parametrize("verb", [*BY_ONE, *ONCE_A_HOST])
 def test_what_is_wanted_once_is_done_once(monkeypatch, verb):
     done = []
     for local in "01":
         for name, value in {**TORCHRUN, "LOCAL_RANK": local}.items():
             monkeypatch.setenv(name, value)
         take_part([verb], lambda: done.append(verb))
-    assert len(done) == (verb == "doctor")  # each host has an answer of its own
+    assert len(done) == (verb in ONCE_A_HOST)  # each host has an answer of its own
 
 
 def test_mpirun_starts_nothing_again():
@@ -251,6 +267,70 @@ def test_a_wait_that_is_no_number_is_refused(monkeypatch):
     monkeypatch.setenv(MEETING_SECONDS, "soon")
     with pytest.raises(BatchwrightError, match=f"{MEETING_SECONDS}=soon: a number of seconds"):
         Gathering(found(TORCHRUN), versions={}, words="run")
+
+
+class Store:
+    """Words in a store that may go with its host; a word that does not come is an error, too."""
+
+    def __init__(self):
+        self.words, self.gone = {}, False
+
+    def set(self, key, word):
+        self._answer()
+        self.words[key] = word.encode()
+
+    def get(self, key):
+        self._answer()
+        if key not in self.words:
+            raise RuntimeError("wait timeout after 120000ms")
+        return self.words[key]
+
+    def check(self, keys):
+        self._answer()
+        return all(key in self.words for key in keys)
+
+    def _answer(self):
+        if self.gone:
+            raise RuntimeError("Connection reset by peer")
+
+
+@pytest.fixture
+def store(monkeypatch):
+    made = Store()
+    monkeypatch.setattr(gathering, "_met", lambda *_: made)
+    monkeypatch.setattr(gathering, "PrefixStore", lambda _, store: store)
+    present = SimpleNamespace(close=lambda: None, misses_one=lambda: False)
+    monkeypatch.setattr(gathering, "RollCall", lambda *_, **__: present)
+    return made
+
+
+def joining(rank):
+    return Gathering(replace(found(TORCHRUN), rank=rank, size=2), versions={}, words="run")
+
+
+def test_a_worker_that_is_lost_between_the_meeting_and_its_first_word_is_named(store):
+    with pytest.raises(LostWorkerError, match=r"^worker 1 has come to the start, and is gone or"):
+        joining(0)
+    store.words.clear()
+    with pytest.raises(LostWorkerError, match=r"^lost contact with worker 0, which led the comm"):
+        joining(1)
+
+
+def test_a_store_that_goes_while_a_worker_is_busy_is_told_in_a_line(store):
+    told = [asdict(member(rank)) for rank in range(2)]
+    store.set("members", json.dumps([told, "", time.time()]))
+    store.set("order/1", json.dumps({"do": "look"}))
+    with (
+        joining(1) as joined,
+        pytest.raises(LostWorkerError, match=r"^lost contact with worker 0 \(node0\), which led"),
+    ):
+        joined.follow(lambda _: setattr(store, "gone", True))
+    store.gone = False
+    store.set("member/1", json.dumps(told[1]))
+    with joining(0) as joined:
+        store.gone = True
+        with pytest.raises(LostWorkerError, match=r"^the store at node1:29500 does not answer"):
+            joined.order("look")
 
 
 def test_who_waits_says_so(monkeypatch, capfd):
@@ -430,6 +510,8 @@ def test_torchrun_starts_all_verbs_in_a_row(tmp_path, cache):
 def test_tasks_of_srun_probe_plan_check_and_train(start, tmp_path):
     codes, told = start("probe", *JOB, "--out", "profile.json").end()
     assert codes == [0, 0], told
+    (link,) = read_record(tmp_path / "profile.json", Profile).links
+    assert link.between == "workers of a host"
     codes, told = start("plan", "profile.json", "--out", "plan.json").end()
     assert codes == [0, 0], told
     assert read_record(tmp_path / "plan.json", Plan).workers == 2

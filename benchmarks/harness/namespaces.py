@@ -163,7 +163,7 @@ def hosts_apart(
     refuse_without_namespaces()
     for needed in ("/dev/net/tun", shutil.which("tc") or "tc"):
         if not Path(needed).exists():
-            raise NoHosts(f"hosts with a slow network between them need {needed}")
+            raise NoHosts(f"a slow network between hosts needs {needed}: apt-get install iproute2")
     with ExitStack() as made:
         hosts = []
         for number in range(count):
@@ -199,4 +199,4 @@ def refuse_without_namespaces() -> None:
         NoHosts: What is needed.
     """
     if sys.platform != "linux" or os.geteuid() or not shutil.which("ip"):
-        raise NoHosts("network namespaces need Linux, root and ip")
+        raise NoHosts("network namespaces need Linux, root and ip: apt-get install iproute2")

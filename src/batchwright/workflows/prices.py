@@ -11,7 +11,7 @@ import csv
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ _KEY = "goal.kinds"
 _SPOT = "-spot"  # ends the names of workers that may be taken away
 MAX_BYTES = 16 << 20
 """Largest file: a cloud's whole catalogue has one MiB."""
+MAX_VALUE, MAX_MEMORY = 1e9, 2**53
+"""Largest of a price, a count and the like, and of bytes: what `WorkerKind` takes."""
 _CATALOGUE = (
     *("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB"),
     *("Price", "SpotPrice", "Region", "AvailabilityZone"),
@@ -47,7 +49,7 @@ class _Row(NamedTuple):
         return FileError(f"{self.path} line {self.line}, column {column}: {value!r} {what}")
 
     def number(
-        self, column: str, kind: Callable[[str], float] = float, most: float = 1e9
+        self, column: str, kind: Callable[[str], float] = float, most: float = MAX_VALUE
     ) -> float | None:
         """A positive number; `None` where the cell is empty.
 
@@ -61,7 +63,7 @@ class _Row(NamedTuple):
             value = kind(text.replace("_", "?"))  # Python reads 1_0 as ten
         except ValueError:
             raise self.wrong(column, "is no number") from None
-        if not isfinite(value) or value <= 0:
+        if not 0 < value < inf:  # which holds for whole numbers of any size
             raise self.wrong(column, "is no positive number")
         if value > most:
             raise self.wrong(column, f"is more than {most:g}")
@@ -251,7 +253,7 @@ def _of_own(
         count = row.number("count", int) or most
         if count is None:
             raise row.wrong("count", "says not how many there are, nor does goal.max_workers")
-        memory = row.number("memory", int, inf)
+        memory = row.number("memory", int, MAX_MEMORY)
         usual = WorkerKind(
             kind=name,
             count=int(count),
@@ -310,9 +312,7 @@ def _of_catalogue(
             count = row.number("AcceleratorCount") or 0.0
             if not count:
                 raise row.wrong("AcceleratorCount", "says not how many there are")
-        prices = row.number("Price"), row.number("SpotPrice")
-        each = (None if one is None else one / count for one in prices)
-        price, spot = each
+        price, spot = (_of_one(row, column, count) for column in ("Price", "SpotPrice"))
         offered.setdefault(name, []).append((price, spot, max(1, int(count))))
     found = [one for kind in measured for one in _offers(kind, offered, most)]
     if not found and not others:
@@ -324,6 +324,20 @@ def _of_catalogue(
             "a file with the columns kind,price"
         )
     return tuple(found)
+
+
+def _of_one(row: _Row, column: str, count: float) -> float | None:
+    """The price of one of so many accelerators; `None` where the row has none.
+
+    Raises:
+        FileError: It is too small or too large for a price.
+    """
+    price = row.number(column)
+    if price is None:
+        return None
+    if not 0 < price / count <= MAX_VALUE:
+        raise row.wrong(column, f"is no price of {count:g} of them")
+    return price / count
 
 
 def _offers(

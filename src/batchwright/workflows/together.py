@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 
 TOGETHER = ("run", "probe", "check", "train")
 """Verbs of the command line in which all processes take part."""
-BY_ONE = ("plan", "schedule", "simulate", "report", "export", "submit", "fetch", "send", "serve")
+BY_ONE = (
+    *("plan", "schedule", "simulate", "report", "export", "deliver"),
+    *("submit", "fetch", "send", "serve", "token", "sign-in", "backup"),
+)
 """Verbs that one process does for all: what they write or send is wanted once."""
 ONCE_A_HOST = ("doctor", "agent")
 """Verbs that one process of each host does: each host has an answer of its own."""

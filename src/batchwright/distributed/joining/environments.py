@@ -21,6 +21,7 @@ from batchwright.records.registries.registry import Registry
 from batchwright.records.run_folder import LAUNCH_FILE
 
 _FIRST_PORT, _PORTS = 20_000, 10_000  # where a port is made of a job's number
+_APART = 7919  # ports between those of two jobs in a row: prime, so that 10,000 jobs have their own
 _LAST_PORT = 65_535
 _LOCAL_NAME = "localhost"
 _process = ""
@@ -274,7 +275,7 @@ def _slurm(said: Mapping[str, str]) -> Started:
         local_rank=_number(said, "SLURM_LOCALID"),
         local_size=counts[node] if node < len(counts) else size,
         address=said.get("MASTER_ADDR") or _first_host(nodes),
-        port=_port(said, f"{job}{step.zfill(2)}" if step.isdigit() else job),
+        port=_port(said, job, step),
         launch=f"slurm:{job}.{step}",
         how="",
     )
@@ -296,12 +297,12 @@ def _repeated(counts: str) -> list[int]:
     return every
 
 
-def _port(said: Mapping[str, str], job: str) -> int:
-    """The port that was said, else one that depends on the job."""
+def _port(said: Mapping[str, str], job: str, step: str = "0") -> int:
+    """The port that was said, else one that depends on the job and on its step."""
     if "MASTER_PORT" in said:
         return _number(said, "MASTER_PORT")
-    digits = re.sub(r"\D", "", job)
-    return _FIRST_PORT + int(digits or 0) % _PORTS
+    number, nth = (int(re.sub(r"\D", "", text) or 0) for text in (job, step))
+    return _FIRST_PORT + (_APART * number + nth) % _PORTS
 
 
 def _number(said: Mapping[str, str], *names: str, default: int | None = None) -> int:

@@ -120,7 +120,7 @@ class Gathering:
         self._roll_call: RollCall | None = None
         if started.size > 1:
             self._store = PrefixStore("batchwright/gathering", _met(started, seconds))
-            self._store.set(f"member/{started.rank}", json.dumps(asdict(own)))
+            self._tell(f"member/{started.rank}", json.dumps(asdict(own)))
             self._hear_of_all()
         Gathering.current = self
         join(started)
@@ -145,7 +145,7 @@ class Gathering:
         """Tell all others to do something, by a word and plain values; returns its number."""
         self._orders += 1
         if self.started.size > 1:
-            self._store.set(f"order/{self._orders}", json.dumps({"do": do, **what}))
+            self._tell(f"order/{self._orders}", json.dumps({"do": do, **what}))
         return self._orders
 
     def ask(self, do: str, **what: Any) -> list[Any]:
@@ -158,13 +158,13 @@ class Gathering:
         number = self.order(do, **what)
         keys = [f"answer/{number}/{rank}" for rank in self._others]
         self._wait(keys)
-        return [json.loads(self._store.get(key)) for key in keys]
+        return [json.loads(self._hear(key)) for key in keys]
 
     def end(self, how: Ended) -> None:
         """Tell all others that the command has ended, and wait until they know."""
         if self.started.size == 1:
             return
-        with suppress(RuntimeError, LostWorkerError):  # of a store that went with its host
+        with suppress(LostWorkerError):  # of a store that went with its host
             self.order("end", **asdict(how))
             self._let_all("left")
 
@@ -210,7 +210,7 @@ class Gathering:
                 if (ended := self._fail(stopped)) is not None:
                     return ended
                 raise
-            order = json.loads(self._store.get(f"order/{self._orders}"))
+            order = json.loads(self._hear(f"order/{self._orders}"))
             if order["do"] == "end":
                 return self._take_leave(order)
             try:
@@ -219,7 +219,7 @@ class Gathering:
                 if (ended := self._fail(error)) is not None:
                     return ended
                 raise
-            self._store.set(f"answer/{self._orders}/{self.started.rank}", json.dumps(answer))
+            self._tell(f"answer/{self._orders}/{self.started.rank}", json.dumps(answer))
 
     def _fail(self, error: Exception) -> Ended | None:
         """Tell worker 0 what went wrong here; returns how it has then ended, if that is heard."""
@@ -229,39 +229,41 @@ class Gathering:
             "secondary": isinstance(error, LostWorkerError),
         }
         limit = time.monotonic() + _LAST_SECONDS
-        with suppress(RuntimeError, LostWorkerError):  # of the store
-            self._store.set(f"failed/{self.started.rank}", json.dumps(failed))
-            self._store.set("failed", "")
+        with suppress(LostWorkerError):  # of the store
+            self._tell(f"failed/{self.started.rank}", json.dumps(failed))
+            self._tell("failed", "")
             while time.monotonic() < limit:
                 if self._has(f"order/{self._orders + 1}"):
                     self._orders += 1
-                    order = json.loads(self._store.get(f"order/{self._orders}"))
+                    order = json.loads(self._hear(f"order/{self._orders}"))
                     if order["do"] == "end":
                         return self._take_leave(order)
                 time.sleep(_POLL_SECONDS)
         return None
 
     def _take_leave(self, order: Mapping[str, Any]) -> Ended:
-        self._store.set(f"left/{self.started.rank}", "")
+        with suppress(LostWorkerError):  # worker 0 waits for it only so long
+            self._tell(f"left/{self.started.rank}", "")
         return Ended(order["code"], order["message"], order["result"])
 
     # ------------------------------------------------------------------------------------- together
 
     def _hear_of_all(self) -> None:
         """All learn who the others are, or what keeps them from working together."""
+        size = self.started.size
         if self.started.rank == 0:
-            every = [f"member/{rank}" for rank in range(self.started.size)]
-            told = [json.loads(self._store.get(key)) for key in every]
+            told = [json.loads(self._hear(f"member/{rank}", rank)) for rank in range(size)]
             members = [_member(one) for one in told]
-            self._store.set("members", json.dumps([told, unlike(members), time.time()]))
-        told, problem, clock = json.loads(self._store.get("members"))
+            self._tell("members", json.dumps([told, unlike(members), time.time()]))
+        told, problem, clock = json.loads(self._hear("members"))
         self.members = tuple(_member(one) for one in told)
         doubt = clock_words(self.members, self.started.rank, time.time() - clock)
         if doubt and not self.started.local_rank:  # once a host, which has one clock
             print(f"warning: {doubt}", file=sys.stderr)  # noqa: T201 - for the person who waits
         if problem:
             if self.started.rank:
-                self._store.set(f"heard/{self.started.rank}", "")
+                with suppress(LostWorkerError):  # worker 0 waits for it only so long
+                    self._tell(f"heard/{self.started.rank}", "")
             else:  # which may hold the store, and would take it along
                 self._let_all("heard")
             raise PlanError(problem)
@@ -310,7 +312,7 @@ class Gathering:
         if self.started.size == 1 or not self._has("failed"):
             return
         found = [
-            (rank, json.loads(self._store.get(f"failed/{rank}")))
+            (rank, json.loads(self._hear(f"failed/{rank}")))
             for rank in self._others
             if self._has(f"failed/{rank}")
         ]
@@ -320,15 +322,39 @@ class Gathering:
             kind = LostWorkerError if failed["secondary"] else _error_of(failed["code"])
             raise kind(f"{self.members[rank]}: {failed['message']}")
 
+    # ------------------------------------------------------------------------------------ the store
+
     def _has(self, key: str) -> bool:
-        try:
+        with self._explaining_silence():
             return bool(self._store.check([key]))
+
+    def _tell(self, key: str, word: str) -> None:
+        with self._explaining_silence():
+            self._store.set(key, word)
+
+    def _hear(self, key: str, rank: int = 0) -> bytes:
+        """A word that is there, or that worker ``rank`` says as soon as all have met."""
+        with self._explaining_silence(rank):
+            return self._store.get(key)
+
+    @contextmanager
+    def _explaining_silence(self, rank: int = 0) -> Iterator[None]:
+        """Turn the store's own error into the name of who is gone: whose word it waited for.
+
+        Raises:
+            LostWorkerError: That.
+        """
+        try:
+            yield
         except RuntimeError:
-            first = self.members[0]
-            raise LostWorkerError(
-                f"lost contact with {first}, which led the command: the store at "
-                f"{self.started.address}:{self.started.port} does not answer"
-            ) from None
+            silent = f"the store at {self.started.address}:{self.started.port} does not answer"
+            if rank:
+                silent = f"worker {rank} has come to the start, and is gone or silent since then"
+            elif self.started.rank:
+                known = len(self.members) == self.started.size
+                first = self.members[0] if known else "worker 0"
+                silent = f"lost contact with {first}, which led the command: {silent}"
+            raise LostWorkerError(silent) from None
 
 
 def _error_of(code: int) -> type[BatchwrightError]:

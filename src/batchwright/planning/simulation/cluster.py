@@ -298,18 +298,28 @@ class ImaginedCluster:
             bandwidth=VIRTUAL_BANDWIDTH if bandwidth is None else bandwidth,
         )
 
+    @cached_property
+    def _host_link(self) -> Link:
+        """Inside a host: as stated, else as the profiles' slowest, else as between hosts."""
+        asked = self.scenario
+        if asked.host_latency is not None:
+            return Link(latency=asked.host_latency, bandwidth=asked.host_bandwidth)
+        links = [one for profile in self._profiles for one in profile.links]
+        inside = [one for one in links if one.between == "workers of a host"]
+        if not inside:
+            return self.link
+        return Link(
+            latency=max(one.latency for one in inside),
+            bandwidth=min(one.bandwidth for one in inside),
+        )
+
     def all_reduce_seconds(self, size: int) -> float:
         """Seconds of summing ``size`` bytes over all workers, inside hosts first; see above."""
         inside = min(self.scenario.workers_per_host, self.workers)
         hosts = -(-self.workers // inside)
         seconds = 0.0
         if inside > 1:
-            link = self.link
-            if self.scenario.host_latency is not None:
-                link = Link(
-                    latency=self.scenario.host_latency, bandwidth=self.scenario.host_bandwidth
-                )
-            seconds = exchange_seconds(size, inside, link)
+            seconds = exchange_seconds(size, inside, self._host_link)
         if hosts > 1 and self.scenario.exchange == "tree":
             return seconds + tree_seconds(size, hosts, self.link)
         return seconds + exchange_seconds(size, hosts, self.link)

@@ -66,13 +66,14 @@ def simulate(
         PlanError: Too few samples, a training that never ends, or profiles of something else.
     """
     asked = scenario.workers or (plan.workers,)
-    found = [_Clusters(plan, scenario, workers, profiles) for workers in asked]
+    with np.errstate(over="ignore", invalid="ignore"):  # such times are refused in a line
+        found = [_Clusters(plan, scenario, workers, profiles) for workers in asked]
+        searches = [
+            _search(plan, key, values, workers, profiles)
+            for key, values in (searched or {}).items()
+            for workers in asked
+        ]
     told = [one.told() for one in found]
-    searches = [
-        _search(plan, key, values, workers, profiles)
-        for key, values in (searched or {}).items()
-        for workers in asked
-    ]
     return Simulation(
         network=plan.network.name,
         data=plan.data.name,

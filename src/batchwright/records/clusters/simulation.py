@@ -99,10 +99,14 @@ class Scenario(Keys):
         "first, then between hosts.",
     )
     host_latency: NonNegative | None = Field(
-        None, description="Seconds of an empty message inside a host; unset: as between hosts."
+        None,
+        description="Seconds of an empty message inside a host; unset: as measured there, else as "
+        "between hosts.",
     )
     host_bandwidth: Positive | None = Field(
-        None, description="Bytes per second inside a host; unset: as between hosts."
+        None,
+        description="Bytes per second inside a host; unset: as measured there, else as between "
+        "hosts.",
     )
     mtbf_hours: Positive | None = Field(
         None, description="Mean hours between two failures of one worker; unset: none fails."

@@ -73,7 +73,7 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
     if shutil.which("sbatch") is None:
         raise JobError(
             "launch=slurm: there is no sbatch on this machine's PATH: run it on a machine of the "
-            "cluster, such as its login node; `batchwright export PLAN.json --as slurm` writes a "
+            "cluster, such as its login node; `batchwright export PLAN.json --as sbatch` writes a "
             "script to take there"
         )
     logs = folder.resolve() / "logs" / "slurm"
@@ -186,9 +186,7 @@ def _facts(number: str) -> dict[str, str]:
     """What Slurm's controller knows of a job; empty where it does not answer."""
     done = _run("scontrol", "show", "job", "-o", number)
     if done.returncode == 0:
-        return dict(
-            re.findall(r"(?:^|\s)(JobState|Reason|Restarts|NodeList|ExitCode)=(\S*)", done.stdout)
-        )
+        return dict(_FACT.findall(done.stdout))
     return {"JobState": _GONE} if "Invalid job id" in done.stderr else {}
 
 

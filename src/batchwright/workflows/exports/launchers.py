@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -172,6 +173,12 @@ def ray(plan: Plan, target: Target) -> str:
 
 def skypilot(plan: Plan, target: Target) -> str:
     """A task that SkyPilot's managed jobs start again on another machine."""
+    path = PurePath(target.plan)
+    if path.is_absolute() or ".." in path.parts:
+        raise ArgumentError(
+            f"skypilot takes the folder along where `sky jobs launch` is started, and {path} is "
+            "not below it: give the plan's path as it is seen from there"
+        )
     count = _devices(plan, target, "accelerators", "cpus")
     resources: dict[str, object] = {**count}
     if "accelerators" in count:
