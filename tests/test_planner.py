@@ -158,7 +158,8 @@ def test_every_batch_that_leaves_fewer_than_ten_steps_an_epoch_is_refused():
 def test_the_objective_time_takes_the_least_predicted_epoch_time():
     plan = make_plan(profile_of(), job_of(goal=Goal(objective="time")))
     allowed = [one for one in plan.considered if not one.refused]
-    fastest = min(allowed, key=lambda one: one.epoch_seconds.value)
+    near = [one for one in allowed if one.local_batch_size < 2 * 256]  # 256 were measured
+    fastest = min(near, key=lambda one: one.epoch_seconds.value)
     assert plan.stages[0].global_batch_size == fastest.global_batch_size
 
 

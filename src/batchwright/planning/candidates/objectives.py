@@ -98,6 +98,7 @@ class Objective:
     best_is: ClassVar[str] = "best candidate"
     mends: ClassVar[str] = "a larger probe.budget may"
     mends_batches: ClassVar[str] = mends
+    by_seconds: ClassVar[bool] = True  # what is least goes by the time of a step alone
 
     def value(self, row: Row) -> float:
         """The value that this objective minimizes."""
@@ -124,7 +125,7 @@ class Objective:
         more images at once than any that was timed may be slower than its line says, by caches and
         allocation. ``error`` is that of a candidate's time; the rest as for `best`.
         """
-        if not far_off(best) or self.value(best) in (0.0, inf):
+        if not self.by_seconds or not far_off(best) or self.value(best) in (0.0, inf):
             return best
         near = [
             row
@@ -232,6 +233,7 @@ class _ToTarget(Objective):
     """The least time or cost of a training to an accuracy."""
 
     mends = mends_batches = "finished runs of several batches, or a larger probe.budget, may"
+    by_seconds = False
 
     def value(self, row: Row) -> float:
         aim = attrgetter("expense" if self.goal.least == "cost" else "seconds")
@@ -270,6 +272,8 @@ class _ToTarget(Objective):
 class _AtTheKnee(Objective):
     """The batch where doubling stops paying, and the cluster where the next size does."""
 
+    by_seconds = False
+
     def best(self, rows: Sequence[Row]) -> Row:
         """Where prices are known the least product of time and cost, of each cluster's knee."""
         sizes = self.sizes(rows)
@@ -292,15 +296,6 @@ class _AtTheKnee(Objective):
         # A batch that is asked for stands for its cluster.
         asked = [row for row in rows if row.cluster not in found]
         return sorted([*found.values(), *asked], key=lambda row: row.order)
-
-    def known(
-        self,
-        best: Row,
-        rows: Sequence[Row],  # noqa: ARG002
-        far_off: Callable[[Row], bool],  # noqa: ARG002
-        error: RowError,  # noqa: ARG002
-    ) -> Row:
-        return best  # where doubling stops paying, not where time is least
 
     def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
         sizes, gain = self.sizes(rows), self.goal.doubling_gain

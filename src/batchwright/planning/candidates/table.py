@@ -313,18 +313,16 @@ class Table:
     def far_off(self, row: Row) -> bool:
         """Whether a worker's samples at once are far more than were measured at this resolution.
 
-        Where its number of workers or the resolution was not measured at all, it is not.
+        Where so many workers were not measured, those of others count.
         """
         for (kind, _), share in zip(
             row.cluster.members, largest_shares(row.cluster, row.totals), strict=True
         ):
-            measured = [
-                point.local_batch_size
-                for point in kind.profile.steps
-                if (point.workers, point.resolution) == (row.cluster.workers, row.resolution)
-            ]
+            there = [one for one in kind.profile.steps if one.resolution == row.resolution]
+            alike = [one for one in there if one.workers == row.cluster.workers] or there
             at_once = max(self.parts(row, kind, share))
-            if at_once >= FAR_OFF * max(measured, default=at_once):
+            most = max((one.local_batch_size for one in alike), default=at_once)
+            if at_once >= FAR_OFF * most:
                 return True
         return False
 
