@@ -181,8 +181,8 @@ def choose(
     free = [row for row in here if not row.misses and not row.asked] or allowed
     by = {name: kind(job.goal, knees, progress) for name, kind in OBJECTIVES.items()}
     objective = by[job.goal.objective]
-    best = objective.best(allowed)
-    row = objective.known(best, allowed, far_off, error)
+    least = objective.best(allowed)
+    row = objective.known(least, allowed, far_off, error)
     told = not progress.chooses and progress.tells_accuracy
     others = {name: by[name].best(allowed) for name in _others(job.goal, allowed, progress)}
     return Choice(
@@ -193,7 +193,7 @@ def choose(
         others={name: other for name, other in others.items() if other is not row},
         level=objective.level(row, allowed, error),
         accurate=by["auto"].best(free) if told else None,
-        passed=best if best is not row else None,
+        passed=least if least is not row else None,
     )
 
 

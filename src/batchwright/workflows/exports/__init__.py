@@ -86,8 +86,8 @@ def export(plan: Plan, name: str, target: Target) -> str:
         PlanError: The program cannot follow the plan; the message says why, and what can.
     """
     if name not in EXPORTS:
-        meant = [one for one in EXPORTS if name and name.lower() in EXPORTS[one].words.lower()]
-        hint = f"{meant[0]} is {EXPORTS[meant[0]].words}; " if meant else ""
+        near = [one for one in EXPORTS if name and name.lower() in EXPORTS[one].words.lower()]
+        hint = f"{near[0]} is {EXPORTS[near[0]].words}; " if near else ""
         raise ArgumentError(f"there is no export {name!r}: {hint}known are {', '.join(EXPORTS)}")
     spec = EXPORTS[name]
     for key, value in target.settings.items():
