@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
+_PARTS = 16  # of the ports, for so many processes of a test run
 SECONDS = 300  # until processes that hang are ended; a busy machine may take long
 
 
@@ -78,11 +79,13 @@ class Crew:
 def free_port() -> int:
     """A port that nobody has at present.
 
-    It is below those that Linux gives to whoever asks for any, so that it stays free until used.
+    It is below those that Linux gives to whoever asks for any, so that it stays free until used,
+    and of this process of the test run alone: two that begin at once would join one group.
     """
     chance = random.SystemRandom()  # a seed would give several processes the same
+    mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PARTS
     while True:
-        port = chance.randrange(10_000, 32_000)
+        port = chance.randrange(10_000 + mine, 32_000, _PARTS)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("localhost", port))
             return port
