@@ -105,6 +105,8 @@ def _serve(rank: int, pipe: Connection) -> None:
             answer = work(rank, *args), None
         except Exception:  # noqa: BLE001 - whatever it is, the test is to show it
             answer = None, traceback.format_exc()
+        if torch.distributed.is_initialized():  # else the next work would be in this one's group
+            torch.distributed.destroy_process_group()
         pipe.send_bytes(pickle.dumps(answer))
 
 
