@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -622,7 +623,7 @@ def test_a_host_with_other_source_code_is_named(start, tmp_path):
         "run", *JOB, before=lambda rank: ["env", f"PYTHONPATH={other}"] if rank else []
     ).end()
     assert codes == [2, 2], told
-    name = f"batchwright {batchwright.__version__} (source "
+    name = f"batchwright {metadata.version('batchwright')} (source "
     assert f"worker 1 ({socket.gethostname()}) has {name}" in errors(told)[0]
     assert "install the same on all hosts" in errors(told)[0]
     assert len(errors(told)) == 1

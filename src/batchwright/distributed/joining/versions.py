@@ -10,18 +10,19 @@ from __future__ import annotations
 import sys
 from functools import cache
 from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 
 import torch
 
-import batchwright
+_ROOT = Path(__file__).parents[2]
 
 
 @cache
 def versions() -> dict[str, str]:
     """By package, its version and what else tells its code apart from that of the same version."""
     return {
-        "batchwright": f"{batchwright.__version__} (source {_source_digest()})",
+        "batchwright": f"{metadata.version('batchwright')} (source {_source_digest()})",
         "torch": f"{torch.__version__} ({_build()})",
         "Python": ".".join(map(str, sys.version_info[:2])),
     }
@@ -29,10 +30,10 @@ def versions() -> dict[str, str]:
 
 def _source_digest() -> str:
     """Of this package's modules as they are on the disk, whatever their folder is called."""
-    root, digest = Path(batchwright.__file__).parent, sha256()
-    for path in sorted(root.rglob("*.py")):
+    digest = sha256()
+    for path in sorted(_ROOT.rglob("*.py")):
         code = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()} {len(code)}\n".encode() + code)
+        digest.update(f"{path.relative_to(_ROOT).as_posix()} {len(code)}\n".encode() + code)
     return digest.hexdigest()[:8]
 
 

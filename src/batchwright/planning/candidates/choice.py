@@ -144,7 +144,7 @@ def choose(
     progress: Progress,
     error: RowError,
     trained: Trained,
-    far_off: Callable[[Row], bool] = lambda _: False,
+    far_off: Callable[[Row], bool],
 ) -> Choice:
     """The candidate to train with.
 

@@ -12,9 +12,9 @@ from batchwright.algorithms.batch_size import first_from, knee_of_line, knee_poi
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.local_batches import largest_shares, split
 from batchwright.planning.candidates.table import Row
+from batchwright.prediction.fit import Z_975
 from batchwright.records import Knee
 
-_Z_975 = 1.96
 _HALVINGS = 12  # of the logarithm's range, in search of an interval's end
 
 
@@ -190,7 +190,7 @@ def _ends(knee: KneeFit, gain: float) -> tuple[float | None, float | None]:
     cut = any(kind.cuts(knee.cluster.workers) for kind, _ in knee.cluster.members)
     if knee.row is None or cut or len(knee.cluster.members) > 1:
         return None, None
-    off = _Z_975 * _saving_error(knee, knee.row.batch, gain)
+    off = Z_975 * _saving_error(knee, knee.row.batch, gain)
     low, high = (_crossing(knee, share) for share in (gain + off, gain - off))
     return low, None if high is None or not isfinite(high) else high
 

@@ -12,9 +12,9 @@ from math import hypot, inf, log
 
 from batchwright.planning.candidates.knees import KneeFit, saving
 from batchwright.planning.candidates.table import Row
+from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate
 
-Z_975 = 1.96
 _AS_MANY = Estimate(value=1, low=1, high=1)
 
 RowError = Callable[[Row], float]

@@ -12,7 +12,6 @@ from typing import ClassVar
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.level import (
-    Z_975,
     RowError,
     level_batches,
     level_in_value,
@@ -20,6 +19,7 @@ from batchwright.planning.candidates.level import (
 )
 from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Row
+from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Goal
 from batchwright.records.text.formatting import counted, counted_points
 

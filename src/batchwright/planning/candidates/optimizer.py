@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from math import log2
 
 from batchwright.planning.chosen import Chosen
+from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Job, OptimizerName, Profile, Reason, UpdateTime
 from batchwright.records.registries.optimizers import AUTO, MUON, SGD
 
 MUON_ABOVE = 2.0
 """Global batch over base batch beyond which `auto` takes Muon, where no runs tell better."""
-
-Z_975 = 1.96
 
 JORDAN = "Jordan et al. 2024, Muon; measured in docs/log.md"
 

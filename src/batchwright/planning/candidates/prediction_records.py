@@ -291,11 +291,7 @@ def extrapolations(cluster: ClusterOption, stages: Sequence[Stage]) -> tuple[Rea
         for kind, count in cluster.members:
             sizes = stage.local_batch_sizes[first : first + count]
             first += count
-            measured = [
-                point.local_batch_size
-                for point in kind.profile.steps
-                if (point.workers, point.resolution) == (cluster.workers, stage.resolution)
-            ]
+            measured = kind.measured_batches(cluster.workers, stage.resolution)
             most, least = (min(end(sizes), stage.micro_batch_size) for end in (max, min))
             if measured and most >= FAR_OFF * max(measured):
                 size, bound = most, f"at most {max(measured)}"

@@ -318,11 +318,12 @@ class Table:
         for (kind, _), share in zip(
             row.cluster.members, largest_shares(row.cluster, row.totals), strict=True
         ):
-            there = [one for one in kind.profile.steps if one.resolution == row.resolution]
-            alike = [one for one in there if one.workers == row.cluster.workers] or there
+            side = row.resolution
+            measured = kind.measured_batches(row.cluster.workers, side) or [
+                one for count in kind.measured for one in kind.measured_batches(count, side)
+            ]
             at_once = max(self.parts(row, kind, share))
-            most = max((one.local_batch_size for one in alike), default=at_once)
-            if at_once >= FAR_OFF * most:
+            if at_once >= FAR_OFF * max(measured, default=at_once):
                 return True
         return False
 

@@ -69,6 +69,14 @@ class WorkerType:
         """Whether it was measured while other kinds took part, and holds for all of them only."""
         return bool(self.profile.kinds)
 
+    def measured_batches(self, workers: int, resolution: int) -> list[int]:
+        """Local batches that were timed with so many workers at this resolution, in samples."""
+        return [
+            point.local_batch_size
+            for point in self.profile.steps
+            if (point.workers, point.resolution) == (workers, resolution)
+        ]
+
     @property
     def smallest_measured(self) -> int:
         """Smallest measured local batch, in samples."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import hypot, log2
 from typing import Any
 
-from batchwright.planning.candidates.optimizer import Z_975, Compared, chosen_optimizer
+from batchwright.planning.candidates.optimizer import Compared, chosen_optimizer
 from batchwright.planning.chosen import Chosen
+from batchwright.prediction.fit import Z_975
 from batchwright.records import Alternative, Job, OptimizerName, Plan, Reason
 from batchwright.records.job_fields import Scaling
 from batchwright.records.job_sections import AgsMode
