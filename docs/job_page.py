@@ -187,6 +187,7 @@ EXAMPLES = {
     "warmup_law": "linear",
     "decay": "steps",
     "clip_norm": "1.0",
+    "average_weights": "off",
     "batch_norm": "synchronized",
     "sampling": "balanced",
     "seed": "7",

@@ -77,6 +77,7 @@ OTHER_VALUES = Job(
     warmup_law="linear",
     decay="steps",
     clip_norm=1.0,
+    average_weights="on",
     batch_norm="synchronized",
     sampling="balanced",
     seed=2**63 - 1,

@@ -22,6 +22,7 @@ from typing import Any
 
 from batchwright.errors import PlanError
 from batchwright.planning import method_choice
+from batchwright.planning.averaging import averaged_epochs, averaging_reasons
 from batchwright.planning.candidates.choice import (
     Choice,
     aimed,
@@ -184,7 +185,9 @@ def make_plan(
     else:
         rule, rates = rate_of(settled, batch, data, network, update, learnt)
         made = Layout(laid_out(settled, rule, [times.only_level()]), rule)
-        by_epoch = progress.by_epoch(batch, rule, data.val_samples)
+        by_epoch = progress.by_epoch(
+            batch, rule, data.val_samples, averaged=averaged_epochs(job) is not None
+        )
         row, stage = choice.row, made.stages[0]
         of_batch, of_time = times.batch_reasons(stage)
         knee = next(
@@ -387,12 +390,17 @@ def _assembled(
         method=job.method,
         update=update,
         ags=ags_rule(job),
+        average_epochs=averaged_epochs(job),
         precision=precision_of(job),
         learning_rate=rule,
         merge="parameter server" if server else "sample-weighted all-reduce",
         server=server,
         stages=stages,
-        reasons=(*explained, *scaling_reasons(job, stages, least, rule, update)),
+        reasons=(
+            *explained,
+            *scaling_reasons(job, stages, least, rule, update),
+            *averaging_reasons(job),
+        ),
         **predicted,
     )
 

@@ -145,6 +145,7 @@ class MemoryModel:
         parts: Bytes whatever the batch, by what they are for; `None` if not counted.
         margin: Share by which intervals are widened.
         notes: What the points cannot tell or do not agree on, in words.
+        extra: Bytes that a training keeps besides, which no step of a probe has.
     """
 
     parts: MemoryParts | None
@@ -152,6 +153,7 @@ class MemoryModel:
     notes: tuple[str, ...]
     _bounds: Mapping[tuple[int, int], _Bounds]
     _resident: Mapping[tuple[int, int], _Resident] = field(repr=False)
+    extra: int = 0
 
     @cached_property
     def resolutions(self) -> tuple[int, ...]:
@@ -174,7 +176,8 @@ class MemoryModel:
             workers: Workers; several keep buffers to exchange gradients.
             accumulates: Whether gradients of earlier micro-batches stay live meanwhile.
         """
-        value, low, high = self._at_resolution(resolution, micro_batch_size, workers)
+        bounds = self._at_resolution(resolution, micro_batch_size, workers)
+        value, low, high = (bound + self.extra for bound in bounds)
         if accumulates:
             gradients = self._gradients()
             value, high = value + gradients, high + gradients
@@ -226,7 +229,7 @@ class MemoryModel:
         key = self._nearest_workers(workers, resolution), resolution
         if key not in self._resident:
             return None
-        return self._resident[key].at(self._bounds[key].at(micro_batch_size)[0])
+        return self._resident[key].at(self._bounds[key].at(micro_batch_size)[0] + self.extra)
 
     def bytes_per_sample(self, resolution: int) -> float:
         """Bytes that one more sample takes where the batch is large: activations and input."""
@@ -299,7 +302,11 @@ class MemoryModel:
 
 
 def fit_memory(
-    points: Sequence[MemoryPoint], parts: MemoryParts | None = None, *, device: str = "cpu"
+    points: Sequence[MemoryPoint],
+    parts: MemoryParts | None = None,
+    *,
+    device: str = "cpu",
+    extra: int = 0,
 ) -> MemoryModel:
     """Model of measured peaks, in any order.
 
@@ -307,6 +314,7 @@ def fit_memory(
         points: At least one; of one measured twice the larger peak counts.
         parts: Bytes whatever the batch; unset, bounds beyond the points are wider.
         device: ``cpu`` or ``cuda``, for the margin.
+        extra: Bytes that a training keeps besides, which no step of a probe has.
 
     Raises:
         PlanError: No points, or one below what the parts alone take.
@@ -336,6 +344,7 @@ def fit_memory(
         tuple(notes),
         bounds,
         {key: fitted for key, group in groups.items() if (fitted := _fit_resident(group))},
+        extra,
     )
 
 

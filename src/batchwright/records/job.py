@@ -273,6 +273,15 @@ def _compilation(job: JobFields) -> Iterator[str]:
         )
 
 
+def _averages(job: JobFields) -> Iterator[str]:
+    if job.average_weights == "on" and not job.can_average:
+        what = f"launch={job.launch}" if job.launcher.simulated else f"method={job.method}"
+        yield (
+            f"average_weights=on with {what}: only workers that exchange gradients average their "
+            "weights; leave it out"
+        )
+
+
 def _bounds(job: JobFields) -> Iterator[str]:
     ags, least, most = job.ags, job.least_local_batch or 1, job.most_local_batch
     if ags.factors != "off" and ags.most != "auto" and ags.least > ags.most:
@@ -302,6 +311,6 @@ def as_written(value: object) -> str:
 
 _RULES: tuple[Callable[[JobFields], Iterator[str]], ...] = (
     *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _warps),
-    *(_recomputation, _compilation),
+    *(_recomputation, _compilation, _averages),
     *(_bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

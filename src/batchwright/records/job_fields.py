@@ -167,6 +167,13 @@ class JobFields(Keys):
         "it began. `cyclic` and `hybrid` have stages instead.",
     )
     clip_norm: Positive | None = Field(None, description="Largest global gradient norm.")
+    average_weights: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether held-out accuracy, `best.pt` and what is delivered are those of an "
+        "average of the weights over the last half epoch, which is nearer to the end of the "
+        "training while the rate is high. `auto`: where training ends as soon as `goal.accuracy` "
+        "is reached. Not with a parameter server or `launch=virtual`.",
+    )
     batch_norm: Literal["worker", "synchronized"] = Field(
         "worker",
         description="Batch normalization in training over each worker's own samples, or over all "
@@ -358,6 +365,11 @@ class JobFields(Keys):
             return self.augment
         published = self.preset.augment if self.preset is not None else None
         return published or source_of(self.data).augment
+
+    @property
+    def can_average(self) -> bool:
+        """Whether workers can evaluate an average of the weights."""
+        return not self.launcher.simulated and not self.method_spec.served
 
     @property
     def looks_ahead(self) -> bool:

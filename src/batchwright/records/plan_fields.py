@@ -304,6 +304,11 @@ class PlanFields(Document):
     server: ServerRule | None = Field(None, description="The parameter server; null without.")
     update: OptimizerName = Field(description="Optimizer.")
     ags: AgsRule | None = Field(None, description="Adaptive gradient scaling; null: none.")
+    average_epochs: Positive | None = Field(
+        None,
+        description="Held-out accuracy and delivered weights are those of an exponential average "
+        "of the weights that looks back on so many epochs; null: of the weights.",
+    )
     precision: Precision = Field(description="Number format of the forward and backward pass.")
     learning_rate: LearningRateRule = Field(description="The rate over time.")
     stages: tuple[Stage, ...] = Field(min_length=1, description="The table.")

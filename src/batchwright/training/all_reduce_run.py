@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -82,6 +83,7 @@ class AllReduceRun:
             self._group,
             self._recorder,
             setup.feed.description(),
+            setup.average,
         )
         try:
             self._keeper.prepare(may_exist=setup.resume)
@@ -195,14 +197,16 @@ class AllReduceRun:
         started = time.perf_counter()
         self._merge_buffers()
         walk = self._sharing.walk
-        sums, count, stopped = self._setup.evaluated(
-            what,
-            group=self._group,
-            shares=self.local_batch_sizes,
-            order=walk.order if walk is not None else None,
-            epoch=self.state.epoch,
-            between_epochs=walk is None or self.state.step == len(walk),
-        )
+        average = self._setup.average if what.model is self._setup.model else None
+        with average.in_place() if average else nullcontext():
+            sums, count, stopped = self._setup.evaluated(
+                what,
+                group=self._group,
+                shares=self.local_batch_sizes,
+                order=walk.order if walk is not None else None,
+                epoch=self.state.epoch,
+                between_epochs=walk is None or self.state.step == len(walk),
+            )
         seconds = time.perf_counter() - started
         self.state.meter.evaluation += seconds
         self._clock.leave_out(seconds)
@@ -230,6 +234,8 @@ class AllReduceRun:
         self._keeper.check()
         walk, tally = self._sharing.walk, self.stepper.tally
         assert walk is not None  # noqa: S101 - `batches` has looked
+        if self._setup.average:
+            self._setup.average.step(len(walk))
         self._recorder.step(self.state.meter, len(walk), step.local_batch_sizes, tally.notes)
         if len({note.digest for note in tally.notes}) > 1:
             self._even_out()

@@ -29,6 +29,7 @@ from batchwright.training.evaluate.evaluation import (
     merged_batch_norm,
 )
 from batchwright.training.evaluate.recalibration import calibrating_batches, recalibrated
+from batchwright.training.evaluate.weight_average import WeightAverage
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.peak_memory import PeakMemory
@@ -49,6 +50,11 @@ def compiled(model: nn.Module, plan: Plan) -> Compilation:
     told = compile_training(model)
     told.asked = all(one.source == "asked" for one in plan.reasons if one.choice == "compiling")
     return told
+
+
+def average_of(model: nn.Module, plan: Plan) -> WeightAverage | None:
+    """The average of a model's weights that its plan asks for."""
+    return WeightAverage(model, plan.average_epochs) if plan.average_epochs else None
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ class Setup:
         lock: Of the run folder, if this worker holds it.
         profile_memory: Whether to weigh steps on the CPU by the profiler.
         compilation: Whether the network computes compiled.
+        average: Of the weights, which is evaluated and delivered; ``None``: the weights are.
         fitting: How many samples fit into an evaluation's forward pass, as far as known.
     """
 
@@ -93,6 +100,7 @@ class Setup:
     lock: Lock | None = None
     profile_memory: bool = False
     compilation: Compilation = field(default_factory=lambda: Compilation(on=False))
+    average: WeightAverage | None = None
     fitting: Fitting = field(default_factory=Fitting)
 
     @property
@@ -124,7 +132,8 @@ class Setup:
         """Says what the steps take; ``reducer`` has buffers of its own."""
 
         def lasting() -> int:
-            return lasting_bytes(self.model, self.optimizer) + reducer.buffer_bytes
+            average = self.average.lasting_bytes if self.average else 0
+            return lasting_bytes(self.model, self.optimizer) + reducer.buffer_bytes + average
 
         device = self.group.device
         return PeakMemory(device, state, clock, lasting if self.profile_memory else None)

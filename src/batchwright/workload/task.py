@@ -389,6 +389,11 @@ def load_tensors(path: str | Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
+def trained_weights(checkpoint: Mapping[str, Any]) -> Any:
+    """What a checkpoint's held-out accuracy is of: the average of weights, where there is one."""
+    return checkpoint.get("average") or checkpoint["model"]
+
+
 def _read_weights(path: str | Path) -> dict[str, Tensor]:
     """The state_dict in the file, on the CPU."""
     try:
@@ -402,7 +407,7 @@ def _read_weights(path: str | Path) -> dict[str, Tensor]:
     except Exception as error:  # torch.load raises whatever its unpickler meets
         raise FileError(f"weights={path}: damaged, or not written by torch.save") from error
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
-        content = content["model"]
+        content = trained_weights(content)
     plain = isinstance(content, Mapping) and all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     )

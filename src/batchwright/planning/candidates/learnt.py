@@ -62,9 +62,12 @@ class Learnt:
         epochs: int,
         rule: LearningRateRule,
         counted: int,
+        *,
+        averaged: bool = False,
     ) -> tuple[Estimate | None, ...]:
         """Held-out accuracy after each epoch of a training, a share, as ``counted`` images tell it.
 
+        ``averaged``: whether an average of the weights is evaluated.
         `None` as long as fewer than `MIN_STEPS` steps were taken: that is as good as guessing.
         Nothing for more than `MAX_EPOCHS`.
         """
@@ -85,7 +88,7 @@ class Learnt:
         return tuple(
             self.model.counted(
                 self.candidate(optimizer, batch, epoch),
-                falls_short(factor, factors[-1]),
+                falls_short(factor, factors[-1], averaged=averaged),
                 counted,
             )
             if epoch * self.train_samples >= MIN_STEPS * batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import isfinite, sqrt
 
@@ -164,6 +165,7 @@ def held_out(kind: WorkerType) -> tuple[HeldOut, ...]:
     Of each measured number of workers and resolution, rounded to even batches.
     """
     measured: dict[tuple[int, int], set[int]] = {}
+    memory = replace(kind.memory, extra=0)  # what is measured again are steps of a probe
     for point in kind.profile.steps:
         measured.setdefault((point.workers, point.resolution), set()).add(point.local_batch_size)
     return tuple(
@@ -172,8 +174,8 @@ def held_out(kind: WorkerType) -> tuple[HeldOut, ...]:
             resolution=side,
             local_batch_size=batch,
             step_seconds=kind.times.predict(workers, side, [batch]),
-            peak_bytes=kind.memory.predict(side, batch, workers=workers),
-            resident_bytes=kind.memory.resident(side, batch, workers=workers),
+            peak_bytes=memory.predict(side, batch, workers=workers),
+            resident_bytes=memory.resident(side, batch, workers=workers),
         )
         for (workers, side), batches in sorted(measured.items())
         for batch in dict.fromkeys(

@@ -190,15 +190,17 @@ class Progress:
         return self._reached[batch]
 
     def by_epoch(
-        self, batch: int, rule: LearningRateRule, held_out: int
+        self, batch: int, rule: LearningRateRule, held_out: int, *, averaged: bool = False
     ) -> tuple[Estimate | None, ...]:
         """Held-out accuracy after each epoch, where trials tell that at the end; else empty.
 
-        ``held_out`` is the number of images that are evaluated.
+        ``held_out`` is the number of images that are evaluated, ``averaged`` whether they are with
+        an average of the weights.
         """
         if self.law is None:
             return ()
-        return self.law.by_epoch(self.optimizer(batch), batch, self.trained(batch), rule, held_out)
+        optimizer, epochs = self.optimizer(batch), self.trained(batch)
+        return self.law.by_epoch(optimizer, batch, epochs, rule, held_out, averaged=averaged)
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
         """Epochs that the runs told of, where they are fewer and alone; `None` if they are not."""

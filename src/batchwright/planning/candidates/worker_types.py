@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from batchwright.errors import PlanError
+from batchwright.planning.averaging import average_bytes
 from batchwright.planning.gradient_scaling import StepSplit, small_parts, step_split_of
 from batchwright.planning.merging import kind_of
 from batchwright.planning.resolution import sides
@@ -281,7 +282,12 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> WorkerT
             gradient_bytes=profile.network.trained_bytes,
             link=job.link if link_given(job.link) else None,
         ),
-        memory=fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device),
+        memory=fit_memory(
+            profile.memory,
+            profile.memory_parts,
+            device=profile.cluster.device,
+            extra=average_bytes(job, profile.network),
+        ),
         # Scaled by the area of the images from the highest resolution measured.
         evaluation_seconds=profile.evaluation_seconds_per_image
         * (max(sides(job)) / measured_side) ** 2

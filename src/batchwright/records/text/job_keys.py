@@ -33,6 +33,7 @@ _WORDS = {
     "annealing",
     "clip_norm=1.0": "clip clipping clip_grad clip_grad_norm grad_clip gradient_clip "
     "gradient_clip_val max_norm max_grad_norm",
+    "average_weights=on": "ema model_ema use_ema ema_decay swa weight_averaging polyak",
     "batch_norm=synchronized": "sync_bn syncbn sync_batchnorm sync_batch_norm",
     "sampling=balanced": "sampler balanced class_weights",
     "seed=1": "random_seed manual_seed rng_seed random_state",

@@ -28,6 +28,7 @@ from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
 from batchwright.training.checkpoints.checkpoint_writer import Writer
 from batchwright.training.checkpoints.saved_values import copied, refuse_unsaveable, to_plain
 from batchwright.training.evaluate.evaluation import merged_batch_norm
+from batchwright.training.evaluate.weight_average import WeightAverage
 from batchwright.training.recorder import Recorder
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.gradient_scaling import TensorNoise
@@ -106,7 +107,8 @@ class CheckpointManager:
     """Writes and reads the checkpoints of one run; all workers call its methods together.
 
     A checkpoint's ``model`` is a plain ``state_dict`` whose batch normalization has the statistics
-    of all workers; each worker's own buffers and random numbers stand beside it.
+    of all workers; each worker's own buffers and random numbers stand beside it. Where the plan
+    averages weights, ``average`` is what was evaluated, in the same form.
 
     Training waits for a copy of the state only. Rank 0 writes it from a thread of its own: `check`
     tells if that failed, `settle` waits for it, however long the disk takes; nothing else does. A
@@ -125,6 +127,7 @@ class CheckpointManager:
         group: The workers.
         recorder: Its records are kept too.
         description: What a user of the network must know of its input.
+        average: Of the model's weights, if the plan has one.
     """
 
     def __init__(
@@ -136,10 +139,12 @@ class CheckpointManager:
         group: Group,
         recorder: Recorder,
         description: dict[str, Any],
+        average: WeightAverage | None = None,
     ) -> None:
         self._folder, self._plan, self._group = folder, plan, group
         self._model, self._optimizer = model, optimizer
         self._recorder, self._description = recorder, description
+        self._average = average
         self._things: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}  # states of things that nobody has kept yet
         self._writer = Writer(folder / "checkpoints", plan.job) if folder is not None else None
@@ -204,18 +209,22 @@ class CheckpointManager:
         started = time.perf_counter()
         self._writer.forget(name)
         first = self._group.rank == 0
-        with merged_batch_norm(self._model, self._group, share):
-            model = to_plain(dict(self._model.state_dict()), _MODEL) if first else None
+        model, averaged = self._merged(share), {}
+        if self._average:
+            with self._average.in_place():
+                averaged = {"average": self._merged(share)}
         workers = self._group.gather(
             {
                 "buffers": {key: copied(value) for key, value in self._model.named_buffers()},
                 "random": random_states(self._group.device),
                 "meter": state.meter.values(),
+                "average": to_plain(self._average.values(), _MODEL) if self._average else None,
             }
         )
         if first:
             content = {
                 "model": model,
+                **averaged,
                 "optimizer": to_plain(self._optimizer.state_dict(), _OPTIMIZER),
                 **about_network(self._plan, self._description),
                 "state": state.values(),
@@ -228,6 +237,12 @@ class CheckpointManager:
             }
             self._writer.put(name, content)
         return time.perf_counter() - started
+
+    def _merged(self, share: float) -> dict[str, Any] | None:
+        """On rank 0, the model's state with the statistics of all workers."""
+        with merged_batch_norm(self._model, self._group, share):
+            first = self._group.rank == 0
+            return to_plain(dict(self._model.state_dict()), _MODEL) if first else None
 
     def check(self) -> None:
         """Raise what went wrong with a write that has ended; costs next to nothing.
@@ -295,6 +310,10 @@ class CheckpointManager:
             )
         self._model.load_state_dict(content["model"])
         self._optimizer.load_state_dict(content["optimizer"])
+        if self._average and "average" in content:  # else the plan before had none
+            rank, same = self._group.rank, len(content["workers"]) == self._group.size
+            own = content["workers"][rank if same else 0]["average"]
+            self._average.restore(content["average"], own, same_workers=same)
         meter = self._restore_worker(content["workers"], content["state"]["steps"])
         state.restore(content["state"], meter)
         self._waiting = dict(content["kept"])

@@ -58,6 +58,7 @@ def deliver(
         raise FileError(f"{target} is there already and not empty: name a new folder")
     from batchwright.training.checkpoints.checkpoint import load_checkpoint
     from batchwright.workload.model_files import load_model, save_model, write_onnx
+    from batchwright.workload.task import trained_weights
 
     path = Path(summary.run_folder) / "checkpoints" / f"{checkpoint}.pt"
     if checkpoint == "best" and not path.exists():  # nothing was evaluated
@@ -84,7 +85,7 @@ def deliver(
     aside = target / f".{os.urandom(4).hex()}"  # on the same disk, so that all of it fits or none
     try:
         aside.mkdir()
-        save_model(aside, content["model"], config)
+        save_model(aside, trained_weights(content), config)
         if onnx:
             model = load_model(aside, network, config["network_args"])
             write_onnx(model, config["side"], plan.data.channels, aside / ONNX)

@@ -1,0 +1,178 @@
+"""An average of the weights is what is evaluated, kept and delivered, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
+
+import batchwright as bw
+from batchwright.errors import BatchwrightError
+from batchwright.planning.planner import make_plan
+from batchwright.training.evaluate.weight_average import WeightAverage
+from batchwright.workload.task import trained_weights
+from samples import make_profile
+from test_objectives import PROFILE, reason
+from test_session import (
+    FEATURES,
+    Points,
+    make_model,
+    make_session,
+    make_tiny_plan,
+    summary_in,
+    top1,
+    train,
+    weights_of,
+)
+
+STEPS = 5  # of an epoch of a tiny plan
+HELD_OUT = 21
+
+
+def averaging(back=0.5, **given):
+    return make_tiny_plan(**given).model_copy(update={"average_epochs": back})
+
+
+def logits(outputs, labels):
+    """Something that any change of a weight changes."""
+    return {"first": outputs[:, 0]}
+
+
+def test_it_is_the_exponential_average_that_pytorch_makes():
+    """Every step counts where the average looks back on few."""
+    model, back = make_model(extras=True), 2 * STEPS
+    one = WeightAverage(model, epochs=2)
+
+    @torch.no_grad()
+    def exponential(means, now, count):
+        for mean, live in zip(means, now, strict=True):
+            if mean.is_floating_point():
+                mean.lerp_(live, max(1 / back, 1 / (int(count) + 1)))
+
+    reference = AveragedModel(model, multi_avg_fn=exponential, use_buffers=True)
+    for step in range(4 * STEPS):
+        features = torch.randn(4, FEATURES, generator=torch.Generator().manual_seed(step))
+        model(features)  # its statistics follow
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += torch.randn(weight.shape)
+        one.step(STEPS)
+        reference.update_parameters(model)
+    own = weights_of(model)
+    with one.in_place():
+        torch.testing.assert_close(weights_of(model), weights_of(reference.module))
+        torch.testing.assert_close(model[1].running_mean, reference.module[1].running_mean)
+    assert torch.equal(weights_of(model), own)
+
+
+def test_a_long_look_back_takes_the_weights_in_every_few_steps():
+    model = make_model()
+    one = WeightAverage(model, epochs=0.5)
+    for _ in range(640):
+        one.step(640)
+    assert one.updates == 1 + 639 // 10  # the first step, then 32 in half an epoch
+
+
+@pytest.mark.parametrize("extras", [False, True])
+def test_training_goes_on_as_without_it(extras):
+    """Also with a backward pass that an evaluation comes in the middle of."""
+
+    def trained(plan):
+        model = make_model(extras=extras)
+        with make_session(model, plan=plan) as one:
+            for _ in one.epochs():
+                for features, labels in one.batches():
+                    loss = functional.cross_entropy(model(features), labels)
+                    one.evaluate(Points(4), top1)
+                    one.step(loss)
+        return model.state_dict()
+
+    plain, other = trained(make_tiny_plan()), trained(averaging())
+    assert plain.keys() == other.keys()
+    assert all(torch.equal(plain[name], other[name]) for name in plain)
+
+
+def test_evaluations_see_it_and_another_model_is_itself():
+    model = make_model(extras=True)
+    with make_session(model, plan=averaging()) as one:
+        before = one.evaluate(Points(HELD_OUT), logits)
+        assert before == one.evaluate(Points(HELD_OUT), logits, model=copy.deepcopy(model))
+        train(one)
+        average = one.evaluate(Points(HELD_OUT), logits)
+        assert average != one.evaluate(Points(HELD_OUT), logits, model=copy.deepcopy(model))
+
+
+@pytest.mark.parametrize("at", [3, 5, 7])
+def test_a_resumed_run_has_the_same_average(tmp_path, at):
+    plan = averaging(1, epochs=3)
+
+    def piece(folder, **how):
+        model = make_model(extras=True)
+        with make_session(model, plan=plan, run_folder=tmp_path / folder, resume=True) as one:
+            train(one, **how)
+        return one, model
+
+    piece("whole")
+    with pytest.raises(SystemExit, match="143"):
+        piece("parts", until=at)
+    piece("parts")
+    whole, parts = (
+        torch.load(tmp_path / folder / "checkpoints" / "last.pt", weights_only=True)
+        for folder in ("whole", "parts")
+    )
+    assert all(torch.equal(whole["average"][name], one) for name, one in parts["average"].items())
+    assert any(
+        not torch.equal(whole["average"][name], whole["model"][name]) for name in whole["model"]
+    )
+    first, second = (summary_in(tmp_path / folder).epochs for folder in ("whole", "parts"))
+    assert [one.val_correct for one in first] == [one.val_correct for one in second]
+
+
+def test_what_a_checkpoint_delivers_is_what_was_evaluated(tmp_path):
+    model = make_model()
+    with make_session(model, plan=averaging(1), run_folder=tmp_path / "run") as one:
+        train(one)
+        wanted = one.evaluate(Points(HELD_OUT), logits)
+    content = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)
+    delivered = make_model()
+    delivered.load_state_dict(trained_weights(content))
+    with make_session(delivered) as other:
+        assert other.evaluate(Points(HELD_OUT), logits) == wanted
+    del content["average"]
+    assert trained_weights(content) is content["model"]
+
+
+def test_a_plan_to_a_target_averages_and_counts_the_memory():
+    goal = PROFILE.job.goal.model_copy(update={"accuracy": 0.5, "objective": "target-accuracy"})
+    keys = {"epochs": 30, "goal": goal, "global_batch": 64}
+    without, plan = (
+        make_plan(PROFILE, PROFILE.job.model_copy(update={**keys, "average_weights": how}))
+        for how in ("off", "auto")
+    )
+    assert (without.average_epochs, plan.average_epochs) == (None, 0.5)
+    assert reason(plan, "average of weights").source == "assumed"
+    more = [
+        chosen.peak_bytes.value - other.peak_bytes.value
+        for chosen, other in zip(plan.considered, without.considered, strict=True)
+    ]
+    assert set(more) == {PROFILE.network.trained_bytes}
+    assert plan.held_out == without.held_out  # steps of a probe, which have no average
+
+
+def test_a_plan_without_a_target_does_so_where_it_is_asked_to():
+    profile = make_profile()
+    assert bw.plan(profile).average_epochs is None
+    asked = bw.plan(profile, ["average_weights=on"])
+    assert asked.average_epochs == 0.5
+    assert reason(asked, "average of weights").source == "asked"
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"), [({"method": "dual-batch"}, "method"), ({"launch": "virtual"}, "launch")]
+)
+def test_workers_that_cannot_average_refuse_to(keys, named):
+    with pytest.raises(BatchwrightError, match=f"average_weights=on with {named}="):
+        bw.plan(make_profile(), average_weights="on", workers=2, **keys)
