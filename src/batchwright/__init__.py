@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from batchwright.errors import BatchwrightError, Interrupted
+    from batchwright.planning.simulation.searched import take_searched
     from batchwright.prediction.memory import max_local_batch_size
     from batchwright.records import Check, Job, Plan, Profile, RunSummary, Sweep
     from batchwright.records.lines.export import metrics
@@ -70,6 +71,7 @@ _HOME = {
     "schedule": "workflows.verbs",
     "simulate": "workflows.simulating",
     "sweep": "workflows.sweep.verb",
+    "take_searched": "planning.simulation.searched",
     "train": "workflows.verbs",
     "weight": "training.batches.unequal",
 }
@@ -102,6 +104,7 @@ __all__ = [
     "schedule",
     "simulate",
     "sweep",
+    "take_searched",
     "train",
     "weight",
 ]
