@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from batchwright.errors import BatchwrightError, Interrupted
-    from batchwright.planning.simulation.searched import take_searched
     from batchwright.prediction.memory import max_local_batch_size
     from batchwright.records import Check, Job, Plan, Profile, RunSummary, Sweep
     from batchwright.records.lines.export import metrics
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from batchwright.training.batches.unequal import Sampler, weight
     from batchwright.training.session import Session
     from batchwright.workflows.delivery.deliver import deliver
-    from batchwright.workflows.simulating import simulate
+    from batchwright.workflows.simulating import simulate, take_searched
     from batchwright.workflows.sweep.verb import sweep
     from batchwright.workflows.trainers.accelerate import ForAccelerate
     from batchwright.workflows.trainers.lightning import ForLightning
@@ -71,7 +70,7 @@ _HOME = {
     "schedule": "workflows.verbs",
     "simulate": "workflows.simulating",
     "sweep": "workflows.sweep.verb",
-    "take_searched": "planning.simulation.searched",
+    "take_searched": "workflows.simulating",
     "train": "workflows.verbs",
     "weight": "training.batches.unequal",
 }

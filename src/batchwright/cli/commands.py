@@ -363,12 +363,11 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate a plan's training on clusters that nobody here has. Needs no torch."""
-    from batchwright.planning.simulation.searched import take_searched
     from batchwright.records import Plan, Simulation
     from batchwright.records.documents import read_record
     from batchwright.reporting.render.figures import check_figure
     from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
-    from batchwright.workflows.simulating import searches_of
+    from batchwright.workflows.simulating import searches_of, take_searched
     from batchwright.workflows.simulating import simulate as simulated
 
     places, overrides = files_and_keys(words)

@@ -1,4 +1,4 @@
-"""What a simulation has searched, taken into the plan that it simulated, each value with its why."""
+"""What a simulation has searched, taken into the plan, each value with its reason."""
 
 from __future__ import annotations
 
@@ -20,16 +20,8 @@ _CHOICES = {
 _OTHERWISE = ("epochs", "samples", "global_batch")  # with these it was another training
 
 
-def take_searched(plan: Plan, found: Simulation) -> Plan:
-    """A plan with the best values that its simulation has found.
-
-    What a job has a key for (`checkpoint_seconds`, `rebalance_steps`) is set; what only a cluster
-    can have (`spares`, `workers_per_host`) is told. Times and costs that the plan predicts stay as
-    its formulas have them.
-
-    Args:
-        plan: What was simulated.
-        found: By `simulate` with ``search``.
+def with_searched(plan: Plan, found: Simulation) -> Plan:
+    """A plan with the best values that its simulation has found; `workflows.simulating` has more.
 
     Raises:
         ArgumentError: Nothing was searched, or on a cluster or training that is not the plan's.
