@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from batchwright.errors import ArgumentError
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.methods.layout import method_reason
@@ -96,9 +98,8 @@ def _shown(key: str, value: float) -> str:
 
 
 def _loss(one: Tried, search: Search) -> str:
-    more, shown, what = one.over_best, duration, "time"
-    if one.cost is not None:
-        shown, what = number, "cost"
+    more, what = one.over_best, "time" if one.cost is None else "cost"
+    shown: Callable[[float], str] = duration if one.cost is None else number
     value, low, high = map(shown, (more.value, more.low, more.high))
     level = ", level with it" if one.value in search.level else ""
     return f"{value} more {what} ({low} to {high}){level}"
