@@ -27,8 +27,12 @@ from samples import make_cyclic_plan, make_dual_plan, make_job, make_plan
 
 SETTINGS = {
     "kubernetes": {"image": "registry.local/train:1", "claim": "runs"},
-    "skypilot": {"bucket": "s3://runs", "accelerator": "H100"},
-    "dstack": {"volume": "runs", "accelerator": "H100"},
+    "skypilot": {"bucket": "s3://runs", "accelerator": "H100", "package": "./b.whl"},
+    "dstack": {
+        "volume": "runs",
+        "accelerator": "H100",
+        "package": "batchwright[data] @ https://host/b.whl",
+    },
 }
 LAUNCHERS = ("torchrun", "sbatch", "ray", "kubernetes", "skypilot", "dstack")
 PYTHON = ("lightning", "transformers", "accelerate")
@@ -138,12 +142,15 @@ def test_slurm_gets_hosts_cores_and_a_limit() -> None:
         assert f"#SBATCH {line}\n" in text
     assert "#SBATCH --requeue" in text
     assert "#SBATCH --time=00:10:00" in text  # never less than ten minutes
+    assert "#SBATCH --signal=USR1@120\n" in text
+    assert "#SBATCH --signal=USR1@15\n" in exported(make_plan(), "sbatch", time="1")
+    assert "#SBATCH --partition='a b'\n" in exported(make_plan(), "sbatch", partition="a b")
     assert "--time=04:00:00" in exported(make_plan(), "sbatch", time="04:00:00")
     on_gpus = make_plan(job=make_job(device="cuda"))
     assert "#SBATCH --gpus-per-node=1" in exported(on_gpus, "sbatch", 2)
-    # srun no longer takes its cores from the job.
-    assert 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"\n' in text
-    assert "SRUN_CPUS_PER_TASK" not in exported(on_gpus, "sbatch", 2)
+    both = exported(on_gpus, "sbatch", **{"cpus-per-task": "8"})
+    assert "#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=2\n" in both
+    assert "#SBATCH --cpus-per-task=8\n" in both
 
 
 def test_slurm_leaves_time_for_the_epochs_that_a_run_may_go_on_for() -> None:
@@ -184,6 +191,7 @@ def test_clouds_get_a_task() -> None:
     assert dstack["type"] == "task"
     assert dstack["resources"]["cpu"] == "2.."
     assert "batchwright train" in dstack["commands"][-1]
+    assert dstack["commands"][0] == "pip install 'batchwright[data] @ https://host/b.whl'"
 
 
 RULES = (
@@ -360,19 +368,27 @@ def test_bad_words_are_refused() -> None:
         ("sbatch", {"time": "2-12:30\n"}, "in one line"),
         ("sbatch", {"partition": "a\n#SBATCH --exclusive"}, "in one line"),
         ("torchrun", {"image": "x"}, "it takes none"),
-        ("skypilot", {"bucket": "s3://x"}, "accelerator"),
+        ("skypilot", {"bucket": "s3://x"}, "skypilot needs --set package=...: what pip installs"),
+        ("skypilot", {"bucket": "s3://x", "package": "./b.whl"}, "accelerator"),
         ("ray", {"gpus": "8"}, "it takes cpus, min_workers"),
     ):
         device = "cuda" if name == "skypilot" else "cpu"
         with pytest.raises(ArgumentError, match=said):
             export(make_plan(job=make_job(device=device)), name, Target(settings=settings))
+    on_nodes = make_plan(job=make_job(launch="slurm", nodes=2))
+    assert "launch=auto nodes=1 --out" in exported(on_nodes, "sbatch", 2)
+    assert "launch=ray ray.gpus_per_worker=0 nodes=1 --out" in exported(on_nodes, "ray")
     for limit in ("90", "90:00", "04:00:00", "2-12", "2-12:30", "2-12:30:00", "UNLIMITED"):
         assert f"#SBATCH --time={limit}\n" in exported(make_plan(), "sbatch", time=limit)
+    simulated = make_plan(job=make_job(launch="virtual"))
+    for name in LAUNCHERS:
+        with pytest.raises(PlanError, match="launch=virtual, whose workers and times are simul"):
+            exported(simulated, name)
     with pytest.raises(PlanError, match="--hosts that divides 2"):
         exported(make_plan(), "torchrun", 3)
     for path in ("/home/plan.json", "../plan.json"):
         with pytest.raises(ArgumentError, match=f"and {path} is not below it"):
-            export(make_plan(), "skypilot", Target(plan=path, settings={"bucket": "s3://x"}))
+            export(make_plan(), "skypilot", Target(plan=path, settings=SETTINGS["skypilot"]))
     with pytest.raises(ArgumentError, match="ray places the workers"):
         exported(make_plan(), "ray", 2)
     with pytest.raises(JobError, match=r"ray.min_workers=3 of workers=2: give at most"):
@@ -393,7 +409,7 @@ def test_the_command_writes_the_file(tmp_path: Path) -> None:
         listed = run(app, ["export", *words, "--as", "list"])
         assert all(name in listed.stdout for name in EXPORTS)
         assert "--set claim=  PersistentVolumeClaim" in listed.stdout
-        assert listed.stdout.count("(needed)") == 4
+        assert listed.stdout.count("(needed)") == 6
         assert not any(line.endswith("=  ") for line in listed.stdout.splitlines())
     nothing = run(app, ["export", "--as", "sbatch"])
     assert isinstance(nothing.exception, ArgumentError)

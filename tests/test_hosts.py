@@ -195,6 +195,36 @@ def network(**keys):
 """
 
 
+def close_all_ports_but(port, host):
+    """Let no answer out of a host but from one port, without a word, as a firewall does."""
+    rule = ("ip", "-n", host.space, "rule", "add", "pref")
+    command(*rule, 100, "sport", port, "lookup", "main")
+    command(*rule, 101, "to", f"{host.address}/24", "lookup", 77)
+    command("ip", "-n", host.space, "route", "add", "blackhole", "default", "table", 77)
+
+
+@pytest.mark.slow
+def test_ports_that_a_firewall_closes_end_the_run_in_time_with_what_to_open(hosts, tmp_path, cache):
+    """The two meet at the one that is open; what they exchange goes by others."""
+    port = 29411
+    close_all_ports_but(port, hosts[1])
+    own = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
+    for rank, host in enumerate(reversed(hosts)):
+        place = {"SLURM_PROCID": rank, "SLURM_NODEID": rank, "SLURM_LOCALID": 0, "SLURM_JOB_ID": 1}
+        step = {"ID": 0, "NUM_TASKS": 2, "NODELIST": "n[1-2]", "TASKS_PER_NODE": "1(x2)"}
+        said = place | {f"SLURM_STEP_{name}": value for name, value in step.items()}
+        said |= {"MASTER_ADDR": hosts[1].address, "MASTER_PORT": port, "XDG_CACHE_HOME": cache}
+        said = {name: str(value) for name, value in said.items()}
+        host.run(sys.executable, *RUN, "timeout=20", environment={**own, **said})
+    codes = [host.agent.wait(timeout=500) for host in hosts]
+    logs = "\n".join(host.log() for host in hosts)
+    assert all(codes), logs
+    (line,) = [line for line in logs.splitlines() if line.startswith("error: ")]
+    assert f"has met the others at {hosts[1].address}:{port}, so that port is open" in line
+    assert "(node-" in line
+    assert "Traceback" not in logs
+
+
 @pytest.mark.slow
 def test_hosts_of_two_speeds_get_batches_of_their_own_from_one_run(hosts, tmp_path, cache):
     """The slower one has rank 0; both have the same processor."""

@@ -359,6 +359,37 @@ def test_a_search_finds_the_best_interval_on_the_same_numbers():
         assert 0 < one.over_best.low <= one.over_best.value <= one.over_best.high
 
 
+def test_a_plan_takes_what_was_searched_and_says_where_each_value_came_from():
+    plan = dynamic_plan(goal={"preemptions_per_hour": 2, "checkpoint_cost": 5})
+    assert "Daly's for 5.00 s" in plan.explain()
+    search = {"checkpoint_seconds": [0.5, 40, 5000], "rebalance_steps": [0, 3], "spares": [0, 1]}
+    found = bw.simulate(plan, search=search, straggler_share=0.3, checkpoint_cost=0.01, price=1)
+    taken = bw.take_searched(plan, found)
+    best = {one.key: one.best for one in found.searches}
+    assert taken.job.checkpoint_seconds == best["checkpoint_seconds"] != plan.job.checkpoint_seconds
+    assert taken.job.rebalance_steps == best["rebalance_steps"] != plan.job.rebalance_steps
+    assert taken.stages == plan.stages
+    told = {one.choice: one for one in taken.reasons}
+    assert len(told) == len(taken.reasons)
+    for key, choice in [("spares", "spare workers"), ("checkpoint_seconds", "checkpoint interval")]:
+        (searched,) = (one for one in found.searches if one.key == key)
+        assert told[choice].value.startswith(f"{searched.best:g}"[:2])
+        assert len(told[choice].alternatives) == len(search[key]) - 1
+        assert "simulated with straggler_share=0.3 checkpoint_cost=0.01 price=1" in told[choice].why
+    (method,) = (one for one in taken.reasons if one.choice == "method")
+    assert (f"every {best['rebalance_steps']:g} steps" in method.why) == bool(
+        best["rebalance_steps"]
+    )
+    for keys, words in [
+        ({"workers": 4}, "workers=4: the plan is for 2"),
+        ({"samples": 9999}, "samples=9999: the plan takes no values"),
+        ({"search": {}}, "nothing was searched"),
+    ]:
+        asked = {"search": {"spares": [0, 1]}} | FAST | keys
+        with pytest.raises(ArgumentError, match=words):
+            bw.take_searched(plan, bw.simulate(plan, **asked))
+
+
 # ------------------------------------------------------------------------------- what is refused
 
 
@@ -457,12 +488,17 @@ def test_the_command_prints_a_record_tables_and_a_figure(files):
     kept = bw.load("found.json")
     assert isinstance(kept, Simulation)
     assert kept.searches[0].key == "spares"
+    asked = ("mtbf_hours=1", "--search", "checkpoint_seconds=1,900", "--out", "found.json")
+    done = run("plan.json", *asked, "--to", "taken.json", "--explain")
+    best = bw.load("found.json").searches[0].best
+    assert bw.load("taken.json").job.checkpoint_seconds == best
+    assert "checkpoint interval" in done.stderr
     assert "2 workers" in repr(kept)
 
 
 @pytest.mark.slow
 def test_bad_words_end_the_command_with_one_line(files):
-    for words in (["workers=0"], ["mtbf_hours=1e-7"], ["--search", "spares"], ["profile.json"]):
+    for words in (["workers=0"], ["mtbf_hours=1e-7"], ["--search", "spares"], ["--explain"]):
         done = run("plan.json", *words, status=2)
         assert done.stderr.startswith("error: ")
         assert done.stderr.count("\n") == 1

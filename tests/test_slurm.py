@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 import batchwright as bw
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.planning.planner import plan_without_profile
-from batchwright.records import Job, RunSummary
+from batchwright.records import Job, Plan, RunSummary
 from batchwright.records.agent_rules import not_allowed
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.run_folder import write_inputs
@@ -348,6 +349,28 @@ def test_a_preempted_run_ends_with_the_same_weights(
     assert (killed if how == "killed" else "started again 1 x\n") in err
     assert read_record(tmp_path / "run" / "summary.json", RunSummary).resumed == 1
     for name, value in weights(undisturbed[nodes] / "run").items():
+        assert torch.equal(value, weights(tmp_path / "run")[name]), name
+
+
+@pytest.mark.slow
+def test_a_job_that_somebody_submits_by_hand_is_queued_again_and_goes_on(
+    slurm: Slurm, undisturbed, tmp_path
+):
+    """The script that is exported, told to stop as its own time limit would."""
+    plan = undisturbed[2] / "plan.json"
+    text = export(read_record(plan, Plan), "sbatch", Target(2, str(plan), str(tmp_path / "run")))
+    program = f"{sys.executable} -m batchwright train "
+    (tmp_path / "train.sbatch").write_text(text.replace("batchwright train ", program), "utf-8")
+    log = f"--output={tmp_path}/log"
+    number = slurm.ask("sbatch", "--parsable", log, str(tmp_path / "train.sbatch")).strip()
+    until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
+    slurm.ask("scancel", "--signal=USR1", number)
+    slurm.start_again_at_once(number)
+    until(lambda: not slurm.ask("squeue", "-h", "--states=pending,running,completing"), "its end")
+    said = (tmp_path / "log").read_text("utf-8")
+    assert "stopped by signal 10: the job is queued again, to go on from there\n" in said
+    assert read_record(tmp_path / "run" / "summary.json", RunSummary).resumed == 1, said
+    for name, value in weights(undisturbed[2] / "run").items():
         assert torch.equal(value, weights(tmp_path / "run")[name]), name
 
 

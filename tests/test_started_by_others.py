@@ -36,8 +36,10 @@ from batchwright.distributed.joining.gathering import MEETING_SECONDS, Gathering
 from batchwright.distributed.processes import ENGINE_PARENT, LAUNCH, PARENT_PID
 from batchwright.errors import BatchwrightError, JobError, LostWorkerError, PlanError
 from batchwright.probing import together
-from batchwright.records import Job, KindCount, Plan, Profile, RunSummary
+from batchwright.records import Job, KindCount, Plan, Profile, RunSummary, Sweep
 from batchwright.records.documents import read_record, write_record
+from batchwright.workflows.sweep.sharing import part_of
+from batchwright.workflows.sweep.slots import Machine
 from batchwright.workflows.together import (
     BY_ONE,
     ONCE_A_HOST,
@@ -247,7 +249,7 @@ def test_only_what_was_asked_for_alike_is_gone_on_with(tmp_path, monkeypatch):
 
 
 def test_of_every_command_it_is_known_who_does_it():
-    assert {*TOGETHER, *BY_ONE, *ONCE_A_HOST, "sweep"} == {*get_command(app).commands}
+    assert {*TOGETHER, *BY_ONE, *ONCE_A_HOST} == {*get_command(app).commands}
 
 
 @pytest.mark.parametrize("verb", [*BY_ONE, *ONCE_A_HOST])
@@ -529,13 +531,63 @@ def test_tasks_of_srun_probe_plan_check_and_train(start, tmp_path):
 
 
 @pytest.mark.slow
+def test_mpirun_itself_starts_a_run(tmp_path, cache):
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun: apt-get install openmpi-bin")
+    done = subprocess.run(
+        [
+            *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"),
+            *(sys.executable, "-m", "batchwright", "run", *JOB, "epochs=1", "--out", "a", "--json"),
+        ],
+        cwd=tmp_path,
+        env={**environment(cache), "MASTER_PORT": str(free_port())},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["workers"] == 2
+    assert len(read_record(tmp_path / "a" / "summary.json", RunSummary).epochs) == 1
+
+
+@pytest.mark.slow
+def test_every_process_runs_some_cells_of_a_sweep(start, tmp_path):
+    """What fails in the second, which has a tracker that nobody knows, ends alone."""
+
+    def says(rank, size):
+        return {**srun(rank, size), **({"BATCHWRIGHT_TRACKERS": "nobody"} if rank else {})}
+
+    words = ("sweep", *JOB, "epochs=1", "--grid", "learning_rate=0.05,0.1", "--seeds", 1)
+    codes, told = start(*words, "--out", "s", says=says).end()
+    assert codes == [1, 1], told
+    assert "error: 1 of 2 runs done, 1 failed: " in told[0][1]
+    assert told[1] == ("", "")
+    swept = read_record(tmp_path / "s" / "sweep.json", Sweep)
+    assert [one.state for one in swept.cells] == ["done", "failed"]
+    assert "nobody" in swept.cells[1].error
+    words = ("sweep", "--resume", "--out", "s", "--seeds", 2, "--json")
+    codes, told = start(*words, says=mpirun).end()
+    assert codes == [0, 0], told
+    again = Sweep.model_validate_json(told[0][0])
+    assert [one.workers for one in again.done] == [1, 1, 1, 1]
+
+
+def test_a_process_takes_its_part_of_a_host_unless_it_is_bound_to_one():
+    started = found(TORCHRUN)  # the second of two
+    assert part_of(Machine(8, ("a", "b", "c")), started, 8) == Machine(4, ("b",))
+    assert part_of(Machine(4, ("b",)), started, 8) == Machine(4, ("b",))
+    assert part_of(Machine(1), started, 1) == Machine(1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (("run", "epochs=no"), "job key epochs = 'no'"),
         (("run", *JOB, "workers=3"), "workers=3, and srun has started 2: start 3 (--ntasks), or"),
         (("train", "three.json"), "the plan is for 3 workers, and srun has started 2: start 3"),
-        (("sweep", *JOB, "--grid", "seed=0,1"), "srun has started 2 processes: start one"),
+        (("sweep", *JOB, "--grid", "epochs=1,no"), "epochs = 'no'"),
         (("run", "data=imagefolder:nowhere"), "nowhere"),
         (("run", *JOB, "device=cuda"), "sees no GPU"),
     ],

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from batchwright.training.batches.unequal import Sampler, weight
     from batchwright.training.session import Session
     from batchwright.workflows.delivery.deliver import deliver
-    from batchwright.workflows.simulating import simulate
+    from batchwright.workflows.simulating import simulate, take_searched
     from batchwright.workflows.sweep.verb import sweep
     from batchwright.workflows.trainers.accelerate import ForAccelerate
     from batchwright.workflows.trainers.lightning import ForLightning
@@ -70,6 +70,7 @@ _HOME = {
     "schedule": "workflows.verbs",
     "simulate": "workflows.simulating",
     "sweep": "workflows.sweep.verb",
+    "take_searched": "workflows.simulating",
     "train": "workflows.verbs",
     "weight": "training.batches.unequal",
 }
@@ -102,6 +103,7 @@ __all__ = [
     "schedule",
     "simulate",
     "sweep",
+    "take_searched",
     "train",
     "weight",
 ]

@@ -354,32 +354,50 @@ def simulate(
         Path | None, typer.Option(help="File for a figure: .png, .pdf or .svg.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the result; - is stdout.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="PLAN.json", help="File for the plan with the best values searched."),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show every reason of the plan in --to.")
+    ] = False,
 ) -> None:
     """Simulate a plan's training on clusters that nobody here has. Needs no torch."""
-    from batchwright.records import Simulation
+    from batchwright.records import Plan, Simulation
+    from batchwright.records.documents import read_record
     from batchwright.reporting.render.figures import check_figure
     from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
-    from batchwright.workflows.simulating import searches_of
+    from batchwright.workflows.simulating import searches_of, take_searched
     from batchwright.workflows.simulating import simulate as simulated
 
     places, overrides = files_and_keys(words)
     if len(places) != 1:
         raise PlanError("simulate needs one plan: give its file, or - for standard input")
     refuse_bad_target(out, Simulation)
+    refuse_bad_target(to, Plan)
+    if explain and to is None:
+        raise ArgumentError("--explain shows the plan that --to writes: give --to PLAN.json")
+    if to is not None and str(to) in ("-", str(out)):
+        raise ArgumentError(f"--to {to}: the result goes there; give the plan a file of its own")
     if figure is not None:
         check_figure(figure)
+    given = read_record(places[0], Plan)
     found = simulated(
-        places[0],
+        given,
         overrides,
         profile=profile or (),
         search=searches_of(search or ()),  # type: ignore[arg-type]
     )
+    taken = None if to is None else take_searched(given, found)
     for table in simulation_tables(found):
         show(table)
     for note in found.notes:
         print(f"assumed: {note}", file=sys.stderr)
     if figure is not None:
         print(f"figure: {write_simulation_figure(found, figure)}", file=sys.stderr)
+    if taken is not None:
+        print_plan(taken, explain=explain)
+        write(taken, to)
     write(found, out)
 
 

@@ -34,6 +34,11 @@ from batchwright.distributed.transports import transport_for
 from batchwright.errors import JobError, LostWorkerError
 from batchwright.workload.host import identity, is_out_of_memory
 
+_PORTS = (
+    "open those between the hosts, too, at which workers exchange (the system's own choice, from "
+    "/proc/sys/net/ipv4/ip_local_port_range), or name another network with GLOO_SOCKET_IFNAME or "
+    "NCCL_SOCKET_IFNAME"
+)
 _COMMON = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 
 
@@ -247,7 +252,8 @@ def join_process_group(device: torch.device, timeout: float, meeting: Path | Non
     """Join the process group that the environment describes; ``meeting`` as for `Group`.
 
     Raises:
-        LostWorkerError: The others did not come within ``timeout`` seconds.
+        LostWorkerError: The others did not come within ``timeout`` seconds, or cannot be connected
+            to, as where a firewall is between them.
     """
     choose_interface()
     transport = transport_for(device, timeout)
@@ -259,13 +265,23 @@ def join_process_group(device: torch.device, timeout: float, meeting: Path | Non
             where["store"] = meet(rank, size, timeout)
         else:
             where["init_method"] = f"file://{meeting.absolute()}"
-        dist.init_process_group(
-            transport.backend,
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=timeout),
-            **where,
-        )
+    try:
+        with naming_the_lost():
+            dist.init_process_group(
+                transport.backend,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout),
+                **where,
+            )
+    except LostWorkerError as error:
+        if meeting is not None:
+            raise
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise LostWorkerError(
+            f"{error}; worker {rank} ({socket.gethostname()}) has met the others at {place}, so "
+            f"that port is open: {_PORTS}"
+        ) from None
 
 
 def loss_behind(error: BaseException) -> LostWorkerError | None:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from batchwright.errors import ArgumentError
+from batchwright.planning.simulation.searched import with_searched
 from batchwright.planning.simulation.simulate import simulate as simulate_plan
 from batchwright.records import Plan, Profile, Scenario, Simulation
 from batchwright.records.documents import record_of, texts_of
@@ -61,6 +62,25 @@ def simulate(
         for key, some in (search or {}).items()
     }
     return simulate_plan(plan, scenario, profiles, searched)
+
+
+def take_searched(plan: Plan | str | Path, found: Simulation | str | Path) -> Plan:
+    """The plan with the best values that its simulation has found, and where each came from.
+
+    What a job has a key for (``checkpoint_seconds``, ``rebalance_steps``) is set; what only a
+    cluster can have (``spares``, ``workers_per_host``) is told among the reasons. Times and costs
+    that the plan predicts stay as its formulas have them.
+
+    Args:
+        plan: What was simulated, or the path of its file.
+        found: By `simulate` with ``search``, or the path of its file.
+
+    Raises:
+        ArgumentError: Nothing was searched, or on a cluster or training that is not the plan's.
+        JobError: The job cannot have such a value.
+    """
+    given = record_of(plan, Plan, "take_searched")
+    return with_searched(given, record_of(found, Simulation, "take_searched", "found"))
 
 
 def scenario_of(values: Mapping[str, Any]) -> Scenario:

@@ -44,7 +44,7 @@ from batchwright.records import Job, Plan, Record
 if TYPE_CHECKING:
     from batchwright.distributed.joining.gathering import Ended, Gathering
 
-TOGETHER = ("run", "probe", "check", "train")
+TOGETHER = ("run", "probe", "check", "train", "sweep")
 """Verbs of the command line in which all processes take part."""
 BY_ONE = (
     *("plan", "schedule", "simulate", "report", "export", "deliver"),
@@ -151,17 +151,10 @@ def take_part(words: list[str], command: Callable[[], Any]) -> None:
         SystemExit: As ``command`` does, in all processes.
     """
     verb = next((word for word in words if not word.startswith("-")), "")
-    helped = "--help" in words or verb not in (*TOGETHER, *BY_ONE, *ONCE_A_HOST, "sweep")
+    helped = "--help" in words or verb not in (*TOGETHER, *BY_ONE, *ONCE_A_HOST)
     started = None if helped else found()
     if started is None:
         command()
-    elif verb == "sweep" and started.size > 1:
-        if started.rank:
-            raise SystemExit(2)
-        raise BatchwrightError(
-            f"sweep divides one host among its trainings, and {started.by} has started "
-            f"{started.size} processes: start one, or a sweep on each host with runs of its own"
-        )
     elif verb not in TOGETHER:
         if not (started.local_rank if verb in ONCE_A_HOST else started.rank):
             command()
@@ -196,12 +189,7 @@ def train_together(plan: Plan, folder: Path, *, resume: bool, follow_advice: boo
         places = places_in(plan, [one.named_among(planned, named) for one in found])
         if plan.server is None:  # where no group of workers has to stay together
             plan, places = arranged(plan, places), sorted(places)
-    token = folder / f"{_MARK}{secrets.token_hex(8)}"
-    try:
-        token.write_bytes(b"")
-        gathering.ask("find", path=str(token.absolute()))
-    finally:
-        token.unlink(missing_ok=True)
+    find_everywhere(folder)
     gathering.order(
         "train",
         plan=plan.model_dump_json(),
@@ -212,6 +200,25 @@ def train_together(plan: Plan, folder: Path, *, resume: bool, follow_advice: boo
     )
     with gathering.explaining():
         _train(plan, folder, places[0], resume=resume, follow_advice=follow_advice)
+
+
+def find_everywhere(folder: Path) -> None:
+    """Have all processes of the start find a folder under the same path.
+
+    Raises:
+        FileError: It is not on a disk that one of them shares.
+    """
+    from batchwright.distributed.joining.gathering import Gathering
+
+    gathering = Gathering.current
+    if gathering is None:
+        return
+    token = folder / f"{_MARK}{secrets.token_hex(8)}"
+    try:
+        token.write_bytes(b"")
+        gathering.ask("find", path=str(token.absolute()))
+    finally:
+        token.unlink(missing_ok=True)
 
 
 def places_in(plan: Plan, kinds: Sequence[str]) -> list[int]:
@@ -326,12 +333,14 @@ class _Work:
 
     def __init__(self, gathering: Gathering) -> None:
         from batchwright.probing.together import Helper, look
+        from batchwright.workflows.sweep.sharing import run_share
 
         self._gathering, self._helper = gathering, Helper()
         self._does: dict[str, Callable[[Gathering, Mapping[str, Any]], Any]] = {
             "look": look,
             "find": self._find,
             "train": self._train,
+            "cells": run_share,
             "measure": self._helper.measure,
             "command": self._helper.command,
             "measured": self._helper.measured,

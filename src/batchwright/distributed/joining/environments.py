@@ -133,6 +133,12 @@ def adopt(started: Started) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
+def by_itself(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables for a process that is none of the group's, though one of these starts it."""
+    group = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: value for name, value in variables.items() if name not in group}
+
+
 def joined() -> Started | None:
     """This process in the group that carries out a command together; ``None``: there is none."""
     return _joined

@@ -155,7 +155,10 @@ class Gathering:
             LostWorkerError: One is gone or silent.
             BatchwrightError: One could not do it.
         """
-        number = self.order(do, **what)
+        return self.answers(self.order(do, **what))
+
+    def answers(self, number: int) -> list[Any]:
+        """Wait for what the others answer to an order, in rank order; raises as `ask` does."""
         keys = [f"answer/{number}/{rank}" for rank in self._others]
         self._wait(keys)
         return [json.loads(self._hear(key)) for key in keys]

@@ -23,7 +23,7 @@ export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-1}}"  # srun no longer takes 
 left={restarts}
 while :; do
   # Tasks see by themselves when another is gone, and the first may write when others have ended.
-  srun --kill-on-bad-exit=0 --wait=0 {command}
+  {before}srun --kill-on-bad-exit=0 --wait=0 {command}
   code=$?
   case $code in
     {stopped})
@@ -73,13 +73,21 @@ def script(folder: Path, job: Job, command: Sequence[str]) -> str:
         "output": f"{folder}/logs/slurm/".replace("%", "%%") + "%j.log",
     }
     asked = [f"--{key}={shlex.quote(str(value))}" for key, value in options.items() if value]
-    body = _BODY.format(
-        restarts=job.restarts,
-        command=shlex.join(command),
-        stopped=" | ".join(map(str, STOPPED)),
-    )
     lines = [f"#SBATCH {one}" for one in (*asked, "--requeue", *job.slurm.lines)]
-    return "\n".join(["#!/bin/bash", *lines, body])
+    return "\n".join(["#!/bin/bash", *lines, body(shlex.join(command), job.restarts)])
+
+
+def body(command: str, restarts: int, before: str = "") -> str:
+    """What the script does: `srun`, again after a killed task, and the job again after a signal.
+
+    Args:
+        command: What each task runs, in the shell's words.
+        restarts: How often tasks are started again in the same job.
+        before: Shell commands in front of each `srun`.
+    """
+    stopped = " | ".join(map(str, STOPPED))
+    first = f"{before}\n  " if before else ""
+    return _BODY.format(restarts=restarts, command=command, stopped=stopped, before=first)
 
 
 def tasks_per_node(job: Job) -> int:

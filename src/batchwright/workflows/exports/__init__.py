@@ -13,6 +13,8 @@ from batchwright.records.registries.registry import Registry
 from batchwright.workflows.exports import launchers, trainers
 from batchwright.workflows.exports.target import Export, Target
 
+_PACKAGE = "what pip installs there, such as 'batchwright[data] @ git+https://HOST/REPOSITORY@TAG'"
+
 EXPORTS = Registry(
     "export",
     Export("torchrun", "a shell script, to be started on each host", launchers.torchrun),
@@ -24,6 +26,7 @@ EXPORTS = Registry(
             "partition": "the partition to queue in",
             "account": "who is charged",
             "time": "a limit, such as 04:00:00",
+            "cpus-per-task": "cores of each task, else one for each of its workers",
         },
     ),
     Export(
@@ -50,15 +53,23 @@ EXPORTS = Registry(
         "skypilot",
         "a task of SkyPilot",
         launchers.skypilot,
-        settings={"accelerator": "a GPU's name, such as H100", "bucket": "where the run is kept"},
-        required=("bucket",),
+        settings={
+            "accelerator": "a GPU's name, such as H100",
+            "bucket": "where the run is kept",
+            "package": f"{_PACKAGE}, or a wheel below the folder",
+        },
+        required=("bucket", "package"),
     ),
     Export(
         "dstack",
         "a task of dstack",
         launchers.dstack,
-        settings={"accelerator": "a GPU's name, such as H100", "volume": "where the run is kept"},
-        required=("volume",),
+        settings={
+            "accelerator": "a GPU's name, such as H100",
+            "volume": "where the run is kept",
+            "package": _PACKAGE,
+        },
+        required=("volume", "package"),
     ),
     Export("lightning", "Python for a script with Lightning's Trainer", trainers.lightning),
     Export("transformers", "Python for a script with Transformers' Trainer", trainers.transformers),

@@ -18,6 +18,7 @@ from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan
 from batchwright.records.documents import change_job
 from batchwright.records.job_sections import SLURM_TIME
+from batchwright.workflows.engines.slurm_script import body, notice
 from batchwright.workflows.exports.target import Target, headline
 
 PORT = 29400
@@ -38,41 +39,39 @@ def torchrun(plan: Plan, target: Target) -> str:
             f"head=${{1:?name the first host: sh {shlex.quote('FILE')} HOST}}",
             *_on_several_hosts(plan, target, f'"$head:{_port(plan)}"'),
         ]
-    return _shell(plan, "/bin/sh", [], lines)
+    return _shell(plan, lines)
 
 
 def sbatch(plan: Plan, target: Target) -> str:
-    """A batch script of Slurm that is queued again after a preemption, and then goes on."""
+    """A batch script of Slurm that stops, is queued again and goes on as `launch=slurm` does.
+
+    On several hosts Slurm starts a task for each worker: torchrun would end by a signal that is for
+    the workers.
+    """
     asked = target.settings.get("time", "")
     if asked and not re.fullmatch(SLURM_TIME, asked):
         raise ArgumentError(
             f"--set time={asked}: Slurm takes minutes, hours:minutes:seconds or days-hours, such "
             "as 90, 04:00:00 or 2-12"
         )
+    limit = asked or _time_limit(plan)
+    tasks = 1 if target.hosts == 1 else plan.workers // target.hosts
+    devices = _devices(plan, target, "gpus-per-node", "cpus-per-task")
+    if "cpus-per-task" in devices and tasks > 1:
+        devices["cpus-per-task"] //= tasks
     options: dict[str, object] = {
         "job-name": _name(plan),
         "nodes": target.hosts,
-        "ntasks-per-node": 1,
-        **_devices(plan, target, "gpus-per-node", "cpus-per-task"),
-        **{key: value for key, value in target.settings.items() if value},
+        "ntasks-per-node": tasks,
+        **devices,
+        **target.settings,
+        "time": limit,
+        "signal": f"USR1@{notice(limit)}",
+        "open-mode": "append",
     }
-    if "time" not in options and (limit := _time_limit(plan)):
-        options["time"] = limit
-    head = [f"#SBATCH --{key}={value}" for key, value in options.items()]
-    head += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
-    # From Slurm 22.05 on srun does not take it from the job.
-    cores = ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'] * ("cpus-per-task" in options)
-    if target.hosts == 1:
-        lines = cores + _on_one_host(plan, target, "srun ")
-    else:
-        lines = [
-            *cores,
-            'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-            *_on_several_hosts(
-                plan, target, f'"$head:{_port(plan)}"', "srun ", '--rdzv-id "$SLURM_JOB_ID" '
-            ),
-        ]
-    return _shell(plan, "/bin/bash", head, lines)
+    head = [f"#SBATCH --{key}={shlex.quote(str(value))}" for key, value in options.items() if value]
+    again = body(_train(plan, target), plan.job.restarts, "; ".join(_resume(target)))
+    return "\n".join(["#!/bin/bash", *head, "#SBATCH --requeue", _comment(plan) + again])
 
 
 def kubernetes(plan: Plan, target: Target) -> str:
@@ -164,11 +163,12 @@ def ray(plan: Plan, target: Target) -> str:
     keys = [
         "launch=ray",
         f"ray.gpus_per_worker={int(plan.job.device == 'cuda')}",
+        *_without_nodes(plan),
         *(f"{key}={value}" for key, value in given.items()),
     ]
     change_job(plan.job.model_copy(update={"workers": plan.workers}), overrides=keys)
     lines = [*_resume(target), f"exec {_train(plan, target, *keys)}"]
-    return _shell(plan, "/bin/sh", [], lines)
+    return _shell(plan, lines)
 
 
 def skypilot(plan: Plan, target: Target) -> str:
@@ -193,7 +193,7 @@ def skypilot(plan: Plan, target: Target) -> str:
         "resources": resources,
         "workdir": ".",
         "file_mounts": {"/runs": {"source": target.settings["bucket"], "mode": "MOUNT"}},
-        "setup": "pip install batchwright\n",
+        "setup": f"{_install(target)}\n",
         "run": _script(plan, inside, '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{port}"'),
     }
     return _comment(plan) + _yaml(task)
@@ -215,7 +215,7 @@ def dstack(plan: Plan, target: Target) -> str:
         "nodes": target.hosts,
         "python": "3.11",
         "files": [target.plan],
-        "commands": ["pip install batchwright", script],
+        "commands": [_install(target), script],
         "resources": resources,
         "volumes": [f"{target.settings['volume']}:/runs"],
         "retry": {"on_events": ["interruption", "no-capacity"], "duration": "1d"},
@@ -235,20 +235,18 @@ def _script(plan: Plan, target: Target, meeting: str) -> str:
     return "\n".join(["set -eu", *lines]) + "\n"
 
 
-def _on_one_host(plan: Plan, target: Target, before: str = "") -> list[str]:
-    return [*_resume(target), f"exec {before}{_train(plan, target)}"]
+def _on_one_host(plan: Plan, target: Target) -> list[str]:
+    return [*_resume(target), f"exec {_train(plan, target)}"]
 
 
-def _on_several_hosts(
-    plan: Plan, target: Target, meeting: str, before: str = "", more: str = ""
-) -> list[str]:
+def _on_several_hosts(plan: Plan, target: Target, meeting: str) -> list[str]:
     """Each host starts its workers, of which the first of all leads."""
     return [
         *_resume(target),
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # without it, a host that comes back is lost",
-        f"exec {before}torchrun --nnodes {target.hosts} "
+        f"exec torchrun --nnodes {target.hosts} "
         f"--nproc-per-node {plan.workers // target.hosts} --max-restarts {plan.job.restarts} \\",
-        f"  {more}--rdzv-backend c10d --rdzv-endpoint {meeting} \\",
+        f"  --rdzv-backend c10d --rdzv-endpoint {meeting} \\",
         f"  -m {_train(plan, target)}",
     ]
 
@@ -262,17 +260,33 @@ def _train(plan: Plan, target: Target, *keys: str) -> str:
     """The command, which names what the plan imports, and trains where it was started.
 
     Unless ``keys`` of the job say where else.
+
+    Raises:
+        PlanError: Its workers are simulated.
     """
     job = plan.job
+    if job.launcher.simulated:
+        raise PlanError(
+            f"the plan is for launch={job.launch}, whose workers and times are simulated in one "
+            "process: plan again with launch=auto, or train it here by `batchwright train`"
+        )
     here = job.launcher.joins or target.hosts == 1
-    launched = keys or ("launch=auto",) * bool(job.launcher.submit or not here)
+    launched = keys or (
+        *["launch=auto"] * bool(job.launcher.submit or not here),
+        *_without_nodes(plan),
+    )
     named = [f"{key}={getattr(job, key)}" for key in job.code_keys]
     words = [target.plan, *named, *launched, "--out", target.run]
     return f"batchwright train {shlex.join(words)} $resume"
 
 
-def _shell(plan: Plan, shell: str, head: list[str], lines: list[str]) -> str:
-    return "\n".join([f"#!{shell}", *head, f"# {headline(plan)}.", "set -eu", *lines]) + "\n"
+def _without_nodes(plan: Plan) -> list[str]:
+    """The key that takes out what `launch=slurm` alone takes."""
+    return ["nodes=1"] * (plan.job.nodes > 1)
+
+
+def _shell(plan: Plan, lines: list[str]) -> str:
+    return "\n".join(["#!/bin/sh", f"# {headline(plan)}.", "set -eu", *lines]) + "\n"
 
 
 def _comment(plan: Plan) -> str:
@@ -317,6 +331,10 @@ def _devices(plan: Plan, target: Target, gpus: str, cores: str) -> dict[str, int
     if plan.method_spec.served and target.hosts == 1 and plan.job.device == "cpu":
         return {cores: count + 1}  # the server's
     return {gpus if plan.job.device == "cuda" else cores: count}
+
+
+def _install(target: Target) -> str:
+    return f"pip install {shlex.quote(target.settings['package'])}"
 
 
 def _accelerator(target: Target, name: str) -> str:

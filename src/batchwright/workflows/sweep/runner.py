@@ -20,6 +20,7 @@ from typing import Literal
 
 from batchwright.distributed import fork_server
 from batchwright.distributed.exit_reports import error_of
+from batchwright.distributed.joining.environments import by_itself
 from batchwright.distributed.processes import VERB_PARENT
 from batchwright.distributed.supervisor import GRACE_SECONDS, noting_signals
 from batchwright.distributed.worker_processes import POLL_SECONDS
@@ -120,7 +121,7 @@ class Runner:
         own = {THREADS: str(self._slots.threads), VERB_PARENT: str(os.getpid())}
         if gpus:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        return {**os.environ, **own}
+        return {**by_itself(os.environ), **own}
 
     def _look(self, *, stopping: bool = False) -> None:
         for one in list(self._running):

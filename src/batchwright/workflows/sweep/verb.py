@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from batchwright.distributed.joining.environments import joined
 from batchwright.errors import Interrupted, JobError
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Job, Plan, Sweep, SweptKey
@@ -49,11 +50,14 @@ from batchwright.workflows.sweep.grid import (
 )
 from batchwright.workflows.sweep.plans import Planner
 from batchwright.workflows.sweep.runner import Runner, State, Watcher, plan_file_of
-from batchwright.workflows.sweep.slots import AtOnce, Slots, machine_for, read_at_once, width_of
+from batchwright.workflows.sweep.sharing import hand_out, own_machine, take_down
+from batchwright.workflows.sweep.slots import AtOnce, Slots, read_at_once, width_of
+from batchwright.workflows.together import find_everywhere, together
 
 DEFAULT_SEEDS = 3
 
 
+@together(Sweep)
 def sweep(
     job: Job | str | Path | None = None,
     grid: Grid | None = None,
@@ -104,6 +108,8 @@ def sweep(
                 job = job_of(job, keys, overrides)
                 swept = read_grid(job, grid or {})
                 chosen = seeds_of(job, DEFAULT_SEEDS if seeds is None else seeds)
+        if joined() is not None and job.launch == "auto":
+            job = job.model_copy(update={"launch": "local"})  # each run by one of the processes
         cells = cells_of(job, swept, chosen)
         for cell in cells:
             refuse_to_hand_over(cell.job, "sweep")
@@ -121,13 +127,14 @@ def sweep(
             folder = held.enter_context(new_folder(out, job, "sweep"))
         held.enter_context(telling_how_to_resume(_resuming_command(folder, job, swept, cells)))
         _say(f"{counted(len(cells), 'run')} of {job.network} on {job.data}, in {folder}")
+        find_everywhere(folder)
         book = Book(folder, job, swept, chosen, cells)
         book.data = planner.facts
         _write(book)
         planner.measure((cell for cell in cells if cell.name not in planner.plans), folder)
         _take_plans(folder, book, cells, planner)
         _tell_doubts([one.key for one in swept], cells, planner.plans)
-        stopped = _run(folder, book, cells, planner.plans, _slots(planner, most))
+        stopped = _run(folder, book, cells, planner, most)
         found = book.sweep()
         if stopped:  # soon: figures would take as long again
             left = counted(len(cells) - len(found.done), "run")
@@ -201,10 +208,10 @@ def _tell_doubts(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str, Pl
         _say(line)
 
 
-def _run(
-    folder: Path, book: Book, cells: Sequence[Cell], plans: dict[str, Plan], slots: Slots
-) -> int:
+def _run(folder: Path, book: Book, cells: Sequence[Cell], planner: Planner, most: AtOnce) -> int:
     """Run what is left; returns the stop signal, or 0."""
+    plans, slots = planner.plans, _slots(planner, most)
+    widths = [width_of(plan) for plan in plans.values()]
     todo = [(cell, plans[cell.name]) for cell in cells if book.state_of(cell.name) == "waiting"]
     _write(book)
     with SweepProgress(total=len(cells), done=len(cells) - len(todo)) as shown:
@@ -216,7 +223,9 @@ def _run(
             _write(book)
 
         watcher = Watcher(began=shown.began, wrote=shown.wrote, ended=ended)
-        return Runner(folder, slots, watcher).run(todo)
+        number, own = hand_out(folder, todo, widths, most)
+        stopped = Runner(folder, slots, watcher).run(own)
+        return stopped or take_down(number, watcher)
 
 
 def _slots(planner: Planner, most: AtOnce) -> Slots:
@@ -226,7 +235,7 @@ def _slots(planner: Planner, most: AtOnce) -> Slots:
         JobError: There is none for so many at once.
     """
     planned = list(planner.plans.values())
-    return Slots(machine_for(planned), [width_of(plan) for plan in planned], most)
+    return Slots(own_machine(planned), [width_of(plan) for plan in planned], most)
 
 
 def _write(book: Book) -> None:
