@@ -7,11 +7,13 @@ started here. Where nothing is forked (elsewhere than on Linux), each starts as 
 
     python -m forked FOLDER IN OUT ERR PROGRAM WORDS...
 
-IN, OUT and ERR are paths, or ``&`` and the number of what is open already.
+IN, OUT and ERR are paths, or ``&`` and the number of what is open already. The variable FORKED_ON
+names a network namespace and a host name, ``SPACE NAME``, and moves it there.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import runpy
@@ -38,6 +40,7 @@ _COMMANDS = (  # what commands import as they come to it
     *("batchwright.workflows.doctor", "batchwright.workflows.exports", "matplotlib.figure"),
     *("batchwright.reporting.render.figures", "matplotlib.backends.backend_agg", TORCHRUN),
 )
+_NEW_NETWORK, _NEW_NAMES = 0x40000000, 0x04000000  # CLONE_NEWNET, CLONE_NEWUTS of <linux/sched.h>
 
 
 class Forked:
@@ -98,12 +101,12 @@ class Forked:
 
 
 @contextmanager
-def forking() -> Iterator[None]:
-    """Inside, those that are started are forked."""
+def forking(*more: str) -> Iterator[None]:
+    """Inside, those that are started are forked, with these modules imported besides."""
     with ExitStack() as stack:
         with mock.patch.dict(os.environ, PYTHONPATH=_with_tests(os.environ)):
             os.environ.pop("PYTHONUNBUFFERED", None)  # what they print comes as it does elsewhere
-            stack.enter_context(fork_server.imported_once(*_COMMANDS))
+            stack.enter_context(fork_server.imported_once(*_COMMANDS, *more))
         yield
 
 
@@ -214,6 +217,15 @@ def _forking_workers() -> Iterator[None]:
         yield
 
 
+def _move_to(space: str, name: str) -> None:
+    """As ``ip netns exec SPACE`` and ``hostname NAME`` do; what is forked from here on is there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/run/netns", space).open("rb") as there:
+        if libc.setns(there.fileno(), _NEW_NETWORK) or libc.unshare(_NEW_NAMES):
+            raise OSError(ctypes.get_errno(), f"cannot move to {space}")
+    socket.sethostname(name)
+
+
 if __name__ == "__main__":
     folder, read, out, err, program, *words = sys.argv[1:]
     for number, path, mode in ((0, read, "rb"), (1, out, "wb"), (2, err, "wb")):
@@ -225,6 +237,8 @@ if __name__ == "__main__":
     os.chdir(folder)
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
     os.environ.pop(PARENT_PID, None)  # it is a command, not a worker of somebody's
+    if host := os.environ.pop("FORKED_ON", ""):
+        _move_to(*host.split())
     _Spare()
     sys.argv = [program, *words]
     with _forking_workers() if program == TORCHRUN else nullcontext():

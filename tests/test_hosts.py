@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -15,11 +17,13 @@ import torch
 import batchwright as bw
 from batchwright.records import Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
+from forked import Forked, forking
 from test_session import make_tiny_plan
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 from benchmarks.cluster.hosts import epochs_in, lost_or_repeated  # noqa: E402
+from benchmarks.harness import wire  # noqa: E402
 from benchmarks.harness.namespaces import (  # noqa: E402
     Host,
     NoHosts,
@@ -27,7 +31,6 @@ from benchmarks.harness.namespaces import (  # noqa: E402
     hosts_apart,
     refuse_without_namespaces,
 )
-from benchmarks.harness.wire import ping_pong  # noqa: E402
 
 EPOCHS, SAMPLES, BATCH = 25, 60, 12
 
@@ -67,14 +70,47 @@ with bw.Session(model, optimizer, OneHot(), plan=folder / "plan.json", run_folde
 """
 
 
+class ForkedHost(Host):
+    """A host whose agents, and their workers, come from one process that has imported all."""
+
+    said = ""
+
+    def run(self, *words, environment):
+        self.said = self.log()
+        _, _, program, *more = map(str, words)  # python -m PROGRAM
+        env = {**environment, "FORKED_ON": f"{self.space} node-{self.letter}"}
+        self.agent = Forked(more, program=program, cwd=self.folder, env=env, prints=self.folder)
+
+    def log(self):
+        return self.said + ("".join(self.agent.said()) if self.agent else "")
+
+
+@pytest.fixture(scope="module")
+def imported():
+    """From which agents are forked; an optimizer's first step imports torch's compiler."""
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with mock.patch.dict(os.environ, PYTHONPATH=paths), forking("torch._dynamo"):
+        yield
+
+
 @pytest.fixture
 def hosts(tmp_path):
     """Two hosts on one wire; the second one's address, and so its rank, comes first."""
+    yield from on_one_wire(tmp_path, Host)
+
+
+@pytest.fixture
+def forked_hosts(tmp_path, imported):
+    """The same for runs in which none goes: one that was forked has not come back in every run."""
+    yield from on_one_wire(tmp_path, ForkedHost)
+
+
+def on_one_wire(folder, kind):
     made = []
     try:
         refuse_without_namespaces()
         for letter, address in (("a", "10.77.0.2"), ("b", "10.77.0.1")):
-            made.append(Host(letter, address, tmp_path))
+            made.append(kind(letter, address, folder))
         first, second = made
         command(
             *("ip", "link", "add", first.card, "netns", first.space, "type", "veth"),
@@ -94,7 +130,7 @@ def wait_for(path, hosts, seconds=300):
     """Until a file is there; it is taken away, so that it can come again."""
     end = time.monotonic() + seconds
     while not path.exists():
-        logs = "\n".join((path.parent / f"{host.letter}.log").read_text()[-3000:] for host in hosts)
+        logs = "\n".join(host.log()[-3000:] for host in hosts)
         assert time.monotonic() < end, logs
         assert hosts[0].agent.poll() is None, logs
         time.sleep(0.1)
@@ -141,7 +177,10 @@ def wait_until(done, hosts, seconds=300):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["plain", "dynamic-batch", "cyclic", "dual-batch", "hybrid"])
-def test_every_method_trains_on_two_hosts_with_unequal_workers(hosts, tmp_path, cache, method):
+def test_every_method_trains_on_two_hosts_with_unequal_workers(
+    forked_hosts, tmp_path, cache, method
+):
+    hosts = forked_hosts
     for host, workers in zip(hosts, (2, 1), strict=True):
         # One kind, as the job says: what else runs here may slow down one of them throughout.
         words = (*RUN, f"method={method}", "epochs=4", "probe.kind=cpu")
@@ -230,7 +269,7 @@ def test_hosts_of_two_speeds_get_batches_of_their_own_from_one_run(hosts, tmp_pa
     """The slower one has rank 0; both have the same processor."""
     (tmp_path / "slower.py").write_text(NETWORK)
     more = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    words = (*RUN, "network=slower:network", "method=plain", "epochs=2", "probe.budget=4")
+    words = (*RUN, "network=slower:network", "method=plain", "epochs=2", "probe.budget=20")
     for host in hosts:
         host.start(hosts[0], 1, *words, nodes="2", **more)
     codes = [host.agent.wait(timeout=500) for host in hosts]
@@ -283,14 +322,13 @@ def test_the_network_between_hosts_is_measured_and_planned_with(apart, tmp_path,
     assert "from the measured link" in more.explain()
 
 
-def test_a_host_whose_partner_is_gone_answers_no_longer(capfd):
+def test_a_host_whose_partner_is_gone_answers_no_longer(monkeypatch):
+    said = queue.SimpleQueue()
+    monkeypatch.setattr(wire, "print", lambda *words, **_: said.put(words), raising=False)
     with ThreadPoolExecutor() as pool:
-        answering = pool.submit(ping_pong, 1000, True, "127.0.0.1", 0)
-        said = ""
-        while not said.endswith("\n"):  # a line may be read in parts
-            assert not answering.done(), said
-            said += capfd.readouterr().out
-        with socket.create_connection(("127.0.0.1", int(said.split()[1]))) as line:
+        answering = pool.submit(wire.ping_pong, 1000, True, "127.0.0.1", 0)
+        _, port = said.get(timeout=500)
+        with socket.create_connection(("127.0.0.1", port)) as line:
             line.sendall(bytes(10))
         with pytest.raises(OSError, match="gone"):
             answering.result(60)
