@@ -27,7 +27,8 @@ RUN pip install "/source[data,delivery,tracking]" && rm -r /source
 
 RUN useradd --uid 10001 --create-home batchwright \
     && install -d -o batchwright -m 0755 /runs
-USER batchwright
+# By number, so that Kubernetes sees that it is not root (`runAsNonRoot`).
+USER 10001
 WORKDIR /runs
 VOLUME /runs
 # Decoded images are kept between runs, with the runs.

@@ -84,12 +84,13 @@ class OwnBatches(BatchSampler):
     [
         (DataLoader(Stream(), 2), "Stream can only be iterated"),
         ([1, 2], "trains on list: each sample exactly once takes one torch.utils.data.DataLoader"),
+        (DataLoader(DATA, None), "batch_size=None, so that its data set makes the batches"),
         (DataLoader(DATA, 2, sampler=Own(DATA)), "Own decides which samples come"),
         (DataLoader(DATA, batch_sampler=OwnBatches(Own(DATA), 2, False)), "OwnBatches decides"),
         (DataLoader(DATA, 2, sampler=RandomSampler(DATA, True)), "RandomSampler decides"),
         (DataLoader(DATA, 2, sampler=RandomSampler(DATA, num_samples=3)), "RandomSampler decides"),
     ],
-    ids=["iterable", "several", "sampler", "batches", "replacement", "fewer"],
+    ids=["iterable", "several", "no batch size", "sampler", "batches", "replacement", "fewer"],
 )
 def test_data_whose_samples_would_not_count_once_are_refused_in_a_line(loader, words):
     with pytest.raises((PlanError, DataError)) as told:

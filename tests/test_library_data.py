@@ -34,6 +34,7 @@ from batchwright.workload.data.image_files import ImageFiles
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.libraries import remote
 from batchwright.workload.data.sources import ImageData, open_data
+from clouds import Put, played_az, played_gs
 from s3 import played_s3
 
 
@@ -731,6 +732,32 @@ def test_data_on_s3_are_fetched_with_credentials_of_the_environment(
         assert greys(stores(found)[0]) == [0, 1, 2, 3, 4, 5]
         assert "there is neither a file nor a folder" in refused("s3://pets/nothing")
         assert "cannot be reached" in refused("s3://no-such-bucket/x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "played"), [("gs", played_gs), ("az", played_az)])
+def test_data_in_googles_and_azures_stores_are_fetched_and_fetched_again_when_they_change(
+    scheme: str, played: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: Put
+    with played(tmp_path, monkeypatch) as put:
+        folder = class_folders(tmp_path / "pets")
+        for path in sorted(folder.rglob("*.png")):
+            put(f"small/{path.relative_to(folder)}", path.read_bytes())
+        data = open_(f"{scheme}://pets/small")
+        assert (greys(stores(data)[0]), data.facts.name) == ([3, 4], "small")
+        put("small/train/cat/a.png", picture(9))  # as many bytes as before
+        assert greys(stores(open_(f"{scheme}://pets/small"))[0]) == [9, 4]
+        for path in sorted(shards(tmp_path / "birds").rglob("*.tar")):
+            put(f"birds/{path.name}", path.read_bytes())
+        found = open_(f"wds:{scheme}://pets/birds/{{train-{{000..001}},val-000}}.tar")
+        assert greys(stores(found)[0]) == [0, 1, 2, 3, 4, 5]
+        for missing in ("pets/nothing", "no-such-bucket/x"):
+            assert f"nor a folder with files at {scheme}://{missing}" in refused(
+                f"{scheme}://{missing}"
+            )
+        said = refused(f"{scheme}://pets/small/train/cat/a.png")
+        assert f"{scheme}://pets/small/train/cat/a.png holds 0 class folder(s)" in said
 
 
 @pytest.mark.parametrize(

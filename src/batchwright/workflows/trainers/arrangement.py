@@ -155,6 +155,11 @@ def shuffled(loader: Any, trainer: str) -> bool:
         )
     refuse_iterable(data)
     batches = loader.batch_sampler
+    if batches is None:
+        raise PlanError(
+            "the loader has batch_size=None, so that its data set makes the batches: give it a "
+            "batch_size, and a data set of single samples"
+        )
     while type(batches).__name__ == "BatchSamplerShard":  # accelerate's, around the loader's own
         batches = batches.batch_sampler
     plain, sampler = type(batches).__name__ == "BatchSampler", getattr(batches, "sampler", None)

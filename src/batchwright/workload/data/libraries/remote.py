@@ -56,7 +56,10 @@ def open_remote(job: Job, place: str, progress: Progress | None, verify: bool) -
     kind = _kind_of(path)
     if job.data_args and not DATA[kind].takes_args:
         raise DataError(f"data={job.data} takes no data_args, as it is {kind}: leave them out")
-    found: ImageData = import_object(DATA[kind].open, "data")(job, str(path), progress, verify)
+    try:
+        found: ImageData = import_object(DATA[kind].open, "data")(job, str(path), progress, verify)
+    except DataError as error:  # in the user's words: where it is, not where our copy lies
+        raise DataError(str(error).replace(str(path), job.data)) from error
     return found
 
 
