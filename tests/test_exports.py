@@ -151,6 +151,16 @@ def test_slurm_gets_hosts_cores_and_a_limit() -> None:
     both = exported(on_gpus, "sbatch", **{"cpus-per-task": "8"})
     assert "#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=2\n" in both
     assert "#SBATCH --cpus-per-task=8\n" in both
+    assert "#SBATCH --cpus-per-task=2\n" in exported(on_gpus, "sbatch")  # two workers in one task
+
+
+def test_slurm_gets_what_the_job_says_of_it_unless_told_otherwise() -> None:
+    slurm = {"partition": "long", "time": "01:00:00", "lines": ("--exclusive",)}
+    plan = make_plan(job=make_job(slurm=slurm))
+    text = exported(plan, "sbatch")
+    for line in ("--partition=long", "--time=01:00:00", "--exclusive"):
+        assert f"#SBATCH {line}\n" in text
+    assert "#SBATCH --partition=short\n" in exported(plan, "sbatch", partition="short")
 
 
 def test_slurm_leaves_time_for_the_epochs_that_a_run_may_go_on_for() -> None:

@@ -576,7 +576,8 @@ def test_every_process_runs_some_cells_of_a_sweep(start, tmp_path):
 def test_a_process_takes_its_part_of_a_host_unless_it_is_bound_to_one():
     started = found(TORCHRUN)  # the second of two
     assert part_of(Machine(8, ("a", "b", "c")), started, 8) == Machine(4, ("b",))
-    assert part_of(Machine(4, ("b",)), started, 8) == Machine(4, ("b",))
+    assert part_of(Machine(4, ("b",)), replace(started, by="srun"), 8) == Machine(4, ("b",))
+    assert part_of(Machine(4), started, 8) == Machine(2)  # the allocation's, of both
     assert part_of(Machine(1), started, 1) == Machine(1)
 
 

@@ -81,18 +81,19 @@ def test_training_goes_on_as_without_it(extras):
     """Also with a backward pass that an evaluation comes in the middle of."""
 
     def trained(plan):
-        model = make_model(extras=extras)
+        model, seen = make_model(extras=extras), []
         with make_session(model, plan=plan) as one:
             for _ in one.epochs():
                 for features, labels in one.batches():
                     loss = functional.cross_entropy(model(features), labels)
                     one.evaluate(Points(4), top1)
                     one.step(loss)
-        return model.state_dict()
+                    seen += [copy.deepcopy(value) for value in model.state_dict().values()]
+        return seen
 
     plain, other = trained(make_tiny_plan()), trained(averaging())
-    assert plain.keys() == other.keys()
-    assert all(torch.equal(plain[name], other[name]) for name in plain)
+    assert len(plain) == len(other)
+    assert all(map(torch.equal, plain, other))
 
 
 def test_evaluations_see_it_and_another_model_is_itself():
@@ -100,9 +101,52 @@ def test_evaluations_see_it_and_another_model_is_itself():
     with make_session(model, plan=averaging()) as one:
         before = one.evaluate(Points(HELD_OUT), logits)
         assert before == one.evaluate(Points(HELD_OUT), logits, model=copy.deepcopy(model))
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(model(features), labels))
+            average = one.evaluate(Points(HELD_OUT), logits)
+            wrapped = torch.nn.Sequential(model)
+            assert average == one.evaluate(Points(HELD_OUT), logits, model=wrapped)
+            assert average != one.evaluate(Points(HELD_OUT), logits, model=copy.deepcopy(model))
+
+
+def test_after_the_last_epoch_the_model_has_it():
+    """What a loop of one's own saves afterwards is what was evaluated."""
+    model = make_model(extras=True)
+    with make_session(model, plan=averaging()) as one:
         train(one)
         average = one.evaluate(Points(HELD_OUT), logits)
-        assert average != one.evaluate(Points(HELD_OUT), logits, model=copy.deepcopy(model))
+        assert average == one.evaluate(Points(HELD_OUT), logits, model=copy.deepcopy(model))
+
+
+def test_masks_stay_and_values_that_are_not_finite_are_passed_over():
+    model = make_model(extras=True)
+    mask = torch.full((3, 3), -torch.inf).triu(1)
+    model.register_buffer("mask", mask.clone())
+    model[0].requires_grad_(False)
+    one, frozen = WeightAverage(model, epochs=1), weights_of(model[0])
+    for step in range(8):
+        with torch.no_grad():
+            model[3].bias.fill_(torch.nan if step == 4 else step)
+        one.step(STEPS)
+    with one.in_place():
+        assert torch.equal(model.mask, mask)
+        assert torch.equal(weights_of(model[0]), frozen)
+        assert torch.isfinite(model[3].bias).all()
+    assert one.lasting_bytes < sum(4 * p.numel() for p in model.parameters())
+
+
+def test_weights_of_sixteen_bits_follow_slowly_but_surely():
+    model = make_model().bfloat16()
+    one = WeightAverage(model, epochs=32)
+    for value in [0.0] * 100 + [1.0] * 2000:
+        with torch.no_grad():
+            model.bias.fill_(value)
+        one.step(STEPS)
+    with one.in_place():
+        assert model.bias.dtype == torch.bfloat16
+        assert (model.bias > 0.95).all()
+    assert (model.bias == 1).all()
 
 
 @pytest.mark.parametrize("at", [3, 5, 7])
@@ -141,8 +185,8 @@ def test_what_a_checkpoint_delivers_is_what_was_evaluated(tmp_path):
     delivered.load_state_dict(trained_weights(content))
     with make_session(delivered) as other:
         assert other.evaluate(Points(HELD_OUT), logits) == wanted
-    del content["average"]
-    assert trained_weights(content) is content["model"]
+    for other in ({}, 0.91, None):  # in a checkpoint of somebody else
+        assert trained_weights({**content, "average": other}) is content["model"]
 
 
 def test_a_plan_to_a_target_averages_and_counts_the_memory():

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 
 from batchwright.algorithms.learning_rate import rule_for
 from batchwright.errors import PlanError
+from batchwright.planning.averaging import averaged_epochs
 from batchwright.planning.candidates.optimizer import Compared, optimizers_of
 from batchwright.planning.methods.update_rule import Outcome, Recipe, Tried, recipe_of
 from batchwright.planning.resolution import sides
@@ -126,7 +127,8 @@ class Experience:
         """Whether a run had rule, rate and gradient scaling as a plan with its optimizer has."""
         recipe, job = recipe_of(run.plan), self.job
         wanted = (job.rate_scaling, job.ags.factors)
-        return self._at_its_rate(run) and (recipe.scaling, recipe.ags) == wanted
+        averages = (run.plan.average_epochs is None) == (averaged_epochs(job) is None)
+        return self._at_its_rate(run) and averages and (recipe.scaling, recipe.ags) == wanted
 
     def _at_its_rate(self, run: RunSummary) -> bool:
         """Whether a run had the base rate that a plan with its optimizer has."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -178,6 +177,8 @@ class AllReduceRun:
                 self._begin_epoch()
             yield self.state.epoch
             self._end_epoch()
+        if self._setup.average:
+            self._setup.average.leave()
 
     @property
     def _over(self) -> bool:
@@ -197,16 +198,14 @@ class AllReduceRun:
         started = time.perf_counter()
         self._merge_buffers()
         walk = self._sharing.walk
-        average = self._setup.average if what.model is self._setup.model else None
-        with average.in_place() if average else nullcontext():
-            sums, count, stopped = self._setup.evaluated(
-                what,
-                group=self._group,
-                shares=self.local_batch_sizes,
-                order=walk.order if walk is not None else None,
-                epoch=self.state.epoch,
-                between_epochs=walk is None or self.state.step == len(walk),
-            )
+        sums, count, stopped = self._setup.evaluated(
+            what,
+            group=self._group,
+            shares=self.local_batch_sizes,
+            order=walk.order if walk is not None else None,
+            epoch=self.state.epoch,
+            between_epochs=walk is None or self.state.step == len(walk),
+        )
         seconds = time.perf_counter() - started
         self.state.meter.evaluation += seconds
         self._clock.leave_out(seconds)
@@ -259,6 +258,8 @@ class AllReduceRun:
                 "loop change weights on one worker only? To go on, resume from the last checkpoint"
             )
         self._group.share(setup.parameters)
+        if setup.average:
+            self._group.share(setup.average.shared)
         moments = [
             value
             for parameter in setup.parameters

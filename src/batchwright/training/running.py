@@ -176,13 +176,15 @@ class Setup:
             )
             statistics = recalibrated(what.model, batches, group, forward=what.forward, **how)
         own = shares if group.size > 1 else (1,)
-        with statistics:
+        # Of another model than the one that is trained nothing is changed.
+        averaged = self.average.in_place() if self.average else nullcontext()
+        with averaged, statistics:
             sums, count, stopped = evaluate(what, group=group, stop=self.stop, shares=own, **how)
-            if self.plan.job.track and count and not stopped:
-                share = own[group.rank] / sum(own)
-                found = self._tracked(what, group, share) if "loss" in sums else {}
-                sums = sums | {name: count * value for name, value in found.items()}
-            return sums, count, stopped
+        if self.plan.job.track and count and not stopped:  # of the weights that are trained
+            share = own[group.rank] / sum(own)
+            found = self._tracked(what, group, share) if "loss" in sums else {}
+            sums = sums | {name: count * value for name, value in found.items()}
+        return sums, count, stopped
 
     def _tracked(self, what: Evaluation, group: Group, share: float) -> dict[str, float]:
         """What ``track`` asks for, of the metric's loss on a batch that stays; on every worker."""

@@ -391,7 +391,8 @@ def load_tensors(path: str | Path) -> Any:
 
 def trained_weights(checkpoint: Mapping[str, Any]) -> Any:
     """What a checkpoint's held-out accuracy is of: the average of weights, where there is one."""
-    return checkpoint.get("average") or checkpoint["model"]
+    average = checkpoint.get("average")
+    return average if isinstance(average, Mapping) and average else checkpoint["model"]
 
 
 def _read_weights(path: str | Path) -> dict[str, Tensor]:

@@ -37,7 +37,10 @@ def with_searched(plan: Plan, found: Simulation) -> Plan:
     check_job(job)
     if idle := next((line for line in idle_keys(job) if line not in idle_keys(plan.job)), ""):
         raise ArgumentError(idle)
-    new = [_reason(plan, one, found.scenario) for one in found.searches]
+    new = [
+        _reason(plan, one, found.scenario, tuple(key for key in best if key != one.key))
+        for one in found.searches
+    ]
     replaced = {one.choice for one in new}
     kept = [one for one in plan.reasons if one.choice not in replaced]
     before, after = method_reason(plan.job), method_reason(job)  # it may name the steps
@@ -46,6 +49,12 @@ def with_searched(plan: Plan, found: Simulation) -> Plan:
 
 
 def _refuse_another(plan: Plan, found: Simulation) -> None:
+    for key, of_plan in (("network", plan.network.name), ("data", plan.data.name)):
+        if getattr(found, key) != of_plan:
+            raise ArgumentError(
+                f"the simulation is of {key} {getattr(found, key)}, and the plan of {of_plan}: "
+                "simulate this plan"
+            )
     if not found.searches:
         raise ArgumentError(
             "nothing was searched that a plan could take: give --search KEY=V1,V2,..., as "
@@ -65,7 +74,9 @@ def _refuse_another(plan: Plan, found: Simulation) -> None:
             )
 
 
-def _reason(plan: Plan, search: Search, scenario: Scenario) -> Reason:
+def _reason(
+    plan: Plan, search: Search, scenario: Scenario, others_searched: tuple[str, ...]
+) -> Reason:
     """Why a value is the one that is taken."""
     choice = _CHOICES[search.key]
     (best,) = (one for one in search.tried if one.value == search.best)
@@ -82,6 +93,8 @@ def _reason(plan: Plan, search: Search, scenario: Scenario) -> Reason:
         f"Least {least} of {len(search.tried)} values of {search.key} simulated with "
         f"{stated or 'nothing stated'}, {scenario.repeats} times each: {took}."
     )
+    if others_searched:
+        why += f" It was searched apart from {as_written(others_searched)}."
     if earlier := next((one for one in plan.reasons if one.choice == choice), None):
         why += f" Predicted times are still those of {earlier.value} ({earlier.source})."
     others = tuple(

@@ -4,7 +4,8 @@ The one before may be kept beside it. Whenever a process is killed, one of the t
 
 Only tensors and plain Python values inside (see `plain`), so ``torch.load(path,
 weights_only=True)`` opens it without this package, and ``checkpoint["model"]`` is a plain
-``state_dict``.
+``state_dict``; ``checkpoint["average"]``, where there is one, is that of the averaged weights,
+which were evaluated.
 """
 
 from __future__ import annotations

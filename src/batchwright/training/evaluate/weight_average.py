@@ -4,45 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 _UPDATES = 32  # in what it looks back on: more would cost more, and tell the same
 
 
 class WeightAverage:
-    r"""Exponential average of a model's weights and floating-point statistics.
+    r"""Exponential average of a model's trained weights and running statistics.
 
     .. math:: \bar w \leftarrow \bar w + \max\left(\tfrac{1}{k}, \tfrac{1}{n + 1}\right)
         (w - \bar w)
 
     after every few steps, n being the updates so far and k those of ``epochs`` epochs. It goes by
     steps, not by samples, as its weights do (Polyak and Juditsky, SIAM J. Control Optim. 30, 1992,
-    in the exponential form).
+    in the exponential form). Of buffers the means and variances of normalization layers are
+    averaged: others, such as masks and tables, are what they are. Values that are not finite are
+    passed over, and 16-bit weights are averaged in float32.
 
     Args:
-        model: On its device; trained elsewhere.
+        model: On its device; trained elsewhere. What is frozen stays as it is.
         epochs: That it looks back on.
     """
 
     def __init__(self, model: nn.Module, epochs: float) -> None:
         self._model, self._epochs = model, epochs
-        named = chain(model.named_parameters(), model.named_buffers())  # shared ones once
-        self._live = {
-            name: one
-            for name, one in named
-            if one.is_floating_point() and (one.requires_grad or not isinstance(one, nn.Parameter))
-        }  # what is frozen stays as it is
-        self._means = {name: one.detach().clone() for name, one in self._live.items()}
+        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self._statistics = dict(_statistics(model))
+        self._live: dict[str, Tensor] = {**trained, **self._statistics}
+        self._means = {
+            name: one.detach().to(torch.promote_types(one.dtype, torch.float32), copy=True)
+            for name, one in self._live.items()
+        }
         self.updates, self._steps = 0, 0
 
     @property
     def lasting_bytes(self) -> int:
         """That it takes on the device."""
         return sum(mean.numel() * mean.element_size() for mean in self._means.values())
+
+    @property
+    def shared(self) -> list[Tensor]:
+        """Averages that are the same on all workers: of weights, not of their own statistics."""
+        return [one for name, one in self._means.items() if name not in self._statistics]
 
     @torch.no_grad()
     def step(self, steps: int) -> None:
@@ -57,14 +64,15 @@ class WeightAverage:
         if self.updates and self._steps < apart:
             return
         self._steps = 0
-        now = [one.detach() for one in self._live.values()]
         weight = max(apart / back, 1 / (self.updates + 1))
-        torch._foreach_lerp_(list(self._means.values()), now, weight)
+        for mean, live in zip(self._means.values(), self._live.values(), strict=True):
+            now = live.detach().to(mean.dtype)
+            mean.lerp_(torch.where(torch.isfinite(now), now, mean), weight)
         self.updates += 1
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model has the averages, if there are any yet; nothing is copied.
+        """Inside, the model has the averages, if there are any yet; 16-bit ones are copies.
 
         The tensors stay the objects that optimizer and hooks know, and a backward pass of an open
         batch finds its own numbers again.
@@ -73,17 +81,25 @@ class WeightAverage:
         try:
             if self.updates:
                 for name, one in self._live.items():
-                    one.data = self._means[name]
+                    one.data = self._means[name].to(one.dtype)
             yield
         finally:
             for name, one in self._live.items():
                 one.data = own[name]
 
+    @torch.no_grad()
+    def leave(self) -> None:
+        """Training is over: the model has the averages from here on."""
+        if self.updates:
+            for name, one in self._live.items():
+                one.data.copy_(self._means[name])
+
     def values(self) -> dict[str, Any]:
         """What is this worker's own of it, for a checkpoint: statistics, and counts."""
-        own = {name: self._means[name] for name, _ in self._buffers()}
+        own = {name: self._means[name] for name in self._statistics}
         return {"buffers": own, "updates": self.updates, "steps": self._steps}
 
+    @torch.no_grad()
     def restore(
         self, state: Mapping[str, Any], values: Mapping[str, Any], *, same_workers: bool
     ) -> None:
@@ -97,9 +113,19 @@ class WeightAverage:
         self.updates, self._steps = values["updates"], values["steps"]
         with self.in_place():
             self._model.load_state_dict(state)
+            for name, one in self._live.items():
+                self._means[name].copy_(one)
         if same_workers:
-            for name, _ in self._buffers():
-                self._means[name].copy_(values["buffers"][name])
+            for name, mean in values["buffers"].items():
+                if name in self._statistics:  # else a layer has gone since
+                    self._means[name].copy_(mean)
 
-    def _buffers(self) -> list[tuple[str, Tensor]]:
-        return [one for one in self._model.named_buffers() if one[0] in self._means]
+
+def _statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Running means and variances of normalization layers, by their names in the model."""
+    for place, layer in model.named_modules():
+        if isinstance(layer, _NormBase):
+            for name in ("running_mean", "running_var"):
+                buffer = getattr(layer, name)
+                if buffer is not None:
+                    yield f"{place}.{name}" if place else name, buffer

@@ -51,12 +51,13 @@ def model_card(
         if licence == UNKNOWN
         else f"Of the weights: {licence}. That of the data is another matter."
     )
+    averaged = "an average of " if plan.average_epochs else ""
     parts = [
         f"---\nlicense: {licence}\npipeline_tag: image-classification\n"
         "tags:\n- image-classification\n- batchwright\n---",
         f"# {_plain(f'{plan.network.name} on {data.name}')}",
         f"{_plain(plan.network.name)}, {counted(plan.network.parameters, 'weight')}, trained on "
-        f"{_plain(data.name)}: the weights{at}.",
+        f"{_plain(data.name)}: {averaged}the weights{at}.",
         "## Use",
         f"```python\nimport batchwright as bw\n\nmodel = bw.load_model({named})\n"
         "names = model.names(images)\n```",

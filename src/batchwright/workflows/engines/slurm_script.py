@@ -19,7 +19,8 @@ _BODY = """\
 set -u
 trap : USR1 USR2 TERM  # they are for the tasks; this shell stays, to queue the job again
 export BATCHWRIGHT_ENGINE=slurm
-export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-1}}"  # srun no longer takes it from the job
+# srun no longer takes it from the job.
+[ -z "${{SLURM_CPUS_PER_TASK:-}}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 left={restarts}
 while :; do
   # Tasks see by themselves when another is gone, and the first may write when others have ended.

@@ -54,22 +54,27 @@ def sbatch(plan: Plan, target: Target) -> str:
             f"--set time={asked}: Slurm takes minutes, hours:minutes:seconds or days-hours, such "
             "as 90, 04:00:00 or 2-12"
         )
-    limit = asked or _time_limit(plan)
+    slurm = plan.job.slurm  # what the job says of it, --set goes before
+    limit = asked or slurm.time or _time_limit(plan)
     tasks = 1 if target.hosts == 1 else plan.workers // target.hosts
     devices = _devices(plan, target, "gpus-per-node", "cpus-per-task")
-    if "cpus-per-task" in devices and tasks > 1:
-        devices["cpus-per-task"] //= tasks
+    # On GPUs, too, a worker has a core: else all that share a task would have one together.
+    cores = devices.pop("cpus-per-task", plan.workers // target.hosts)
+    devices["cpus-per-task"] = max(1, cores // tasks)
     options: dict[str, object] = {
         "job-name": _name(plan),
         "nodes": target.hosts,
         "ntasks-per-node": tasks,
         **devices,
+        "partition": slurm.partition,
+        "account": slurm.account,
         **target.settings,
         "time": limit,
         "signal": f"USR1@{notice(limit)}",
         "open-mode": "append",
     }
     head = [f"#SBATCH --{key}={shlex.quote(str(value))}" for key, value in options.items() if value]
+    head += [f"#SBATCH {line}" for line in slurm.lines]
     again = body(_train(plan, target), plan.job.restarts, "; ".join(_resume(target)))
     return "\n".join(["#!/bin/bash", *head, "#SBATCH --requeue", _comment(plan) + again])
 

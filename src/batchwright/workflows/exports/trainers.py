@@ -91,6 +91,7 @@ def refuse_what_trainers_cannot(plan: Plan, trainer: str, *more: tuple[bool, str
         (len(plan.stages) > 1, f"the plan has {len(plan.stages)} stages"),
         (plan.ags is not None, f"ags.mode={plan.ags and plan.ags.mode} scales gradients"),
         (plan.learning_rate.scaling == "gain", "scaling=gain measures the rate while it trains"),
+        (job.average_weights == "on", "average_weights=on evaluates an average of the weights"),
         (job.sampling != "shuffle", f"sampling={job.sampling} draws images with replacement"),
         *more,
     ):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from batchwright.distributed.joining.gathering import Gathering
 
 Share = Sequence[tuple[Cell, Plan]]
+_BINDING = ("mpirun", "srun")  # launchers that may give a process cores of its own
 
 
 def own_machine(plans: Sequence[Plan]) -> Machine:
@@ -37,7 +38,8 @@ def part_of(machine: Machine, started: Started, cores: int) -> Machine:
     A launcher may have bound it to cores and a GPU of its own already, as Slurm does.
     """
     rank, size, seen = started.local_rank, started.local_size, machine.gpus
-    bound = machine.cores * size <= cores
+    # torchrun binds nobody: fewer cores than the host has are the allocation's, for all of them.
+    bound = started.by in _BINDING and machine.cores * size <= cores
     return Machine(
         machine.cores if bound else max(1, machine.cores // size),
         seen[rank::size] or seen[rank % len(seen) :][:1] if seen else (),

@@ -49,7 +49,7 @@ from batchwright.workflows.sweep.grid import (
     widened,
 )
 from batchwright.workflows.sweep.plans import Planner
-from batchwright.workflows.sweep.runner import Runner, State, Watcher, plan_file_of
+from batchwright.workflows.sweep.runner import Runner, State, Watcher, is_done, plan_file_of
 from batchwright.workflows.sweep.sharing import hand_out, own_machine, take_down
 from batchwright.workflows.sweep.slots import AtOnce, Slots, read_at_once, width_of
 from batchwright.workflows.together import find_everywhere, together
@@ -108,7 +108,7 @@ def sweep(
                 job = job_of(job, keys, overrides)
                 swept = read_grid(job, grid or {})
                 chosen = seeds_of(job, DEFAULT_SEEDS if seeds is None else seeds)
-        if joined() is not None and job.launch == "auto":
+        if joined() is not None and job.launcher.joins:
             job = job.model_copy(update={"launch": "local"})  # each run by one of the processes
         cells = cells_of(job, swept, chosen)
         for cell in cells:
@@ -225,7 +225,12 @@ def _run(folder: Path, book: Book, cells: Sequence[Cell], planner: Planner, most
         watcher = Watcher(began=shown.began, wrote=shown.wrote, ended=ended)
         number, own = hand_out(folder, todo, widths, most)
         stopped = Runner(folder, slots, watcher).run(own)
-        return stopped or take_down(number, watcher)
+        if not stopped:
+            return take_down(number, watcher)
+        for cell, _ in todo:  # some of the others' may have ended before
+            if book.state_of(cell.name) == "waiting" and is_done(folder, cell):
+                ended(cell.name, "done", "")
+        return stopped
 
 
 def _slots(planner: Planner, most: AtOnce) -> Slots:
@@ -235,7 +240,14 @@ def _slots(planner: Planner, most: AtOnce) -> Slots:
         JobError: There is none for so many at once.
     """
     planned = list(planner.plans.values())
-    return Slots(own_machine(planned), [width_of(plan) for plan in planned], most)
+    machine, widths = own_machine(planned), [width_of(plan) for plan in planned]
+    if joined() is not None and machine.gpus and max(widths, default=0) > len(machine.gpus):
+        own = counted(len(machine.gpus), "GPU")
+        raise JobError(
+            f"workers={max(widths)}: each process of this sweep has {own} for itself; "
+            "start fewer processes, or give workers= and global_batch="
+        )
+    return Slots(machine, widths, most)
 
 
 def _write(book: Book) -> None:
