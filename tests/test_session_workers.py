@@ -108,6 +108,7 @@ def everything(rank, folder):
         "noise": one_step_of_noise(rank),
         "batch norm": train_with_batch_norm(rank, folder / "norm"),
         "pieces": stop_and_resume(rank, folder / "pieces"),
+        "average": train_averaging(rank, folder / "average"),
         "unfrozen": train_and_unfreeze(rank, (5, 3)),
         "refusals": refusals(rank, folder),
     }
@@ -135,6 +136,33 @@ def test_factors_depend_on_the_parts_of_a_step_not_on_how_many_workers_have_them
     for epoch in summary_in(folder / "scaled").epochs:
         assert 1 <= epoch.gradient_factors.least < epoch.gradient_factors.most <= 4
         assert epoch.rate_gain is None
+
+
+def train_averaging(rank, folder):
+    """What evaluations with an average see, with statistics of each worker's own."""
+    torch.manual_seed(rank)
+    plan = make_plan((5, 3)).model_copy(update={"average_epochs": 1})
+    model, seen = make_model(extras=True), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Session(model, optimizer, Points(SAMPLES), plan=plan, run_folder=folder, loaders=0) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(model(features), labels))
+            seen.append(one.evaluate(Points(7), lambda outputs, _: {"first": outputs[:, 0]}))
+        return {"seen": seen, "left": one.evaluate(Points(7), lambda o, _: {"first": o[:, 0]})}
+
+
+def test_workers_average_alike_and_their_checkpoint_is_what_they_evaluated(found, folder):
+    first, second = (each["average"] for each in found)
+    assert first == second
+    assert first["left"] == first["seen"][-1]
+    content = torch.load(folder / "average" / "checkpoints" / "last.pt", weights_only=True)
+    delivered = make_model(extras=True)
+    delivered.load_state_dict(content["average"])
+    optimizer = torch.optim.SGD(delivered.parameters(), lr=0.1)
+    with Session(delivered, optimizer, Points(SAMPLES), plan=make_plan((8,)), loaders=0) as one:
+        told = one.evaluate(Points(7), lambda outputs, _: {"first": outputs[:, 0]})
+    assert told == pytest.approx(first["left"], rel=1e-5)
 
 
 def test_every_sample_is_seen_once_by_one_of_the_workers(found, folder):
