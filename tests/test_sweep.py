@@ -22,7 +22,7 @@ from batchwright.records.lines.line_files import line_text
 from batchwright.records.lines.run_lines import note
 from batchwright.records.run_folder import read_summaries, telling_how_to_resume
 from batchwright.storage import locks
-from batchwright.workflows.sweep import plans, runner, verb
+from batchwright.workflows.sweep import plans, runner, sharing, verb
 from batchwright.workflows.sweep.grid import cells_of, read_grid
 from batchwright.workflows.sweep.plans import Planner, needs_probe
 from batchwright.workflows.sweep.runner import Runner, Watcher, run_folder_of, words_of
@@ -529,7 +529,7 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(place, monkeypatch):
             time.sleep(0.02)
 
     threading.Thread(target=stop, daemon=True).start()
-    monkeypatch.setattr(verb, "machine_for", lambda plans: Machine(1))
+    monkeypatch.setattr(sharing, "machine_for", lambda plans: Machine(1))
     job = Job(**{**SHORT, "epochs": 20, "global_batch": 256, "launch": "local"})
     how = "with 1 run to go; continue with `batchwright sweep --resume --out a`"
     with pytest.raises(Interrupted, match=how) as end:
