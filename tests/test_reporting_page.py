@@ -158,6 +158,13 @@ def test_the_page_begins_with_pictures_and_gives_reasons_as_a_list(text):
         assert (not reason.reference) or reason.reference not in shown
 
 
+def test_the_page_says_where_accuracy_is_that_of_an_average(text):
+    assert "average of the weights" not in text
+    averaging = make_plan(average_epochs=0.5)
+    shown = page(make_summary(plan=averaging, epochs=(make_epoch(0),)))
+    assert "Both are of an average of the weights over 0.5 epoch." in shown
+
+
 def test_a_wide_table_shows_that_it_goes_on():
     assert STYLE.count("no-repeat local") == STYLE.count("no-repeat scroll") == 2
 

@@ -273,7 +273,7 @@ def _compilation(job: JobFields) -> Iterator[str]:
         )
 
 
-def _averages(job: JobFields) -> Iterator[str]:
+def _average_weights(job: JobFields) -> Iterator[str]:
     if job.average_weights == "on" and not job.can_average:
         what = f"launch={job.launch}" if job.launcher.simulated else f"method={job.method}"
         yield (
@@ -311,6 +311,6 @@ def as_written(value: object) -> str:
 
 _RULES: tuple[Callable[[JobFields], Iterator[str]], ...] = (
     *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _warps),
-    *(_recomputation, _compilation, _averages),
+    *(_recomputation, _compilation, _average_weights),
     *(_bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

@@ -135,7 +135,7 @@ def adopt(started: Started) -> None:
 
 def by_itself(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables for a process that is none of the group's, though one of these starts it."""
-    group = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    group = {*_TORCHRUNS, "LOCAL_WORLD_SIZE"}
     return {name: value for name, value in variables.items() if name not in group}
 
 

@@ -230,11 +230,13 @@ def accuracy_part(summary: RunSummary) -> str:
     if not summary.epochs:
         return "<p>No epoch was finished.</p>"
     last, best = last_evaluated(summary), summary.best_epoch
+    back = summary.plan.average_epochs
+    averaged = f"Both are of an average of the weights over {back:g} epoch. " if back else ""
     return _learning_charts(summary) + (
         f"<p>Last evaluated epoch: <strong>{markup.safe(accuracy(last))}</strong>. "
         f"Best: <strong>{markup.safe(accuracy(best))}</strong>"
         + (f" in epoch {best.epoch + 1}" if best else "")
-        + f". Held out: {markup.safe(summary.plan.data.split)}. "
+        + f". {averaged}Held out: {markup.safe(summary.plan.data.split)}. "
         f"{markup.safe(accuracy_words(summary))}</p>"
     )
 

@@ -1,8 +1,8 @@
-"""A sweep in processes that another launcher has started: each runs every so-manieth cell.
+"""A sweep in processes that another launcher has started: of n processes each runs every nth cell.
 
 Cells know nothing of each other, so nothing but their start and their end is told between the
 processes: worker 0 plans, hands out names of plans that all find on the shared disk, runs its own
-share, and takes down what the others' came to.
+share, and records how the others' cells ended.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def hand_out(folder: Path, todo: Share, widths: Sequence[int], most: AtOnce) -> 
 
 
 def take_down(number: int, watcher: Watcher) -> int:
-    """Wait for the others' shares, and tell how their cells ended; returns a stop signal, or 0."""
+    """Record how the others' cells ended, once they have; returns a stop signal, or 0."""
     from batchwright.distributed.joining.gathering import Gathering
 
     if Gathering.current is None:
