@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -170,6 +171,33 @@ def test_slurm_leaves_time_for_the_epochs_that_a_run_may_go_on_for() -> None:
     plan = make_plan(stages=stages, considered=(), max_epochs=90)
     assert "#SBATCH --time=04:30:00" in exported(plan, "sbatch")
     assert "#SBATCH --time=04:30:00" in exported(plan, "sbatch", 2)
+
+
+def with_a_schedule_longer_than_the_target_takes() -> Plan:
+    """Thirty epochs are laid out, of which the training is to take twenty."""
+    plan = make_plan()
+    whole = Estimate(value=2400, low=2400, high=2400)
+    considered = (
+        one.model_copy(update={"trained_epochs": 20, "train_seconds": whole})
+        for one in plan.considered
+    )
+    epoch = Estimate(value=120, low=120, high=120)
+    stages = (plan.stages[0].model_copy(update={"predicted_epoch_seconds": epoch}),)
+    return plan.model_copy(update={"considered": tuple(considered), "stages": stages})
+
+
+def test_slurm_leaves_time_for_the_whole_schedule() -> None:
+    plan = with_a_schedule_longer_than_the_target_takes()
+    assert "#SBATCH --time=01:30:00" in exported(plan, "sbatch")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("lightning", "max_epochs"), ("transformers", "num_train_epochs"), ("accelerate", "EPOCHS")],
+)
+def test_trainers_that_do_not_end_at_a_target_get_the_epochs_it_takes(name: str, key: str) -> None:
+    text = exported(with_a_schedule_longer_than_the_target_takes(), name)
+    assert re.findall(rf"{key}\W+(\d+)", text) == ["20"]
 
 
 def test_kubernetes_gets_a_job_that_holds_the_plan() -> None:

@@ -354,7 +354,7 @@ def test_a_target_is_planned_for_by_trials():
         assert not one.level or one.target_seconds.value < 1.5 * row.target_seconds.value
     others = [one.target_seconds.value for one in plan.considered if not one.refused]
     assert row.target_seconds.value == min(others)
-    assert row.epochs.value < plan.epochs < row.epochs.high
+    assert row.epochs.value < row.trained_epochs < row.epochs.high
 
 
 def test_another_objective_stays_as_it_was():

@@ -140,21 +140,20 @@ def logit(unit):
 def test_a_target_takes_the_least_time_or_cost_with_epochs_of_its_own(objective, least):
     plan = planned(objective=objective, accuracy=0.5, least=least, price=1.0)
     row = chosen(plan)
-    assert 1 < plan.epochs < 30
-    assert plan.job.epochs == plan.epochs
+    assert 1 < row.trained_epochs < 30
+    assert plan.job.epochs == plan.epochs == min(30, 2 * row.trained_epochs)
     quantity = "cost" if least == "cost" else "train_seconds"
     open_to = allowed(plan)
     assert getattr(row, quantity).value == min(getattr(o, quantity).value for o in open_to)
     # Each candidate has its own: its time is of whole epochs, beside the evaluations.
     assert len({one.trained_epochs for one in open_to}) > 1
-    assert row.trained_epochs == plan.epochs
     for one in open_to:
         assert 0 <= one.train_seconds.value - one.trained_epochs * one.epoch_seconds.value < 10
         assert one.target_seconds == one.train_seconds
         assert one.accuracy.value > 0.5
     asked = PROFILE.job.model_copy(
         update={
-            "epochs": plan.epochs,
+            "epochs": row.trained_epochs,
             "workers": row.workers,
             "global_batch": row.global_batch_size,
             "goal": Goal(objective="time", price=1.0),
@@ -168,11 +167,11 @@ def test_a_target_takes_the_least_time_or_cost_with_epochs_of_its_own(objective,
 
 
 def test_more_confidence_takes_more_epochs_and_a_longer_warm_up_sets_the_least():
-    half, sure = (planned(accuracy=0.45, confidence=one).epochs for one in (0.5, 0.9))
-    assert half < sure
+    half, sure = (chosen(planned(accuracy=0.45, confidence=one)) for one in (0.5, 0.9))
+    assert half.trained_epochs < sure.trained_epochs
     job = PROFILE.job.model_copy(update={"warmup_epochs": 25.5})
     warm = PROFILE.model_copy(update={"job": job})
-    assert planned(warm, accuracy=0.45).epochs == 26
+    assert chosen(planned(warm, accuracy=0.45)).trained_epochs == 26
 
 
 def test_epochs_that_trials_tell_are_not_called_unknown():
@@ -188,7 +187,7 @@ def test_runs_tell_the_epochs_likewise():
     plan = planned(make_profile(), accuracy=0.9, runs=[run])
     row = chosen(plan)
     assert 1 <= plan.epochs < 30
-    assert row.epochs.value <= plan.epochs <= row.epochs.high + 1
+    assert row.epochs.value <= row.trained_epochs <= row.epochs.high + 1
     assert "from the runs given" in reason(plan, "epochs to target").why
 
 
@@ -215,6 +214,27 @@ def test_limits_hold_for_the_chosen_epochs():
     between = 1.01 * free.train_seconds.high
     assert between < thirty
     assert chosen(planned(accuracy=0.5, deadline=between)) == free
+
+
+def test_a_schedule_is_longer_than_the_target_takes_where_an_average_is_evaluated():
+    plan = planned(accuracy=0.5)
+    needed = chosen(plan).trained_epochs
+    assert plan.epochs == min(30, 2 * needed) == plan.job.epochs == len(plan.epoch_accuracy)
+    assert f"not over the {needed} that goal.accuracy is likely" in reason(plan, "schedule").why
+    job = PROFILE.job.model_copy(update={"average_weights": "off"})
+    plain = planned(PROFILE.model_copy(update={"job": job}), accuracy=0.5)
+    assert plain.epochs == chosen(plain).trained_epochs == needed
+    assert not [one for one in plain.reasons if one.choice == "schedule"]
+
+
+def test_a_longer_schedule_keeps_the_limits():
+    free = planned(accuracy=0.5)
+    row = chosen(free)
+    between = row.train_seconds.high * (row.trained_epochs + 2.5) / row.trained_epochs
+    plan = planned(accuracy=0.5, deadline=between)
+    assert chosen(plan) == row
+    assert plan.epochs == row.trained_epochs + 2 < free.epochs
+    assert plan.max_epochs == 30
 
 
 # ---------------------------------------------------------------------------------- unreachable
@@ -289,7 +309,7 @@ def test_the_command_line_ends_with_2_where_the_target_is_out_of_reach(command, 
 
 def test_epochs_below_one_are_not_told_in_figures_and_the_table_has_those_that_are_trained():
     plan = planned(accuracy=0.15)
-    assert plan.epochs == 1
+    assert chosen(plan).trained_epochs == 1
     assert reason(plan, "epochs to target").value.startswith("less than 1 (less than 1 to ")
     table = plan.explain().partition("considered, with")[2]
     assert "s / epoch" in table

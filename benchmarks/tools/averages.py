@@ -30,6 +30,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import combinations
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
@@ -62,6 +63,7 @@ CASES: dict[str, tuple[Task, int, int]] = {  # images, epochs
 EPOCHS_BACK = (0.5, 1.0, 2.0)
 GAMMA = {0.05: 16.97, 0.10: 6.94}  # by relative width
 POINTS_BELOW = (0.5, 2.0, 5.0)
+KEPT = "ema-0.5"  # what runs to a target are evaluated with
 
 
 def _averaging(kept: Callable[[int], float]) -> Callable[..., None]:
@@ -106,6 +108,7 @@ def train(
         averages = {
             rule: AveragedModel(one.network, multi_avg_fn=_averaging(kept), use_buffers=True)
             for rule, kept in _rules(-(-images // BATCH)).items()
+            if length is None or rule == KEPT  # evaluations of all would take most of the time
         }
         curves: dict[str, list[float]] = {rule: [] for rule in ("weights", *averages)}
         run = folder / "run"
@@ -147,28 +150,23 @@ def _ratios(curves: dict[str, list[float]], rule: str) -> list[float]:
 
 
 def compare_lengths(lines: Sequence[dict[str, Any]], seeds: Sequence[int]) -> None:
-    """Print by how much later longer schedules reach the end of the shortest."""
+    """Print by how much later longer schedules reach the end of shorter ones."""
     found: dict[tuple[Any, ...], dict[int, list[float]]] = {}
     for one in lines:
         if one["seed"] in seeds:
-            curve = one["curves"]["ema-0.5"]
             case = tuple(one[key] for key in ("task", "optimizer", "seed"))
+            curve = one["curves"][KEPT]
             found.setdefault(case, {})[len(curve)] = curve
-    by_share: dict[float, dict[str, list[float]]] = {}
+    by_pair: dict[tuple[int, int], dict[str, list[float]]] = {}
     for case, curves in found.items():
-        least, longest = min(curves), CASES[case[0]][2]
-        if 2 * least != longest:
-            continue
-        target = curves[least][-1]
-        least_at = _crossing(curves[least], target)
-        for epochs, curve in sorted(curves.items()):
-            ratio = _crossing(curve, target) / least_at
-            by_share.setdefault(epochs / least, {}).setdefault(case[0], []).append(ratio)
-            say(f"{case}, {epochs} epochs: {ratio:.3f}")
-    for share, tasks in sorted(by_share.items()):
+        for least, epochs in combinations(sorted(curves), 2):
+            target = curves[least][-1]
+            ratio = _crossing(curves[epochs], target) / _crossing(curves[least], target)
+            by_pair.setdefault((least, epochs), {}).setdefault(case[0], []).append(ratio)
+    for (least, epochs), tasks in sorted(by_pair.items()):
         mean = exp(fmean(log(ratio) for some in tasks.values() for ratio in some))
         told = {task: round(exp(fmean(map(log, some))), 3) for task, some in tasks.items()}
-        say(f"{share:g} times the epochs: {mean:.3f}, {told}")
+        say(f"{epochs} epochs to the end of {least}: {mean:.3f} of them, {told}")
 
 
 def _crossing(curve: Sequence[float], target: float) -> float:

@@ -1,14 +1,20 @@
-"""Whether held-out accuracy is that of an average of the weights, and why."""
+"""Whether held-out accuracy is that of an average of the weights, what follows, and why."""
 
 from __future__ import annotations
 
 from batchwright.planning.chosen import Chosen
 from batchwright.records import Job, NetworkFacts, Reason
+from batchwright.records.text.formatting import counted
 
 AVERAGE_EPOCHS = 0.5
 """That the average looks back on: of five averages the one with which trainings of 12 and 16 epochs
 came earliest to accuracies 0.5, 2 and 5 points below that of their end (docs/log.md)."""
 _EARLIER = 0.86  # of the epochs that the weights take, over twelve trainings of four tasks
+STRETCH = 2
+"""Times the epochs that a target takes which a schedule is laid out over. While the rate is high an
+average is above the end of a whole training of as many epochs, so the target comes sooner, and the
+epochs that it takes may have been underestimated (docs/log.md)."""
+_SOONER = 0.8  # of the epochs of a schedule that ends at the target
 
 
 def averaged_epochs(job: Job) -> float | None:
@@ -17,6 +23,16 @@ def averaged_epochs(job: Job) -> float | None:
         job.average_weights == "auto" and job.goal.target is not None and job.can_average
     )
     return AVERAGE_EPOCHS if wanted else None
+
+
+def scheduled_epochs(job: Job, needed: int) -> int:
+    """Epochs that the rate's decay is laid out over, at most the job's.
+
+    Args:
+        job: Its ``epochs`` are the most.
+        needed: Epochs that the training is to take.
+    """
+    return needed if averaged_epochs(job) is None else min(job.epochs, STRETCH * needed)
 
 
 def average_bytes(job: Job, network: NetworkFacts) -> int:
@@ -37,3 +53,16 @@ def averaging_reasons(job: Job) -> tuple[Reason, ...]:
         f"so earlier: after {_EARLIER:.0%} of the epochs in trainings of four other tasks."
     )
     return (Chosen(value, why, "assumed").reason("average of weights"),)
+
+
+def schedule_reasons(needed: int, laid_out: int) -> tuple[Reason, ...]:
+    """Why the schedule is longer than the training is to be; nothing to say where it is not."""
+    if laid_out == needed:
+        return ()
+    why = (
+        f"The rate's decay is laid out over {counted(laid_out, 'epoch')}, not over the {needed} "
+        "that goal.accuracy is likely to take, since training ends there: while the rate is high, "
+        "an average of the weights is at a target sooner, in trainings of other tasks after "
+        f"{_SOONER:.0%} of the epochs of a schedule that ends with it."
+    )
+    return (Chosen(counted(laid_out, "epoch"), why, "assumed").reason("schedule"),)

@@ -15,6 +15,7 @@ times that it states (`time_models`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, inf
@@ -22,7 +23,12 @@ from typing import Any
 
 from batchwright.errors import PlanError
 from batchwright.planning import method_choice
-from batchwright.planning.averaging import averaged_epochs, averaging_reasons
+from batchwright.planning.averaging import (
+    averaged_epochs,
+    averaging_reasons,
+    schedule_reasons,
+    scheduled_epochs,
+)
 from batchwright.planning.candidates.choice import (
     Choice,
     aimed,
@@ -162,8 +168,9 @@ def make_plan(
     chosen = considered[kept.index(choice.row)]
     batch = chosen.global_batch_size
     update = chosen_optimizer(job, batch, compared)
+    scheduled = _scheduled_epochs(job, table, choice.row)
     job = job.model_copy(update={"epochs": choice.row.epochs})
-    by_runs: dict[str, Any] = {"scaling": job.scaling, "ags": job.ags, "epochs": job.epochs}
+    by_runs: dict[str, Any] = {"scaling": job.scaling, "ags": job.ags, "epochs": scheduled}
     losses = table.losses(choice.row.cluster)
     if losses.mean < inf and job.checkpoint_seconds == "auto":
         by_runs["checkpoint_seconds"] = losses.interval
@@ -186,7 +193,7 @@ def make_plan(
         rule, rates = rate_of(settled, batch, data, network, update, learnt)
         made = Layout(laid_out(settled, rule, [times.only_level()]), rule)
         by_epoch = progress.by_epoch(
-            batch, rule, data.val_samples, averaged=averaged_epochs(job) is not None
+            batch, scheduled, rule, data.val_samples, averaged=averaged_epochs(job) is not None
         )
         row, stage = choice.row, made.stages[0]
         of_batch, of_time = times.batch_reasons(stage)
@@ -207,6 +214,7 @@ def make_plan(
             *why_update,
             *rates,
             *progress_reasons(progress, batch, in_training),
+            *schedule_reasons(choice.row.epochs, scheduled),
             *link_reason(settled),
         )
     explained = (*explained, *_spot_reasons(table, choice.row, kinds))
@@ -222,7 +230,7 @@ def make_plan(
         ),
         update,
         considered=considered,
-        max_epochs=asked.epochs if choice.row.epochs < asked.epochs else None,
+        max_epochs=asked.epochs if scheduled < asked.epochs else None,
         epoch_accuracy=by_epoch,
         knees=tuple(
             knee_record(knee, job.goal.doubling_gain, named=named, ends=len(rows) <= MAX_SHOWN)
@@ -314,6 +322,12 @@ def _held_out(kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
     together = [kind for kind in measured if kind.together]
     slowest = max(together, key=lambda kind: kind.profile.kinds[0].pace, default=None)
     return held_out(slowest or measured[0]) if measured else ()
+
+
+def _scheduled_epochs(job: Job, table: Table, row: Row) -> int:
+    """Epochs that the schedule is laid out over: as many as are wanted and the limits allow."""
+    more = range(row.epochs + 1, scheduled_epochs(job, row.epochs) + 1)
+    return row.epochs + bisect_left(more, True, key=lambda n: bool(table.trained(row, n).misses))
 
 
 def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[Reason, ...]:

@@ -190,16 +190,22 @@ class Progress:
         return self._reached[batch]
 
     def by_epoch(
-        self, batch: int, rule: LearningRateRule, held_out: int, *, averaged: bool = False
+        self,
+        batch: int,
+        epochs: int,
+        rule: LearningRateRule,
+        held_out: int,
+        *,
+        averaged: bool = False,
     ) -> tuple[Estimate | None, ...]:
         """Held-out accuracy after each epoch, where trials tell that at the end; else empty.
 
-        ``held_out`` is the number of images that are evaluated, ``averaged`` whether they are with
-        an average of the weights.
+        ``epochs`` are those of the schedule, ``held_out`` is the number of images that are
+        evaluated, ``averaged`` whether they are with an average of the weights.
         """
         if self.law is None:
             return ()
-        optimizer, epochs = self.optimizer(batch), self.trained(batch)
+        optimizer = self.optimizer(batch)
         return self.law.by_epoch(optimizer, batch, epochs, rule, held_out, averaged=averaged)
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
@@ -291,8 +297,9 @@ def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
     why = f"To goal.accuracy={progress.target:g}, {whence}."
     if progress.chooses:
         why += (
-            f" The plan trains {counted(trained, 'epoch')} of epochs={progress.planned} at most, "
-            f"{progress.how_sure(batch)}; training ends with the first evaluation that reaches it."
+            f" The plan counts on {counted(trained, 'epoch')} of epochs={progress.planned} at "
+            f"most, {progress.how_sure(batch)}; training ends with the first evaluation that "
+            "reaches it."
         )
     elif epochs.value > trained:
         enough = f"give epochs={ceil(epochs.value)}" if epochs.value <= most else "far too few"

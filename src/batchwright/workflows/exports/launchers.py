@@ -350,15 +350,15 @@ def _accelerator(target: Target, name: str) -> str:
 
 def _time_limit(plan: Plan) -> str:
     """As Slurm writes it: hours, minutes, seconds; empty where no time was predicted."""
-    epochs = [stage.predicted_epoch_seconds for stage in plan.stages]
-    if any(one is None for one in epochs):
+    rows = [stage.predicted_epoch_seconds for stage in plan.stages]
+    if any(one is None for one in rows):
         return ""
     seconds = sum(
-        stage.epochs * one.high for stage, one in zip(plan.stages, epochs, strict=True) if one
+        stage.epochs * one.high for stage, one in zip(plan.stages, rows, strict=True) if one
     )
-    if plan.chosen and plan.chosen.train_seconds:
-        seconds = plan.chosen.train_seconds.high
-    if plan.max_epochs:  # training may go on for so many
-        seconds *= plan.max_epochs / plan.epochs
+    epochs, chosen = plan.epochs, plan.chosen
+    if chosen and chosen.train_seconds:
+        seconds, epochs = chosen.train_seconds.high, chosen.trained_epochs or epochs
+    seconds *= (plan.max_epochs or plan.epochs) / epochs  # training may go on for so many
     minutes = max(MIN_MINUTES, round(TIME_MARGIN * seconds / 60))
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"

@@ -59,7 +59,10 @@ class Recipe:
 
 
 def recipe(plan: Plan, trainer: str) -> Recipe:
-    """The plan for a trainer that knows one batch size.
+    """The plan for a trainer that knows one batch size and does not end at `goal.accuracy`.
+
+    Its schedule is thus over the epochs that the target is likely to take, where the plan's is over
+    more.
 
     Raises:
         PlanError: The trainer cannot follow it.
@@ -71,6 +74,9 @@ def recipe(plan: Plan, trainer: str) -> Recipe:
         (bool(plan.method_spec.balancer), f"with method={plan.method} shares follow speed"),
         (len(sizes) > 1, f"its local batches differ ({min(sizes)} to {max(sizes)} samples)"),
     )
+    if plan.chosen and plan.chosen.trained_epochs:
+        stage = first.model_copy(update={"epochs": plan.chosen.trained_epochs})
+        plan = plan.model_copy(update={"stages": (stage,)})
     (local,) = sizes
     passes = next(
         count for count in range(first.accumulation_steps, local + 1) if local % count == 0
@@ -108,6 +114,7 @@ def refuse_what_trainers_cannot(plan: Plan, trainer: str, *more: tuple[bool, str
 def lightning(plan: Plan, target: Target) -> str:
     """A module with keyword arguments of the Trainer and the optimizer with its schedule."""
     made = recipe(plan, "lightning")
+    plan = made.plan
     _refuse_recomputation(plan.job, "lightning")
     fitted = "torch.compile(module, dynamic=True)" if plan.job.compile == "on" else "module"
     options = {
@@ -145,6 +152,7 @@ and in the LightningModule
 def transformers(plan: Plan, target: Target) -> str:
     """A module with keyword arguments of `TrainingArguments`, the optimizer and its schedule."""
     made = recipe(plan, "transformers")
+    plan = made.plan
     job = plan.job
     _refuse_synchronized(job, "transformers")
     options = {
@@ -179,6 +187,7 @@ def transformers(plan: Plan, target: Target) -> str:
 def accelerate(plan: Plan, target: Target) -> str:
     """A module with keyword arguments of `Accelerator`, the optimizer and its schedule."""
     made = recipe(plan, "accelerate")
+    plan = made.plan
     _refuse_synchronized(plan.job, "accelerate")
     _refuse_recomputation(plan.job, "accelerate")
     options = {
@@ -342,6 +351,7 @@ def deepspeed(plan: Plan, target: Target) -> str:
     """The configuration that `deepspeed.initialize` takes."""
     del target
     made = recipe(plan, "deepspeed")
+    plan = made.plan
     job, rule, rate = plan.job, plan.learning_rate, plan.stages[0].learning_rate
     _refuse_synchronized(job, "deepspeed")
     _refuse_recomputation(job, "deepspeed")
@@ -390,6 +400,7 @@ def deepspeed(plan: Plan, target: Target) -> str:
 def timm(plan: Plan, target: Target) -> str:
     """Arguments for `train.py --config FILE`, started by torchrun with the plan's workers."""
     made = recipe(plan, "timm")
+    plan = made.plan
     job, rule = plan.job, plan.learning_rate
     kinds = {"sgd": "sgd" if job.looks_ahead else "momentum", "adamw": "adamw"}
     if plan.update not in kinds:
