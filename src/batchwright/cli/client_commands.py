@@ -150,7 +150,12 @@ def send(
     from batchwright.client.sending import send as send_run
 
     if tracker:
-        _send_to_trackers(run, tracker)
+        from batchwright.client.trackers.following import send_to_trackers
+
+        # A run with a summary has finished.
+        outcome = "finished" if (run / "summary.json").exists() else ""
+        for word, lines in send_to_trackers(run, tracker, outcome).items():
+            _tell(f"{lines} lines of {run} are in {word}")
         if to is None:
             return
     report = report_to_send(run, checked_url(to) if to is not None else None)
@@ -164,15 +169,6 @@ def send(
     with Service(url, token) as service:
         done = send_run(run, report, service, _tell)
     _tell(f"{done.next} lines of {run} are at {url}/runs/{done.run}")
-
-
-def _send_to_trackers(run: Path, words: list[str]) -> None:
-    """Hand trackers what they do not have; a run with a summary has finished."""
-    from batchwright.client.trackers.following import send_to_trackers
-
-    outcome = "finished" if (run / "summary.json").exists() else ""
-    for word, lines in send_to_trackers(run, words, outcome).items():
-        _tell(f"{lines} lines of {run} are in {word}")
 
 
 def agent(

@@ -411,17 +411,13 @@ def _bounds(group: Mapping[int, MemoryPoint], parts: MemoryParts | None) -> _Bou
             f"bytes is less than weights, gradients and optimizer take ({floor}); measure it again"
         )
     always = floor - parts.gradients if parts else 0
-    return _Bounds(batches, peaks, always, floor, _violation(batches, peaks))
-
-
-def _violation(batches: Sequence[int], peaks: Sequence[int]) -> float:
     worst = 0.0
     for i in range(1, len(batches) - 1):
         chord = between((batches[i - 1], batches[i + 1]), (peaks[i - 1], peaks[i + 1]), batches[i])
         worst = max(worst, peaks[i] / chord - 1)
     for smaller, larger in pairwise(peaks):
         worst = max(worst, smaller / larger - 1)
-    return worst
+    return _Bounds(batches, peaks, always, floor, worst)
 
 
 def _fit_resident(group: Mapping[int, MemoryPoint]) -> _Resident | None:

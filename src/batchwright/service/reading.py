@@ -123,15 +123,6 @@ def read_json(model: type[Model], body: bytes) -> Model:
         values = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise Refused(f"the body is no JSON: {error}") from None
-    _refuse_wide(values)
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        raise Refused(problem_line(first, ("body", *first["loc"]))) from None
-
-
-def _refuse_wide(values: Any) -> None:
     waiting = [values] if isinstance(values, dict | list) else []
     while waiting:
         one = waiting.pop()
@@ -139,6 +130,11 @@ def _refuse_wide(values: Any) -> None:
             raise Refused(f"the body holds an object of {len(one):,} keys, where none has many")
         inner = one.values() if isinstance(one, dict) else one
         waiting += [part for part in inner if isinstance(part, dict | list)]
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        raise Refused(problem_line(first, ("body", *first["loc"]))) from None
 
 
 def problem_line(problem: Mapping[str, Any], place: Sequence[int | str]) -> str:

@@ -272,7 +272,10 @@ def _slurm(said: Mapping[str, str]) -> Started:
     job, step = said["SLURM_JOB_ID"], said.get("SLURM_STEP_ID", "0")
     nodes = said.get("SLURM_STEP_NODELIST") or said.get("SLURM_JOB_NODELIST", "")
     tasks = said.get("SLURM_STEP_TASKS_PER_NODE") or said.get("SLURM_TASKS_PER_NODE", "")
-    counts = _repeated(tasks)
+    # Tasks host by host: "2(x3),1" is 2, 2, 2, 1.
+    counts: list[int] = []
+    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):
+        counts += [int(number)] * int(times or 1)
     node, size = _number(said, "SLURM_NODEID", default=0), _number(said, "SLURM_STEP_NUM_TASKS")
     return Started(
         by="",
@@ -293,14 +296,6 @@ def _first_host(nodes: str) -> str:
     if matched is None:
         return _LOCAL_NAME
     return "".join(part or "" for part in matched.groups())
-
-
-def _repeated(counts: str) -> list[int]:
-    """Numbers of tasks host by host: ``2(x3),1`` is 2, 2, 2, 1."""
-    every: list[int] = []
-    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
-        every += [int(number)] * int(times or 1)
-    return every
 
 
 def _port(said: Mapping[str, str], job: str, step: str = "0") -> int:

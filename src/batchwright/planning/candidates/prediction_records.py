@@ -192,10 +192,16 @@ def prediction_reasons(
     job: Job, row: Row, found: Prediction, stage: Stage
 ) -> tuple[Reason, tuple[Reason, ...], Reason]:
     """Reasons for the local batches, the memory and the time of the chosen row."""
+    texts = [_described(row, index) for index in range(len(row.cluster.members))]
+    if found.extrapolated:
+        texts.append("Batch, resolution or workers lie outside what was measured.")
+    one = found.epoch_seconds
+    value = f"{one.value:.3g} s ({one.low:.3g} to {one.high:.3g})"
+    source = _ASSUMED if found.assumed else _PREDICTED
     return (
         _local_batches(stage, row.cluster, row.totals),
         _memory(row, found, job.goal),
-        _epoch_time(row, found),
+        Chosen(value, " ".join(texts), source).reason("epoch time"),
     )
 
 
@@ -243,17 +249,6 @@ def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
     )
     most = Chosen(f"{', '.join(largest)} samples", why, _PREDICTED)
     return peak.reason("memory"), most.reason("largest local batch")
-
-
-def _epoch_time(row: Row, found: Prediction) -> Reason:
-    """How the time was predicted, and how well that describes the measurements."""
-    texts = [_described(row, index) for index in range(len(row.cluster.members))]
-    if found.extrapolated:
-        texts.append("Batch, resolution or workers lie outside what was measured.")
-    one = found.epoch_seconds
-    value = f"{one.value:.3g} s ({one.low:.3g} to {one.high:.3g})"
-    source = _ASSUMED if found.assumed else _PREDICTED
-    return Chosen(value, " ".join(texts), source).reason("epoch time")
 
 
 def _described(row: Row, index: int) -> str:

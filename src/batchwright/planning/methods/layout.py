@@ -90,7 +90,12 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
     """
     made: Layout = resolve_name(job.method_spec.plan)(job, times, optimizer)
     losses = losses_of(job, times.network, times.preemptions)
-    total = losses.estimate(_total_seconds(made.stages, times.other_seconds))
+    rows = [(stage.epochs, stage.predicted_epoch_seconds) for stage in made.stages]
+    ends = {
+        end: times.other_seconds + sum(n * getattr(one, end) for n, one in rows if one is not None)
+        for end in ("value", "low", "high")
+    }
+    total = losses.estimate(Estimate(**ends))
     _check_limits(job, total.high, times.hourly)
     found = (
         *method_reason(job),
@@ -100,16 +105,6 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
         *link_reason(job),
     )
     return replace(made, reasons=found)
-
-
-def _total_seconds(stages: Sequence[Stage], other: float) -> Estimate:
-    """Seconds of the whole training: predicted rows, and ``other`` seconds besides."""
-    rows = [(stage.epochs, stage.predicted_epoch_seconds) for stage in stages]
-    ends = {
-        end: other + sum(n * getattr(one, end) for n, one in rows if one is not None)
-        for end in ("value", "low", "high")
-    }
-    return Estimate(**ends)
 
 
 def _check_limits(job: Job, high: float, hourly: float | None) -> None:

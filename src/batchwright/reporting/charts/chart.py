@@ -170,18 +170,15 @@ def linear_axis(label: str, values: Iterable[float], *, from_zero: bool = True) 
     listed = list(values)
     low, high = min(listed, default=0.0), max(listed, default=1.0)
     low = min(low, 0.0) if from_zero else low
-    step = _round_step((high - low) or abs(high) or 1.0)
+    # 1, 2 or 5 times a power of ten, a sixth of the span or a little more.
+    span = (high - low) or abs(high) or 1.0
+    power = 10.0 ** floor(log10(span / 6))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= span / 6)
     first, last = floor(low / step), ceil(high / step - 1e-9)
     last = max(last, first + 1)
     decimals = max(0, -floor(log10(step)))
     ticks = tuple((n * step, f"{n * step:,.{decimals}f}") for n in range(first, last + 1))
     return Axis(label, first * step, last * step, ticks)
-
-
-def _round_step(span: float) -> float:
-    """1, 2 or 5 times a power of ten, a sixth of ``span`` or a little more."""
-    power = 10.0 ** floor(log10(span / 6))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= span / 6)
 
 
 def batch_axis(label: str, batches: Iterable[int], first: Iterable[int] = ()) -> Axis:

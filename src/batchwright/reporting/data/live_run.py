@@ -106,7 +106,12 @@ def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLin
 def epoch_now(plan: Plan, lines: RunLines) -> EpochNow | None:
     """The epoch that the newest step or round is of; `None` between epochs, and without such."""
     if plan.server is not None:
-        return _epoch_of_rounds(plan, lines)
+        samples = plan.data.train_samples
+        if not lines.rounds or lines.rounds[-1].committed >= plan.epochs * samples:
+            return None
+        committed = lines.rounds[-1].committed
+        epoch, done = divmod(committed, samples)
+        return EpochNow(epoch, done, samples, 0.0, "sample")
     newest = _newest_step(lines)
     if newest is None or not newest.steps or newest.epoch >= plan.epochs:
         return None
@@ -114,15 +119,6 @@ def epoch_now(plan: Plan, lines: RunLines) -> EpochNow | None:
         return None
     step = min(newest.step, newest.steps)
     return EpochNow(newest.epoch, step, newest.steps, newest.training_seconds)
-
-
-def _epoch_of_rounds(plan: Plan, lines: RunLines) -> EpochNow | None:
-    samples = plan.data.train_samples
-    if not lines.rounds or lines.rounds[-1].committed >= plan.epochs * samples:
-        return None
-    committed = lines.rounds[-1].committed
-    epoch, done = divmod(committed, samples)
-    return EpochNow(epoch, done, samples, 0.0, "sample")
 
 
 def workers_now(lines: RunLines) -> list[WorkerNow]:

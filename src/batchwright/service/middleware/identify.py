@@ -71,18 +71,16 @@ class Identify:
             else:
                 visitor = await run_in_threadpool(self._store.sign_in.find, session)
             if found := caller or visitor:
-                self._remember(hash_of(secret))
-                key = f"token {found.name}" if caller else f"session {hash_of(secret)}"
+                known = hash_of(secret)
+                self._known[known] = None
+                self._known.move_to_end(known)
+                while len(self._known) > MAX_KEYS:
+                    self._known.popitem(last=False)
+                key = f"token {found.name}" if caller else f"session {known}"
         if not self._rates.take(key):
             self._refuse(key)
         scope.setdefault("state", {}).update(caller=caller, visitor=visitor)
         await self._app(scope, receive, send)
-
-    def _remember(self, known: str) -> None:
-        self._known[known] = None
-        self._known.move_to_end(known)
-        while len(self._known) > MAX_KEYS:
-            self._known.popitem(last=False)
 
     def _refuse(self, key: str) -> NoReturn:
         wait = self._rates.wait(key)

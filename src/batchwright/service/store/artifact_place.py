@@ -57,18 +57,15 @@ class ArtifactPlace:
             with suppress(OSError):  # not ours to change, but ours to use
                 Path(self._root).chmod(0o700)
         try:
-            self._try_out()
+            # Better tried now than when the first checkpoint comes.
+            name = str(uuid.uuid4())
+            with self.writing(name) as file:
+                file.write(b"batchwright")
+            with self.reading(name) as file:
+                file.read(PIECE)
+            self.remove(name)
         except ServiceProblem as problem:
             raise BatchwrightError(f"--artifacts {shown}: {problem.detail}") from None
-
-    def _try_out(self) -> None:
-        """Better now than when the first checkpoint comes."""
-        name = str(uuid.uuid4())
-        with self.writing(name) as file:
-            file.write(b"batchwright")
-        with self.reading(name) as file:
-            file.read(PIECE)
-        self.remove(name)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Any]:

@@ -240,7 +240,13 @@ class Waiting:
         """
         job = standing_of(row)
         if job.held:
-            return self._of_silent(job, silent, keep)
+            if silent < self._seconds:
+                return None
+            kept = self._seconds + (keep if job.state == "training" else 0.0) - silent
+            left = f"for {duration(kept)} more" if kept > 0 else "until another one asks for it"
+            return (
+                f"agent {job.agent} is silent for {duration(silent)}; the job is kept for it {left}"
+            )
         if not job.leasable:
             return None
         names = {one.name for one in self._present}
@@ -257,13 +263,6 @@ class Waiting:
         if all(one.busy for one in self._present if not lacks[one.name]):
             return "the agents that carry it out have another job"
         return None
-
-    def _of_silent(self, job: Standing, silent: float, keep: float) -> str | None:
-        if silent < self._seconds:
-            return None
-        kept = self._seconds + (keep if job.state == "training" else 0.0) - silent
-        left = f"for {duration(kept)} more" if kept > 0 else "until another one asks for it"
-        return f"agent {job.agent} is silent for {duration(silent)}; the job is kept for it {left}"
 
     def _lacks(self, job: str) -> dict[str, tuple[str, str] | str]:
         """Why each agent that is there does not carry a job out; empty for those that do."""
