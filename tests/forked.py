@@ -197,8 +197,13 @@ def _wait_to_serve(line: socket.socket, parent: int) -> bool:
 
 @contextmanager
 def _forking_workers() -> Iterator[None]:
-    """Inside, torchrun forks its workers."""
+    """Inside, torchrun forks its workers.
+
+    Where hosts meet it notes the name of each function, for which Python goes through all that is
+    imported: with as much as here that takes so long that hosts may not meet for minutes.
+    """
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     def begin(handler: SubprocessHandler, args: Sequence[str], env: Mapping[str, str]) -> object:
         del handler
@@ -213,8 +218,16 @@ def _forking_workers() -> Iterator[None]:
             finally:
                 os.close(out)
 
-    with fork_server.imported_once(), mock.patch.object(SubprocessHandler, "_popen", begin):
+    with (
+        fork_server.imported_once(),
+        mock.patch.object(SubprocessHandler, "_popen", begin),
+        mock.patch.object(dynamic_rendezvous, "get_method_name", _name_of_caller),
+    ):
         yield
+
+
+def _name_of_caller(depth: int = 2) -> str:
+    return sys._getframe(depth).f_code.co_name
 
 
 def _move_to(space: str, name: str) -> None:

@@ -101,7 +101,7 @@ def hosts(tmp_path):
 
 @pytest.fixture
 def forked_hosts(tmp_path, imported):
-    """The same for runs in which none goes: one that was forked has not come back in every run."""
+    """The same for runs in which none goes: whole processes end and start as on real hosts."""
     yield from on_one_wire(tmp_path, ForkedHost)
 
 
@@ -163,6 +163,7 @@ RUN = (
     *("-m", "batchwright", "run", "data=digits", "probe.budget=1", "probe.learning=0"),
     *("global_batch=96", "checkpoint_seconds=0.5", "--out", "run"),
 )
+SMALL = "network=held_network:network"
 
 
 def wait_until(done, hosts, seconds=300):
@@ -183,7 +184,7 @@ def test_every_method_trains_on_two_hosts_with_unequal_workers(
     hosts = forked_hosts
     for host, workers in zip(hosts, (2, 1), strict=True):
         # One kind, as the job says: what else runs here may slow down one of them throughout.
-        words = (*RUN, f"method={method}", "epochs=4", "probe.kind=cpu")
+        words = (*RUN, SMALL, f"method={method}", "epochs=4", "probe.kind=cpu")
         host.start(hosts[0], workers, *words, nodes="2", XDG_CACHE_HOME=str(cache))
     codes = [host.agent.wait(timeout=500) for host in hosts]
     assert codes == [0, 0], [host.log()[-3000:] for host in hosts]
@@ -201,24 +202,32 @@ def test_a_run_goes_on_without_its_first_host_and_with_it_again(
 ):
     """The second host has rank 0, which writes, and the parameter server, if there is one."""
     first, second = hosts
-    words = (*RUN, f"method={method}", "epochs=150", "probe.kind=cpu")
+    words = (*RUN, SMALL, f"method={method}", "epochs=8", "probe.kind=cpu")
+    paths = os.pathsep.join([str(ROOT), *sys.path])
 
     def start(host, workers):
-        host.start(first, workers, *words, nodes=nodes, XDG_CACHE_HOME=str(cache))
+        own = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": paths}
+        host.start(first, workers, *words, nodes=nodes, **own)
 
+    run, held = tmp_path / "run", tmp_path / "held"
+    held.write_text("run/checkpoints/last.pt 3")
     start(first, 2)
     start(second, 1)
-    run = tmp_path / "run"
-    wait_until(lambda: (run / "checkpoints" / "last.pt").exists() and epochs_in(run) > 2, hosts)
+    wait_until(lambda: (run / "checkpoints" / "last.pt").exists(), hosts)
     second.kill()
     if nodes == "1:2":
         here = epochs_in(run)
-        wait_until(lambda: epochs_in(run) > here + 2, [first])
+        held.write_text("run/checkpoints/last.pt 0.3")
+        wait_until(lambda: epochs_in(run) > here + 1, [first])
+    held.write_text("run/checkpoints/last.pt 3")
+    (tmp_path / "with-3").unlink()  # which was built to be probed
     start(second, 1)
+    wait_for(tmp_path / "with-3", hosts)
+    held.unlink()
     codes = [host.agent.wait(timeout=500) for host in hosts]
     assert codes == [0, 0], [host.log()[-3000:] for host in hosts]
     summary = read_record(run / "summary.json", RunSummary)
-    assert not lost_or_repeated(summary, epochs=150)
+    assert not lost_or_repeated(summary, epochs=8)
 
 
 NETWORK = """
