@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.utils.data import (
@@ -103,3 +106,16 @@ def test_loaders_that_shuffle_are_told_from_those_that_do_not():
     both = ConcatDataset([DATA, DATA])
     assert shuffled(DataLoader(both, 2, shuffle=True), "theirs")
     assert not shuffled(DataLoader(both, 2), "theirs")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "lines"), [(True, ["batchwright: error: no"]), (False, [])])
+def test_a_refusal_ends_a_script_with_one_line_of_the_first_worker(first, lines):
+    script = f"""
+from batchwright.errors import PlanError
+from batchwright.workflows.trainers.arrangement import refused_in_a_line
+with refused_in_a_line(first={first}):
+    raise PlanError("no")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()) == (1, lines)

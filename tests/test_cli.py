@@ -332,6 +332,24 @@ def test_output_to_a_full_disk_is_an_error_of_one_line(command, place, monkeypat
     assert "cannot write: No space left on device" in err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["run nonsense=2", "run --nonsense", "train none.json"])
+@pytest.mark.parametrize("shell", ['"$@" 2>/dev/full', '"$@" 2>&1 >/dev/full | true'])
+def test_the_exit_code_is_that_of_the_error_also_where_nothing_can_be_printed(place, shell, words):
+    line = ["bash", "-o", "pipefail", "-c", shell, "-"]
+    done = subprocess.run([*line, sys.executable, "-m", "batchwright", *words.split()])
+    assert done.returncode == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shell", "code"), [('"$@" | true', 1), ('"$@" >/dev/full', 2)])
+def test_output_that_nobody_takes_is_told_by_the_exit_code(place, shell, code):
+    write_record(make_profile(), place / "profile.json")
+    line = ["bash", "-o", "pipefail", "-c", shell, "-"]
+    words = [sys.executable, "-m", "batchwright", "plan", "profile.json"]
+    assert subprocess.run([*line, *words]).returncode == code
+
+
 def test_streams_that_the_caller_has_closed_take_no_file_of_ours(place):
     script = """
 import os, sys, batchwright.__main__

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -683,30 +683,37 @@ def main() -> None:
                 stream.reconfigure(encoding="utf-8")  # as JSON is, whatever the locale says
         try:
             take_part(sys.argv[1:], app)
-        finally:
-            sys.stdout.flush()
+        except SystemExit as end:
+            if end.code:  # what failed counts, not whether somebody still reads what was printed
+                _exit(end.code)
+        sys.stdout.flush()
     except BatchwrightError as error:
-        print(f"error: {printable(one_line(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _exit(error.exit_code, printable(one_line(error)))
     except BrokenPipeError:  # the reader of our output has gone
-        _print_nowhere()
-        sys.exit(1)
+        _exit(1)
     except OSError as error:  # of a place that is unlike what anybody looked for
         where = "" if error.filename is None else f" {error.filename}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             place, hint = f"cannot write{where}", "free some space, or write to another place"
-            _print_nowhere()
         elif where:
             place, hint = f"cannot use{where}", "look at its name and its permissions"
         else:
             raise
-        print(f"error: {printable(f'{place}: {error.strerror}; {hint}')}", file=sys.stderr)
-        sys.exit(2)
+        _exit(2, printable(f"{place}: {error.strerror}; {hint}"))
 
 
-def _print_nowhere() -> None:
-    """What is still to be printed as this process ends could not be, either."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _exit(code: int | str, error: str = "") -> NoReturn:
+    """End with a code, which stays the same where nothing can be printed any more.
+
+    Python itself would end with 120, as what is left in the buffers cannot be written, either.
+    """
+    for stream, line in ((sys.stderr, error and f"error: {error}\n"), (sys.stdout, "")):
+        try:
+            stream.write(line)
+            getattr(stream, "wrapped", stream).flush()  # by Typer, whose own says nothing
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)
 
 
 def _refuse_unprintable(words: list[str]) -> None:

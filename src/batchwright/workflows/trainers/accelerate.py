@@ -33,6 +33,7 @@ from batchwright.workflows.trainers.arrangement import (
     fewest_samples,
     probed,
     recovering,
+    refused_in_a_line,
     scale_rates,
     shuffled,
     tell,
@@ -91,15 +92,8 @@ class ForAccelerate:
         loss: Callable[[Any, Any], Any] | None = None,
         **keys: Any,
     ) -> None:
-        kind = str(accelerator.distributed_type).rpartition(".")[2]
-        if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
-            raise PlanError(f"bw.ForAccelerate does not go with {kind}: use DDP, by torchrun")
-        if any(loader is one for one in accelerator._dataloaders):
-            raise PlanError(
-                "the loader of bw.ForAccelerate is prepared, which divides it another way: leave "
-                "it out of accelerator.prepare(...)"
-            )
-        shuffle = shuffled(loader, "bw.ForAccelerate")
+        with refused_in_a_line(first=accelerator.is_main_process):
+            shuffle = _checked(accelerator, loader)
         workers, first = accelerator.num_processes, accelerator.is_main_process
         tell_taken_over(loader, first)
         self._auto = plan == "auto"
@@ -242,3 +236,16 @@ class ForAccelerate:
             self._arrange()
         self.sampler.load_state_dict(state)
         self._index = -1
+
+
+def _checked(accelerator: Any, loader: Any) -> bool:
+    """Refuse what does not go with each sample once; else whether the loader shuffles."""
+    kind = str(accelerator.distributed_type).rpartition(".")[2]
+    if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+        raise PlanError(f"bw.ForAccelerate does not go with {kind}: use DDP, by torchrun")
+    if any(loader is one for one in accelerator._dataloaders):
+        raise PlanError(
+            "the loader of bw.ForAccelerate is prepared, which divides it another way: leave "
+            "it out of accelerator.prepare(...)"
+        )
+    return shuffled(loader, "bw.ForAccelerate")

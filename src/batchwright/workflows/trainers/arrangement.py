@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal
+from weakref import ref
 
-from batchwright.errors import ArgumentError, PlanError
+from batchwright.errors import ArgumentError, BatchwrightError, PlanError, one_line
 from batchwright.records import Plan, Profile
 from batchwright.records.documents import record_of
 from batchwright.records.text.formatting import counted
@@ -277,6 +279,27 @@ def _leave_group() -> None:
 
     if distributed.is_initialized() and distributed.get_backend() == "gloo":
         distributed.destroy_process_group()
+
+
+@contextmanager
+def refused_in_a_line(*, first: bool) -> Iterator[None]:
+    """Let what all workers refuse alike end a script with one line of the first, no tracebacks.
+
+    Only for what each finds by itself: an error that one worker alone has must be shown by it.
+    """
+    try:
+        yield
+    except BatchwrightError as refusal:
+        others, kept = sys.excepthook, ref(refusal)  # one that is caught lets go of its frames
+
+        def hook(kind: Any, error: BaseException, trace: Any) -> None:
+            if error is kept():
+                tell(f"error: {one_line(error)}", first=first)
+            else:
+                others(kind, error, trace)
+
+        sys.excepthook = hook
+        raise
 
 
 def tell(line: str, *, first: bool) -> None:

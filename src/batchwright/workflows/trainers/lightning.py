@@ -28,6 +28,7 @@ from batchwright.workflows.trainers.arrangement import (
     leave_group_at_exit,
     probed,
     recovering,
+    refused_in_a_line,
     scale_rates,
     shuffled,
     stay_in_group,
@@ -112,7 +113,8 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         """Check the Trainer's options, and stand in for its training data."""
         if stage != "fit":
             return
-        _refuse_options(trainer, planned=self._auto or self.plan is not None)
+        with refused_in_a_line(first=trainer.global_rank == 0):
+            _refuse_options(trainer, planned=self._auto or self.plan is not None)
         stay_in_group()
         loop, theirs = trainer.fit_loop, trainer.fit_loop._data_source
 
@@ -131,23 +133,25 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
     def _loader(self, trainer: Any, source: Any) -> Any:
         """Lightning asks for its training data: the plan is settled, and the sampler made."""
         theirs, module = source.dataloader(), trainer.lightning_module
-        shuffle = shuffled(theirs, "Lightning")
         first, workers = trainer.global_rank == 0, trainer.world_size
+        with refused_in_a_line(first=first):
+            shuffle = shuffled(theirs, "Lightning")
         tell_taken_over(theirs, first)
         shares = self._shares
         if self._auto and self.plan is None and self._kept is None:
             self.plan = self._probed(trainer, theirs)
             shares = shares or "follow"
-        self.arrangement = arranged(
-            self.plan,
-            shares,
-            trainer="Lightning",
-            workers=workers,
-            batch=theirs.batch_size,
-            passes=trainer.accumulate_grad_batches,
-            samples=len(theirs.dataset),
-            accumulation=_WORDS["accumulation"],
-        )
+        with refused_in_a_line(first=first):
+            self.arrangement = arranged(
+                self.plan,
+                shares,
+                trainer="Lightning",
+                workers=workers,
+                batch=theirs.batch_size,
+                passes=trainer.accumulate_grad_batches,
+                samples=len(theirs.dataset),
+                accumulation=_WORDS["accumulation"],
+            )
         if self._kept is not None:  # as the run began, which a checkpoint has told
             self.arrangement = Arrangement(**self._kept)
         trainer.accumulate_grad_batches = self.arrangement.passes

@@ -26,6 +26,7 @@ from batchwright.workflows.trainers.arrangement import (
     leave_group_at_exit,
     probed,
     recovering,
+    refused_in_a_line,
     scale_rates,
     shuffled,
     stay_in_group,
@@ -79,7 +80,8 @@ class ForTransformers:
         recover: bool = True,
         **keys: Any,
     ) -> None:
-        _refuse_options(trainer)
+        with refused_in_a_line(first=trainer.args.process_index == 0):
+            _refuse_options(trainer)
         self.plan = None if plan == "auto" else plan
         self._auto, self._shares, self._keys = plan == "auto", shares, keys
         self._recover = recover
@@ -116,8 +118,9 @@ class ForTransformers:
     def _loader(self) -> Any:
         """The Trainer asks for its training data: the plan is settled, and the sampler made."""
         trainer, args, theirs = self._trainer, self._trainer.args, self._their_loader()
-        shuffle = shuffled(theirs, "the Trainer")
         first, workers = args.process_index == 0, args.world_size
+        with refused_in_a_line(first=first):
+            shuffle = shuffled(theirs, "the Trainer")
         if args.dataloader_drop_last:
             tell_taken_over(theirs, first)
             tell("dataloader_drop_last=True is left out: the last step counts, too", first=first)
@@ -126,16 +129,17 @@ class ForTransformers:
             self.plan = automatic(self._probed(theirs, **self._keys), int(args.num_train_epochs))
             self._shares = shares = shares or "follow"
         if self.arrangement is None:  # a second `train()` goes on as the first
-            self.arrangement = arranged(
-                self.plan,
-                shares,
-                trainer="the Trainer",
-                workers=workers,
-                batch=args.train_batch_size,
-                passes=args.gradient_accumulation_steps,
-                samples=len(theirs.dataset),
-                accumulation=_WORDS["accumulation"],
-            )
+            with refused_in_a_line(first=first):
+                self.arrangement = arranged(
+                    self.plan,
+                    shares,
+                    trainer="the Trainer",
+                    workers=workers,
+                    batch=args.train_batch_size,
+                    passes=args.gradient_accumulation_steps,
+                    samples=len(theirs.dataset),
+                    accumulation=_WORDS["accumulation"],
+                )
             if self.plan is not None:
                 tell(self.arrangement.words(workers, **_WORDS), first=first)
                 trainer.create_optimizer()
