@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchwright.planning.chosen import Chosen
-from batchwright.records import Job, NetworkFacts, Reason
+from batchwright.records import Job, Reason
 
 AVERAGE_EPOCHS = 0.5
 """That the average looks back on: of five averages the one with which trainings of 12 and 16 epochs
@@ -13,15 +13,7 @@ _EARLIER = 0.86  # of the epochs that the weights take, over twelve trainings of
 
 def averaged_epochs(job: Job) -> float | None:
     """Epochs that the average looks back on; `None`: the weights themselves are evaluated."""
-    wanted = job.average_weights == "on" or (
-        job.average_weights == "auto" and job.goal.target is not None and job.can_average
-    )
-    return AVERAGE_EPOCHS if wanted else None
-
-
-def average_bytes(job: Job, network: NetworkFacts) -> int:
-    """Bytes that the average takes on each worker."""
-    return network.trained_bytes if averaged_epochs(job) else 0
+    return AVERAGE_EPOCHS if job.averages else None
 
 
 def averaging_reasons(job: Job) -> tuple[Reason, ...]:
