@@ -174,6 +174,18 @@ def test_the_largest_local_batch_of_a_profile_surely_fits_its_limit():
     assert max_local_batch_size(profile, limit=100) == 0
 
 
+def test_the_largest_local_batch_leaves_room_for_an_average():
+    extra = 10_000_000
+    network = make_profile().network.model_copy(update={"trained_bytes": extra})
+    profile = make_profile(memory_parts=PARTS, network=network)
+    job = profile.job.model_copy(update={"average_weights": "on"})
+    averaging = make_profile(memory_parts=PARTS, network=network, job=job)
+    for limit in (20_000_000, 40_000_000):
+        largest = max_local_batch_size(averaging, limit=limit + extra)
+        assert largest == max_local_batch_size(profile, limit=limit)
+        assert max_local_batch_size(averaging, limit=limit) < largest
+
+
 def test_what_failed_before_is_not_offered_again():
     failed = OutOfMemory(resolution=32, local_batch_size=50, workers=2)
     profile = make_profile(memory_parts=PARTS, out_of_memory=(failed,))

@@ -346,6 +346,17 @@ def test_rounds_with_a_server_are_simulated_and_stragglers_lengthen_them():
     assert found.timeline.steps == ()
 
 
+def test_checkpoints_with_an_average_are_assumed_to_cost_more():
+    def notes(**more):
+        network = make_plan().network.model_copy(update={"trained_bytes": 200_000_000})
+        plan = make_plan(network=network, **more)
+        return bw.simulate(plan, samples=10**6, epochs=9, mtbf_hours=2).model_dump_json()
+
+    weights = 4 * make_plan().network.parameters / 200e6
+    assert f"holds up training for {weights + 1:.2g} s" in notes()
+    assert f"holds up training for {weights + 2:.2g} s" in notes(average_epochs=0.5)
+
+
 def test_a_search_finds_the_best_interval_on_the_same_numbers():
     asked = {"samples": 10**6, "epochs": 300, "workers": 8, "mtbf_hours": 2, "checkpoint_cost": 5}
     values = [5, 100, 5000]

@@ -38,7 +38,7 @@ from batchwright.errors import BatchwrightError, JobError, LostWorkerError, Plan
 from batchwright.probing import together
 from batchwright.records import Job, KindCount, Plan, Profile, RunSummary, Sweep
 from batchwright.records.documents import read_record, write_record
-from batchwright.workflows.sweep.sharing import part_of
+from batchwright.workflows.sweep.sharing import own_machine, part_of
 from batchwright.workflows.sweep.slots import Machine
 from batchwright.workflows.together import (
     BY_ONE,
@@ -185,11 +185,11 @@ def test_the_same_words_twice_in_a_step_of_srun_are_two_runs(tmp_path, monkeypat
         environments._name_process()
         environments.adopt(task)
         with Gathering(task, versions={}, words="run a.yaml"):
-            return begun_before(folder, Job())
+            return begun_before(folder, "a job")
 
     assert begun() is None
     with Gathering(task, versions={}, words="run a.yaml"):
-        note_begun(folder, Job())
+        note_begun(folder, "a job")
     (folder / "job.yaml").touch()
     assert begun() is None
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
@@ -236,8 +236,8 @@ def test_only_what_was_asked_for_alike_is_gone_on_with(tmp_path, monkeypatch):
 
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "run_1/attempt_0/0/error.json")
     for words, job, others in (
-        ("run a.yaml", Job(), (("run b.yaml", Job()), ("run", Job()))),
-        ("run", Job(), (("run", Job(epochs=7)), ("run a.yaml", Job()))),
+        ("run a.yaml", "a job", (("run b.yaml", "a job"), ("run", "a job"))),
+        ("run", "a job", (("run", "another"), ("run a.yaml", "a job"))),
     ):
         with Gathering(one, versions={}, words=words):
             note_begun(folder, job)
@@ -573,12 +573,166 @@ def test_every_process_runs_some_cells_of_a_sweep(start, tmp_path):
     assert [one.workers for one in again.done] == [1, 1, 1, 1]
 
 
+HELD = """
+import time
+from pathlib import Path
+import torch
+from batchwright.workload.networks import resnet8
+
+class Held(torch.nn.Module):
+    def __init__(self, **keys):
+        super().__init__()
+        self.inner = resnet8(**keys)
+
+    def forward(self, images):
+        if self.training:
+            time.sleep(0.1)  # a run takes minutes, at whatever speed a host computes
+        return self.inner(images)
+
+def network(**keys):
+    return Held(**keys)
+"""
+
+
+def held_sweep(start, tmp_path, *, waits=()):
+    """A sweep of two runs in two processes that takes minutes, once both runs train.
+
+    Those that wait have a run that ends at once, by a tracker that nobody knows.
+    """
+    (tmp_path / "held.py").write_text(HELD)
+
+    def says(rank, size):
+        more = {"BATCHWRIGHT_TRACKERS": "nobody"} if rank in waits else {}
+        return {**srun(rank, size), "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}", **more}
+
+    words = ("sweep", *JOB, "epochs=300", "network=held:network", "checkpoint_seconds=1000")
+    grid = ("--grid", "learning_rate=0.05,0.1", "--seeds", 1)
+    started = start(*words, *grid, "--out", "s", says=says)
+    end = time.monotonic() + 300
+    cells = tmp_path / "s" / "cells"
+    while len([*cells.glob("*/metrics.jsonl")]) < 2 - len(waits) or (
+        waits and len([*(tmp_path / "s" / "logs").glob("*.log")]) < 2
+    ):
+        assert time.monotonic() < end, started.end()
+        assert all(one.poll() is None for one in started.processes), started.end()
+        time.sleep(0.05)
+    return started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signalled", "number"),
+    [((0, 1), signal.SIGINT), ((0,), signal.SIGUSR1), ((1,), signal.SIGTERM)],
+    ids=["all", "worker 0", "another"],
+)
+def test_a_stop_signal_to_any_ends_a_shared_sweep_with_one_line(start, tmp_path, signalled, number):
+    """Schedulers signal all tasks, the first alone or, by hand, any of them."""
+    started = held_sweep(start, tmp_path)
+    for rank in signalled:
+        started.processes[rank].send_signal(number)
+    codes, told = started.end()
+    assert codes == [128 + number] * 2, told
+    (line,) = errors(told)
+    assert f"stopped by signal {number:d} with 2 runs to go; continue with `batch" in line
+    assert "--resume --out s" in line
+    cells = tmp_path / "s" / "cells"
+    assert len([*cells.glob("*/checkpoints/last.pt")]) == 2  # as a process by itself leaves them
+    swept = read_record(tmp_path / "s" / "sweep.json", Sweep)
+    assert [one.state for one in swept.cells] == ["stopped", "stopped"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("waits", "signalled"), [(0, 0), (1, 1)], ids=["worker 0", "another"])
+def test_a_stop_while_a_process_has_run_its_share_ends_all(start, tmp_path, waits, signalled):
+    started = held_sweep(start, tmp_path, waits=(waits,))
+    time.sleep(1.0)  # its run has most likely ended by now; if not, all must be as it is then
+    started.processes[signalled].send_signal(signal.SIGTERM)
+    codes, told = started.end()
+    assert codes == [128 + signal.SIGTERM] * 2, told
+    (line,) = errors(told)
+    assert "stopped by signal 15 with 2 runs to go; continue with `batchwright sweep" in line
+    assert len([*(tmp_path / "s" / "cells").glob("*/checkpoints/last.pt")]) == 1
+
+
+@pytest.mark.slow
+def test_a_sweep_that_torchrun_starts_again_goes_on(tmp_path, cache, forks):
+    """As a run does, with the same words: no finished run is trained twice."""
+    (tmp_path / "dying.py").write_text(
+        "import os, signal, sys\n"
+        "from batchwright.__main__ import entry\n"
+        "from batchwright.workflows.sweep import sharing\n"
+        "take_down = sharing.take_down\n"
+        "def dying(*how):\n"
+        "    if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return take_down(*how)\n"
+        "from batchwright.workflows.sweep import verb\n"
+        "verb.take_down = dying\n"
+        "entry()\n"
+    )
+    words = ("sweep", *JOB, "epochs=1", "--grid", "learning_rate=0.05,0.1", "--seeds", "1")
+    done = forked.command(
+        *("--standalone", "--nproc-per-node", "2", "--max-restarts", "2"),
+        *("--monitor-interval", "0.2", "dying.py", *words, "--out", "s"),
+        program=forked.TORCHRUN,
+        cwd=tmp_path,
+        env=environment(cache),
+        prints=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "exitcode: -9" in done.stderr
+    swept = read_record(tmp_path / "s" / "sweep.json", Sweep)
+    assert [one.state for one in swept.cells] == ["done", "done"]
+    assert (tmp_path / "s" / "sweep.html").exists()
+
+
 def test_a_process_takes_its_part_of_a_host_unless_it_is_bound_to_one():
     started = found(TORCHRUN)  # the second of two
-    assert part_of(Machine(8, ("a", "b", "c")), started, 8) == Machine(4, ("b",))
-    assert part_of(Machine(4, ("b",)), replace(started, by="srun"), 8) == Machine(4, ("b",))
+    assert part_of(Machine(4), replace(started, by="srun"), 8) == Machine(4)
     assert part_of(Machine(4), started, 8) == Machine(2)  # the allocation's, of both
     assert part_of(Machine(1), started, 1) == Machine(1)
+
+
+@pytest.mark.parametrize(
+    ("seen", "parts"),
+    [
+        ([["a", "b", "c"]] * 2 + [["d", "e", "f"]] * 2, ["02", "1", "02", "1"]),
+        ([["a"], ["b"], ["c"], ["d"]], ["0", "0", "0", "0"]),
+        ([["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]], ["01"] * 4),
+        ([["a"], ["a"], ["b"], ["b"]], ["0", "0", "0", "0"]),
+        ([["a", "b"], ["b", "a"]], ["0", "0"]),
+    ],
+    ids=["all to all", "one a task", "two a task", "fewer than tasks", "in another order"],
+)
+def test_processes_share_gpus_that_several_see_and_keep_their_own(seen, parts):
+    """Each calls those that it sees by numbers from 0 on, whichever they are."""
+    found_parts = []
+    for rank, gpus in enumerate(seen):
+        started = replace(found(TORCHRUN), rank=rank, size=len(seen), local_rank=rank % 2)
+        machine = Machine(8, tuple(map(str, range(len(gpus)))))
+        found_parts.append("".join(part_of(machine, started, 8, seen).gpus))
+    assert found_parts == parts
+
+
+def test_the_gpus_that_all_see_are_asked_for_and_handed_out(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(host, "identity", lambda device: f"GPU-{device.index}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    plan = make_tiny_plan((4,))
+    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"device": "cuda"})})
+    asked = []
+
+    def ask(do):
+        asked.append(do)
+        return [["GPU-0", "GPU-1"]]
+
+    first = replace(found(TORCHRUN), rank=0, size=2, local_rank=0)
+    others = SimpleNamespace(ask=ask)
+    monkeypatch.setattr(environments, "_joined", first)
+    monkeypatch.setattr(Gathering, "current", others)
+    assert (own_machine([plan]).gpus, asked) == (("4",), ["gpus"])
+    others.ask = lambda do: [["GPU-2", "GPU-3"]]
+    assert own_machine([plan]).gpus == ("4", "5")
 
 
 @pytest.mark.slow

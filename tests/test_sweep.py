@@ -14,6 +14,7 @@ import pytest
 
 import batchwright as bw
 from batchwright.distributed.exit_reports import error_of
+from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import FileError, Interrupted, JobError, PlanError
 from batchwright.probing.commands import Compared
 from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
@@ -241,8 +242,11 @@ def scripted(tmp_path, monkeypatch):
         if while_running:
             threading.Thread(target=while_running, args=(seen,), daemon=True).start()
         plan = make_plan(job=job)
-        stopped = Runner(tmp_path, slots, seen.watcher).run([(cell, plan) for cell in found])
-        return list(by_name), seen, stopped
+        with noting_signals() as noted:
+            Runner(tmp_path, slots, seen.watcher).run(
+                [(cell, plan) for cell in found], lambda: noted
+            )
+        return list(by_name), seen, next(iter(noted), 0)
 
     return run
 
@@ -308,7 +312,7 @@ def test_a_stop_signal_lets_cells_write_and_starts_no_more(scripted, tmp_path):
 
 
 def test_a_second_signal_ends_cells_that_do_not_listen(scripted, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "_LAST_SECONDS", 1000.0)  # else it would be ended in any case
+    monkeypatch.setattr(runner, "LAST_SECONDS", 1000.0)  # else it would be ended in any case
     deaf = "trap 'touch heard' TERM; touch ready; while :; do sleep 0.05; done"
     moments = (lambda _, n=n: any(tmp_path.glob(f"cells/*/{n}")) for n in ("ready", "heard"))
     ready = signal_when(signal.SIGTERM, *moments)
@@ -353,7 +357,7 @@ def instantly(monkeypatch):
     """Cells that are done at once, with an accuracy by their rate; the names of those that ran."""
     ran = []
 
-    def run(self, todo):
+    def run(self, todo, stops):
         for cell, plan in todo:
             ran.append(cell.name)
             self._watcher.began(cell.name, plan.epochs)
@@ -367,7 +371,6 @@ def instantly(monkeypatch):
             summary = make_summary(plan=plan, epochs=epochs, profile=None)
             write_record(summary, folder / "summary.json")
             self._watcher.ended(cell.name, "done", "")
-        return 0
 
     monkeypatch.setattr(Runner, "run", run)
     return ran

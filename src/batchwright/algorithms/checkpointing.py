@@ -28,9 +28,9 @@ _BYTES = 4  # of a weight
 _DISK = 200e6  # bytes per second
 
 
-def assumed_cost(network: NetworkFacts) -> float:
-    """Seconds of writing weights and momentum at 200 MB/s, where nobody says."""
-    return (_BYTES * network.parameters + network.trained_bytes) / _DISK
+def assumed_cost(network: NetworkFacts, *, averages: bool) -> float:
+    """Seconds of writing weights, momentum and an average, if any, at 200 MB/s, if nobody says."""
+    return (_BYTES * network.parameters + (1 + averages) * network.trained_bytes) / _DISK
 
 
 def young_interval(cost: float, mean_seconds: float) -> float:

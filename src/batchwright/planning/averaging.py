@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchwright.planning.chosen import Chosen
-from batchwright.records import Job, NetworkFacts, Reason
+from batchwright.records import Job, Reason
 from batchwright.records.text.formatting import counted
 
 AVERAGE_EPOCHS = 0.5
@@ -19,10 +19,7 @@ _SOONER = 0.8  # of the epochs of a schedule that ends at the target
 
 def averaged_epochs(job: Job) -> float | None:
     """Epochs that the average looks back on; `None`: the weights themselves are evaluated."""
-    wanted = job.average_weights == "on" or (
-        job.average_weights == "auto" and job.goal.target is not None and job.can_average
-    )
-    return AVERAGE_EPOCHS if wanted else None
+    return AVERAGE_EPOCHS if job.averages else None
 
 
 def scheduled_epochs(job: Job, needed: int) -> int:
@@ -32,12 +29,7 @@ def scheduled_epochs(job: Job, needed: int) -> int:
         job: Its ``epochs`` are the most.
         needed: Epochs that the training is to take.
     """
-    return needed if averaged_epochs(job) is None else min(job.epochs, STRETCH * needed)
-
-
-def average_bytes(job: Job, network: NetworkFacts) -> int:
-    """Bytes that the average takes on each worker."""
-    return network.trained_bytes if averaged_epochs(job) else 0
+    return min(job.epochs, STRETCH * needed) if job.averages else needed
 
 
 def averaging_reasons(job: Job) -> tuple[Reason, ...]:

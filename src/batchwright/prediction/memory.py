@@ -31,7 +31,7 @@ from statistics import fmean
 
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.prediction.fit import between
-from batchwright.records import Estimate, MemoryParts, MemoryPoint, Profile
+from batchwright.records import Estimate, MemoryParts, MemoryPoint, NetworkFacts, Profile
 from batchwright.records.text.problems import described
 
 MARGIN = {"cpu": 0.005, "cuda": 0.03}
@@ -381,7 +381,12 @@ def max_local_batch_size(
         if value is not None and value < 1:
             raise PlanError(f"{name}={value}: give 1 or more")
     limit = limit or profile.job.goal.memory or profile.cluster.memory_bytes
-    model = fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device)
+    model = fit_memory(
+        profile.memory,
+        profile.memory_parts,
+        device=profile.cluster.device,
+        extra=average_bytes(profile.job.averages, profile.network),
+    )
     side = resolution or model.resolutions[-1]
     count = workers or profile.cluster.workers
     failed = [
@@ -391,6 +396,11 @@ def max_local_batch_size(
     ]
     most = min(failed, default=_MAX_SAMPLES + 1) - 1
     return model.largest_batch(side, limit, most, workers=count)
+
+
+def average_bytes(averages: bool, network: NetworkFacts) -> int:
+    """Bytes that the average of the weights takes on each worker, and in a checkpoint."""
+    return network.trained_bytes if averages else 0
 
 
 def _floor(parts: MemoryParts | None) -> int:

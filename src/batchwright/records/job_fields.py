@@ -372,6 +372,13 @@ class JobFields(Keys):
         return not self.launcher.simulated and not self.method_spec.served
 
     @property
+    def averages(self) -> bool:
+        """Whether a plan has them evaluate it."""
+        return self.average_weights == "on" or (
+            self.average_weights == "auto" and self.goal.target is not None and self.can_average
+        )
+
+    @property
     def looks_ahead(self) -> bool:
         """Whether SGD's momentum is Nesterov's."""
         return self.nesterov and self.momentum > 0

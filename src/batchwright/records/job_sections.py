@@ -455,7 +455,7 @@ class Goal(Keys):
     checkpoint_cost: StatedSeconds | None = Field(
         None,
         description="What it counts for a checkpoint, in seconds that training is held up; unset: "
-        "weights, momentum and statistics at 200 MB/s (assumed).",
+        "weights, momentum, statistics and an average, if any, at 200 MB/s (assumed).",
     )
     tolerance: float = Field(
         0.10,

@@ -39,7 +39,7 @@ from batchwright.errors import (
     WorkerError,
     one_line,
 )
-from batchwright.records import Job, Plan, Record
+from batchwright.records import Plan, Record
 
 if TYPE_CHECKING:
     from batchwright.distributed.joining.gathering import Ended, Gathering
@@ -130,12 +130,12 @@ def follow(started: Started, words: str) -> Ended:
     except PlanError as error:  # of what all know: worker 0 says it
         return Ended(error.exit_code, one_line(error))
     # Worker 0 gets the same stop signal, as a rule, and says so to all, or is gone at once.
-    with gathering, noting_signals() as noted:
+    with gathering, noting_signals() as gathering.noted:
         try:
-            return gathering.follow(_Work(gathering), noted)
+            return gathering.follow(_Work(gathering))
         except LostWorkerError:
-            if noted:
-                return Ended(128 + noted[0])
+            if stops := gathering.stops():
+                return Ended(128 + stops[0])
             raise
 
 
@@ -262,8 +262,8 @@ def arranged(plan: Plan, places: Sequence[int]) -> Plan:
     return plan.model_copy(update={"stages": tuple(rows)})
 
 
-def begun_before(folder: str | Path | None, asked: Job | None = None) -> Path | None:
-    """The run folder that an earlier start of this very launch has opened, if any.
+def begun_before(folder: str | Path | None, asked: str = "") -> Path | None:
+    """The folder of a run or sweep that an earlier start of this very launch has opened, if any.
 
     A launcher starts all processes again with the same words, where one was lost or a host came or
     went; a run without a named folder is looked for under ``runs``. A script that it has started
@@ -271,14 +271,14 @@ def begun_before(folder: str | Path | None, asked: Job | None = None) -> Path | 
 
     Args:
         folder: The run folder, if one was named.
-        asked: The job; ``None``: a plan, which a script may have made anew.
+        asked: Job and grid as a text; empty: a plan, which a script may have made anew.
     """
     starts = _starts()
     if starts is None:
         return None
     what = _asked(asked)
     places = [Path(folder)] if folder is not None else sorted(Path("runs").glob("*"), reverse=True)
-    named = ("plan.json", "job.yaml")
+    named = ("plan.json", "job.yaml", "sweep.json")
     return next(
         (
             place
@@ -291,14 +291,14 @@ def begun_before(folder: str | Path | None, asked: Job | None = None) -> Path | 
     )
 
 
-def note_begun(folder: Path, asked: Job | None = None) -> None:
+def note_begun(folder: Path, asked: str = "") -> None:
     """Note in a new run folder which launch has opened it for what, for `begun_before`."""
     starts = _starts()
     if starts is not None:
         note_opened(folder, *starts, asked=_asked(asked))
 
 
-def _asked(job: Job | None) -> str:
+def _asked(asked: str) -> str:
     """What was asked for, as one text: the command line, or what a script hands over.
 
     Of a command line its words, since the files that it names may change while it runs.
@@ -308,9 +308,9 @@ def _asked(job: Job | None) -> str:
     gathering = Gathering.current
     assert gathering is not None  # noqa: S101 - only then is this called
     words = gathering.members[0].words
-    if words not in TOGETHER or job is None:
+    if words not in TOGETHER or not asked:
         return words
-    return f"{words} {sha256(job.model_dump_json().encode()).hexdigest()}"
+    return f"{words} {sha256(asked.encode()).hexdigest()}"
 
 
 def _starts() -> tuple[set[str], set[str]] | None:
@@ -333,7 +333,7 @@ class _Work:
 
     def __init__(self, gathering: Gathering) -> None:
         from batchwright.probing.together import Helper, look
-        from batchwright.workflows.sweep.sharing import run_share
+        from batchwright.workflows.sweep.sharing import run_share, seen_gpus
 
         self._gathering, self._helper = gathering, Helper()
         self._does: dict[str, Callable[[Gathering, Mapping[str, Any]], Any]] = {
@@ -341,6 +341,7 @@ class _Work:
             "find": self._find,
             "train": self._train,
             "cells": run_share,
+            "gpus": seen_gpus,
             "measure": self._helper.measure,
             "command": self._helper.command,
             "measured": self._helper.measured,

@@ -461,7 +461,7 @@ def run(
         return done
     if not resume:
         job, keys, overrides = job_of(job, keys, overrides), {}, []
-        asked = job
+        asked = job.model_dump_json()
         if (again := begun_before(run_folder, asked)) is not None:
             keys, run_folder, resume = _allowed(job), again, True
     with ExitStack() as held:

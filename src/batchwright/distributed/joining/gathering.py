@@ -95,6 +95,7 @@ class Gathering:
         current: The one that this process belongs to, if any.
         started: This process.
         members: All of them, in rank order.
+        noted: Stop signals that came to this process, for `stops`.
 
     Raises:
         BatchwrightError: Some did not come in time, or worker 0 cannot be reached.
@@ -105,7 +106,10 @@ class Gathering:
 
     def __init__(self, started: Started, *, versions: Mapping[str, str], words: str) -> None:
         self.started = started
+        self.noted: Sequence[int] = ()
         self._orders = 0
+        self._stops: list[int] = []
+        self._may_ask = started.size > 1
         seconds = _meeting_seconds()
         own = Member(
             rank=started.rank,
@@ -139,6 +143,28 @@ class Gathering:
         """Number of hosts."""
         return len({one.host for one in self.members})
 
+    def stops(self) -> Sequence[int]:
+        """Stop signals, two at most, that came here or to another that tells its own by this.
+
+        Whoever got one tells all, and worker 0, once it has heard of one, that it ends its command.
+        """
+        if not self._may_ask:
+            return self._stops or self.noted
+        try:
+            for nth in (1, 2):
+                if len(self._stops) >= nth:
+                    continue
+                if len(self.noted) >= nth:
+                    self._tell(f"stop/{nth}", str(self.noted[nth - 1]))
+                elif not self._has(f"stop/{nth}"):
+                    break
+                self._stops.append(int(self._hear(f"stop/{nth}")))
+                if not self.started.rank:
+                    self._tell("stopping", "")
+        except LostWorkerError:  # of the store: what it was asked for says so, and does not wait
+            self._may_ask = False
+        return self._stops or self.noted
+
     # ------------------------------------------------------------------------------ worker 0's part
 
     def order(self, do: str, **what: Any) -> int:
@@ -157,10 +183,15 @@ class Gathering:
         """
         return self.answers(self.order(do, **what))
 
-    def answers(self, number: int) -> list[Any]:
-        """Wait for what the others answer to an order, in rank order; raises as `ask` does."""
+    def answers(self, number: int, patience: float = math.inf) -> list[Any]:
+        """Wait for what the others answer to an order, in rank order; raises as `ask` does.
+
+        Args:
+            number: The order's.
+            patience: Seconds after a stop signal to any until `Interrupted` is raised.
+        """
         keys = [f"answer/{number}/{rank}" for rank in self._others]
-        self._wait(keys)
+        self._wait(keys, patience)
         return [json.loads(self._hear(key)) for key in keys]
 
     def end(self, how: Ended) -> None:
@@ -192,13 +223,12 @@ class Gathering:
 
     # ----------------------------------------------------------------------------- the others' part
 
-    def follow(self, work: Callable[[Mapping[str, Any]], Any], noted: Sequence[int] = ()) -> Ended:
+    def follow(self, work: Callable[[Mapping[str, Any]], Any]) -> Ended:
         """Carry out orders until worker 0 has ended its command.
 
         Args:
             work: Takes an order, and returns an answer of plain values. What it raises is told to
-                worker 0.
-            noted: Stop signals received so far; worker 0 has a while to end its command by them.
+                worker 0, which has a while to end its command by a stop signal that came here.
 
         Raises:
             LostWorkerError: Worker 0 is gone or silent.
@@ -207,7 +237,7 @@ class Gathering:
         while True:
             self._orders += 1
             try:
-                self._wait([f"order/{self._orders}"], noted)
+                self._wait([f"order/{self._orders}"], _STOP_SECONDS)
             except Interrupted as stopped:  # this process alone
                 self._orders -= 1
                 if (ended := self._fail(stopped)) is not None:
@@ -289,16 +319,22 @@ class Gathering:
         while time.monotonic() < limit and (left := [key for key in left if not self._has(key)]):
             time.sleep(_POLL_SECONDS)
 
-    def _wait(self, keys: Sequence[str], noted: Sequence[int] = ()) -> None:
-        """Until all these are there, while all that may set them live and no stop was noted."""
+    def _wait(self, keys: Sequence[str], patience: float = math.inf) -> None:
+        """Until all these are there, while all that may set them live.
+
+        A stop signal is waited out for so many seconds, by others than worker 0 for as long as that
+        has not said that it ends its command.
+        """
         look, stop = time.monotonic() + BEAT_SECONDS, 0.0
         left = list(keys)
         while left := [key for key in left if not self._has(key)]:
             if self.started.rank == 0:
                 self._raise_failed(secondary=True)
-            stop = stop or (time.monotonic() + _STOP_SECONDS if noted else 0.0)
-            if stop and time.monotonic() > stop:
-                raise Interrupted(noted[0], f"stopped by signal {noted[0]}")
+            asks = patience < math.inf and (self.noted or not self.started.rank)
+            if asks and (stops := self.stops()):
+                stop = stop or time.monotonic() + patience
+                if time.monotonic() > stop and not (self.started.rank and self._has("stopping")):
+                    raise Interrupted(stops[0], f"stopped by signal {stops[0]}")
             if time.monotonic() > look:
                 look = time.monotonic() + BEAT_SECONDS
                 if self._roll_call is not None and self._roll_call.misses_one():
@@ -322,8 +358,8 @@ class Gathering:
         for rank, failed in sorted(found, key=lambda one: one[1]["secondary"]):
             if failed["secondary"] and not secondary:
                 continue
-            kind = LostWorkerError if failed["secondary"] else _error_of(failed["code"])
-            raise kind(f"{self.members[rank]}: {failed['message']}")
+            said = f"{self.members[rank]}: {failed['message']}"
+            raise LostWorkerError(said) if failed["secondary"] else _error_of(failed["code"], said)
 
     # ------------------------------------------------------------------------------------ the store
 
@@ -360,8 +396,10 @@ class Gathering:
             raise LostWorkerError(silent) from None
 
 
-def _error_of(code: int) -> type[BatchwrightError]:
-    return BatchwrightError if code == BatchwrightError.exit_code else LostWorkerError
+def _error_of(code: int, said: str) -> BatchwrightError:
+    if code > 128:  # it alone got a stop signal
+        return Interrupted(code - 128, said)
+    return (BatchwrightError if code == BatchwrightError.exit_code else LostWorkerError)(said)
 
 
 def _meeting_seconds() -> float:

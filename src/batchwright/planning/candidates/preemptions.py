@@ -140,7 +140,11 @@ def losses_of(job: Job, network: NetworkFacts, preemptions: float) -> Losses:
     asked = None if job.checkpoint_seconds == "auto" else job.checkpoint_seconds
     return Losses(
         mean=_HOUR / preemptions if preemptions else inf,
-        cost=assumed_cost(network) if goal.checkpoint_cost is None else goal.checkpoint_cost,
+        cost=(
+            assumed_cost(network, averages=job.averages)
+            if goal.checkpoint_cost is None
+            else goal.checkpoint_cost
+        ),
         restart=goal.restart_seconds,
         asked=asked,
         assumed=goal.checkpoint_cost is None,

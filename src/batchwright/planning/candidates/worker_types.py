@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from batchwright.errors import PlanError
-from batchwright.planning.averaging import average_bytes
 from batchwright.planning.gradient_scaling import StepSplit, small_parts, step_split_of
 from batchwright.planning.merging import kind_of
 from batchwright.planning.resolution import sides
 from batchwright.planning.validation import check_micro_batches, least_local
 from batchwright.prediction.fit import Line
-from batchwright.prediction.memory import MemoryModel, fit_memory
+from batchwright.prediction.memory import MemoryModel, average_bytes, fit_memory
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
 from batchwright.records import Job, Link, Profile, StepTime, WorkerKind
 
@@ -286,7 +285,7 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> WorkerT
             profile.memory,
             profile.memory_parts,
             device=profile.cluster.device,
-            extra=average_bytes(job, profile.network),
+            extra=average_bytes(job.averages, profile.network),
         ),
         # Scaled by the area of the images from the highest resolution measured.
         evaluation_seconds=profile.evaluation_seconds_per_image

@@ -389,7 +389,7 @@ class ImaginedCluster:
         """Seconds that a checkpoint holds up training."""
         if self.scenario.checkpoint_cost is not None:
             return self.scenario.checkpoint_cost
-        seconds = assumed_cost(self.plan.network)
+        seconds = assumed_cost(self.plan.network, averages=self.plan.average_epochs is not None)
         self.notes[f"a checkpoint holds up training for {seconds:.2g} s (checkpoint_cost=)"] = None
         return seconds
 

@@ -134,8 +134,8 @@ class Scenario(Keys):
     )
     checkpoint_cost: StatedSeconds | None = Field(
         None,
-        description="Seconds that a checkpoint holds up training. Unset: weights, momentum and "
-        "statistics at 200 MB/s (assumed).",
+        description="Seconds that a checkpoint holds up training. Unset: weights, momentum, "
+        "statistics and an average, if any, at 200 MB/s (assumed).",
     )
     restart_seconds: StatedSeconds = Field(
         30.0,

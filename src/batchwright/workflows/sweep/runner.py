@@ -2,8 +2,9 @@
 
     this process --> python -m batchwright.cli.verb_child train plans/NAME.json --out cells/NAME
 
-A cell that ends by an error ends alone. A stop signal reaches this process only; it is passed on,
-so that each cell can write a checkpoint, and a second one ends them at once.
+A cell that ends by an error ends alone. A stop signal reaches this process only, or another that
+shares the sweep; it is passed on, so that each cell can write a checkpoint, and a second one ends
+them at once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from batchwright.distributed import fork_server
 from batchwright.distributed.exit_reports import error_of
 from batchwright.distributed.joining.environments import by_itself
 from batchwright.distributed.processes import VERB_PARENT
-from batchwright.distributed.supervisor import GRACE_SECONDS, noting_signals
+from batchwright.distributed.supervisor import GRACE_SECONDS
 from batchwright.distributed.worker_processes import POLL_SECONDS
 from batchwright.errors import FileError
 from batchwright.records import Plan
@@ -39,7 +40,8 @@ from batchwright.workflows.sweep.slots import Slots, width_of
 State = Literal["waiting", "stopped", "failed", "done"]
 
 _VERBS = "batchwright.cli.verb_child"
-_LAST_SECONDS = GRACE_SECONDS + 15.0  # a cell with workers of its own waits so long for them
+LAST_SECONDS = GRACE_SECONDS + 15.0
+"""From a stop signal until cells are killed: one with workers of its own waits so long for them."""
 
 
 @dataclass(frozen=True)
@@ -67,28 +69,27 @@ class Runner:
         self._folder, self._slots, self._watcher = folder, slots, watcher
         self._running: list[_Running] = []
 
-    def run(self, cells: Sequence[tuple[Cell, Plan]]) -> int:
+    def run(self, cells: Sequence[tuple[Cell, Plan]], stops: Callable[[], Sequence[int]]) -> None:
         """Run these cells; of those that have room the first in order begins first.
 
-        Returns:
-            The stop signal that ended it; 0: all cells have ended.
+        Args:
+            cells: With their plans.
+            stops: The stop signals that came so far.
         """
         waiting = list(cells)
-        with noting_signals() as noted:
-            try:
-                while (waiting or self._running) and not noted:
-                    self._start(waiting)
-                    time.sleep(POLL_SECONDS)
-                    self._look()
-                if noted:
-                    self._stop(noted)
-            finally:
-                for one in self._running:
-                    one.process.kill()
-                for one in self._running:
-                    one.process.wait()
-                self._look(stopping=True)
-        return noted[0] if noted else 0
+        try:
+            while (waiting or self._running) and not stops():
+                self._start(waiting)
+                time.sleep(POLL_SECONDS)
+                self._look()
+            if self._running:
+                self._stop(stops)
+        finally:
+            for one in self._running:
+                one.process.kill()
+            for one in self._running:
+                one.process.wait()
+            self._look(stopping=True)
 
     def _start(self, waiting: list[tuple[Cell, Plan]]) -> None:
         for one in list(waiting):
@@ -140,12 +141,12 @@ class Runner:
             return "stopped", ""
         return "failed", error_of(log_of(self._folder, one.cell), code, "it")
 
-    def _stop(self, noted: list[int]) -> None:
+    def _stop(self, stops: Callable[[], Sequence[int]]) -> None:
         """Have all write a checkpoint and end; a second signal, or too long a wait, ends them."""
         for one in self._running:
             one.process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + _LAST_SECONDS
-        while self._running and len(noted) < 2 and time.monotonic() < end:
+        end = time.monotonic() + LAST_SECONDS
+        while self._running and len(stops()) < 2 and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
             self._look(stopping=True)
 

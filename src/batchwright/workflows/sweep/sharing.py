@@ -8,42 +8,74 @@ share, and records how the others' cells ended.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.distributed.joining.environments import Started, joined
+from batchwright.errors import Interrupted, LostWorkerError
 from batchwright.records import Job, Plan
 from batchwright.records.documents import read_record
 from batchwright.workflows.sweep.grid import Cell
-from batchwright.workflows.sweep.runner import Runner, Watcher, plan_file_of
+from batchwright.workflows.sweep.runner import LAST_SECONDS, Runner, Watcher, plan_file_of
 from batchwright.workflows.sweep.slots import AtOnce, Machine, Slots, machine_for
 
 if TYPE_CHECKING:
     from batchwright.distributed.joining.gathering import Gathering
 
 Share = Sequence[tuple[Cell, Plan]]
+Gpus = Sequence[Sequence[str]]  # what each process sees, in rank order
 _BINDING = ("mpirun", "srun")  # launchers that may give a process cores of its own
 
 
-def own_machine(plans: Sequence[Plan]) -> Machine:
-    """What cells of this process may use: its part of the host, if others share it."""
+def own_machine(plans: Sequence[Plan], seen: Gpus | None = None) -> Machine:
+    """What cells of this process may use: its part of the host, if others share it.
+
+    Args:
+        plans: Of the cells.
+        seen: The GPUs that each of the processes sees; unset: worker 0 asks.
+    """
     machine, started = machine_for(plans), joined()
-    return machine if started is None else part_of(machine, started, os.cpu_count() or 1)
+    if started is None:
+        return machine
+    if seen is None:
+        seen = _seen_by_all() if machine.gpus else ()
+    return part_of(machine, started, os.cpu_count() or 1, seen)
 
 
-def part_of(machine: Machine, started: Started, cores: int) -> Machine:
+def part_of(machine: Machine, started: Started, cores: int, seen: Gpus = ()) -> Machine:
     """The part of a process in what it sees of a host with so many cores.
 
-    A launcher may have bound it to cores and a GPU of its own already, as Slurm does.
+    A launcher may have bound it to cores and GPUs of its own already, as Slurm does. Cores say so
+    by their number. Names of GPUs do not, as each process may call its own by 0 and up: those that
+    see the same GPUs share them, whoever sees others alone has them all.
     """
-    rank, size, seen = started.local_rank, started.local_size, machine.gpus
     # torchrun binds nobody: fewer cores than the host has are the allocation's, for all of them.
-    bound = started.by in _BINDING and machine.cores * size <= cores
-    return Machine(
-        machine.cores if bound else max(1, machine.cores // size),
-        seen[rank::size] or seen[rank % len(seen) :][:1] if seen else (),
-    )
+    bound = started.by in _BINDING and machine.cores * started.local_size <= cores
+    own = machine.cores if bound else max(1, machine.cores // started.local_size)
+    if not machine.gpus:
+        return Machine(own)
+    mine = seen[started.rank]
+    sharing = [rank for rank, gpus in enumerate(seen) if {*gpus} & {*mine}]
+    nth = sharing.index(started.rank)
+    gpus = tuple(name for _, name in sorted(zip(mine, machine.gpus, strict=True)))
+    return Machine(own, gpus[nth :: len(sharing)] or gpus[nth % len(gpus) :][:1])
+
+
+def seen_gpus(*_: object) -> list[str]:
+    """What the GPUs that this process sees are called by everybody."""
+    import torch
+
+    from batchwright.workload.host import identity
+
+    return [identity(torch.device("cuda", n)) for n in range(torch.cuda.device_count())]
+
+
+def _seen_by_all() -> Gpus:
+    from batchwright.distributed.joining.gathering import Gathering
+
+    assert Gathering.current is not None  # noqa: S101 - or this process had joined none
+    return [seen_gpus(), *Gathering.current.ask("gpus")]
 
 
 def hand_out(folder: Path, todo: Share, widths: Sequence[int], most: AtOnce) -> tuple[int, Share]:
@@ -59,35 +91,54 @@ def hand_out(folder: Path, todo: Share, widths: Sequence[int], most: AtOnce) -> 
         cells=[(cell.name, cell.seed, cell.job.model_dump_json()) for cell, _ in todo],
         widths=list(widths),
         most=most,
+        gpus=_seen_by_all() if machine_for([plan for _, plan in todo]).gpus else [],
     )
     return number, todo[:: gathering.started.size]
 
 
-def take_down(number: int, watcher: Watcher) -> int:
-    """Record how the others' cells ended, once they have; returns a stop signal, or 0."""
+def stops_of_all(noted: Sequence[int]) -> Callable[[], Sequence[int]]:
+    """The stop signals that count: those noted here, and those that came to other processes.
+
+    Which of them a scheduler signals is its own affair; a sweep ends as a whole.
+    """
     from batchwright.distributed.joining.gathering import Gathering
 
     if Gathering.current is None:
-        return 0
-    stopped = 0
-    for answer in Gathering.current.answers(number):
-        stopped = stopped or answer["stopped"]
-        for ended in answer["ended"]:
+        return lambda: noted
+    Gathering.current.noted = noted
+    return Gathering.current.stops
+
+
+def take_down(number: int, watcher: Watcher, stops: Callable[[], Sequence[int]]) -> None:
+    """Record how the others' cells ended, once they have, or have had time to stop."""
+    from batchwright.distributed.joining.gathering import Gathering
+
+    if Gathering.current is None:
+        return
+    try:
+        answers = Gathering.current.answers(number, LAST_SECONDS)
+    except (Interrupted, LostWorkerError):
+        if stops():  # cells that have ended are found when the sweep is gone on with
+            return
+        raise
+    for answer in answers:
+        for ended in answer:
             watcher.ended(*ended)
-    return stopped
 
 
-def run_share(gathering: Gathering, order: Mapping[str, Any]) -> dict[str, Any]:
-    """Another worker's part: run its share of the cells, and say how each ended."""
+def run_share(gathering: Gathering, order: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Another worker's part: run its share of the cells; name, state and error of what ended."""
     folder, started = Path(order["folder"]), gathering.started
     cells = [
         Cell(name, (), seed, Job.model_validate_json(job))
         for name, seed, job in order["cells"][started.rank :: started.size]
     ]
     todo = [(cell, read_record(plan_file_of(folder, cell), Plan)) for cell in cells]
-    slots = Slots(own_machine([plan for _, plan in todo]), order["widths"], order["most"])
+    machine = own_machine([plan for _, plan in todo], order["gpus"])
+    slots = Slots(machine, order["widths"], order["most"])
     ended: list[tuple[str, str, str]] = []
     watcher = Watcher(
         began=lambda *_: None, wrote=lambda *_: None, ended=lambda *how: ended.append(how)
     )
-    return {"stopped": Runner(folder, slots, watcher).run(todo), "ended": ended}
+    Runner(folder, slots, watcher).run(todo, gathering.stops)
+    return ended

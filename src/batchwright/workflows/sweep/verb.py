@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.distributed.joining.environments import joined
+from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import Interrupted, JobError
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Job, Plan, Sweep, SweptKey
@@ -49,10 +50,10 @@ from batchwright.workflows.sweep.grid import (
     widened,
 )
 from batchwright.workflows.sweep.plans import Planner
-from batchwright.workflows.sweep.runner import Runner, State, Watcher, is_done, plan_file_of
-from batchwright.workflows.sweep.sharing import hand_out, own_machine, take_down
+from batchwright.workflows.sweep.runner import Runner, State, Watcher, plan_file_of
+from batchwright.workflows.sweep.sharing import hand_out, own_machine, stops_of_all, take_down
 from batchwright.workflows.sweep.slots import AtOnce, Slots, read_at_once, width_of
-from batchwright.workflows.together import find_everywhere, together
+from batchwright.workflows.together import begun_before, find_everywhere, note_begun, together
 
 DEFAULT_SEEDS = 3
 
@@ -98,16 +99,21 @@ def sweep(
     """
     refuse_no_path(out, "out")
     overrides, most = texts_of(overrides), read_at_once(at_once)
+    asked = ""
     with ExitStack() as held:
-        if resume:
-            folder = held.enter_context(existing_run(out, "sweep.json"))
         with other_keys_come():  # those of the grid
-            if resume:
-                job, swept, chosen = _widened(folder, job, grid, seeds, overrides, keys)
-            else:
+            if not resume:
                 job = job_of(job, keys, overrides)
                 swept = read_grid(job, grid or {})
                 chosen = seeds_of(job, DEFAULT_SEEDS if seeds is None else seeds)
+                asked = f"{job.model_dump_json()} {swept} {chosen}"
+                if (again := begun_before(out, asked)) is not None:
+                    keys, overrides = {key: getattr(job, key) for key in job.code_keys}, []
+                    job, out, resume = None, again, True
+            if resume:
+                folder = held.enter_context(existing_run(out, "sweep.json"))
+                job, swept, chosen = _widened(folder, job, grid, seeds, overrides, keys)
+        assert isinstance(job, Job)  # noqa: S101 - made above
         if joined() is not None and job.launcher.joins:
             job = job.model_copy(update={"launch": "local"})  # each run by one of the processes
         cells = cells_of(job, swept, chosen)
@@ -125,6 +131,7 @@ def sweep(
         _slots(planner, most)  # refuses too many at once
         if not resume:
             folder = held.enter_context(new_folder(out, job, "sweep"))
+            note_begun(folder, asked)
         held.enter_context(telling_how_to_resume(_resuming_command(folder, job, swept, cells)))
         _say(f"{counted(len(cells), 'run')} of {job.network} on {job.data}, in {folder}")
         find_everywhere(folder)
@@ -214,7 +221,8 @@ def _run(folder: Path, book: Book, cells: Sequence[Cell], planner: Planner, most
     widths = [width_of(plan) for plan in plans.values()]
     todo = [(cell, plans[cell.name]) for cell in cells if book.state_of(cell.name) == "waiting"]
     _write(book)
-    with SweepProgress(total=len(cells), done=len(cells) - len(todo)) as shown:
+    progress = SweepProgress(total=len(cells), done=len(cells) - len(todo))
+    with noting_signals() as noted, progress as shown:
         shown.expect({cell.name: plan.epochs for cell, plan in todo})
 
         def ended(name: str, state: State, error: str) -> None:
@@ -223,14 +231,11 @@ def _run(folder: Path, book: Book, cells: Sequence[Cell], planner: Planner, most
             _write(book)
 
         watcher = Watcher(began=shown.began, wrote=shown.wrote, ended=ended)
+        stops = stops_of_all(noted)
         number, own = hand_out(folder, todo, widths, most)
-        stopped = Runner(folder, slots, watcher).run(own)
-        if not stopped:
-            return take_down(number, watcher)
-        for cell, _ in todo:  # some of the others' may have ended before
-            if book.state_of(cell.name) == "waiting" and is_done(folder, cell):
-                ended(cell.name, "done", "")
-        return stopped
+        Runner(folder, slots, watcher).run(own, stops)
+        take_down(number, watcher, stops)
+        return next(iter(stops()), 0)
 
 
 def _slots(planner: Planner, most: AtOnce) -> Slots:
