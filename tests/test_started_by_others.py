@@ -601,9 +601,11 @@ def held_sweep(start, tmp_path, *, waits=()):
     """
     (tmp_path / "held.py").write_text(HELD)
 
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+
     def says(rank, size):
         more = {"BATCHWRIGHT_TRACKERS": "nobody"} if rank in waits else {}
-        return {**srun(rank, size), "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}", **more}
+        return {**srun(rank, size), "PYTHONPATH": paths, **more}
 
     words = ("sweep", *JOB, "epochs=300", "network=held:network", "checkpoint_seconds=1000")
     grid = ("--grid", "learning_rate=0.05,0.1", "--seeds", 1)
