@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -909,7 +910,8 @@ def test_the_others_end_when_one_is_killed(start, tmp_path, killed):
     codes, told = started.end()
     assert codes[killed] == -signal.SIGKILL
     assert codes[1 - killed] in (1, 2), told
-    assert "lost contact with" in errors(told)[0]
+    # One that was killed before it had come to the start is not missed by its silence.
+    assert re.search("lost contact with|did not come to the start", errors(told)[0])
     assert "Traceback" not in told[1 - killed][1]
 
 

@@ -686,6 +686,8 @@ def main() -> None:
         except SystemExit as end:
             if end.code:  # what failed counts, not whether somebody still reads what was printed
                 _exit(end.code)
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
     except BatchwrightError as error:
         _exit(error.exit_code, printable(one_line(error)))
