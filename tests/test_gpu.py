@@ -35,7 +35,7 @@ from batchwright.training.batches.unequal import Sampler
 from batchwright.training.parameter_server.merging import pack, unpack
 from batchwright.training.simulated.simulated_workers import Randomness
 from batchwright.workflows import doctor, prepare_job
-from batchwright.workflows.sweep import slots
+from batchwright.workflows.sweep import sharing, slots
 from batchwright.workload import host
 from batchwright.workload.compilation import what_is_missing
 from batchwright.workload.data import copying, image_files
@@ -413,9 +413,11 @@ def test_workers_of_another_launcher_take_the_gpus_that_each_sees():
     assert not host.identity(torch.device("cpu"))
 
 
-@reaches("workflows.sweep.slots:machine_for")
-def test_a_sweep_counts_the_gpus():
-    assert len(slots.machine_for([plan_for()]).gpus) == torch.cuda.device_count()
+@reaches("workflows.sweep.slots:machine_for", "workflows.sweep.sharing:seen_gpus")
+def test_a_sweep_counts_the_gpus_and_tells_them_apart():
+    count = torch.cuda.device_count()
+    assert len(slots.machine_for([plan_for()]).gpus) == count
+    assert len({*sharing.seen_gpus()} - {""}) == count
 
 
 @reaches("workflows.prepare_job:_refuse_other_machines")
