@@ -337,6 +337,18 @@ def test_a_store_that_goes_while_a_worker_is_busy_is_told_in_a_line(store):
             joined.order("look")
 
 
+@pytest.mark.parametrize("role", ["lead", "follow"])
+def test_what_torch_is_to_know_is_set_before_it_is_loaded(role):
+    """Else it prints pages of its own about a store that it cannot reach, before our line."""
+    code = (
+        "import sys\n"
+        "from batchwright.workflows import together\n"
+        "together.adopt = lambda started: sys.exit(3 if 'torch' in sys.modules else 0)\n"
+        f"together.{role}(None, *{['', ''] if role == 'lead' else ['']})\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_who_waits_says_so(monkeypatch, capfd):
     monkeypatch.setattr(gathering, "_TELL_SECONDS", 0.0)
     with gathering._telling_who_waits(replace(found(TORCHRUN), rank=0), 120):

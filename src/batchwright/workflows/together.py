@@ -104,6 +104,7 @@ def lead(started: Started, work: Callable[[], Any], words: str) -> Any:
     Raises:
         BatchwrightError: What ``work`` raises, or what keeps the processes from working together.
     """
+    adopt(started)  # before torch is loaded, which reads some of it
     from batchwright.distributed.joining.gathering import Ended
 
     with _gathered(started, words) as gathering:
@@ -122,6 +123,7 @@ def follow(started: Started, words: str) -> Ended:
     Raises:
         BatchwrightError: Worker 0 cannot be reached, is gone, or did not hear what was wrong here.
     """
+    adopt(started)  # as above
     from batchwright.distributed.joining.gathering import Ended
     from batchwright.distributed.supervisor import noting_signals
 
@@ -406,7 +408,6 @@ def _train(plan: Plan, folder: Path, place: int, *, resume: bool, follow_advice:
 
 
 def _gathered(started: Started, words: str) -> Gathering:
-    adopt(started)  # before torch is loaded, which reads some of it
     from batchwright.distributed.joining.gathering import Gathering
     from batchwright.distributed.joining.versions import versions
     from batchwright.distributed.processes import ENGINE_PARENT, die_with_agent, die_with_parent
