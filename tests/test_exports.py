@@ -183,7 +183,8 @@ def with_a_schedule_longer_than_the_target_takes() -> Plan:
     )
     epoch = Estimate(value=120, low=120, high=120)
     stages = (plan.stages[0].model_copy(update={"predicted_epoch_seconds": epoch}),)
-    return plan.model_copy(update={"considered": tuple(considered), "stages": stages})
+    asked = {"considered": tuple(considered), "stages": stages, "target_epochs": 20}
+    return plan.model_copy(update=asked)
 
 
 def test_slurm_leaves_time_for_the_whole_schedule() -> None:

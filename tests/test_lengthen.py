@@ -41,6 +41,7 @@ def test_it_goes_on_and_says_why() -> None:
         "more."
     )
     assert longer.max_epochs == 30
+    assert longer.likely_epochs() == 6
 
 
 @pytest.mark.parametrize(("epochs", "most", "then"), [(4, 5, 5), (1, 30, 2), (5, 30, 8)])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import JobError, PlanError
+from batchwright.planning import method_choice
 from batchwright.planning.candidates.choice import MIN_CHANCE
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.planner import make_plan, plan_to_measure
@@ -18,7 +19,11 @@ from batchwright.records.documents import read_record, write_record
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.plan_text import explain
 from batchwright.reporting.data.plan_curves import plan_curves
-from samples import make_job, make_kind_profile, make_profile, make_summary
+from batchwright.reporting.data.spending import spending
+from batchwright.service.pages.planner import Answer
+from batchwright.service.pages.planner_form import Asked
+from batchwright.workflows.simulating import simulate
+from samples import make_epoch, make_job, make_kind_profile, make_profile, make_summary
 from test_choice import allowed, chosen, reason
 from test_learning import CLASSES, IMAGES, taught, truth
 from test_run_history import run_of
@@ -220,11 +225,32 @@ def test_a_schedule_is_longer_than_the_target_takes_where_an_average_is_evaluate
     plan = planned(accuracy=0.5)
     needed = chosen(plan).trained_epochs
     assert plan.epochs == min(30, 2 * needed) == plan.job.epochs == len(plan.epoch_accuracy)
+    assert plan.likely_epochs() == plan.likely_epochs(needed - 1) == plan.target_epochs == needed
+    assert plan.likely_epochs(needed) == plan.epochs
     assert f"not over the {needed} that goal.accuracy is likely" in reason(plan, "schedule").why
     job = PROFILE.job.model_copy(update={"average_weights": "off"})
     plain = planned(PROFILE.model_copy(update={"job": job}), accuracy=0.5)
-    assert plain.epochs == chosen(plain).trained_epochs == needed
+    assert plain.epochs == chosen(plain).trained_epochs == plain.likely_epochs() == needed
     assert not [one for one in plain.reasons if one.choice == "schedule"]
+
+
+def test_times_are_of_the_epochs_that_the_target_takes():
+    plan = planned(accuracy=0.5)
+    row = chosen(plan)
+    needed, whole = row.trained_epochs, row.train_seconds.value
+    assert method_choice._seconds(plan) == pytest.approx(whole)
+    (simulated,) = simulate(plan).clusters
+    assert simulated.seconds.value == pytest.approx(whole, rel=0.1)
+    began = make_summary(plan=plan, epochs=())
+    assert spending(began).planned == row.train_seconds
+    for done, of in ((1, needed), (needed - 1, needed), (needed, plan.epochs)):
+        epochs = tuple(make_epoch(epoch) for epoch in range(done))
+        stage = plan.stages[0].model_copy(update={"epochs": of})
+        ending = plan.model_copy(update={"stages": (stage,), "target_epochs": None})
+        told, like = (make_summary(plan=one, epochs=epochs) for one in (plan, ending))
+        assert spending(told).expected == spending(like).expected
+    on_page = {name: more for name, _, more in Answer(Asked({}), plan, PROFILE).tiles}
+    assert on_page["The training"].startswith(f"{counted(needed, 'epoch')}: ")
 
 
 def test_a_longer_schedule_keeps_the_limits():

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Sequence
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Stage
 
-_TOLD = ("job", "considered", "epoch_accuracy", "knees", "held_out", "reasons")
+_TOLD = (
+    *("job", "considered", "target_epochs", "epoch_accuracy"),
+    *("knees", "held_out", "reasons"),
+)
 """What of a plan says why it is so or what is expected, and nothing of what to do."""
 
 _FREE = (

@@ -11,9 +11,9 @@ AVERAGE_EPOCHS = 0.5
 came earliest to accuracies 0.5, 2 and 5 points below that of their end (docs/log.md)."""
 _EARLIER = 0.86  # of the epochs that the weights take, over twelve trainings of four tasks
 STRETCH = 2
-"""Times the epochs that a target takes which a schedule is laid out over. While the rate is high an
-average is above the end of a whole training of as many epochs, so the target comes sooner, and the
-epochs that it takes may have been underestimated (docs/log.md)."""
+"""A schedule is laid out over so many times the epochs that its target is likely to take. While the
+rate is high an average is above the end of a whole training of as many epochs, so the target comes
+sooner; and the target may take more epochs than was thought (docs/log.md)."""
 _SOONER = 0.8  # of the epochs of a schedule that ends at the target
 
 

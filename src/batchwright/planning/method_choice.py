@@ -193,8 +193,9 @@ def _seconds(plan: Plan) -> float:
     """Predicted, of the whole training with its evaluations."""
     one = chosen_candidate(plan)
     assert one.train_seconds is not None  # noqa: S101 - predicted with what follows
-    evaluating = one.train_seconds.value - plan.epochs * one.epoch_seconds.value
-    return evaluating + sum(
+    epochs = plan.likely_epochs()
+    evaluating = one.train_seconds.value - epochs * one.epoch_seconds.value
+    return evaluating + epochs / plan.epochs * sum(
         stage.epochs * stage.predicted_epoch_seconds.value
         for stage in plan.stages
         if stage.predicted_epoch_seconds is not None

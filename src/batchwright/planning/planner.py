@@ -231,6 +231,7 @@ def make_plan(
         update,
         considered=considered,
         max_epochs=asked.epochs if scheduled < asked.epochs else None,
+        target_epochs=choice.row.epochs if choice.row.epochs < scheduled else None,
         epoch_accuracy=by_epoch,
         knees=tuple(
             knee_record(knee, job.goal.doubling_gain, named=named, ends=len(rows) <= MAX_SHOWN)

@@ -318,6 +318,11 @@ class PlanFields(Document):
         description="Epochs that the job allows, where the plan chose fewer to reach its target: "
         "a run that misses it goes on for so many at most. Null where the plan does not choose.",
     )
+    target_epochs: Count | None = Field(
+        None,
+        description="Epochs in which training is likely to reach its target and so to end, where "
+        "the schedule is laid out over more; else null.",
+    )
     epoch_accuracy: tuple[Estimate | None, ...] = Field(
         (),
         description="Held-out accuracy after each epoch, a share, as counted on the job's held-out "
@@ -383,6 +388,14 @@ class PlanFields(Document):
     def epochs(self) -> int:
         """Epochs over all stages."""
         return sum(stage.epochs for stage in self.stages)
+
+    def likely_epochs(self, done: int = 0) -> int:
+        """Epochs that training is likely to take in all, ``done`` of them done.
+
+        Those to its target, and all of the schedule once these have gone by without it.
+        """
+        likely = self.target_epochs or self.epochs
+        return likely if done < likely else self.epochs
 
     @property
     def workers(self) -> int:

@@ -47,7 +47,8 @@ def lengthened(summary: RunSummary) -> Plan | None:
         f"goal.accuracy={target:g}; epochs={plan.max_epochs} allows more.",
         source="measured",
     )
-    return plan.model_copy(update={"stages": stages, "reasons": (*plan.reasons, reason)})
+    more = {"stages": stages, "target_epochs": None, "reasons": (*plan.reasons, reason)}
+    return plan.model_copy(update=more)
 
 
 def _growth(reached: float, target: float, summary: RunSummary) -> float:

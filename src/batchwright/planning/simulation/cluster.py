@@ -215,7 +215,7 @@ class ImaginedCluster:
                     level=level,
                 )
             )
-        return rows if self.scenario.epochs is None else _lengthened(rows, self.scenario.epochs)
+        return _lengthened(rows, self.scenario.epochs or self.plan.likely_epochs())
 
     def _stated_times(self) -> tuple[StepTime, ...]:
         try:
@@ -380,8 +380,9 @@ class ImaginedCluster:
         chosen = self.plan.chosen
         if chosen is None or chosen.train_seconds is None:
             return 0.0
-        evaluations = ceil(self.plan.epochs / self.plan.job.evaluate_epochs)
-        spent = chosen.train_seconds.value - self.plan.epochs * chosen.epoch_seconds.value
+        epochs = chosen.trained_epochs or self.plan.epochs
+        evaluations = ceil(epochs / self.plan.job.evaluate_epochs)
+        spent = chosen.train_seconds.value - epochs * chosen.epoch_seconds.value
         return max(spent, 0.0) / evaluations * self.plan.workers / self.workers
 
     @cached_property

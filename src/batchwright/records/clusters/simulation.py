@@ -38,7 +38,7 @@ class Scenario(Keys):
     hours: Positive | None = Field(
         None, description="Hours that the cluster is there; unset: until the training has ended."
     )
-    epochs: Large | None = Field(None, description="Epochs; unset: the plan's.")
+    epochs: Large | None = Field(None, description="Epochs; unset: those that the plan is to take.")
     samples: Large | None = Field(
         None, description="Training images of an epoch; unset: those of the plan's data."
     )

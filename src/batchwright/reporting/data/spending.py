@@ -17,7 +17,8 @@ class Spending:
     Attributes:
         planned: Seconds of the whole training, as predicted; `None` if nothing was.
         so_far: Seconds until now.
-        expected: Seconds of the whole training, at the pace so far; `None` before there is one.
+        expected: Seconds of the whole training, at the pace so far and in the epochs that it is
+            likely to take; `None` before there is one.
         hourly: Price of all workers for an hour; without prices their number.
         priced: Whether `hourly` is money.
     """
@@ -53,12 +54,13 @@ def spending(summary: RunSummary, now: EpochNow | None = None, stride: int = 1) 
     so_far = total * count / len(epochs) if epochs else 0.0
     hourly, priced = hourly_price(plan)
     expected = None
-    left = range(epochs[-1].epoch + 1 if epochs else 0, plan.epochs)
+    done = epochs[-1].epoch + 1 if epochs else 0
+    left = range(done, plan.likely_epochs(done))
     if epochs:
         spent = (total - trained) / len(epochs)
         expected = so_far + _left_seconds(summary, left) + spent * len(left)
     elif now is not None and now.expected_seconds is not None:
-        expected = now.expected_seconds * plan.epochs
+        expected = now.expected_seconds * plan.likely_epochs()
     going = now.seconds if now else 0.0
     return Spending(_planned(plan), so_far + going, expected, hourly, priced)
 
@@ -79,8 +81,8 @@ def _planned(plan: Plan) -> Estimate | None:
     if len(plan.stages) == 1:
         planned = planned_sizes(plan)
         chosen = next((one for one in plan.considered if is_chosen(plan, one, planned)), None)
-        # A run that went on for more epochs is told of by these.
-        if chosen and chosen.train_seconds and chosen.trained_epochs in (None, plan.epochs):
+        epochs = plan.likely_epochs()  # a run that went on for more is told of by these
+        if chosen and chosen.train_seconds and chosen.trained_epochs in (None, epochs):
             return chosen.train_seconds
     told = [(stage.epochs, stage.predicted_epoch_seconds) for stage in plan.stages]
     if any(estimate is None for _, estimate in told):
@@ -102,7 +104,7 @@ def _left_seconds(summary: RunSummary, left: range) -> float:
     factor = whole.measured / whole.predicted.value
     found, start = 0.0, 0
     for stage in plan.stages:
-        count = len(range(max(start, left.start), start + stage.epochs))
+        count = len(range(max(start, left.start), min(left.stop, start + stage.epochs)))
         predicted = stage.predicted_epoch_seconds
         found += count * (factor * predicted.value if predicted else measured)
         start += stage.epochs

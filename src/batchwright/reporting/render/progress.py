@@ -161,7 +161,7 @@ class RunProgress:
         self._epoch_seconds = spent or None
         words = self._side(epoch)
         words += epoch_words(line, brief=brief, simulated=self._simulated)
-        left = spent * (self._epochs - epoch - 1)
+        left = spent * (self._likely(epoch + 1) - epoch - 1)
         if self._simulated or self._rounds:
             words += self._paced(epoch + 1, self._clock())
         elif left:
@@ -203,7 +203,11 @@ class RunProgress:
             if not done or not line.training_seconds:
                 return []
             seconds = line.training_seconds / done
-        return [(0, left_words(seconds * (self._epochs - line.epoch - done)))]
+        return [(0, left_words(seconds * (self._likely(line.epoch) - line.epoch - done)))]
+
+    def _likely(self, done: int) -> int:
+        """Epochs that the run is likely to take, so many of them done."""
+        return self._epochs if self._plan is None else self._plan.likely_epochs(done)
 
     def _say(self, text: str) -> None:
         print_line(self._console, text)

@@ -87,7 +87,7 @@ class Answer:
         ]
         if train is not None:
             ends = f"{duration(train.low)} to {duration(train.high)}"
-            more = f"{counted(plan.epochs, 'epoch')}: {ends}, evaluation included"
+            more = f"{counted(plan.likely_epochs(), 'epoch')}: {ends}, evaluation included"
             told.append(("The training", duration(train.value), more))
         if chosen is not None and (reached := chosen.accuracy) is not None:
             ends = f"{percent(reached.low)} to {percent(reached.high)}"

@@ -74,9 +74,8 @@ def recipe(plan: Plan, trainer: str) -> Recipe:
         (bool(plan.method_spec.balancer), f"with method={plan.method} shares follow speed"),
         (len(sizes) > 1, f"its local batches differ ({min(sizes)} to {max(sizes)} samples)"),
     )
-    if plan.chosen and plan.chosen.trained_epochs:
-        stage = first.model_copy(update={"epochs": plan.chosen.trained_epochs})
-        plan = plan.model_copy(update={"stages": (stage,)})
+    stage = first.model_copy(update={"epochs": plan.likely_epochs()})
+    plan = plan.model_copy(update={"stages": (stage,)})
     (local,) = sizes
     passes = next(
         count for count in range(first.accumulation_steps, local + 1) if local % count == 0
