@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not inst
 
 from benchmarks.harness.kept_runs import Run
 from benchmarks.harness.plans import Opened
-from benchmarks.methods import dual_accuracy, dual_uneven, hybrid
+from benchmarks.methods import dual_accuracy, dual_uneven, hybrid, update_factors
 from benchmarks.methods.dual_accuracy import (
     CHOOSING_SEEDS,
     SEEDS,
@@ -108,7 +108,7 @@ def runs_of(**accuracies: list[float]) -> dict[str, list[Run]]:
         for name in (*first_arms(), *later_arms("k105-3"))
     }
     return {
-        name: [Run(one, 100.0 if name == "large" else 105.0, (500,) * 4, loss=2.0) for one in some]
+        name: [Run(one, 100.0 if name == "large" else 105.0, (500,) * 4) for one in some]
         for name, some in {**usual, **accuracies}.items()
     }
 
@@ -132,8 +132,23 @@ def test_gains_are_paired_and_only_a_clear_one_reaches_its_goal() -> None:
     assert (uniform.value, uniform.goal, uniform.met) == (pytest.approx(-2.0), None, None)
     assert figures["hybrid_accuracy_gain"].met is False
     assert figures["seconds_over_large_k105-3"].value == pytest.approx(1.05)
-    untold = {**found, "sqrt": [*found["sqrt"][1:], Run(30.0, 105.0, (500,) * 4)]}  # of older code
-    assert set(found_of(found, "k105-3")) - set(found_of(untold, "k105-3")) == {"loss_sqrt"}
+
+
+def test_update_factors_are_told_apart_by_loss_and_accuracy_of_the_same_seed() -> None:
+    plans = {name: plan_of(keys, 0, cifar()) for name, keys in update_factors.arms().items()}
+    assert {plan.job.server.update_factor for plan in plans.values()} == set(update_factors.FACTORS)
+    best = plan_of(first_arms()["k110-3"], 0, cifar())
+    assert {plan.stages[0].local_batch_sizes for plan in plans.values()} == {
+        best.stages[0].local_batch_sizes
+    }
+    runs = {
+        name: [Run(30 + seed + less, 1.0, (1,), loss=2.0 + seed - less) for seed in range(3)]
+        for name, less in (("ratio", 0.0), ("sqrt", 0.1), ("none", 0.2))
+    }
+    found = update_factors.BENCHMARK.values(update_factors.found_of(runs))
+    assert set(found) == {one.name for one in update_factors.BENCHMARK.figures}
+    assert found["loss_over_none"].value == pytest.approx(0.2)
+    assert found["points_over_sqrt"].value == pytest.approx(-0.1)
 
 
 # ----------------------------------------------------------------------------------------- hybrid

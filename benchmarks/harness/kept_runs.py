@@ -98,16 +98,6 @@ def accuracies_of(runs: Runs) -> dict[str, list[float]]:
     return {name: [one.accuracy for one in some] for name, some in runs.items()}
 
 
-def losses_of(runs: Runs) -> dict[str, list[float]]:
-    """By arm, held out; arms with a run that does not tell are left out."""
-    found = {name: [one.loss for one in some] for name, some in runs.items()}
-    return {
-        name: [one for one in some if one is not None]
-        for name, some in found.items()
-        if None not in some
-    }
-
-
 def plain_runs(runs: Runs) -> dict[str, list[dict[str, Any]]]:
     """As a report has them."""
     return {name: [asdict(one) for one in some] for name, some in runs.items()}

@@ -30,7 +30,7 @@ DATED_HEAD = ("| figure | measured (spread) | goal | met | when |", "|---|---|--
 ORDER = (
     *("time_to_accuracy", "main_job", "predict", "batch_curves", "large_networks", "decisions"),
     *("uneven", "shares", "adapters", "simulate", "hosts", "engines"),
-    *("hybrid", "dual_batch", "dual_accuracy", "dual_uneven"),
+    *("hybrid", "dual_batch", "dual_accuracy", "dual_uneven", "update_factors"),
     *("cyclic", "data_path", "large_batch", "gradient_scaling_long", "warmup", "warmup_long"),
     *("gradient_overhead", "step_overhead", "first_contact", "service"),
 )
@@ -363,7 +363,7 @@ def _seeds(figure: Mapping[str, Any]) -> str:
 CARDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "plain": {"time_to_accuracy": {}, "main_job": {}},
     "dynamic-batch": {"uneven": {}},
-    "dual-batch": {"dual_accuracy": {}, "dual_uneven": {}, "dual_batch": {}},
+    "dual-batch": {"dual_accuracy": {}, "dual_uneven": {}, "update_factors": {}, "dual_batch": {}},
     "cyclic": {"cyclic": {}, "data_path": {}},
     "hybrid": {"hybrid": {}},
     "muon": {

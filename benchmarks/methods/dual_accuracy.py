@@ -29,11 +29,10 @@ Those that the first three figures are about (large, the best, its control, larg
 hybrid) are made with seeds 0 to 4.
 
 Figures are mean differences over the seeds in points (hundredths of a share), with their 95 %
-interval; held-out losses are those of the last epoch, means with their range (the paper's figure 5
-draws them by update factor). Over uniform: less four small-batch workers at the same k, what two
-sizes gain over one smaller size in the same time; without a goal. seconds_over_large_ARM: simulated
-training time. The first two seeds chose the best, so its gain is a little flattered; goal and
-interval know nothing of that.
+interval; `benchmarks.methods.update_factors` has held-out losses by update factor. Over uniform:
+less four small-batch workers at the same k, what two sizes gain over one smaller size in the same
+time; without a goal. seconds_over_large_ARM: simulated training time. The first two seeds chose the
+best, so its gain is a little flattered; goal and interval know nothing of that.
 
 --full makes some 50 runs of several minutes, two at a time on a core each; --quick checks large and
 k105-3.
@@ -55,7 +54,6 @@ from benchmarks.harness.kept_runs import (
     Runs,
     Wanted,
     accuracies_of,
-    losses_of,
     plain_runs,
 )
 from benchmarks.harness.plans import Opened, job_from, opened, planned, quick_precision
@@ -107,10 +105,6 @@ BENCHMARK = Benchmark(
         Figure("hybrid_accuracy_gain", "points", "interval", "accuracy of `hybrid` less that of "
                "large batches in the same stages of the rate", above=0.0),
         *(Figure(f"accuracy_{arm}", "%", "mean", words) for arm, words in ARM_WORDS.items()),
-        *(
-            Figure(f"loss_{arm}", "nats", "mean", f"held-out loss: {words}")
-            for arm, words in ARM_WORDS.items()
-        ),
         *(
             Figure(f"seconds_over_large_{arm}", "ratio", "mean",
                    f"simulated seconds of training over those of large batches: {words}")
@@ -236,7 +230,6 @@ def found_of(runs: Runs, best: str) -> dict[str, list[float]]:
         "dual_over_uniform_points": differences(accuracies[best], accuracies[uniform_beside(best)]),
         "hybrid_accuracy_gain": differences(accuracies["hybrid"], accuracies["large-stages"]),
         **{f"accuracy_{name}": some for name, some in accuracies.items()},
-        **{f"loss_{name}": some for name, some in losses_of(runs).items()},
         **{
             f"seconds_over_large_{name}": ratios(some, seconds["large"][: len(some)])
             for name, some in seconds.items()
