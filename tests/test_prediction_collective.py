@@ -46,14 +46,20 @@ def test_between_measured_workers_it_is_linear_and_below_them_as_the_fewest():
     assert model.seconds(1000, 2) == pytest.approx(0.002)
 
 
-def test_beyond_measured_workers_the_stated_link_goes_in_and_is_called_assumed():
-    model = fit_collectives(MEASURED, LINK)
+def test_more_workers_than_measured_are_told_apart_and_refused_without_a_link():
+    model = fit_collectives(MEASURED)
     assert not model.assumed(2)
     assert model.assumed(4)
-    assert model.seconds(8_000_000, 4) == pytest.approx(6 * (1e-4 + 2e6 / 1e9))
-    assert model.seconds(8_000_000, 4, "push-pull") == pytest.approx(2 * (1e-4 + 3 * 8e6 / 1e9))
-    wide, narrow = model.estimate(8_000_000, 4), model.estimate(8_000_000, 2)
-    assert wide.high / wide.value > narrow.high / narrow.value
+    with pytest.raises(PlanError, match="workers=4"):
+        model.seconds(8_000_000, 4)
+
+
+def test_a_stated_link_takes_a_ring_or_one_process_through_which_all_go():
+    ring, server = (
+        exchange_seconds(8_000_000, 4, LINK, way) for way in ("all-reduce", "push-pull")
+    )
+    assert ring == pytest.approx(6 * (1e-4 + 2e6 / 1e9))
+    assert server == pytest.approx(2 * (1e-4 + 3 * 8e6 / 1e9))
 
 
 @pytest.mark.parametrize(
@@ -70,8 +76,3 @@ def test_without_a_link_the_message_says_which_keys_to_give(link, missing):
     assert missing in str(error.value)
     assert "workers=16" in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_scatter_of_the_calls_sets_the_interval():
-    quiet, jumpy = (fit_collectives([timed(1000, 0.01, scatter=s)]) for s in (0.01, 0.5))
-    assert jumpy.estimate(1000, 2).high > 1.3 * quiet.estimate(1000, 2).high

@@ -215,10 +215,8 @@ def test_an_overlap_that_nothing_tells_is_none_and_noted():
 
 def test_drift_is_measured_where_points_were_revisited_and_else_assumed():
     measured = fit_step_time(points_of(rng=random.Random(0), drift=0.08, visits=6))
-    assert measured.drift_measured
     assert measured.drift == pytest.approx(0.08, rel=0.35)
     once = fit_step_time(points_of(visits=0))
-    assert not once.drift_measured
     assert once.drift == ASSUMED_DRIFT
     assert any("assumed" in note for note in once.notes)
 

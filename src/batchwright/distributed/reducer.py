@@ -306,20 +306,17 @@ class Reducer:
                     "that share weights does this; use checkpoint(..., use_reentrant=False)"
                 )
             bucket.missing -= 1
-            if bucket.missing <= 0:
-                self._send_full()
+            if bucket.missing > 0:
+                return
+            # The last bucket waits for `finish`, which knows what rides in its tail.
+            while self._next < len(self._buckets) - 1 and self._buckets[self._next].missing <= 0:
+                full = self._buckets[self._next]
+                full.add()
+                with naming_the_lost():
+                    full.send()
+                self._next += 1
 
         return arrived
-
-    def _send_full(self) -> None:
-        """Send the buckets that are next and owed nothing more."""
-        # The last bucket waits for `finish`, which knows what rides in its tail.
-        while self._next < len(self._buckets) - 1 and self._buckets[self._next].missing <= 0:
-            bucket = self._buckets[self._next]
-            bucket.add()
-            with naming_the_lost():
-                bucket.send()
-            self._next += 1
 
     def _exchange(self, tally: Tally, share: float) -> Tally:
         """Several workers: all gradients and figures are summed over them."""
@@ -474,13 +471,12 @@ def buffer_bytes(
     parameters: Iterable[nn.Parameter],
     bucket_bytes: int = BUCKET_BYTES,
     *,
-    workers: int = 2,
     per_tensor: bool = True,
 ) -> int:
-    """Bytes of the buckets that a `Reducer` of several workers keeps for these parameters."""
+    """Bytes of the buckets that a `Reducer` of two workers keeps for these parameters."""
     trained = [p for p in parameters if p.requires_grad]
     groups = with_room_for_tail(grouped(trained[::-1], bucket_bytes))
-    numbers = _tail_numbers(len(trained), workers, per_tensor=per_tensor)
+    numbers = _tail_numbers(len(trained), 2, per_tensor=per_tensor)
     tail = numbers * dtype_of(groups[-1]).itemsize
     return sum(p.numel() * p.element_size() for p in trained) + tail
 

@@ -21,13 +21,9 @@ from statistics import median
 from typing import Literal
 
 from batchwright.errors import PlanError
-from batchwright.prediction.drift import QUARTILES_PER_DEVIATION
-from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, Z_975, interval
-from batchwright.records import CollectiveTime, Estimate, Link
+from batchwright.records import CollectiveTime, Link
 
 Operation = Literal["all-reduce", "push-pull"]
-
-_MIN_ERROR = 0.05  # assumed standard error of an exchange time even where calls agree
 
 
 def exchange_seconds(
@@ -62,8 +58,6 @@ class CollectiveModel:
     # For each operation and number of workers, the sizes measured, rising, in bytes, and the
     # seconds of each.
     measured: Mapping[tuple[str, int], tuple[tuple[int, float], ...]]
-    link: Link | None  # what was stated of the network, for more workers than measured
-    relative_error: float  # standard deviation of one call's time, as a share of it
 
     def seconds(self, size: int, workers: int, operation: Operation = "all-reduce") -> float:
         """Seconds to exchange ``size`` bytes between ``workers``.
@@ -72,12 +66,12 @@ class CollectiveModel:
         than were measured, as the smallest measured.
 
         Raises:
-            PlanError: More workers than were measured, and no link stated.
+            PlanError: More workers than were measured.
         """
         if workers == 1:
             return 0.0
         if self.assumed(workers, operation):
-            return exchange_seconds(size, workers, self.link, operation)
+            return exchange_seconds(size, workers, None)  # which says what to state
         counts = self._counts(operation)
         above = bisect_left(counts, workers)
         if counts[above] == workers or above == 0:
@@ -86,38 +80,26 @@ class CollectiveModel:
         low, high = (_between_sizes(size, self.measured[operation, k]) for k in (fewer, more))
         return low + (high - low) * (workers - fewer) / (more - fewer)
 
-    def estimate(self, size: int, workers: int, operation: Operation = "all-reduce") -> Estimate:
-        """`seconds`, with a 95 % interval for one call."""
-        error = self.relative_error
-        if self.assumed(workers, operation):
-            error = UNKNOWN_RELATIVE_ERROR
-        return interval(self.seconds(size, workers, operation), Z_975 * error)
-
     def assumed(self, workers: int, operation: Operation = "all-reduce") -> bool:
-        """Whether so many workers are beyond what was measured, so that link figures go in."""
+        """Whether so many workers are beyond what was measured."""
         return workers > max(self._counts(operation), default=1)
 
     def _counts(self, operation: Operation) -> list[int]:
         return sorted(workers for kind, workers in self.measured if kind == operation)
 
 
-def fit_collectives(
-    measured: Sequence[CollectiveTime], link: Link | None = None
-) -> CollectiveModel:
+def fit_collectives(measured: Sequence[CollectiveTime]) -> CollectiveModel:
     """Model of measured exchanges; none is fine. Repeated measurements are averaged by median."""
     times: dict[tuple[str, int], dict[int, list[float]]] = {}
     for one in measured:
         times.setdefault((one.operation, one.workers), {}).setdefault(one.bytes, []).append(
             one.seconds
         )
-    spreads = [(o.high - o.low) / o.seconds / QUARTILES_PER_DEVIATION for o in measured]
     return CollectiveModel(
         {
             key: tuple((size, median(seconds)) for size, seconds in sorted(sizes.items()))
             for key, sizes in sorted(times.items())
-        },
-        link,
-        max(_MIN_ERROR, median(spreads)) if spreads else UNKNOWN_RELATIVE_ERROR,
+        }
     )
 
 

@@ -128,7 +128,6 @@ class StepTimeModel:
     # Relative standard deviation of one visit's median about the point's own long-run median,
     # pooled over the points.
     drift: float
-    drift_measured: bool  # whether visits showed it; else `drift.ASSUMED_DRIFT`
     # Gamma of `overlap.combine`, from 1 to 10; `None` if the data do not tell.
     overlap: float | None
     notes: tuple[str, ...]  # what the data could not identify, in words
@@ -341,7 +340,6 @@ def fit_step_time(
     return StepTimeModel(
         workers=tuple(sorted({workers for workers, _ in groups})),
         drift=fitted.drift,
-        drift_measured=degrees > 0,
         overlap=overlap,
         notes=tuple(_notes(fitted, overlap, collectives)),
         _degrees=degrees,

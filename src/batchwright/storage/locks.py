@@ -88,12 +88,12 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 @contextmanager
-def writing(folder: Path, instead: str = "another --out") -> Iterator[Lock]:
+def writing(folder: Path) -> Iterator[Lock]:
     """Inside, this process and those that it hands the lock to are the only writers of a folder.
 
-    What is called inside may say so again. Arguments and errors are those of `take`.
+    What is called inside may say so again. Errors are those of `take`.
     """
-    with take(folder, instead) as lock:
+    with take(folder, "another --out") as lock:
         former = _lent.set(lock)
         try:
             yield lock
