@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -126,24 +125,20 @@ class Agent:
         try:
             return Lease.model_validate(found)
         except ValidationError as error:
-            self._give_back(found, first_problem(error, ""))
+            # Another agent may have what came with it, whatever of it cannot be read.
+            problem = first_problem(error, "")
+            reason = (
+                f"this agent cannot read it ({problem}): it may lack a package that the job names"
+            )
+            try:
+                told = JobProgress(key=found["key"], state="queued", reason=reason[:MAX_REASON])
+                job, name = found["job"]["id"], found["job"]["name"]
+            except (TypeError, LookupError, ValidationError):
+                understood(Lease, found, self._service.url)
+                raise
+            self._service.post(f"/v1/jobs/{job}/progress", told.model_dump_json().encode())
+            self._tell(f"{name}: given back: {reason}")
             return None
-
-    def _give_back(self, found: Any, problem: str) -> None:
-        """Let another agent have what came with a lease, whatever of it cannot be read.
-
-        Raises:
-            ServiceError: Not even whose lease it is can be.
-        """
-        reason = f"this agent cannot read it ({problem}): it may lack a package that the job names"
-        try:
-            told = JobProgress(key=found["key"], state="queued", reason=reason[:MAX_REASON])
-            job, name = found["job"]["id"], found["job"]["name"]
-        except (TypeError, LookupError, ValidationError):
-            understood(Lease, found, self._service.url)
-            raise
-        self._service.post(f"/v1/jobs/{job}/progress", told.model_dump_json().encode())
-        self._tell(f"{name}: given back: {reason}")
 
     def _carry_out(self, lease: Lease) -> None:
         """One job; whatever becomes of it, the agent goes on."""

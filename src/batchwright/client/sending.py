@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +138,16 @@ class Sender:
         if self._anew:  # whether it is this run is not settled
             return
         self.tell_taken()
-        if self._newest_advice > self._advice_seen or self._is_lost(self._advice_left):
+        left = self._advice_left
+        there = left == 0 or (self._folder / ADVICE).exists() or self._put_aside(left) is not None
+        # Where it is neither there nor put aside, training removed what came before it.
+        if self._newest_advice > self._advice_seen or not there:
             self._fetch_advice()
 
     def tell_taken(self) -> None:
         """Tell of advice that training has put aside as taken, and of the plan that came of it."""
-        for number in sorted(_taken_in(self._folder)):
+        numbers = (path.stem.partition("-")[2] for path in self._folder.glob("advice-*.json"))
+        for number in sorted(int(one) for one in numbers if one.isdecimal()):
             advice = self._put_aside(number) if number > self.report.advice_told else None
             if advice is None:
                 continue
@@ -283,12 +287,6 @@ class Sender:
             raise FileError(f"cannot write {path}: {error.strerror}") from None
         self._advice_left = number
 
-    def _is_lost(self, number: int) -> bool:
-        """Whether advice is neither there nor put aside: training removed what came before it."""
-        if number == 0 or (self._folder / ADVICE).exists():
-            return False
-        return self._put_aside(number) is None
-
     def _put_aside(self, number: int) -> dict[str, Any] | None:
         """Advice that training is done with; ``None`` if it is another run's, or damaged.
 
@@ -335,14 +333,6 @@ def _mark_of(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
-
-
-def _taken_in(folder: Path) -> Iterator[int]:
-    """N of each ``advice-N.json``."""
-    for path in folder.glob("advice-*.json"):
-        number = path.stem.partition("-")[2]
-        if number.isdecimal():
-            yield int(number)
 
 
 def _count_in(values: Any, key: str) -> int | None:

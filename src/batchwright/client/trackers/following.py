@@ -154,7 +154,23 @@ class Following:
         if time.monotonic() < self._due:
             return False
         try:
-            more = self._hand_on()
+            had = self._state.lines.get(self.word, 0)
+            found = self._lines.ahead(_MAX_LINES)
+            for number, text in enumerate(found, self._lines.next):
+                if number == had and self._tracker is None:
+                    self._open()
+                point = self._points.of(sound_line(text))
+                if point is not None and number >= had:
+                    assert self._tracker is not None  # noqa: S101 - opened with the first line to go
+                    self._tracker.log(*point)
+            self._lines.take(found)
+            if self._lines.next > had:
+                assert self._tracker is not None  # noqa: S101 - as above
+                self._tracker.flush()
+                self._state.note(self.word, self._lines.next)
+            elif self._state.stale:
+                self._state.note(self.word, had)
+            more = self._lines.waiting and bool(found)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a tracker may fail in any way
             self._fail(error)
             self._due = time.monotonic() + self._backoff.seconds()
@@ -171,25 +187,6 @@ class Following:
 
     def _fail(self, error: BaseException) -> None:
         self.problem = f"{self.word}: {_WHO.sub('://***@', one_line(error))}"
-
-    def _hand_on(self) -> bool:
-        had = self._state.lines.get(self.word, 0)
-        found = self._lines.ahead(_MAX_LINES)
-        for number, text in enumerate(found, self._lines.next):
-            if number == had and self._tracker is None:
-                self._open()
-            point = self._points.of(sound_line(text))
-            if point is not None and number >= had:
-                assert self._tracker is not None  # noqa: S101 - opened with the first line to go
-                self._tracker.log(*point)
-        self._lines.take(found)
-        if self._lines.next > had:
-            assert self._tracker is not None  # noqa: S101 - as above
-            self._tracker.flush()
-            self._state.note(self.word, self._lines.next)
-        elif self._state.stale:
-            self._state.note(self.word, had)
-        return self._lines.waiting and bool(found)
 
     def _open(self) -> None:
         folder, spec = self._folder, self._wanted.spec

@@ -26,7 +26,12 @@ class _TensorBoard:
         self._predicted: EventFileWriter | None = None
         if run.after < 0:
             rows = "".join(f"| {name} | {value} |\n" for name, value in run.facts.items())
-            self._add_text("plan", f"| | |\n|---|---|\n{rows}")
+            text = f"| | |\n|---|---|\n{rows}".encode()
+            data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+            shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+            tensor = TensorProto(dtype=_DT_STRING, string_val=[text], tensor_shape=shape)
+            value = Summary.Value(tag="plan", metadata=data, tensor=tensor)
+            self._measured.add_event(Event(wall_time=time.time(), summary=Summary(value=[value])))
 
     def _writer(self, folder: Path) -> EventFileWriter:
         writer = EventFileWriter(str(folder))
@@ -34,13 +39,6 @@ class _TensorBoard:
             begin = SessionLog(status=SessionLog.START)
             writer.add_event(Event(wall_time=time.time(), step=self._after + 1, session_log=begin))
         return writer
-
-    def _add_text(self, tag: str, text: str) -> None:
-        data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-        tensor = TensorProto(dtype=_DT_STRING, string_val=[text.encode()], tensor_shape=shape)
-        value = Summary.Value(tag=tag, metadata=data, tensor=tensor)
-        self._measured.add_event(Event(wall_time=time.time(), summary=Summary(value=[value])))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Predictions under the name of what they are beside, so that one chart shows both."""

@@ -276,6 +276,9 @@ def _slurm(said: Mapping[str, str]) -> Started:
     counts: list[int] = []
     for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):
         counts += [int(number)] * int(times or 1)
+    # The first host of a list such as "gpu[03-05,9],login1".
+    first = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
+    host = "".join(part or "" for part in first.groups()) if first else _LOCAL_NAME
     node, size = _number(said, "SLURM_NODEID", default=0), _number(said, "SLURM_STEP_NUM_TASKS")
     return Started(
         by="",
@@ -283,19 +286,11 @@ def _slurm(said: Mapping[str, str]) -> Started:
         size=size,
         local_rank=_number(said, "SLURM_LOCALID"),
         local_size=counts[node] if node < len(counts) else size,
-        address=said.get("MASTER_ADDR") or _first_host(nodes),
+        address=said.get("MASTER_ADDR") or host,
         port=_port(said, job, step),
         launch=f"slurm:{job}.{step}",
         how="",
     )
-
-
-def _first_host(nodes: str) -> str:
-    """Of Slurm's list of hosts, such as ``gpu[03-05,9],login1``; this host where there is none."""
-    matched = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
-    if matched is None:
-        return _LOCAL_NAME
-    return "".join(part or "" for part in matched.groups())
 
 
 def _port(said: Mapping[str, str], job: str, step: str = "0") -> int:

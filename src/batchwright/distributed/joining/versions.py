@@ -21,25 +21,16 @@ _ROOT = Path(__file__).parents[2]
 @cache
 def versions() -> dict[str, str]:
     """By package, its version and what else tells its code apart from that of the same version."""
-    return {
-        "batchwright": f"{metadata.version('batchwright')} (source {_source_digest()})",
-        "torch": f"{torch.__version__} ({_build()})",
-        "Python": ".".join(map(str, sys.version_info[:2])),
-    }
-
-
-def _source_digest() -> str:
-    """Of this package's modules as they are on the disk, whatever their folder is called."""
+    gpus = {"CUDA": torch.version.cuda, "HIP": torch.version.hip}
+    built_for = [f"{name} {number}" for name, number in gpus.items() if number]
+    commit = (torch.version.git_version or "unknown")[:8]
+    # Of this package's modules as they are on the disk, whatever their folder is called.
     digest = sha256()
     for path in sorted(_ROOT.rglob("*.py")):
         code = path.read_bytes()
         digest.update(f"{path.relative_to(_ROOT).as_posix()} {len(code)}\n".encode() + code)
-    return digest.hexdigest()[:8]
-
-
-def _build() -> str:
-    """PyTorch's commit, and what it computes with on GPUs."""
-    gpus = {"CUDA": torch.version.cuda, "HIP": torch.version.hip}
-    built_for = [f"{name} {number}" for name, number in gpus.items() if number]
-    commit = (torch.version.git_version or "unknown")[:8]
-    return ", ".join([f"commit {commit}", *(built_for or ["no GPUs"])])
+    return {
+        "batchwright": f"{metadata.version('batchwright')} (source {digest.hexdigest()[:8]})",
+        "torch": f"{torch.__version__} (commit {commit}, {', '.join(built_for or ['no GPUs'])})",
+        "Python": ".".join(map(str, sys.version_info[:2])),
+    }
