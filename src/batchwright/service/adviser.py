@@ -7,8 +7,7 @@ from collections import OrderedDict
 from contextlib import suppress
 
 from batchwright.errors import BatchwrightError, one_line
-from batchwright.records import Profile
-from batchwright.records.service import Advice, RunInfo
+from batchwright.records.service import Advice
 from batchwright.service.background_queue import BackgroundQueue
 from batchwright.service.plan_answers import advised, refuse_costly
 from batchwright.service.problems import NotFound
@@ -63,9 +62,13 @@ class Adviser(BackgroundQueue):
             return None
         row = plan.stage_of(drift.done - 1)
         self._store.notices.note("prediction.missed", run, row, info.name, str(drift))
-        profile, offered = self._profile_of(info), self._store.advice.list(run)
+        profile = self._store.runs.profile(run)
+        if profile is None and info.job is not None:
+            with suppress(NotFound):
+                profile = self._store.jobs.profile(info.job)
         if profile is None:
             return None
+        offered = self._store.advice.list(run)
         try:
             refuse_costly(plan.job, [profile])
             offer = advised(plan, profile, self._store.records.epochs(run), offered)
@@ -77,16 +80,6 @@ class Adviser(BackgroundQueue):
         advice = self._store.advice.offer(run, offer.epoch, offer.reason, offer.plan)
         self._store.audit.note("service", "advice.offer", run, offer.reason)
         return advice
-
-    def _profile_of(self, run: RunInfo) -> Profile | None:
-        """What the run's plan was made from: it came with the run, or with its job."""
-        profile = self._store.runs.profile(run.id)
-        if profile is not None or run.job is None:
-            return profile
-        try:
-            return self._store.jobs.profile(run.job)
-        except NotFound:
-            return None
 
     def _is_news(self, run: str, row: str, measured: float) -> bool:
         """Whether the run is not as it was when it was thought about last."""

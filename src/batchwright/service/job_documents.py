@@ -7,7 +7,7 @@ key by key, and the plan is the one that planning makes here from this job and t
 from __future__ import annotations
 
 from batchwright.planning.resolution import settled
-from batchwright.records import Job, Plan, Profile
+from batchwright.records import Job, Profile
 from batchwright.records.agent_rules import difference, misfit
 from batchwright.records.registries.networks import least_side
 from batchwright.records.service import JobProgress, PlanRequest
@@ -37,20 +37,11 @@ def checked(asked: Job, kept: Profile | None, progress: JobProgress) -> JobProgr
     profile = progress.profile or kept
     if profile is None:
         raise Refused("a plan without the profile that it was made from: send both")
-    plan = _made_again(profile, progress.plan)
-    return progress.model_copy(update={"plan": plan})
-
-
-def _made_again(profile: Profile, given: Plan) -> Plan:
-    """The plan that planning makes from a profile, if the one that is given is the same.
-
-    What a person reads before approving is what was made here, words and all.
-    """
-    made = planned(PlanRequest(profiles=(profile,)))
-    problem = difference(made, given, without=("reasons",))
-    if problem:
+    # What a person reads before approving is what was made here, words and all.
+    plan = planned(PlanRequest(profiles=(profile,)))
+    if problem := difference(plan, progress.plan, without=("reasons",)):
         raise Refused(
             f"a plan that is not the one that its profile leads to: {problem}; is the same version "
             "on both sides?"
         )
-    return made
+    return progress.model_copy(update={"plan": plan})

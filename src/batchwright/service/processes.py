@@ -202,14 +202,10 @@ def _work(connection: Connection) -> None:
             kind, value = "failed", traceback.format_exc()
         signal.alarm(0)
         del given, named
-        stays = _resident_bytes() < KEPT_BYTES
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        stays = int(pages) * resource.getpagesize() < KEPT_BYTES
         with suppress(OSError):
             connection.send((kind, value, stays))
-
-
-def _resident_bytes() -> int:
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * resource.getpagesize()
 
 
 def free_at_once() -> None:

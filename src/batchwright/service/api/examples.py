@@ -37,7 +37,15 @@ def described(app: FastAPI) -> dict[str, Any]:
         template = "#/components/schemas/{model}"
         batch = RecordBatch.model_json_schema(ref_template=template)
         made["components"]["schemas"] |= batch.pop("$defs") | {"RecordBatch": batch}
-        known = made["components"]["schemas"] | _documents()
+        told = demo()
+        plan, profile = told["introduction"]["plan"], told["introduction"]["profile"]
+        plan |= {"considered": [], "knees": [], "held_out": [], "reasons": plan["reasons"][:1]}
+        summary = told["end"]["summary"]
+        summary |= {"plan": plan, "epochs": summary["epochs"][:1]}
+        documents = {"Plan": plan, "Profile": profile, "RunSummary": summary}
+        known = made["components"]["schemas"] | {
+            name: {"const": document} for name, document in documents.items()
+        }
         for path in made["paths"].values():
             for operation in path.values():
                 for body in (operation.get("requestBody", {}), *operation["responses"].values()):
@@ -48,16 +56,6 @@ def described(app: FastAPI) -> dict[str, Any]:
                     parameter["example"] = example_of(schema, known, name)
         app.state.description = made  # whole: others may ask meanwhile
     return made
-
-
-def _documents() -> dict[str, Any]:
-    told = demo()
-    plan, profile = told["introduction"]["plan"], told["introduction"]["profile"]
-    plan |= {"considered": [], "knees": [], "held_out": [], "reasons": plan["reasons"][:1]}
-    summary = told["end"]["summary"]
-    summary |= {"plan": plan, "epochs": summary["epochs"][:1]}
-    documents = {"Plan": plan, "Profile": profile, "RunSummary": summary}
-    return {name: {"const": document} for name, document in documents.items()}
 
 
 def example_of(schema: dict[str, Any], known: dict[str, Any], name: str = "") -> Any:

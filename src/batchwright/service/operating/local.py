@@ -98,17 +98,13 @@ def keep_local_token(store: Store) -> Path | None:
         secret = store.tokens.create(name, LOCAL_SCOPES)
     except Conflict:  # another process that starts at the same time was quicker, and writes it
         return file
-    _write_private(file, f"{secret}\n")
-    return file
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Write a file that nobody but its owner may read, not for a moment."""
+    # Nobody but its owner may read it, not for a moment.
     make_folder(file.parent)
     try:
         descriptor, aside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 0600
         with os.fdopen(descriptor, "w", encoding="ascii") as opened:
-            opened.write(text)
+            opened.write(f"{secret}\n")
         Path(aside).replace(file)
     except OSError as error:
         raise FileError(f"cannot write {file}: {error.strerror}") from None
+    return file

@@ -247,7 +247,10 @@ def _live(request: Request, store: Store, caller: Caller, info: JobInfo) -> Live
     )
     parts = [Part("now", "", now)]
     if info.error:
-        why = fill(request, "job_failure.html", caller, job=info, when=_when_failed(info))
+        when = "after it was planned" if info.has_plan else "before it had a plan"
+        if info.run is not None:
+            when = "while it trained"
+        why = fill(request, "job_failure.html", caller, job=info, when=when)
         parts.append(Part("failure", "Why it failed", why))
     parts += files_part(request, store, caller, info.id)
     plan = store.jobs.plan(info.id) if info.has_plan else None
@@ -259,13 +262,6 @@ def _live(request: Request, store: Store, caller: Caller, info: JobInfo) -> Live
         parts.append(Part("job", "The job", job_text(asked)))
     title = f"{info.state}: {info.name} - Batchwright"
     return Live(says, parts, info.state in ENDED, title)
-
-
-def _when_failed(info: JobInfo) -> str:
-    """How far a job came that failed, in words."""
-    if info.run is not None:
-        return "while it trained"
-    return "after it was planned" if info.has_plan else "before it had a plan"
 
 
 # ------------------------------------------------------------- a job as people paste it, untrusted

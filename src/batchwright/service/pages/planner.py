@@ -77,13 +77,19 @@ class Answer:
         stage = plan.stages[0]
         chosen = next((one for one in plan.considered if is_chosen(plan, one)), None)
         train, cost = (chosen.train_seconds, chosen.cost) if chosen else (None, None)
+        epoch, seconds = (
+            stage.predicted_epoch_seconds,
+            ("not measured", "nothing tells its seconds"),
+        )
+        if epoch is not None:
+            seconds = duration(epoch.value), f"{_ends(epoch)} s, 95 % interval"
         told = [
             (
                 "Decided",
                 decided_words(plan),
                 f"{counted(plan.workers, 'worker')}, local batch {batches_words(plan)}",
             ),
-            ("An epoch", *_epoch_words(stage.predicted_epoch_seconds)),
+            ("An epoch", *seconds),
         ]
         if train is not None:
             ends = f"{duration(train.low)} to {duration(train.high)}"
@@ -113,12 +119,6 @@ class Answer:
 
 def _ends(estimate: Estimate) -> str:
     return f"{number(estimate.low)} to {number(estimate.high)}"
-
-
-def _epoch_words(predicted: Estimate | None) -> tuple[str, str]:
-    if predicted is None:
-        return "not measured", "nothing tells its seconds"
-    return duration(predicted.value), f"{_ends(predicted)} s, 95 % interval"
 
 
 class Answers:

@@ -183,11 +183,7 @@ def fitting(connection: Connection, agent: Agent, there: Condition, free: Free) 
     own = func.coalesce(jobs.c.agent, "") == agent.name
     order = (own.desc(), jobs.c.created, jobs.c.id)
     wanted = select(*STANDS).where(LIVE, or_(FREE, HELD)).order_by(*order)
-    refused = set(
-        connection.execute(
-            select(refusals.c.job_id).where(refusals.c.agent == agent.name)
-        ).scalars()
-    )
+    refused = _refused_by(connection, agent.name)
     elsewhere: dict[str, Agent] | None = None
     for row in connection.execute(wanted).mappings().all():
         if row["id"] in refused or not free(row, agent.name):

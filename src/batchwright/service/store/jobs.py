@@ -328,7 +328,11 @@ class Jobs(Part):
                 self._refuse(connection, identifier, row["agent"], reason)
             former = row["run_id"]
             if progress.run is not None and former not in (None, progress.run):
-                _end_former(connection, former, row["agent"], self._clock())
+                # Nobody will hear of the former run any more, which has not ended.
+                told = f"agent {row['agent']} goes on with its job, in a run of its own"
+                mine = (runs.c.id == former, runs.c.outcome.is_(None))
+                values = {"outcome": "stopped", "error": told, "changed": self._clock()}
+                connection.execute(update(runs).where(*mine).values(**values))
 
         documents: dict[str, Any] = {
             name: document.model_dump_json()
@@ -502,11 +506,3 @@ class Jobs(Part):
                 return False
             who = agent_of(agent, known.allow, known.offer)
             return next(fitting(connection, who, self._there, self._free), None) is None
-
-
-def _end_former(connection: Connection, run: str, agent: str, now: float) -> None:
-    """A job goes on in another run: nobody will hear of the former one, which has not ended."""
-    told = f"agent {agent} goes on with its job, in a run of its own"
-    mine = (runs.c.id == run, runs.c.outcome.is_(None))
-    values = {"outcome": "stopped", "error": told, "changed": now}
-    connection.execute(update(runs).where(*mine).values(**values))
