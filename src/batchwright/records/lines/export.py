@@ -33,13 +33,12 @@ def metrics(run: str | Path, out: str | Path | None = None) -> list[dict[str, An
         raise FileError(f"{folder} holds no {METRICS}: name the folder of a run that has begun")
     rows = [flat_values(line) for line in lines_of(folder)]
     if out is not None:
-        write = _table if Path(out).suffix.lower() == ".csv" else _objects
-        write_whole(Path(out), write(rows).encode())
+        if Path(out).suffix.lower() == ".csv":
+            text = _table(rows)
+        else:
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+        write_whole(Path(out), text.encode())
     return rows
-
-
-def _objects(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

@@ -14,7 +14,6 @@ from batchwright.records.plan_fields import (
     KindCount,
     PlanFields,
     Prediction,
-    ServerRule,
 )
 from batchwright.records.text.formatting import (
     between,
@@ -71,8 +70,17 @@ def local_batch_word(plan: PlanFields) -> str:
 
 def method_words(plan: PlanFields) -> str:
     """How the workers share the batch."""
-    if plan.server is not None:
-        return f"{plan.method}: {_server_words(plan.server)}"
+    if (rule := plan.server) is not None:
+        staleness = "" if rule.staleness is None else f"({rule.staleness})"
+        often = "once a round"
+        if rule.exchange_steps is not None:
+            often = f"every {counted(rule.exchange_steps, 'step')}"
+        return (
+            f"{plan.method}: {rule.small_workers} small-batch, "
+            f"{rule.consistency.upper()}{staleness}, merged by {rule.merge} with factor "
+            f"{rule.update_factor}, {often}, momentum {rule.momentum}; a round takes "
+            f"{rule.extra_time:g} times that of large batches alone"
+        )
     if plan.method_spec.cycles:
         return f"{plan.method}: {len(plan.stages)} stretches of one resolution and rate each"
     if not plan.method_spec.balancer:
@@ -82,20 +90,6 @@ def method_words(plan: PlanFields) -> str:
     if plan.job.rebalance == "published":
         often = "every epoch, as published"
     return f"{plan.method}: local batches follow the measured speeds, {often}"
-
-
-def _server_words(rule: ServerRule) -> str:
-    consistency = rule.consistency.upper()
-    if rule.staleness is not None:
-        consistency += f"({rule.staleness})"
-    often = "once a round"
-    if rule.exchange_steps is not None:
-        often = f"every {counted(rule.exchange_steps, 'step')}"
-    return (
-        f"{rule.small_workers} small-batch, {consistency}, merged by {rule.merge} with factor "
-        f"{rule.update_factor}, {often}, momentum {rule.momentum}; a round takes "
-        f"{rule.extra_time:g} times that of large batches alone"
-    )
 
 
 def planned_sizes(plan: PlanFields) -> frozenset[Size]:
@@ -220,29 +214,29 @@ def _header_lines(plan: PlanFields) -> list[str]:
 
 def _stage_lines(plan: PlanFields, width: int | None) -> list[str]:
     if plan.server is None and len(plan.stages) == 1:
-        return _aligned(_plain_rows(plan), width, keys=1)
+        local, stage = local_batch_word(plan), plan.stages[0]
+        return _aligned(
+            [
+                ["stage", "epochs", "side", local, "micro-batch", "rate", "s / epoch (95 %)"],
+                [
+                    "1",
+                    str(stage.epochs),
+                    str(stage.resolution),
+                    local_batches(stage.local_batch_sizes),
+                    str(stage.micro_batch_size),
+                    f"{stage.learning_rate:.4g}",
+                    in_seconds(stage.predicted_epoch_seconds),
+                ],
+            ],
+            width,
+            keys=1,
+        )
     columns = _stage_columns(plan)
     table = _aligned([list(columns), *zip(*columns.values(), strict=True)], width, keys=2)
     notes = []
     if plan.job.launcher.simulated:
         notes.append("seconds are those of the simulated clock")
     return [*table, *notes]
-
-
-def _plain_rows(plan: PlanFields) -> list[list[str]]:
-    local, stage = local_batch_word(plan), plan.stages[0]
-    return [
-        ["stage", "epochs", "side", local, "micro-batch", "rate", "s / epoch (95 %)"],
-        [
-            "1",
-            str(stage.epochs),
-            str(stage.resolution),
-            local_batches(stage.local_batch_sizes),
-            str(stage.micro_batch_size),
-            f"{stage.learning_rate:.4g}",
-            in_seconds(stage.predicted_epoch_seconds),
-        ],
-    ]
 
 
 def _stage_columns(plan: PlanFields) -> dict[str, list[str]]:
@@ -312,7 +306,20 @@ def _candidate_lines(plan: PlanFields, width: int | None) -> list[str]:
     left = len(plan.considered) - len(kept)
     title = "considered, with 95 % intervals"
     lines = [f"{title} ({left:,} more are in the plan)" if left else title]
-    columns = _columns_of(plan)
+    # Where the plan chooses their epochs, these stand for those to the target.
+    chosen = any(one.trained_epochs for one in plan.considered)
+    having = {
+        "s / epoch": True,
+        "epochs": chosen,
+        "training": any(one.train_seconds for one in plan.considered),
+        "cost": any(one.cost for one in plan.considered),
+        "worth of an image": any(one.efficiency for one in plan.considered),
+        "epochs to target": not chosen and any(one.epochs for one in plan.considered),
+        "s to target": any(one.target_seconds for one in plan.considered),
+        "accuracy": any(one.accuracy for one in plan.considered),
+        "peak": True,
+    }
+    columns = [name for name, there in having.items() if there]
     if "worth of an image" in columns:
         lines += wrap(
             "worth of an image: how far training on it gets, where one in a batch of "
@@ -337,26 +344,6 @@ def _candidate_lines(plan: PlanFields, width: int | None) -> list[str]:
 def _order(one: Prediction) -> tuple[int, int, str, int]:
     kinds = cluster_words(one.workers, one.kinds)
     return one.resolution, one.workers, kinds, one.global_batch_size
-
-
-def _columns_of(plan: PlanFields) -> list[str]:
-    """The quantities that the plan's candidates have.
-
-    Where the plan chooses their epochs, these stand for those to the target.
-    """
-    chosen = any(one.trained_epochs for one in plan.considered)
-    having = {
-        "s / epoch": True,
-        "epochs": chosen,
-        "training": any(one.train_seconds for one in plan.considered),
-        "cost": any(one.cost for one in plan.considered),
-        "worth of an image": any(one.efficiency for one in plan.considered),
-        "epochs to target": not chosen and any(one.epochs for one in plan.considered),
-        "s to target": any(one.target_seconds for one in plan.considered),
-        "accuracy": any(one.accuracy for one in plan.considered),
-        "peak": True,
-    }
-    return [name for name, there in having.items() if there]
 
 
 def _candidate_row(plan: PlanFields, one: Prediction, columns: Iterable[str]) -> list[str]:

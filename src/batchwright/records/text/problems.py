@@ -37,12 +37,13 @@ def first_problem(error: ValidationError, what: str, place: str = "") -> str:
 
 def key_of(problem: Mapping[str, Any]) -> str:
     """The key that has a problem, with a dot before each part."""
-    return ".".join(str(part) for part in problem["loc"] if not _is_branch(part))
-
-
-def _is_branch(part: int | str) -> bool:
-    """Whether a part of pydantic's location names a union's branch rather than a key."""
-    return isinstance(part, str) and bool(set(part) & set("[-") or part in ("int", "float", "str"))
+    # Of a key that takes several types, the place also has the name of one of them.
+    types = ("int", "float", "str")
+    return ".".join(
+        str(part)
+        for part in problem["loc"]
+        if isinstance(part, int) or not (set(part) & set("[-") or part in types)
+    )
 
 
 def shorten(value: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from batchwright.records import Estimate, Plan, Prediction, Reason, Stage
+from batchwright.records import Estimate, Plan, Reason, Stage
 from batchwright.records.text.plan_text import planned_sizes
 from batchwright.reporting.data.worker_curves import spread
 
@@ -35,7 +35,20 @@ def outlined(plan: Plan) -> Plan:
     if len(plan.stages) > MAXIMUM_ROWS:
         changes["stages"] = tuple(_rows(plan.stages))
     if len(plan.considered) > MAXIMUM_CANDIDATES:
-        changes["considered"] = _candidates(plan)
+        # Some of the chosen ones, of the frontier, and of all.
+        sizes = planned_sizes(plan)
+        chosen = [
+            one
+            for one in plan.considered
+            if (one.workers, one.resolution, one.global_batch_size) in sizes
+        ]
+        frontier = [one for one in plan.considered if one.frontier]
+        shown = {
+            id(one)
+            for ones in (chosen, frontier, plan.considered)
+            for one in spread(ones, MAXIMUM_CANDIDATES // 3)
+        }
+        changes["considered"] = tuple(one for one in plan.considered if id(one) in shown)
     if len(plan.knees) > MAXIMUM_KNEES:
         changes["knees"] = tuple(spread(plan.knees, MAXIMUM_KNEES))
     return plan.model_copy(update=changes) if changes else plan
@@ -82,23 +95,6 @@ def _mean_seconds(block: Sequence[Stage]) -> Estimate | None:
         for end in ("value", "low", "high")
     }
     return Estimate(**ends) if all(one is not None for _, one in told) else None
-
-
-def _candidates(plan: Plan) -> tuple[Prediction, ...]:
-    """Some of the chosen ones, of the frontier, and of all."""
-    sizes = planned_sizes(plan)
-    chosen = [
-        one
-        for one in plan.considered
-        if (one.workers, one.resolution, one.global_batch_size) in sizes
-    ]
-    frontier = [one for one in plan.considered if one.frontier]
-    shown = {
-        id(one)
-        for ones in (chosen, frontier, plan.considered)
-        for one in spread(ones, MAXIMUM_CANDIDATES // 3)
-    }
-    return tuple(one for one in plan.considered if id(one) in shown)
 
 
 def _reason(reason: Reason) -> Reason:

@@ -225,12 +225,17 @@ def _curve(
     first = considered[0]
     planned = planned_sizes(plan)
     points = tuple(_point(plan, one, planned, priced=priced) for one in considered)
+    bend = None
+    if knee is not None:
+        at = next((one for one in points if one.global_batch_size == knee.global_batch_size), None)
+        if at is not None:
+            bend = KneePoint(at.global_batch_size, at.seconds[0], at.cost[0], knee.low, knee.high)
     return ClusterCurve(
         label=cluster_words(first.workers, first.kinds),
         workers=first.workers,
         kinds=tuple((one.kind, one.count) for one in first.kinds),
         points=points,
-        knee=_knee(points, knee),
+        knee=bend,
         measured=_measured(plan, considered, points, profiles),
     )
 
@@ -265,15 +270,6 @@ def _point(plan: Plan, one: Prediction, planned: frozenset[Size], *, priced: boo
         refused=one.refused,
         accuracy=_range(one.accuracy) if one.accuracy else None,
     )
-
-
-def _knee(points: Sequence[CurvePoint], knee: Knee | None) -> KneePoint | None:
-    if knee is None or knee.global_batch_size is None:
-        return None
-    at = next((one for one in points if one.global_batch_size == knee.global_batch_size), None)
-    if at is None:
-        return None
-    return KneePoint(at.global_batch_size, at.seconds[0], at.cost[0], knee.low, knee.high)
 
 
 def _measured(

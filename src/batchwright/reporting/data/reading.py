@@ -409,7 +409,14 @@ def overall(summary: RunSummary) -> Comparison:
 def check_words(check: Check) -> str:
     """How right a plan's predictions were, in a sentence or two."""
     steps = sorted(abs(one.error) for one in check.points if one.quantity == "step_seconds")
-    rounds = _round_words(check)
+    rounds = ""
+    if check.rounds:
+        worst = max(check.rounds, key=lambda one: abs(one.difference))
+        rounds = (
+            f" Rounds of local batches {worst.pair.large_batch} and {worst.pair.small_batch}, "
+            f"planned to end together, differ by {percent(abs(worst.difference))}"
+            + (" at worst." if len(check.rounds) > 1 else ".")
+        )
     if not steps:
         return "No step could be measured." + rounds
     own = [one for one in check.points if one.planned and one.quantity == "step_seconds"]
@@ -425,19 +432,6 @@ def check_words(check: Check) -> str:
         f"in the median, {verdict} the {percent(check.tolerance)} of goal.tolerance, and by "
         f"{percent(steps[-1])} at worst; {inside} of {len(check.points)} measurements lie inside "
         "their 95 % interval." + rounds
-    )
-
-
-def _round_words(check: Check) -> str:
-    """How well rounds with two batch sizes end together; empty without any."""
-    if not check.rounds:
-        return ""
-    worst = max(check.rounds, key=lambda one: abs(one.difference))
-    pair = worst.pair
-    return (
-        f" Rounds of local batches {pair.large_batch} and {pair.small_batch}, planned to end "
-        f"together, differ by {percent(abs(worst.difference))}"
-        + (" at worst." if len(check.rounds) > 1 else ".")
     )
 
 

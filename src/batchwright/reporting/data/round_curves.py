@@ -231,8 +231,13 @@ def _epoch_rounds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> Epoc
     trained = sum(one.compute_seconds for one in rounds)
     exchanged = sum(one.exchange_seconds for one in rounds)
     waited = sum(one.wait_seconds for one in rounds)
-    times = [_seconds(plan, epoch, ones) for ones in _whole_by_worker(plan, epoch, rounds)]
-    predicted = plan.stages[plan.stage_of(epoch)].predicted_epoch_seconds
+    stage = plan.stages[plan.stage_of(epoch)]
+    whole: dict[int, list[RoundRecord]] = {}  # of each worker, those that were not cut short
+    for one in rounds:
+        if one.update_factor > _SHORT * stage.update_factors[one.worker]:
+            whole.setdefault(one.worker, []).append(one)
+    times = [_seconds(plan, epoch, ones) for ones in whole.values()]
+    predicted = stage.predicted_epoch_seconds
     finishes = [seconds for seconds, _ in times]
     ratio = None
     if predicted is not None and times:
@@ -248,18 +253,6 @@ def _epoch_rounds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> Epoc
         wait_share=waited / (trained + exchanged + waited or 1.0),
         lead=max(one.lead for one in rounds),
     )
-
-
-def _whole_by_worker(
-    plan: Plan, epoch: int, rounds: Sequence[RoundRecord]
-) -> list[list[RoundRecord]]:
-    """Rounds of each worker that has some, without those that were cut short."""
-    factors = plan.stages[plan.stage_of(epoch)].update_factors
-    by_worker: dict[int, list[RoundRecord]] = {}
-    for one in rounds:
-        if one.update_factor > _SHORT * factors[one.worker]:
-            by_worker.setdefault(one.worker, []).append(one)
-    return list(by_worker.values())
 
 
 def _seconds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> tuple[float, float]:

@@ -111,7 +111,19 @@ def worker_curves(summary: RunSummary) -> list[WorkerCurve]:
         names = _names(epoch.workers)
         for rank, (name, worker) in enumerate(zip(names, epoch.workers, strict=True)):
             shares.setdefault(name, []).extend(_shares(epoch, rank))
-            epochs.setdefault(name, []).append(_worker_epoch(epoch, worker))
+            epochs.setdefault(name, []).append(
+                WorkerEpoch(
+                    epoch=epoch.epoch,
+                    whole=epoch.whole,
+                    samples=worker.samples,
+                    local_batch_size=worker.local_batch_size,
+                    input_seconds=worker.input_seconds,
+                    compute_seconds=worker.compute_seconds,
+                    wait_seconds=worker.wait_seconds if worker.place else None,
+                    communication_seconds=worker.communication_seconds,
+                    loading_cpu_seconds=worker.loading_cpu_seconds,
+                )
+            )
     return [
         WorkerCurve(number, name[0], tuple(shares[name]), tuple(epochs[name]))
         for number, name in enumerate(epochs)
@@ -193,17 +205,3 @@ def _shares(epoch: EpochRecord, rank: int) -> list[Share]:
         for one, end in zip(told, ends, strict=False)  # an epoch without a step has an end alone
         if len(one.sizes) == len(epoch.workers)
     ]
-
-
-def _worker_epoch(epoch: EpochRecord, worker: WorkerTime) -> WorkerEpoch:
-    return WorkerEpoch(
-        epoch=epoch.epoch,
-        whole=epoch.whole,
-        samples=worker.samples,
-        local_batch_size=worker.local_batch_size,
-        input_seconds=worker.input_seconds,
-        compute_seconds=worker.compute_seconds,
-        wait_seconds=worker.wait_seconds if worker.place else None,
-        communication_seconds=worker.communication_seconds,
-        loading_cpu_seconds=worker.loading_cpu_seconds,
-    )

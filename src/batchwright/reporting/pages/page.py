@@ -106,6 +106,10 @@ def _headline(summary: RunSummary) -> str:
     done = f"{len(summary.epochs)} of {plan.epochs} epochs"
     if summary.resumed:
         done += f", continued {counted(summary.resumed, 'time')}"
+    time = duration(summary.wall_seconds)
+    if summary.simulated:
+        done += f"; computing it took {time} of real time"
+        time = training_words(summary, sum(one.training_seconds for one in summary.epochs))
     tiles = [
         (
             "Decided",
@@ -118,7 +122,7 @@ def _headline(summary: RunSummary) -> str:
             "not evaluated" if last is None else percent(last.top1 or 0.0),
             f"last epoch; best {accuracy(summary.best_epoch)}",
         ),
-        ("Time", *_time_words(summary, done)),
+        ("Time", time, done),
     ]
     cells = "\n".join(
         f"<li><span>{markup.safe(name)}</span><strong>{markup.safe(value)}</strong>"
@@ -127,15 +131,6 @@ def _headline(summary: RunSummary) -> str:
     )
     note = f'<p class="note">{markup.safe(SIMULATED)}</p>' if summary.simulated else ""
     return f'<ul class="tiles">{cells}</ul>{note}'
-
-
-def _time_words(summary: RunSummary, done: str) -> tuple[str, str]:
-    """Wall time; of a simulated cluster its own training time first."""
-    if not summary.simulated:
-        return duration(summary.wall_seconds), done
-    seconds = sum(epoch.training_seconds for epoch in summary.epochs)
-    real = f"computing it took {duration(summary.wall_seconds)} of real time"
-    return training_words(summary, seconds), f"{done}; {real}"
 
 
 def plan_part(

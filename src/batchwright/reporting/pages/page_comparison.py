@@ -42,9 +42,17 @@ def comparison_parts(told: RunComparison, *, by_run: bool = False) -> list[str]:
     head, *rows = comparison_rows(told)
     means_head, *means = setting_rows(told)
     runs = markup.table("Runs; training time is without evaluation", head, rows, cards=True)
+    words = "A run was never evaluated, so no accuracy is common to all."
+    if told.common is not None:
+        words = (
+            f"{percent(told.common)} is the highest held-out accuracy that every run reached; the "
+            "last column says after how much training for the first time."
+        )
+        if going := unended(told):
+            words += f" Not all epochs are trained of {', '.join(going)}: their figures may change."
     parts = [
         markup.section("Accuracy", _charts(drawn)),
-        markup.section("Run by run", runs + _common_words(told)),
+        markup.section("Run by run", f"{runs}<p>{markup.safe(words)}</p>"),
     ]
     if means:
         caption = "Runs that differ in the seed alone and have trained all their epochs"
@@ -67,18 +75,6 @@ def clock_note(told: RunComparison) -> str:
             "they have charts of their own, and no time of one is comparable with the other's."
         )
     return f'<p class="note">{markup.safe(words)}</p>'
-
-
-def _common_words(told: RunComparison) -> str:
-    if told.common is None:
-        return "<p>A run was never evaluated, so no accuracy is common to all.</p>"
-    words = (
-        f"{percent(told.common)} is the highest held-out accuracy that every run reached; the last "
-        "column says after how much training for the first time."
-    )
-    if going := unended(told):
-        words += f" Not all epochs are trained of {', '.join(going)}: their figures may change."
-    return f"<p>{markup.safe(words)}</p>"
 
 
 def _charts(told: RunComparison) -> str:

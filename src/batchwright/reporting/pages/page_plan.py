@@ -52,7 +52,14 @@ def choice_charts(plan: Plan, profile: Profile | None, *, learning: bool = True)
     head = "<h3>Time and cost of the training, by cluster</h3>"
     memory = memory_chart(plan, profile)  # over the samples at once
     more = "" if memory is None else markup.pairs([markup.figure(memory, table)])
-    return f"{learnt}{head}{both}{_knees(plan)}{more}"
+    knees = ""
+    if plan.knees:
+        gain = percent(plan.job.goal.doubling_gain)
+        names, *rows = knee_rows(plan)
+        found = markup.table(f"Knees: doubling the batch beyond saves at most {gain}", names, rows)
+        says = "<summary>Where a larger batch stops paying</summary>"
+        knees = f"<details>{says}{found}</details>"
+    return f"{learnt}{head}{both}{knees}{more}"
 
 
 def accuracy_chart(plan: Plan) -> str:
@@ -183,13 +190,3 @@ def candidates_table(plan: Plan) -> str:
         [*head, "peak memory", "remarks"],
         rows,
     )
-
-
-def _knees(plan: Plan) -> str:
-    """Where more batch stops paying, cluster by cluster; or nothing."""
-    if not plan.knees:
-        return ""
-    gain = percent(plan.job.goal.doubling_gain)
-    head, *rows = knee_rows(plan)
-    table = markup.table(f"Knees: doubling the batch beyond saves at most {gain}", head, rows)
-    return f"<details><summary>Where a larger batch stops paying</summary>{table}</details>"

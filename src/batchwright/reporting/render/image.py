@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil, lcm
 from typing import TYPE_CHECKING, Any
 
-from batchwright.reporting.charts.chart import Axis, Box, Chart, Lanes, Point, Series
+from batchwright.reporting.charts.chart import Axis, Box, Chart, Lanes, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -176,7 +176,13 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
             markevery=max(1, len(one.points) // _MAX_MARKS),
         )
         for point in one.points:
-            _draw_interval(axes, one, point, chart)
+            look: dict[str, Any] = {"color": COLOURS[one.style], "linewidth": 1.2, "zorder": 3}
+            if point.across:
+                ends = [min(max(end, chart.x.low), chart.x.high) for end in point.across]
+                axes.plot(ends, [point.y] * 2, marker="|", **look)
+            if point.up:
+                ends = [min(max(end, chart.y.low), chart.y.high) for end in point.up]
+                axes.plot([point.x] * 2, ends, marker="_", **look)
             if point.label:
                 place: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}
                 axes.annotate(point.label, (point.x, point.y), (6, -13), **place, color="#444444")
@@ -185,17 +191,6 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
         axes.set_ylim(top=chart.y.high + 0.015 * (chart.y.high - chart.y.low))
     axes.set_ylabel(chart.y.label, fontsize=12)
     axes.grid(color="#E0E0E0", linewidth=0.7)
-
-
-def _draw_interval(axes: Axes, one: Series, point: Point, chart: Chart) -> None:
-    """Draw the intervals of a point, cut off at the edges of the chart."""
-    look: dict[str, Any] = {"color": COLOURS[one.style], "linewidth": 1.2, "zorder": 3}
-    if point.across:
-        ends = [min(max(end, chart.x.low), chart.x.high) for end in point.across]
-        axes.plot(ends, [point.y] * 2, marker="|", **look)
-    if point.up:
-        ends = [min(max(end, chart.y.low), chart.y.high) for end in point.up]
-        axes.plot([point.x] * 2, ends, marker="_", **look)
 
 
 def _look(one: Series) -> dict[str, Any]:

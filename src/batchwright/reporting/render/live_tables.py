@@ -58,7 +58,15 @@ class LiveWorkers:
         if len(sizes) < 2 or sizes == before:
             return ""
         speeds = [one.speed for one in line.workers if one.speed is not None]
-        return _change_words(before, sizes, speeds)
+        words = f"local batches {_sizes_words(sizes)}"
+        if before:
+            words += f", were {_sizes_words(before)}"
+        if not speeds:
+            return words
+        told = [number(speed) for speed in speeds]
+        if len(told) > MAX_LISTED:
+            told = [f"{number(min(speeds))} to {number(max(speeds))}"]
+        return f"{words} ({', '.join(told)} images/s)"
 
     def table(self, *, most: int, width: int = 80) -> Table | None:
         """A row for each worker, as `_slowest` says."""
@@ -184,19 +192,6 @@ def without_room(widths: Mapping[str, int], giving_way: Sequence[str], room: int
             left_out.append(name)
             needed -= widths[name] + _GAPS
     return left_out
-
-
-def _change_words(before: Sequence[int], sizes: Sequence[int], speeds: Sequence[float]) -> str:
-    """Local batches, those before, and the speeds they follow."""
-    words = f"local batches {_sizes_words(sizes)}"
-    if before:
-        words += f", were {_sizes_words(before)}"
-    if not speeds:
-        return words
-    told = [number(speed) for speed in speeds]
-    if len(told) > MAX_LISTED:
-        told = [f"{number(min(speeds))} to {number(max(speeds))}"]
-    return f"{words} ({', '.join(told)} images/s)"
 
 
 def _sizes_words(sizes: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from math import cos, pi, sin
 
-from batchwright.reporting.charts.chart import Axis, Box, Chart, Lanes, Point, Series
+from batchwright.reporting.charts.chart import Axis, Chart, Lanes, Point, Series
 
 WIDTH, HEIGHT = 440, 290
 LEFT, RIGHT, TOP = 68, 26, 12
@@ -86,12 +86,18 @@ def _bars(chart: Lanes) -> str:
 def _lanes(chart: Lanes) -> str:
     """Boxes lane by lane, and marks that cross them all."""
     x, height = chart.x, TOP + MARK + ROW * len(chart.lanes) + _bottom(chart.x)
-    floor_line = height - _bottom(x)
+    floor_line, tall = height - _bottom(x), ROW - 6
     parts = _grid(x, None, height)
     for index, lane in enumerate(chart.lanes):
         foot = TOP + MARK + ROW * (index + 1) - 3
         parts.append(_text(LEFT - 6, foot - ROW / 2 + 8, lane.name, "end"))
-        parts += [_box(one, x, foot) for one in lane.boxes]
+        for box in lane.boxes:
+            left, right = _across(x, box.start), _across(x, box.end)
+            parts.append(
+                f'<rect class="{box.style}" x="{left:.1f}" y="{foot - box.high * tall:.1f}" '
+                f'width="{max(right - left, LEAST):.1f}" '
+                f'height="{(box.high - box.low) * tall:.1f}">{_title(box.title)}</rect>'
+            )
     told = -9.0
     for one in chart.marks:
         across = _across(x, one.x)
@@ -105,17 +111,6 @@ def _lanes(chart: Lanes) -> str:
             parts.append(_text(at, TOP + 10, one.words, "middle"))
             told = across + room
     return _svg(chart.title, parts, height)
-
-
-def _box(one: Box, x: Axis, foot: float) -> str:
-    left, right = _across(x, one.start), _across(x, one.end)
-    tall = ROW - 6
-    top = foot - one.high * tall
-    return (
-        f'<rect class="{one.style}" x="{left:.1f}" y="{top:.1f}" '
-        f'width="{max(right - left, LEAST):.1f}" '
-        f'height="{(one.high - one.low) * tall:.1f}">{_title(one.title)}</rect>'
-    )
 
 
 def _swatch(style: str, marker: str) -> str:
@@ -221,12 +216,8 @@ def _shape(marker: str, style: str, x: float, y: float, title: str) -> str:
         corners = f"{x:.1f},{y - 5.0:.1f} {x + 5.0:.1f},{y + 4.0:.1f} {x - 5.0:.1f},{y + 4.0:.1f}"
         return f'<polygon class="mark {style}" points="{corners}">{title}</polygon>'
     if marker == "star":
-        return f'<polygon class="mark star {style}" points="{_star(x, y)}">{title}</polygon>'
+        turns = [(pi * index / 5, 8.0 if index % 2 == 0 else 3.4) for index in range(10)]
+        corners = " ".join(f"{x + r * sin(turn):.1f},{y - r * cos(turn):.1f}" for turn, r in turns)
+        return f'<polygon class="mark star {style}" points="{corners}">{title}</polygon>'
     kind, radius = ("ring", 7.5) if marker == "ring" else ("mark", 4.0)
     return f'<circle class="{kind} {style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{title}</circle>'
-
-
-def _star(x: float, y: float) -> str:
-    """Corners of a five-pointed star around a place."""
-    turns = [(pi * index / 5, 8.0 if index % 2 == 0 else 3.4) for index in range(10)]
-    return " ".join(f"{x + r * sin(turn):.1f},{y - r * cos(turn):.1f}" for turn, r in turns)

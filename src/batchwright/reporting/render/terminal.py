@@ -77,7 +77,14 @@ class _Fitted:
         widths = [max(map(len, texts)) for texts in told]
         least = [min(width, room // 2) for width in words]
         for number, block in enumerate(column_blocks(least, room, gap=_GAP)):
-            yield self._part(block, _shrunk(widths, least, block, room), continued=number > 0)
+            # As wide as their text, or the widest narrower until all fit.
+            wide = [widths[at] for at in block]
+            while sum(wide) + _GAP * (len(wide) - 1) > room:
+                spare = [(width, at) for at, width in enumerate(wide) if width > least[block[at]]]
+                if not spare:
+                    break
+                wide[max(spare)[1]] -= 1
+            yield self._part(block, wide, continued=number > 0)
 
     def _part(self, block: list[int], widths: list[int], *, continued: bool) -> Table:
         whole = self._table
@@ -93,14 +100,3 @@ class _Fitted:
             part.add_row(*values, style=row.style, end_section=row.end_section)
         part.caption = whole.caption if 0 in block and block[-1] == len(whole.columns) - 1 else None
         return part
-
-
-def _shrunk(widths: list[int], least: list[int], block: list[int], room: int) -> list[int]:
-    """Widths of a block's columns: as wide as their text, or the widest narrower until all fit."""
-    found = [widths[at] for at in block]
-    while sum(found) + _GAP * (len(found) - 1) > room:
-        spare = [(width, at) for at, width in enumerate(found) if width > least[block[at]]]
-        if not spare:
-            break
-        found[max(spare)[1]] -= 1
-    return found
