@@ -157,7 +157,6 @@ def right(outputs, labels):
     "training.step.peak_memory:PeakMemory.of_epoch",
     "training.step.peak_memory:PeakMemory.__init__",
     "training.batches.randomness:random_states",
-    "workload.data.pipeline:_fits",
     "workload.data.pipeline:ImagePipeline._level_of",
     "workload.data.pipeline:ImagePipeline.training_batches",
     "workload.data.pipeline:_Level.here",

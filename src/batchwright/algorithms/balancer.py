@@ -82,7 +82,16 @@ class Balancer:
         if not enough or len(self._times) < enough:
             return None
         seconds = [midmean(one) for one in zip(*self._times, strict=True)]
-        self._learn(seconds)
+        if self._before is not None:
+            told = fixed_cost(self._before, (self._batches, seconds))
+            if told is not None:
+                known = self.fixed_samples or told
+                self.fixed_samples = (known + told) / 2
+                self.speeds |= self._speeds_at(*self._before)
+        if not self.speeds.keys() >= set(self._places):
+            # The shares at hand are somebody's best guess: what moves them is news, not noise.
+            self.speeds |= self._speeds_at(self._batches, [1.0] * len(seconds))
+        self.speeds = followed(self.speeds, self._speeds_at(self._batches, seconds))
         wanted = self.shares_of(sum(self._batches))
         self._before, self._times = (self._batches, seconds), []
         return wanted if worth_changing(self._batches, wanted) else None
@@ -101,19 +110,6 @@ class Balancer:
                 most=self._most and max(self._most, -(-batch // len(self._places))),
             )
         )
-
-    def _learn(self, seconds: list[float]) -> None:
-        """Take in the times of an interval."""
-        if self._before is not None:
-            told = fixed_cost(self._before, (self._batches, seconds))
-            if told is not None:
-                known = self.fixed_samples or told
-                self.fixed_samples = (known + told) / 2
-                self.speeds |= self._speeds_at(*self._before)
-        if not self.speeds.keys() >= set(self._places):
-            # The shares at hand are somebody's best guess: what moves them is news, not noise.
-            self.speeds |= self._speeds_at(self._batches, [1.0] * len(seconds))
-        self.speeds = followed(self.speeds, self._speeds_at(self._batches, seconds))
 
     def _speeds_at(self, batches: Sequence[int], seconds: Sequence[float]) -> dict[str, float]:
         speeds = speeds_of(batches, seconds, self.fixed_samples)

@@ -319,8 +319,20 @@ class AllReduceRun:
         state.epoch, state.step = state.epoch + 1, 0
         new_plan = self._save_if_due()
         self._recorder.epoch(record.model_copy(update={"checkpoint_seconds": meter.checkpoint}))
-        if new_plan:
-            self._change_plan()
+        if not new_plan:
+            return
+        # All workers together: the checkpoint is there, the plan is replaced, and all leave.
+        self._keeper.settle()
+        problem = None
+        if self.rank == 0:
+            try:
+                self._advised.take()
+            except FileError as error:
+                problem = str(error)
+        problem = self._group.gather(problem)[0]
+        if problem:
+            raise FileError(problem)
+        raise NewPlan(f"a new plan is followed from epoch {state.epoch + 1} on: go on with resume")
 
     def _save_if_due(self) -> bool:
         """Write ``best`` where the score rose, ``last`` when it is due, at the end and on advice.
@@ -341,22 +353,6 @@ class AllReduceRun:
         if new_plan or any(due for due, _ in wishes):
             self._checkpoint("last")
         return new_plan
-
-    def _change_plan(self) -> None:
-        """All workers together: the checkpoint is there, the plan is replaced, and all leave."""
-        self._keeper.settle()
-        problem = None
-        if self.rank == 0:
-            try:
-                self._advised.take()
-            except FileError as error:
-                problem = str(error)
-        problem = self._group.gather(problem)[0]
-        if problem:
-            raise FileError(problem)
-        raise NewPlan(
-            f"a new plan is followed from epoch {self.state.epoch + 1} on: go on with resume"
-        )
 
     def _checkpoint(self, name: str) -> None:
         share = share_of(self.local_batch_sizes, self.rank)

@@ -404,7 +404,12 @@ class Session:
             TrainingError: Not even one sample fits into memory.
             Interrupted: A stop signal came; a checkpoint was written.
         """
-        feed, size = self._held_out_feed(dataset), batch_size or evaluation_batch(self.plan)
+        # The feed of the last evaluated set is kept: its loader processes take time to start.
+        if self._held_out is None or self._held_out[0] is not dataset:
+            if self._held_out is not None:
+                self._held_out[1].close()
+            self._held_out = dataset, self._feed_of(dataset)
+        feed, size = self._held_out[1], batch_size or evaluation_batch(self.plan)
         return self._run.evaluate(Evaluation(model or self.model, feed, metric, forward, size))
 
     def __repr__(self) -> str:
@@ -485,14 +490,6 @@ class Session:
     def _say_for(companion: ReporterProcess) -> None:
         for line in companion.lines():
             _say(line)
-
-    def _held_out_feed(self, dataset: Images) -> Feed:
-        """The feed of the last evaluated set is kept: its loader processes take time to start."""
-        if self._held_out is None or self._held_out[0] is not dataset:
-            if self._held_out is not None:
-                self._held_out[1].close()
-            self._held_out = dataset, self._feed_of(dataset)
-        return self._held_out[1]
 
     def _feed_of(self, dataset: Images) -> Feed:
         seed = self.plan.job.seed

@@ -36,9 +36,14 @@ def usable_cores() -> int:
     """CPU cores that this process may use: its affinity, and its control group's limit."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     for folder in control_groups("cpu"):
-        quota, period = _cpu_limit(folder)
+        words = read_text(folder / "cpu.max").split()  # version 2: "200000 100000" or "max 100000"
+        words = words or [
+            read_text(folder / "cpu.cfs_quota_us").strip(),
+            read_text(folder / "cpu.cfs_period_us").strip(),
+        ]
+        quota, period = (int(word) if word.isdigit() else -1 for word in words)  # microseconds
         if quota > 0:
-            cores = min(cores, quota // period)
+            cores = min(cores, quota // max(1, period))
     return max(1, cores)
 
 
@@ -151,18 +156,15 @@ def arithmetic(device: torch.device) -> str:
     """
     if device.type != "cuda":
         return ""
-    products, convolutions = ("on" if one else "off" for one in _in_tf32())
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(matmul, "fp32_precision"):  # from PyTorch 2.9 on; what was set so, the old refuse
+        conv = cudnn.conv  # type: ignore[attr-defined] # PyTorch annotates others alone
+        in_tf32 = matmul.fp32_precision == "tf32", conv.fp32_precision == "tf32"
+    else:
+        in_tf32 = torch.get_float32_matmul_precision() != "highest", cudnn.allow_tf32
+    products, convolutions = ("on" if one else "off" for one in in_tf32)
     tries = "tries all" if torch.backends.cudnn.benchmark else "chooses untried"
     return f"TF32 {products} in products, {convolutions} in convolutions; cuDNN {tries}"
-
-
-def _in_tf32() -> tuple[bool, bool]:
-    """Whether products are in TF32, and convolutions."""
-    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    if hasattr(products, "fp32_precision"):  # from PyTorch 2.9 on; what was set so, the old refuse
-        convolutions = cudnn.conv  # type: ignore[attr-defined] # PyTorch annotates others alone
-        return products.fp32_precision == "tf32", convolutions.fp32_precision == "tf32"
-    return torch.get_float32_matmul_precision() != "highest", cudnn.allow_tf32
 
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -306,17 +308,6 @@ def control_groups(controller: Literal["cpu", "memory"]) -> Iterator[Path]:
             # Inside a container the path may be the one outside; folders not there are passed over.
             if (root / folder).is_dir():
                 yield root / folder
-
-
-def _cpu_limit(folder: Path) -> tuple[int, int]:
-    """Quota and period in microseconds; a quota of -1 is no limit."""
-    words = read_text(folder / "cpu.max").split()  # version 2: "200000 100000" or "max 100000"
-    words = words or [
-        read_text(folder / "cpu.cfs_quota_us").strip(),
-        read_text(folder / "cpu.cfs_period_us").strip(),
-    ]
-    quota, period = (int(word) if word.isdigit() else -1 for word in words)
-    return quota, max(1, period)
 
 
 def _memory_left(folder: Path) -> float:

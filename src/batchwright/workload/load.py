@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,9 +90,15 @@ def _processes(proc: Path) -> tuple[int, int]:
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     kernel = 0
-    for process, fields in _stats(proc):
+    for folder in proc.iterdir():
+        if not folder.name.isdigit():
+            continue
+        # What stands behind the name, which may hold anything.
+        fields = read_text(folder / "stat").rpartition(")")[2].split()
+        if len(fields) < _TIMES.stop:  # it has ended meanwhile
+            continue
+        process, times = int(folder.name), [int(number) for number in fields[_TIMES]]
         parents[process] = int(fields[_PARENT])
-        times = [int(number) for number in fields[_TIMES]]
         ticks[process] = sum(times)
         if int(fields[_FLAGS]) & _KERNEL_THREAD:
             kernel += sum(times)
@@ -101,15 +107,6 @@ def _processes(proc: Path) -> tuple[int, int]:
         family |= found
         found = {child for child, parent in parents.items() if parent in family} - family
     return sum(ticks.get(process, 0) for process in family), kernel
-
-
-def _stats(proc: Path) -> Iterator[tuple[int, list[str]]]:
-    """The fields of each process after its name, which may hold anything."""
-    for folder in proc.iterdir():
-        if folder.name.isdigit():
-            fields = read_text(folder / "stat").rpartition(")")[2].split()
-            if len(fields) >= _TIMES.stop:  # it may have ended meanwhile
-                yield int(folder.name), fields
 
 
 def _group(folder: Path) -> tuple[float, float]:

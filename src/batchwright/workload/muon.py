@@ -112,7 +112,14 @@ class Muon(torch.optim.Optimizer):
         for kernel in group["params"]:
             if kernel.grad is None:
                 continue
-            weights, momentum = matrix_of(kernel.detach()), matrix_of(self._momentum(kernel))
+            state = self.state[kernel]
+            kept = state.get("momentum_buffer")
+            if kept is None:
+                kept = torch.zeros_like(kernel, memory_format=torch.preserve_format)
+            elif _order(kept) != _order(kernel):  # it is to lie in memory as the kernel does now
+                kept = torch.empty_like(kernel).copy_(kept)
+            state["momentum_buffer"] = kept
+            weights, momentum = matrix_of(kernel.detach()), matrix_of(kept)
             # Of the same layout as a rule; else this copies.
             gradient = kernel.grad.permute(0, *_order(kernel)).reshape(weights.shape)
             momentum.lerp_(gradient, 1 - keep)
@@ -120,17 +127,6 @@ class Muon(torch.optim.Optimizer):
             rows, columns = weights.shape
             weights.mul_(1 - rate * group["weight_decay"])
             weights.add_(orthogonal(ahead), alpha=-rate * sqrt(max(1, rows / columns)))
-
-    def _momentum(self, kernel: Tensor) -> Tensor:
-        """Its momentum, which lies in memory as the kernel does now."""
-        state = self.state[kernel]
-        momentum = state.get("momentum_buffer")
-        if momentum is None:
-            momentum = torch.zeros_like(kernel, memory_format=torch.preserve_format)
-        elif _order(momentum) != _order(kernel):
-            momentum = torch.empty_like(kernel).copy_(momentum)
-        state["momentum_buffer"] = momentum
-        return cast("Tensor", momentum)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

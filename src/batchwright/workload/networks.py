@@ -143,7 +143,15 @@ class Network(nn.Module):
         self.hidden = hidden or nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(width, num_classes)
-        _initialize(self)
+        # He initialization; each residual block starts as its shortcut alone.
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, ResidualBlock):
+                nn.init.zeros_(module.second[1].get_parameter("weight"))
+        nn.init.kaiming_normal_(self.classifier.weight, nonlinearity="linear")
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (n, num_classes) of images (n, channels, height, width)."""
@@ -202,15 +210,3 @@ def _convolution(
 def _relu() -> nn.Module:
     """ReLU in place: nothing before it needs its input again in the backward pass."""
     return nn.ReLU(inplace=True)
-
-
-def _initialize(network: Network) -> None:
-    """He initialization; each residual block starts as its shortcut alone."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, ResidualBlock):
-            nn.init.zeros_(module.second[1].get_parameter("weight"))
-    nn.init.kaiming_normal_(network.classifier.weight, nonlinearity="linear")

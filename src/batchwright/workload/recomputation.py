@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -62,8 +61,11 @@ def forward(block: nn.Module, *inputs: Any, **named: Any) -> Any:
     own = type(block).forward
     if not (block.training and torch.is_grad_enabled()):
         return own(block, *inputs, **named)
-    again = partial(_contexts, block)
-    return checkpoint(own, block, *inputs, use_reentrant=False, context_fn=again, **named)
+
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        return nullcontext(), _Again(block)  # for the first pass, and for later ones
+
+    return checkpoint(own, block, *inputs, use_reentrant=False, context_fn=contexts, **named)
 
 
 # ------------------------------------------------------------------------------------- the blocks
@@ -83,7 +85,11 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
                 yield from _blocks(child)
             elif isinstance(child, nn.Sequential):
                 yield child
-        elif _holds_stack(child):
+        elif any(
+            _is_row(row)
+            and sum(bool(_layers(one)) and not _is_row(one) for one in _layers(row)) > 1
+            for row in child.modules()
+        ):  # two blocks or more, with forward passes of their own, stand in a row inside
             yield from _blocks(child)
         else:
             yield child
@@ -99,20 +105,7 @@ def _is_row(module: nn.Module) -> bool:
     return type(module).forward in (nn.Sequential.forward, _UNNAMED)
 
 
-def _holds_stack(module: nn.Module) -> bool:
-    """Whether two blocks or more, with forward passes of their own, stand in a row inside."""
-    return any(
-        _is_row(row) and sum(bool(_layers(one)) and not _is_row(one) for one in _layers(row)) > 1
-        for row in module.modules()
-    )
-
-
 # ---------------------------------------------------------------------------------------- buffers
-
-
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """For the first pass, which is about to begin, and for later ones."""
-    return nullcontext(), _Again(block)
 
 
 class _Again:

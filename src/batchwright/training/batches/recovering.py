@@ -277,11 +277,10 @@ def samples_in(batch: Any) -> int:
         values = list(batch.values())
     elif isinstance(batch, (list, tuple)):
         values = batch
-    return next((samples_in(v) for v in values if _holds_tensor(v)), 1)
-
-
-def _holds_tensor(value: Any) -> bool:
-    return isinstance(value, (Tensor, list, tuple)) or hasattr(value, "values")
+    may_hold_tensor = (
+        v for v in values if isinstance(v, (Tensor, list, tuple)) or hasattr(v, "values")
+    )
+    return next(map(samples_in, may_hold_tensor), 1)
 
 
 def parts_of(batch: Any, samples: int, cut: int) -> list[Any]:

@@ -34,7 +34,17 @@ class StageSettings:
     def __init__(self, model: nn.Module, feed: Feed, plan: Plan) -> None:
         self._feed = feed
         self._strengths = {stage.augmentation_strength for stage in plan.stages}
-        self._layers = _governed(model, {stage.dropout for stage in plan.stages})
+        self._layers: list[_DropoutNd] = []
+        dropouts = {stage.dropout for stage in plan.stages}
+        if len(dropouts) > 1:
+            layers = (one for one in model.modules() if isinstance(one, _DropoutNd))
+            self._layers = [one for one in layers if one.p in dropouts]
+            if not self._layers:
+                raise PlanError(
+                    f"the plan changes the dropout ({_listed(dropouts)}) and no dropout layer of "
+                    "the network has any of these: build it with the first, or plan with "
+                    "cycle.dropouts=auto"
+                )
         if self._strengths != {1.0} and not feed.shifts:
             raise PlanError(
                 f"the plan shifts images by {_listed(self._strengths)} times the usual, and the "
@@ -47,19 +57,6 @@ class StageSettings:
             layer.p = stage.dropout
         if self._strengths != {1.0}:
             self._feed.set_strength(stage.augmentation_strength)
-
-
-def _governed(model: nn.Module, dropouts: set[float]) -> list[_DropoutNd]:
-    """The layers whose dropout the plan changes; none if it stays as it is."""
-    if len(dropouts) == 1:
-        return []
-    layers = [m for m in model.modules() if isinstance(m, _DropoutNd) and m.p in dropouts]
-    if not layers:
-        raise PlanError(
-            f"the plan changes the dropout ({_listed(dropouts)}) and no dropout layer of the "
-            "network has any of these: build it with the first, or plan with cycle.dropouts=auto"
-        )
-    return layers
 
 
 def _listed(values: set[float]) -> str:

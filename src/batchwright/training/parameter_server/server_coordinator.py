@@ -201,7 +201,17 @@ class ServerCoordinator:
             ticket = self.server.push(rank, weights)
             self.steps += trained.steps
             spent = seconds + perf_counter() - started
-            self._enter(ticket, trained, spent)
+            start, lead = self._rounds_begun.get(ticket.worker, (0.0, 0))
+            record = round_record(
+                self._plan,
+                ticket,
+                trained,
+                start=start,
+                exchange_seconds=spent,
+                wait_seconds=0.0,
+                lead=lead,
+            )
+            self.book.await_rest(record, rate=trained.rate, committed=rounds.committed)
             self._pace.add(rank, ticket.stage, ticket.samples, trained.compute)
             for epoch in range(epochs, rounds.epochs_done):
                 self._end_epoch(rank, epoch)
@@ -436,18 +446,3 @@ class ServerCoordinator:
         epoch = min(rounds.handed_out // self._samples, self._plan.epochs - 1)
         shares = rounds.shares(self._plan.stages[self._plan.stage_of(epoch)])
         return ", ".join(map(str, shares))
-
-    def _enter(self, ticket: RoundAssignment, trained: Trained, exchange: float) -> None:
-        assert self.server is not None  # noqa: S101 - it has just taken the round
-        start, lead = self._rounds_begun.get(ticket.worker, (0.0, 0))
-        record = round_record(
-            self._plan,
-            ticket,
-            trained,
-            start=start,
-            exchange_seconds=exchange,
-            wait_seconds=0.0,
-            lead=lead,
-        )
-        committed = self.server.rounds.committed
-        self.book.await_rest(record, rate=trained.rate, committed=committed)

@@ -164,7 +164,13 @@ class SimulatedRounds(Turns):
             elif event.kind == "door":
                 self._events.add(self._link.receive(event.time), event.worker, "merge")
             elif event.kind == "merge":
-                self._merge(event.worker)
+                server, merges = self._server, self._server.merges
+                server.push(event.worker, self._pending.pop(event.worker))
+                self._trained[event.worker].merged = self._now
+                self.state.steps += self._trained[event.worker].steps
+                self._look(merges)
+                self._waiting.add(event.worker)
+                self._wake()
             else:
                 yield from self._score()
             if self._events:
@@ -288,16 +294,6 @@ class SimulatedRounds(Turns):
         yield
         overhead = self._cluster.workers[self._running].overhead
         self._work += self._times[self._row].work(step.samples, overhead)
-
-    def _merge(self, worker: int) -> None:
-        """A worker's model is there."""
-        server, merges = self._server, self._server.merges
-        server.push(worker, self._pending.pop(worker))
-        self._trained[worker].merged = self._now
-        self.state.steps += self._trained[worker].steps
-        self._look(merges)
-        self._waiting.add(worker)
-        self._wake()
 
     def _wake(self) -> None:
         """All that wait ask again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -158,29 +158,21 @@ class Buffers:
         """
         merged = [buffer.clone() for buffer in self._own[0]]
         places = {(id(module), name): i for i, (module, name) in enumerate(self._slots)}
-        for layer in self._network.modules():
-            if len(self._own) > 1 and isinstance(layer, _BatchNorm):
-                self._merge_layer(layer, places, merged, [s / sum(shares) for s in shares])
+        several = len(self._own) > 1
+        for layer in (one for one in self._network.modules() if isinstance(one, _BatchNorm)):
+            mean_at = places.get((id(layer), "running_mean"))
+            variance_at = places.get((id(layer), "running_var"))
+            if not several or mean_at is None or variance_at is None:
+                continue
+            parts = []
+            for own, share in zip(self._own, shares, strict=True):
+                mean = own[mean_at].double()
+                moments = torch.stack([mean, own[variance_at].double() + mean.square()])
+                parts.append(share / sum(shares) * moments)
+            mean, moment = sum(parts[1:], parts[0])
+            merged[mean_at].copy_(mean)
+            merged[variance_at].copy_(moment - mean.square())
         self._set(merged)
-
-    def _merge_layer(
-        self,
-        layer: _BatchNorm,
-        places: Mapping[tuple[int, str], int],
-        merged: Sequence[Tensor],
-        shares: Sequence[float],
-    ) -> None:
-        mean_at = places.get((id(layer), "running_mean"))
-        variance_at = places.get((id(layer), "running_var"))
-        if mean_at is None or variance_at is None:
-            return
-        parts = []
-        for own, share in zip(self._own, shares, strict=True):
-            mean = own[mean_at].double()
-            parts.append(share * torch.stack([mean, own[variance_at].double() + mean.square()]))
-        mean, moment = sum(parts[1:], parts[0])
-        merged[mean_at].copy_(mean)
-        merged[variance_at].copy_(moment - mean.square())
 
     def state_dict(self) -> list[list[Tensor]]:
         """By rank, in the order of the network's modules."""

@@ -92,7 +92,8 @@ class _Folder:
         ``test`` a folder is a part only beside another one.
         """
         # Of two that differ in capitals alone, the one without comes last and is taken.
-        names = {name.lower(): name for name in sorted(self._folders())}
+        folders = sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir())
+        names = {name.lower(): name for name in folders}
         held_out = names.get(part_of(names) or "", "")
         train = next((names[name] for name in _TRAIN if name in names), "")
         if not held_out and train != "train":
@@ -106,9 +107,6 @@ class _Folder:
                     "put the folder itself there"
                 )
         return train, held_out
-
-    def _folders(self) -> list[str]:
-        return [entry.name for entry in os.scandir(self.root) if entry.is_dir()]
 
     def class_names(self, part: str) -> tuple[str, ...]:
         """Names of the folders in ``part``, in alphabetical order."""

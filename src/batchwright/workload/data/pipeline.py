@@ -96,7 +96,8 @@ class ImagePipeline:
         self._drawn, self._drawn_starts = -1, (-1, 0.0, 0)
         self._tables: dict[tuple[str, torch.device], Tensor] = {}
         self._lock = Lock()  # one batch may be made ahead, in a thread
-        self._whole = store.shape is not None and _used_whole(*store.shape, side)
+        height, width = store.shape or (0, 1)
+        self._whole = height == width and not side < height <= _LARGEST_MARGIN * side
         self._full = self._level_of(store, side)
         self._reduced: dict[int, _Level] = {}
 
@@ -187,10 +188,11 @@ class ImagePipeline:
     def _level_of(self, store: ImageStore, side: int) -> _Level:
         """The images of a store, on the GPU if they fit, and can be cropped there."""
         pixels = store.pixels
-        fits = self._device.type != "cpu" and _fits(len(pixels), self._device)
-        if (
-            fits and len(pixels) and (self._whole or int(store.sizes.min()) >= side)
-        ):  # smaller ones are enlarged
+        room: float = RESIDENT_BYTES
+        if self._device.type == "cuda":
+            room = min(room, RESIDENT_SHARE * torch.cuda.mem_get_info(self._device)[0])
+        fits = self._device.type != "cpu" and 0 < len(pixels) <= room
+        if fits and (self._whole or int(store.sizes.min()) >= side):  # smaller ones are enlarged
             pixels = pixels.to(self._device)
         return _Level(store, side, pixels, whole=self._whole)
 
@@ -342,16 +344,6 @@ class _Level:
             return sent(torch.stack([self.store.image(i) for i in indices.tolist()]), device)
         found = self.images.index_select(0, sent(indices, self.pixels.device))
         return found if self.here else sent(found, device)
-
-
-def _fits(size: int, device: torch.device) -> bool:
-    """Whether so many bytes may stay on a GPU."""
-    most = RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else size
-    return size <= min(RESIDENT_BYTES, most)
-
-
-def _used_whole(height: int, width: int, side: int) -> bool:
-    return height == width and not side < height <= _LARGEST_MARGIN * side
 
 
 # ---------------------------------------------------------------------------------- random numbers

@@ -364,7 +364,16 @@ def from_datasets(text: str, returned: Any) -> ImageData:
         raise DataError(f"data={text} must return (train, validation, class names)")
     train, val, names = returned
     for which, dataset in (("training", train), ("validation", val)):
-        _refuse_unusable(text, which, dataset)
+        name = type(dataset).__name__
+        map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if isinstance(dataset, IterableDataset) or not map_style:
+            raise DataError(
+                f"data={text}: the {which} data ({name}) cannot be indexed: using each sample "
+                "exactly once, whatever the shares and after a resume, needs __len__ and "
+                "__getitem__"
+            )
+        if not len(dataset):
+            raise DataError(f"data={text}: the {which} data ({name}) are empty")
     classes = tuple(map(str, names)) if isinstance(names, (tuple, list)) else ()
     if len(classes) < 2:
         raise DataError(f"data={text} must return the names of two or more classes, in label order")
@@ -381,18 +390,6 @@ def from_datasets(text: str, returned: Any) -> ImageData:
         channels=channels,
     )
     return ImageData(train, val, facts, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-
-
-def _refuse_unusable(text: str, which: str, dataset: Any) -> None:
-    name = type(dataset).__name__
-    map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    if isinstance(dataset, IterableDataset) or not map_style:
-        raise DataError(
-            f"data={text}: the {which} data ({name}) cannot be indexed: using each sample exactly "
-            "once, whatever the shares and after a resume, needs __len__ and __getitem__"
-        )
-    if not len(dataset):
-        raise DataError(f"data={text}: the {which} data ({name}) are empty")
 
 
 def _size_of_item(text: str, dataset: Any, classes: int) -> tuple[int, int]:

@@ -127,7 +127,13 @@ class StoreWriter:
 
     def finish(self, facts: DataFacts) -> None:
         """Write the index and, last, the header; sync all."""
-        mean, std = _mean_and_std(self._histogram)
+        # Summed in whole numbers, so the order of the images does not show. The deviation is at
+        # least one grey level: a channel that never changes can still be divided by it.
+        level = np.arange(256)
+        count = self._histogram.sum(1)
+        mean = self._histogram @ level / count
+        variance = np.maximum(self._histogram @ level**2 / count - mean**2, 1.0)
+        mean, std = _triple(mean / 255), _triple(np.sqrt(variance) / 255)
         with clear_errors(self._folder.parent):
             files = {file.path.name: file.finish() for file in self._pixels.values()}
             for part in self._index:
@@ -146,19 +152,6 @@ def _histogram(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """Times each grey level occurs in each channel: int64 (3, 256). Pillow counts fastest."""
     rows = np.ascontiguousarray(pixels).reshape(-1, pixels.shape[2], 3)
     return np.array(Image.fromarray(rows).histogram(), np.int64).reshape(3, 256)
-
-
-def _mean_and_std(histogram: npt.NDArray[np.int64]) -> tuple[_Triple, _Triple]:
-    """Mean and standard deviation of each channel, for pixels scaled to [0, 1].
-
-    Summed in whole numbers, so the order of the images does not show. The deviation is at least
-    one grey level: a channel that never changes can still be divided by it.
-    """
-    level = np.arange(256)
-    count = histogram.sum(1)
-    mean = histogram @ level / count
-    variance = np.maximum(histogram @ level**2 / count - mean**2, 1.0)
-    return _triple(mean / 255), _triple(np.sqrt(variance) / 255)
 
 
 def _triple(values: npt.NDArray[np.float64]) -> _Triple:

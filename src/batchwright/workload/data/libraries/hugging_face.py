@@ -192,7 +192,7 @@ def _holds_images(feature: Any) -> int:
 
 
 def _holds_classes(feature: Any) -> int:
-    """Likewise of classes."""
+    """How surely a column holds classes, as above."""
     if _kind(feature) == "ClassLabel":
         return 2
     return int(_kind(feature) == "Value" and feature.dtype.rstrip("0123456789") in _NUMBERS)

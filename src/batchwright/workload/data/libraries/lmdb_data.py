@@ -39,25 +39,20 @@ def open_lmdb(job: Job, place: str, progress: Progress | None, verify: bool) -> 
         JobError: The library is missing.
     """
     folder = Path(place).expanduser()
-    found = _databases(folder)
+    found: dict[str, Path] = {}  # by part
+    if (folder / _FILE).is_file():
+        found["train"] = folder
+    else:
+        for part in ("train", *VAL_NAMES, *TEST_NAMES):
+            for name in (part, f"{part}_lmdb"):
+                if (folder / name / _FILE).is_file():
+                    found.setdefault(part, folder / name)
+    if "train" not in found:
+        raise DataError(f"{folder} holds no LMDB: neither it nor train/ in it has a {_FILE}")
     states = [(str(path), (path / _FILE).stat()) for path in found.values()]
     files = [[name, one.st_size, one.st_mtime_ns] for name, one in states]
     identity = {"data": "lmdb", "files": files}
     return open_listed(lambda: _list(folder, found, job), identity, job, progress, verify)
-
-
-def _databases(folder: Path) -> dict[str, Path]:
-    """By part."""
-    if (folder / _FILE).is_file():
-        return {"train": folder}
-    found: dict[str, Path] = {}
-    for part in ("train", *VAL_NAMES, *TEST_NAMES):
-        for name in (part, f"{part}_lmdb"):
-            if (folder / name / _FILE).is_file():
-                found.setdefault(part, folder / name)
-    if "train" not in found:
-        raise DataError(f"{folder} holds no LMDB: neither it nor train/ in it has a {_FILE}")
-    return found
 
 
 _open: dict[str, tuple[tuple[int, ...], Any]] = {}
