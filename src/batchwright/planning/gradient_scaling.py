@@ -223,7 +223,28 @@ def doubts(plan: Plan, least: int) -> tuple[str, ...]:
     parting = step_split_of(plan.job)
     if parting is None:
         return ()
-    return (*_doubts_of_rate(plan, parting), *_doubts_of_parts(plan, parting, least))
+    key, asked = _key(plan.job), plan.job.ags.parts
+    found: dict[str, None] = {}
+    for stage in plan.stages:
+        for sizes in _steps(parting, stage):
+            batch, most = sum(sizes), _largest(sizes, stage.micro_batch_size, least)
+            if batch <= parting.base_batch:
+                continue
+            parts = _parts(sizes, stage.micro_batch_size, least)
+            cut = f"{key} with ags.parts={asked} has {parts} parts of up to {most} samples in steps"
+            if parts < WANTED_PARTS:
+                how = "ags.parts=4" if asked < WANTED_PARTS else "a larger global_batch"
+                found[
+                    f"{cut} of {batch}, and fewer than {WANTED_PARTS} tell noise from signal "
+                    f"badly: give {how}"
+                ] = None
+            elif most < min(NORMALIZED, max(sizes)) and plan.network.batch_norm:
+                how = "fewer ags.parts" if asked > WANTED_PARTS else "a larger global_batch"
+                found[
+                    f"{cut} of {batch}, and batch normalization goes by each part: below "
+                    f"{NORMALIZED} samples it costs accuracy; give {how}"
+                ] = None
+    return (*_doubts_of_rate(plan, parting), *found)
 
 
 def unmeasured_noise(stages: Sequence[Stage], least: int, *, served: bool) -> str:
@@ -278,32 +299,6 @@ def _doubts_of_rate(plan: Plan, parting: StepSplit) -> tuple[str, ...]:
         f"{batch} samples gives {batch / rate.base_batch:.3g} times: scaling=none or a smaller "
         "ags.most keeps it below",
     )
-
-
-def _doubts_of_parts(plan: Plan, parting: StepSplit, least: int) -> tuple[str, ...]:
-    """Warnings about steps that are cut into too few parts, or into too small ones."""
-    key, asked = _key(plan.job), plan.job.ags.parts
-    found: dict[str, None] = {}
-    for stage in plan.stages:
-        for sizes in _steps(parting, stage):
-            batch, most = sum(sizes), _largest(sizes, stage.micro_batch_size, least)
-            if batch <= parting.base_batch:
-                continue
-            parts = _parts(sizes, stage.micro_batch_size, least)
-            cut = f"{key} with ags.parts={asked} has {parts} parts of up to {most} samples in steps"
-            if parts < WANTED_PARTS:
-                how = "ags.parts=4" if asked < WANTED_PARTS else "a larger global_batch"
-                found[
-                    f"{cut} of {batch}, and fewer than {WANTED_PARTS} tell noise from signal "
-                    f"badly: give {how}"
-                ] = None
-            elif most < min(NORMALIZED, max(sizes)) and plan.network.batch_norm:
-                how = "fewer ags.parts" if asked > WANTED_PARTS else "a larger global_batch"
-                found[
-                    f"{cut} of {batch}, and batch normalization goes by each part: below "
-                    f"{NORMALIZED} samples it costs accuracy; give {how}"
-                ] = None
-    return tuple(found)
 
 
 def _key(job: Job) -> str:

@@ -367,8 +367,14 @@ def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
         if row.steps < goal.least_steps:
             why += f", fewer than goal.least_steps={goal.least_steps}"
         why += f".{_instead(choice)}"
+    passed = ""
+    if choice.passed is not None:  # a candidate is said to be better
+        passed = (
+            f"Passed over: {choice.passed.batch} samples ({compared(choice.passed, row)}), a "
+            "prediction far from what was measured, which does not tell the two apart."
+        )
     others = [str(one.batch) for one in choice.level if one.cluster is row.cluster]
-    texts = [why, _passed_over(choice), _less_accurate(goal, choice)]
+    texts = [why, passed, _less_accurate(goal, choice)]
     texts.append(choice.objective.level_words(others, batches=True))
     rows = knee.rows if knee else ()  # those beyond a limit, too
     next_ = [one for one in rows if one.batch < row.batch][-1:]
@@ -377,16 +383,6 @@ def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
     value = f"{row.batch} samples"
     found = Chosen(row.batch, " ".join(filter(None, texts)), source, alternatives=alternatives)
     return found.reason("global batch", value)
-
-
-def _passed_over(choice: Choice) -> str:
-    """Which candidate is said to be better and was not taken, in a sentence; empty if none."""
-    if choice.passed is None:
-        return ""
-    return (
-        f"Passed over: {choice.passed.batch} samples ({compared(choice.passed, choice.row)}), a "
-        "prediction far from what was measured, which does not tell the two apart."
-    )
 
 
 def _less_accurate(goal: Goal, choice: Choice) -> str:

@@ -84,7 +84,14 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
         return Chosen(job.optimizer, "Asked for.", "asked")
     if against := _against_muon(job):
         return Chosen(SGD.name, against, "assumed")
-    near, measured = _near(batch, compared), ""
+    # The nearest batch that ran with both, if within a factor of two.
+    away, nearest = min(
+        ((abs(log2(one.batch / batch)), one) for one in compared),
+        key=lambda pair: pair[0],
+        default=(2.0, None),
+    )
+    near = nearest if away <= 1 else None
+    measured = ""
     if near and not near.runs:
         why = (
             "By the trials, and what other tasks showed where these say nothing, this training "
@@ -110,16 +117,6 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
         "SGD."
     )
     return Chosen(MUON.name, why, "published", JORDAN)
-
-
-def _near(batch: float, compared: Sequence[Compared]) -> Compared | None:
-    """The nearest batch that ran with both, if within a factor of two."""
-    away, nearest = min(
-        ((abs(log2(one.batch / batch)), one) for one in compared),
-        key=lambda pair: pair[0],
-        default=(2.0, None),
-    )
-    return nearest if away <= 1 else None
 
 
 def _against_muon(job: Job) -> str:

@@ -107,9 +107,6 @@ class Losses:
             "predicted",
             _DALY,
         )
-        return lost.reason("lost work"), self._checkpoints(work).reason("checkpoint interval")
-
-    def _checkpoints(self, work: float) -> Chosen[str]:
         told = "assumed for one (goal.checkpoint_cost)" if self.assumed else "for one"
         best = max(daly_interval(self.cost, self.mean), 1.0)
         young = max(young_interval(self.cost, self.mean), 1.0)
@@ -125,7 +122,8 @@ class Losses:
             if abs(log(one / self.interval)) > 0.005
         ]
         source: Source = "published" if self.asked is None else "asked"
-        return Chosen(duration(self.interval), why, source, _DALY, tuple(others))
+        checkpoints = Chosen(duration(self.interval), why, source, _DALY, tuple(others))
+        return lost.reason("lost work"), checkpoints.reason("checkpoint interval")
 
     def _loss(self, work: float, interval: float) -> str:
         now, then = (self._at(work, min(one, work)) for one in (self.interval, interval))

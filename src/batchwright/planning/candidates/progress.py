@@ -119,23 +119,17 @@ class Progress:
             return None
         most = most or self.planned
         if (batch, most) not in self._needed:
-            trials = self.trials(batch)
+            trials, found = self.trials(batch), None
             if trials is not None and self.target is not None:
                 aim = self.optimizer(batch), batch, self.target, self.confidence
                 found = trials.needed(*aim, most)
-            else:
-                found = self._fewest_by_runs(batch, most)
+            elif (epochs := self.epochs(batch)) is not None:
+                # The interval is of 95 %, and normal in the logarithm.
+                part = NormalDist().inv_cdf(self.confidence) / NormalDist().inv_cdf(0.975)
+                sure = epochs.value * (epochs.high / epochs.value) ** part
+                found = ceil(sure) if sure <= most else None
             self._needed[batch, most] = found and max(found, self.least or 1)
         return self._needed[batch, most]
-
-    def _fewest_by_runs(self, batch: int, most: int) -> int | None:
-        epochs = self.epochs(batch)
-        if epochs is None:
-            return None
-        # The interval is of 95 %, and normal in the logarithm.
-        part = NormalDist().inv_cdf(self.confidence) / NormalDist().inv_cdf(0.975)
-        sure = epochs.value * (epochs.high / epochs.value) ** part
-        return ceil(sure) if sure <= most else None
 
     def sure(self, batch: int, epochs: int) -> float | None:
         """Accuracy that so many epochs reach with the stated probability, as trials tell."""

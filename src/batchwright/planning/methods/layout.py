@@ -96,7 +96,20 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
         for end in ("value", "low", "high")
     }
     total = losses.estimate(Estimate(**ends))
-    _check_limits(job, total.high, times.hourly)
+    # Together the rows may miss a deadline or cost that plain keeps.
+    advice = "train fewer epochs"
+    if job.method_spec.takes("dual.extra_time"):
+        advice += ", or leave dual.extra_time to the plan"
+    for limit, verb, value, unit in (
+        ("deadline", "take", total.high, " s"),
+        ("max_cost", "cost", (times.hourly or 0.0) * total.high / SECONDS_PER_HOUR, ""),
+    ):
+        most = getattr(job.goal, limit)
+        if most is not None and value > most:
+            raise PlanError(
+                f"method={job.method} may {verb} {value:.4g}{unit}, goal.{limit}={most:g}: raise "
+                f"goal.{limit}, {advice}"
+            )
     found = (
         *method_reason(job),
         *made.reasons,
@@ -105,23 +118,6 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
         *link_reason(job),
     )
     return replace(made, reasons=found)
-
-
-def _check_limits(job: Job, high: float, hourly: float | None) -> None:
-    """Refuse rows that together miss a deadline or cost, as they may where `plain` keeps both."""
-    advice = "train fewer epochs"
-    if job.method_spec.takes("dual.extra_time"):
-        advice += ", or leave dual.extra_time to the plan"
-    for limit, verb, value, unit in (
-        ("deadline", "take", high, " s"),
-        ("max_cost", "cost", (hourly or 0.0) * high / SECONDS_PER_HOUR, ""),
-    ):
-        most = getattr(job.goal, limit)
-        if most is not None and value > most:
-            raise PlanError(
-                f"method={job.method} may {verb} {value:.4g}{unit}, goal.{limit}={most:g}: raise "
-                f"goal.{limit}, {advice}"
-            )
 
 
 # -------------------------------------------------------------------------------------- in words
