@@ -189,18 +189,8 @@ def report(
         if state == job.state or (state == "queued" and job.state == "planned"):
             return job  # it ended its lease with this very message, and missed the answer
         raise Conflict(f"the job is {job.state}, and its lease has ended: lease again")
-    trained = job.trained if trained is None else trained
-    further = trained > job.furthest or (plan and not job.has_plan)
-    job = replace(
-        job,
-        expires=expires,
-        heard=True,
-        has_plan=job.has_plan or plan,
-        trained=trained,
-        furthest=max(job.furthest, trained),
-        # Losses are forgotten once the job gets further than anybody had it before.
-        lost=0 if further else job.lost,
-    )
+    job = _further(job, plan, job.trained if trained is None else trained)
+    job = replace(job, expires=expires, heard=True, has_plan=job.has_plan or plan)
     if state is None or state == job.state:
         return job
     match state:
@@ -239,6 +229,17 @@ def lose(job: Standing) -> Standing:
         f"it lost its agent {job.lost} times without getting any further, the last time "
         f"{job.agent} while {job.state}: look there at what ended it (memory?), and submit the job "
         "again",
+    )
+
+
+def _further(job: Standing, plan: bool, trained: float) -> Standing:
+    """Losses are forgotten once the job gets further than anybody had it before."""
+    further = trained > job.furthest or (plan and not job.has_plan)
+    return replace(
+        job,
+        trained=trained,
+        furthest=max(job.furthest, trained),
+        lost=0 if further else job.lost,
     )
 
 
