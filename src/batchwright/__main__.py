@@ -93,7 +93,7 @@ def main() -> None:
         _tell(number)
         sys.exit(128 + number)
     except SystemExit as end:
-        if not (stopped and end.code):
+        if not (stopped and end.code) or end.code == 128 + stopped:  # a line has told of it
             raise
         _tell(stopped)  # the commands' own parser says nothing of it
         sys.exit(128 + stopped)
