@@ -70,6 +70,7 @@ def main() -> None:
     """Entry point."""
     _on_stop(_end)
     from batchwright.cli.commands import main as command
+    from batchwright.errors import Interrupted
 
     stopped = 0
 
@@ -93,7 +94,7 @@ def main() -> None:
         _tell(number)
         sys.exit(128 + number)
     except SystemExit as end:
-        if not (stopped and end.code) or end.code == 128 + stopped:  # a line has told of it
+        if not (stopped and end.code) or isinstance(end.__context__, Interrupted):  # told already
             raise
         _tell(stopped)  # the commands' own parser says nothing of it
         sys.exit(128 + stopped)
