@@ -69,7 +69,7 @@ class Hazards:
 
         Raises:
             EndlessError: The work takes more than 100 times as long as without failures and
-                checkpoints.
+                checkpoints, or meets a million failures.
         """
         mean = self.mean_seconds
         interval = min(self.interval, max(work, 1e-9))
@@ -84,6 +84,12 @@ class Hazards:
         takes = expected_seconds(work, interval, self.cost, self.restart, mean)
         if takes <= _MAX_TIMES_WORK * work and takes / mean <= _MAX_FAILURES:
             return
+        if takes <= _MAX_TIMES_WORK * work:
+            raise EndlessError(
+                f"with {counted(self.workers, 'worker')} one is lost every {duration(mean)}, some "
+                f"{takes / mean:,.0f} times in a training as long as this one, and "
+                f"{_MAX_FAILURES:,} losses are gone through at most: give fewer epochs or samples"
+            )
         best = daly_interval(self.cost, mean)
         shorter = (
             f"checkpoint_seconds={best:.3g}, "
