@@ -102,7 +102,7 @@ def test_without_ray_the_line_says_what_to_install(monkeypatch, tmp_path):
     ("keys", "said"),
     [
         ({"launch": "ray", "nodes": 2}, "nodes=2 with launch=ray: only launch=slurm asks for mach"),
-        ({"ray": {"address": "a b"}}, "job key ray.address = 'a b'"),
+        ({"ray": {"address": "a b"}}, "job key ray.address = 'a b': give HOST:PORT"),
         ({"ray": {"address": "ray://head:10001"}}, "job key ray.address = 'ray://head:10001'"),
         ({"ray": {"cpus_per_worker": 0}}, "job key ray.cpus_per_worker = 0"),
         ({"workers": 2, "ray": {"min_workers": 3}}, "ray.min_workers=3 of workers=2: give at most"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from math import ceil, inf, log2
 from pathlib import Path
 from statistics import fmean
@@ -362,12 +363,74 @@ def test_a_search_finds_the_best_interval_on_the_same_numbers():
     values = [5, 100, 5000]
     found = bw.simulate(make_plan(), search={"checkpoint_seconds": values}, price=1.0, **asked)
     (told,) = found.searches
-    assert [one.value for one in told.tried] == values
-    assert (told.best, told.level) == (100, ())
+    assert [one.values for one in told.tried] == [(one,) for one in values]
+    assert (told.best, told.level) == ((100,), ())
+    assert found.clusters[0].checkpoint_seconds == 100
     best = told.tried[1]
     assert (best.over_best.value, best.over_best.low) == (0.0, 0.0)
     for one in (told.tried[0], told.tried[2]):
         assert 0 < one.over_best.low <= one.over_best.value <= one.over_best.high
+
+
+def test_a_search_of_several_keys_finds_the_best_of_all_combinations(monkeypatch):
+    """By brute force, each combination a simulation of its own; the steps are simulated once."""
+    stated = {"samples": 10**6, "epochs": 300, "workers": 8, "mtbf_hours": 20, "price": 1.0}
+    stated |= {"checkpoint_cost": 5, "replacement_seconds": 7200, "repeats": 4, "steps": 50}
+    search = {"checkpoint_seconds": [20, 300, 30_000], "spares": [0, 1, 2]}
+    costs = {
+        values: bw.simulate(make_plan(), **stated, **dict(zip(search, values, strict=True)))
+        .clusters[0]
+        .cost.value
+        for values in product(*search.values())
+    }
+    made = []
+    real = simulating.simulate_steps
+    monkeypatch.setattr(
+        simulating, "simulate_steps", lambda *a, **k: made.append(1) or real(*a, **k)
+    )
+    found = bw.simulate(make_plan(), search=search, **stated)
+    (told,) = found.searches
+    assert {one.values: one.cost.value for one in told.tried} == pytest.approx(costs)
+    assert told.best == min(costs, key=costs.get)
+    assert found.clusters[0].cost.value == pytest.approx(min(costs.values()))
+    assert (found.clusters[0].checkpoint_seconds, found.clusters[0].spares) == told.best
+    assert len(made) == stated["repeats"]
+    assert [value for value, _ in told.along("spares")] == [0, 1, 2]
+    assert told.with_the_best("spares") == f"checkpoint_seconds={told.best[0]:g}"
+
+
+def test_values_with_which_a_training_never_ends_are_left_out_of_a_search():
+    asked = {"samples": 10**6, "mtbf_hours": 0.01} | FAST
+    with pytest.raises(PlanError, match="as good as never end"):
+        bw.simulate(make_plan(), checkpoint_seconds=1000, **asked)
+    found = bw.simulate(
+        make_plan(), search={"checkpoint_seconds": [1, 1000]}, checkpoint_seconds=1000, **asked
+    )
+    assert (found.searches[0].best, found.searches[0].endless) == ((1,), ((1000,),))
+
+
+def test_links_inside_hosts_concern_the_values_with_several_workers():
+    link = {"latency": 1e-4, "bandwidth": 1e8, "host_latency": 1e-6, "host_bandwidth": 1e11}
+    search = {"workers_per_host": [1, 4]}
+    found = bw.simulate(make_plan(), workers=8, search=search, **link, **FAST)
+    assert found.searches[0].best == (4,)
+    with pytest.raises(ArgumentError, match="need workers_per_host=2 or more"):
+        bw.simulate(make_plan(), workers=8, search={"spares": [0, 1]}, **link, **FAST)
+
+
+def test_a_notice_of_preemption_costs_a_checkpoint_each_time():
+    hazards = Hazards(1, preemptions=1 / 1000, notice=60.0, interval=1e9, cost=60.0, restart=30.0)
+    found = run_through(10**6, hazards, generator())
+    lost = found.counts["preemptions"]
+    assert found.lost == 0.0
+    assert found.checkpoints == pytest.approx(60 * lost, rel=0.05)
+    # Of 1000 s between two preemptions, those while it restarts set it back, too.
+    assert found.seconds == pytest.approx(10**6 + found.checkpoints + found.restarts)
+
+
+def test_of_many_repeats_the_steps_of_the_first_alone_are_kept():
+    found = simulating._Clusters(make_plan(), Scenario(**FAST), 2, ())
+    assert [one.series is not None for one in found.repeats] == [True, False]
 
 
 def test_a_plan_takes_what_was_searched_and_says_where_each_value_came_from():
@@ -376,15 +439,15 @@ def test_a_plan_takes_what_was_searched_and_says_where_each_value_came_from():
     search = {"checkpoint_seconds": [0.5, 40, 5000], "rebalance_steps": [0, 3], "spares": [0, 1]}
     found = bw.simulate(plan, search=search, straggler_share=0.3, checkpoint_cost=0.01, price=1)
     taken = bw.take_searched(plan, found)
-    best = {one.key: one.best for one in found.searches}
+    (searched,) = found.searches
+    best = dict(zip(searched.keys, searched.best, strict=True))
     assert taken.job.checkpoint_seconds == best["checkpoint_seconds"] != plan.job.checkpoint_seconds
     assert taken.job.rebalance_steps == best["rebalance_steps"] != plan.job.rebalance_steps
     assert taken.stages == plan.stages
     told = {one.choice: one for one in taken.reasons}
     assert len(told) == len(taken.reasons)
     for key, choice in [("spares", "spare workers"), ("checkpoint_seconds", "checkpoint interval")]:
-        (searched,) = (one for one in found.searches if one.key == key)
-        assert told[choice].value.startswith(f"{searched.best:g}"[:2])
+        assert told[choice].value.startswith(f"{best[key]:g}"[:2])
         assert len(told[choice].alternatives) == len(search[key]) - 1
         assert "simulated with straggler_share=0.3 checkpoint_cost=0.01 price=1" in told[choice].why
     (method,) = (one for one in taken.reasons if one.choice == "method")
@@ -424,6 +487,7 @@ def test_a_plan_takes_what_was_searched_and_says_where_each_value_came_from():
         ({"mtbf_hours": 1e-6}, "as good as never end"),
         ({"mtbf_hours": 0.01, "restart_seconds": 1000}, "as good as never end"),
         ({"mtbf_hours": 1e-320}, "as good as never end"),
+        ({"mtbf_hours": 1, "samples": 10**15}, "losses are gone through at most: give fewer epo"),
         ({"checkpoint_seconds": 1e-12}, "leaves hardly any time for training"),
         ({"latency": 0, "bandwidth": 1e-306, "workers": 2}, "that no number holds it"),
         ({"speeds": 1e-310}, "that no number holds it"),
@@ -431,6 +495,13 @@ def test_a_plan_takes_what_was_searched_and_says_where_each_value_came_from():
         ({"global_batch": 10**30}, "less than or equal to"),
         ({"search": {"seed": [1, 2]}}, "--search seed: search one of"),
         ({"search": {"spares": [-1]}}, "spares = -1"),
+        ({"search": {"spares": [1, 1.0]}}, "--search spares names 1 twice"),
+        ({"search": {"spares": 3}}, "--search spares: give its values"),
+        ({"search": {"checkpoint_seconds": [None]}}, "--search checkpoint_seconds: give its"),
+        (
+            {"search": {"spares": [*range(40)], "checkpoint_seconds": [*range(1, 41)]}},
+            "1,600 combinations of",
+        ),
         ({"search": {"spares": [0, 1]}, "hours": 1e-4}, "leave out hours="),
     ],
 )
@@ -498,10 +569,10 @@ def test_the_command_prints_a_record_tables_and_a_figure(files):
     run("plan.json", *words, "--search", "spares=0,1", "--out", "found.json")
     kept = bw.load("found.json")
     assert isinstance(kept, Simulation)
-    assert kept.searches[0].key == "spares"
+    assert kept.searches[0].keys == ("spares",)
     asked = ("mtbf_hours=1", "--search", "checkpoint_seconds=1,900", "--out", "found.json")
     done = run("plan.json", *asked, "--to", "taken.json", "--explain")
-    best = bw.load("found.json").searches[0].best
+    (best,) = bw.load("found.json").searches[0].best
     assert bw.load("taken.json").job.checkpoint_seconds == best
     assert "checkpoint interval" in done.stderr
     assert "2 workers" in repr(kept)

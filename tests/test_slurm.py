@@ -98,7 +98,8 @@ def test_the_notice_leaves_three_quarters_of_a_short_time_limit(limit, seconds):
         ({"nodes": 2}, "nodes=2 with launch=auto: only launch=slurm asks for machines; leave"),
         ({"launch": "slurm", "nodes": 2, "workers": 3}, "workers=3 are not the same number on"),
         ({**ASKED, "workers": 10}, "workers=10 with slurm.gpus_per_node=4 and nodes=2: give at m"),
-        ({"slurm": {"time": "soon"}}, "job key slurm.time = 'soon'"),
+        ({"slurm": {"time": "soon"}}, "slurm.time = 'soon': Slurm takes minutes, hours"),
+        ({"slurm": {"lines": ["mem=3"]}}, "slurm.lines = 'mem=3': write options of sbatch"),
         ({"slurm": {"partition": "a b"}}, "job key slurm.partition = 'a b'"),
         ({"slurm": {"lines": ["rm -r /"]}}, "job key slurm.lines"),
         ({"slurm": {"lines": ["--mem=4G\nrm -r /"]}}, "job key slurm.lines"),
@@ -289,10 +290,11 @@ def test_ctrl_c_leaves_the_job_which_is_found_again_and_cancelled(slurm: Slurm, 
     command.send_signal(signal.SIGINT)
     _, err = command.communicate()
     assert command.returncode == 130, err
-    assert (
-        f"slurm job {number} goes on by itself; come back to it with `batchwright run --resume "
-        f"--out run`, end it with `scancel {number}`"
-    ) in err
+    assert err.splitlines()[-1] == (
+        f"error: slurm job {number} goes on by itself; come back to it with `batchwright run "
+        f"--resume --out run`, end it with `scancel {number}`"
+    )
+    assert "stopped by signal" not in err
     command = slurm.batchwright("run", "--resume", "--out", "run", folder=tmp_path)
     until(lambda: f"slurm job {number} is still there, log in " in command.said()[1], "a line")
     slurm.ask("scancel", number)

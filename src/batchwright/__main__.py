@@ -93,7 +93,8 @@ def main() -> None:
         _tell(number)
         sys.exit(128 + number)
     except SystemExit as end:
-        if not (stopped and end.code):
+        told = hasattr(end.__context__, "signal_number")  # by a line of ours
+        if told or not (stopped and end.code):
             raise
         _tell(stopped)  # the commands' own parser says nothing of it
         sys.exit(128 + stopped)

@@ -6,9 +6,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from batchwright.records.base import Count, Index, Keys, NonNegative, Positive, Price, StatedSeconds
+from batchwright.records.text.problems import shorten
 
 AgsMode = Literal["off", "norm", "gain"]
 
@@ -320,19 +327,33 @@ class Virtual(Keys):
 
 
 SLURM_TIME = r"(\d+-\d+|\d+)(:\d+){0,2}|UNLIMITED|INFINITE"
-"""As Slurm takes a time limit: minutes, hours:minutes:seconds or days-hours."""
+SLURM_TIME_HINT = (
+    "Slurm takes minutes, hours:minutes:seconds or days-hours, such as 90, 04:00:00 or 2-12"
+)
+
+
+def _written(key: str, hint: str) -> WrapValidator:
+    """Says how a key is written, where pydantic would show the pattern that it does not match."""
+
+    def check(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(f"job key {key} = {shorten(value)}: {hint}") from None
+
+    return WrapValidator(check)
 
 
 class Slurm(Keys):
     """What ``launch=slurm`` asks Slurm for (job keys ``slurm.*``)."""
 
-    partition: str = Field(
+    partition: Annotated[str, _written("slurm.partition", "`sinfo` lists the names")] = Field(
         "", pattern=r"^[\w.,:@+-]*$", description="Partition, or several; unset: Slurm's default."
     )
-    account: str = Field(
-        "", pattern=r"^[\w.,:@+-]*$", description="Account that pays; unset: your default."
-    )
-    time: str = Field(
+    account: Annotated[
+        str, _written("slurm.account", "`sacctmgr show associations user=$USER` lists yours")
+    ] = Field("", pattern=r"^[\w.,:@+-]*$", description="Account that pays; unset: your default.")
+    time: Annotated[str, _written("slurm.time", SLURM_TIME_HINT)] = Field(
         "",
         pattern=f"^({SLURM_TIME}|)$",
         description="Time limit: minutes, hours:minutes:seconds or days-hours. Before it is over a "
@@ -341,15 +362,22 @@ class Slurm(Keys):
     gpus_per_node: Index = Field(
         0, description="GPUs to ask for on each node, with a worker for each. 0: none."
     )
-    lines: tuple[Annotated[str, Field(pattern=r"^--[a-z][^\n\r]*$")], ...] = Field(
-        (), description="More options of `sbatch`, as they stand after `#SBATCH`."
-    )
+    lines: tuple[
+        Annotated[
+            str,
+            Field(pattern=r"^--[a-z][^\n\r]*$"),
+            _written("slurm.lines", "write options of sbatch, as --cpus-per-task=8"),
+        ],
+        ...,
+    ] = Field((), description="More options of `sbatch`, as they stand after `#SBATCH`.")
 
 
 class Ray(Keys):
     """What ``launch=ray`` asks a Ray cluster for (job keys ``ray.*``)."""
 
-    address: str = Field(
+    address: Annotated[
+        str, _written("ray.address", "give HOST:PORT as `ray start --head` has printed it")
+    ] = Field(
         "",
         pattern=r"^(auto|local|[\w.\[\]:-]+:\d+|)$",
         description="The cluster's address. Unset: that of RAY_ADDRESS, or the cluster that runs "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ from batchwright.planning.simulation.searched import with_searched
 from batchwright.planning.simulation.simulate import simulate as simulate_plan
 from batchwright.records import Plan, Profile, Scenario, Simulation
 from batchwright.records.documents import record_of, texts_of
+from batchwright.records.job import as_written
 from batchwright.records.text.job_keys import unknown_key
 from batchwright.records.text.problems import first_problem
 
 _LISTS = ("workers", "speeds")
 _KEYS = tuple(Scenario.model_fields)
-_MAX_VALUES = 1000
+_SEARCHED = ("rebalance_steps", "checkpoint_seconds", "spares", "workers_per_host")
+_MAX_COMBINATIONS = 1000
 
 
 def simulate(
@@ -36,11 +40,12 @@ def simulate(
         overrides: ``key=value`` texts, as on the command line.
         profile: What the plan was made from, one or more: times of each kind of worker, how they
             scatter, and measured exchanges. Without it, what the plan itself tells.
-        search: By key, values to compare, such as ``{"checkpoint_seconds": [60, 600]}``.
+        search: By key, values to compare, such as ``{"checkpoint_seconds": [60, 600]}``. Of
+            several keys all combinations are tried.
         keys: What the clusters are like, such as ``workers=(8, 64), hours=24``; see `Scenario`.
 
     Returns:
-        Time and cost with their intervals on each cluster; the best value of what was searched.
+        Time and cost with their intervals on each cluster, with the best of what was searched.
 
     Raises:
         ArgumentError: A key or a value is wrong.
@@ -56,12 +61,10 @@ def simulate(
         if not (equals and key):
             raise ArgumentError(f"{text!r} is no key of simulate: write key=value, as hours=24")
         values[key] = None if raw in ("null", "~") else raw
-    scenario = scenario_of(values)
-    searched = {
-        key: [scenario_of({**values, key: value}) for value in _searchable(key, some)]
-        for key, some in (search or {}).items()
-    }
-    return simulate_plan(plan, scenario, profiles, searched)
+    if not search:
+        return simulate_plan(plan, scenario_of(values), profiles)
+    grid = _grid(values, search)
+    return simulate_plan(plan, _read(values), profiles, tuple(search), grid)
 
 
 def take_searched(plan: Plan | str | Path, found: Simulation | str | Path) -> Plan:
@@ -89,18 +92,22 @@ def scenario_of(values: Mapping[str, Any]) -> Scenario:
     Raises:
         ArgumentError: A key or a value is wrong, or two contradict each other.
     """
+    scenario = _read(values)
+    if conflict := next(scenario.conflicts(), ""):
+        raise ArgumentError(f"simulate: {conflict}")
+    return scenario
+
+
+def _read(values: Mapping[str, Any]) -> Scenario:
     read = {}
     for key, value in values.items():
         if key not in _KEYS:
             raise ArgumentError(unknown_key(key, _KEYS).replace("job key", "key of simulate"))
         read[key] = _listed(key, value) if key in _LISTS else value
     try:
-        scenario = Scenario.model_validate(read)
+        return Scenario.model_validate(read)
     except ValidationError as error:
         raise ArgumentError(first_problem(error, "simulate: ")) from None
-    if conflict := next(scenario.conflicts(), ""):
-        raise ArgumentError(f"simulate: {conflict}")
-    return scenario
 
 
 def _listed(key: str, value: Any) -> Any:
@@ -133,15 +140,35 @@ def searches_of(words: Iterable[str]) -> dict[str, list[str]]:
             raise ArgumentError(
                 f"--search {word}: write KEY=V1,V2,..., as checkpoint_seconds=60,300,900"
             )
-        found[key.strip()] = listed
+        found.setdefault(key.strip(), []).extend(listed)
     return found
 
 
-def _searchable(key: str, values: Sequence[Any]) -> Sequence[Any]:
-    """The values of a key that can be searched: a number of which less or more may be better."""
-    numeric = ("rebalance_steps", "checkpoint_seconds", "spares", "workers_per_host")
-    if key not in numeric:
-        raise ArgumentError(f"--search {key}: search one of {', '.join(numeric)}")
-    if not 1 <= len(values) <= _MAX_VALUES:
-        raise ArgumentError(f"--search {key}: give 1 to {_MAX_VALUES} values")
-    return values
+def _grid(values: Mapping[str, Any], search: Mapping[str, Sequence[Any]]) -> list[Scenario]:
+    """The scenario with each combination of the values that are searched.
+
+    Raises:
+        ArgumentError: A key cannot be searched, a value is wrong or there twice, or too many.
+    """
+    for key, some in search.items():
+        if key not in _SEARCHED:
+            raise ArgumentError(f"--search {key}: search one of {', '.join(_SEARCHED)}")
+        if isinstance(some, str) or not isinstance(some, Sequence) or not some or None in some:
+            raise ArgumentError(f"--search {key}: give its values, as {key}=1,2,4")
+        read = [getattr(_read({**values, key: value}), key) for value in some]
+        if twice := [one for one in read if read.count(one) > 1]:
+            raise ArgumentError(f"--search {key} names {twice[0]:g} twice")
+    if (count := prod(len(some) for some in search.values())) > _MAX_COMBINATIONS:
+        raise ArgumentError(
+            f"--search: {count:,} combinations of {as_written(tuple(search))}: give fewer values, "
+            f"{_MAX_COMBINATIONS:,} combinations at most"
+        )
+    found = [
+        _read({**values, **dict(zip(search, one, strict=True))})
+        for one in product(*search.values())
+    ]
+    # What is stated may concern some values only, as a host's links do with several workers.
+    conflicts = [next(one.conflicts(), "") for one in found]
+    if all(conflicts):
+        raise ArgumentError(f"simulate: {conflicts[0]}")
+    return found

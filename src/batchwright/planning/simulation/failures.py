@@ -24,6 +24,10 @@ _MIN_INTERVAL = 1e-9
 """Shortest interval between checkpoints, as a share of the work."""
 
 
+class EndlessError(PlanError):
+    """A training that would as good as never end."""
+
+
 @dataclass(frozen=True)
 class Hazards:
     """What befalls a training, and what is done about it.
@@ -64,13 +68,13 @@ class Hazards:
         """Refuse what never ends, or as good as never.
 
         Raises:
-            PlanError: The work takes more than 100 times as long as without failures and
-                checkpoints.
+            EndlessError: The work takes more than 100 times as long as without failures and
+                checkpoints, or meets a million failures.
         """
         mean = self.mean_seconds
         interval = min(self.interval, max(work, 1e-9))
         if self.interval < min(work, self.cost / _MAX_TIMES_WORK):
-            raise PlanError(
+            raise EndlessError(
                 f"checkpoint_seconds={self.interval:.3g} with {duration(self.cost)} for each "
                 "checkpoint (checkpoint_cost) leaves hardly any time for training: "
                 "write fewer of them"
@@ -80,13 +84,19 @@ class Hazards:
         takes = expected_seconds(work, interval, self.cost, self.restart, mean)
         if takes <= _MAX_TIMES_WORK * work and takes / mean <= _MAX_FAILURES:
             return
+        if takes <= _MAX_TIMES_WORK * work:
+            raise EndlessError(
+                f"with {counted(self.workers, 'worker')} one is lost every {duration(mean)}, some "
+                f"{takes / mean:,.0f} times in a training as long as this one, and "
+                f"{_MAX_FAILURES:,} losses are gone through at most: give fewer epochs or samples"
+            )
         best = daly_interval(self.cost, mean)
         shorter = (
             f"checkpoint_seconds={best:.3g}, "
             if expected_seconds(work, best, self.cost, self.restart, mean) <= _MAX_TIMES_WORK * work
             else ""
         )
-        raise PlanError(
+        raise EndlessError(
             f"with {counted(self.workers, 'worker')} one is lost every {duration(mean)}, and "
             f"{duration(interval)} of training between checkpoints with {duration(self.restart)} "
             "for a restart leave no time to get on: this training would as good as never end; try "
@@ -164,9 +174,11 @@ def run_through(
         if taken and hazards.notice >= hazards.cost:
             saved = min(rest, interval)
             course.book("training", saved)
-            course.book("checkpoint", rest - saved)
+            # One begins with the notice, unless it is being written already.
+            wrote = max(min(hazards.cost, until - course.seconds), rest - saved)
+            course.book("checkpoint", wrote)
             course.done += saved
-            course.checkpoints += rest - saved
+            course.checkpoints += wrote
         else:
             course.book("lost work", rest)
             course.lost += rest

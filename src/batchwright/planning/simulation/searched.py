@@ -30,17 +30,15 @@ def with_searched(plan: Plan, found: Simulation) -> Plan:
         JobError: The job cannot have such a value.
     """
     _refuse_another(plan, found)
-    best = {one.key: one.best for one in found.searches}
+    (search,) = found.searches
+    best = dict(zip(search.keys, search.best, strict=True))
     whole = {key: one if key == "checkpoint_seconds" else int(one) for key, one in best.items()}
     keys = {key: value for key, value in whole.items() if key in type(plan.job).model_fields}
     job = plan.job.model_copy(update=keys)
     check_job(job)
     if idle := next((line for line in idle_keys(job) if line not in idle_keys(plan.job)), ""):
         raise ArgumentError(idle)
-    new = [
-        _reason(plan, one, found.scenario, tuple(key for key in best if key != one.key))
-        for one in found.searches
-    ]
+    new = [_reason(plan, search, key, found.scenario) for key in search.keys]
     replaced = {one.choice for one in new}
     kept = [one for one in plan.reasons if one.choice not in replaced]
     before, after = method_reason(plan.job), method_reason(job)  # it may name the steps
@@ -74,36 +72,36 @@ def _refuse_another(plan: Plan, found: Simulation) -> None:
             )
 
 
-def _reason(
-    plan: Plan, search: Search, scenario: Scenario, others_searched: tuple[str, ...]
-) -> Reason:
+def _reason(plan: Plan, search: Search, key: str, scenario: Scenario) -> Reason:
     """Why a value is the one that is taken."""
-    choice = _CHOICES[search.key]
-    (best,) = (one for one in search.tried if one.value == search.best)
+    choice = _CHOICES[key]
+    tried = search.along(key)
+    ((value, best),) = (one for one in tried if one[1].values == search.best)
     least = "time" if best.cost is None else "cost"
     took = duration(best.seconds.value)
     took += "" if best.cost is None else f", cost {between(best.cost)}"
     usual = Scenario()
     stated = " ".join(
-        f"{key}={as_written(value)}"
-        for key, value in scenario
-        if value != getattr(usual, key) and key != search.key
+        f"{name}={as_written(stated)}"
+        for name, stated in scenario
+        if stated != getattr(usual, name) and name not in search.keys
     )
+    what = f"{len(search.tried)} values of {key}"
+    if others := search.with_the_best(key):
+        what = f"{len(search.tried)} combinations, with {others},"
     why = (
-        f"Least {least} of {len(search.tried)} values of {search.key} simulated with "
-        f"{stated or 'nothing stated'}, {scenario.repeats} times each: {took}."
+        f"Least {least} of {what} simulated with {stated or 'nothing stated'}, "
+        f"{scenario.repeats} times each: {took}."
     )
-    if others_searched:
-        why += f" It was searched apart from {as_written(others_searched)}."
     if earlier := next((one for one in plan.reasons if one.choice == choice), None):
         why += f" Predicted times are still those of {earlier.value} ({earlier.source})."
-    others = tuple(
-        Alternative(value=_shown(search.key, one.value), loss=_loss(one, search))
-        for one in search.tried
+    alternatives = tuple(
+        Alternative(value=_shown(key, other), loss=_loss(one, search))
+        for other, one in tried
         if one is not best
     )
-    value = _shown(search.key, search.best)
-    return Chosen(value, why, "predicted", alternatives=others).reason(choice)
+    shown = _shown(key, value)
+    return Chosen(shown, why, "predicted", alternatives=alternatives).reason(choice)
 
 
 def _shown(key: str, value: float) -> str:
@@ -114,5 +112,5 @@ def _loss(one: Tried, search: Search) -> str:
     more, what = one.over_best, "time" if one.cost is None else "cost"
     shown: Callable[[float], str] = duration if one.cost is None else number
     value, low, high = map(shown, (more.value, more.low, more.high))
-    level = ", level with it" if one.value in search.level else ""
+    level = ", level with it" if one.values in search.level else ""
     return f"{value} more {what} ({low} to {high}){level}"

@@ -3,13 +3,14 @@
 First some steps (or rounds with a server) are simulated one by one, for all workers at once; from
 them follows the work of the whole training. Then the work is done from checkpoint to checkpoint
 while workers are lost. Each repeat draws its own numbers; the same numbers go into each value that
-is searched, so that values differ by what they do and not by luck.
+is searched, so that values differ by what they do and not by luck. All combinations of what is
+searched are tried; the steps are simulated again only where a value changes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite, sqrt
 from pkgutil import resolve_name
 from statistics import fmean, stdev
@@ -19,7 +20,13 @@ import numpy as np
 from batchwright.algorithms.balancer import Balancer
 from batchwright.errors import PlanError
 from batchwright.planning.simulation.cluster import Floats, ImaginedCluster, Row
-from batchwright.planning.simulation.failures import MAX_SPANS, Course, Hazards, run_through
+from batchwright.planning.simulation.failures import (
+    MAX_SPANS,
+    Course,
+    EndlessError,
+    Hazards,
+    run_through,
+)
 from batchwright.planning.simulation.rounds import round_draws, simulate_rounds
 from batchwright.planning.simulation.steps import (
     StepSeries,
@@ -52,7 +59,8 @@ def simulate(
     plan: Plan,
     scenario: Scenario,
     profiles: Sequence[Profile] = (),
-    searched: Mapping[str, Sequence[Scenario]] | None = None,
+    keys: Sequence[str] = (),
+    grid: Sequence[Scenario] = (),
 ) -> Simulation:
     """Simulate a plan's training on each number of workers.
 
@@ -60,19 +68,24 @@ def simulate(
         plan: What is trained.
         scenario: What the clusters are like.
         profiles: What the plan was made from: step times, how they scatter, exchanges.
-        searched: By key, the scenario with each of its values in turn.
+        keys: That are searched.
+        grid: The scenario with each combination of their values.
 
     Raises:
         PlanError: Too few samples, a training that never ends, or profiles of something else.
     """
     asked = scenario.workers or (plan.workers,)
     with np.errstate(over="ignore", invalid="ignore"):  # such times are refused in a line
-        found = [_Clusters(plan, scenario, workers, profiles) for workers in asked]
-        searches = [
-            _search(plan, key, values, workers, profiles)
-            for key, values in (searched or {}).items()
-            for workers in asked
-        ]
+        searches: list[Search] = []
+        found = []
+        for workers in asked:
+            if keys:
+                one, search = _search(plan, keys, grid, workers, profiles)
+                searches.append(search)
+            else:
+                one = _Clusters(plan, scenario, workers, profiles)
+                one.go_through()
+            found.append(one)
     told = [one.told() for one in found]
     return Simulation(
         network=plan.network.name,
@@ -112,12 +125,18 @@ class _Clusters:
         scenario: What the cluster is like.
         workers: How many.
         profiles: What was measured.
+        alike: One whose steps are the same; `None`: they are simulated.
     """
 
     def __init__(
-        self, plan: Plan, scenario: Scenario, workers: int, profiles: Sequence[Profile]
+        self,
+        plan: Plan,
+        scenario: Scenario,
+        workers: int,
+        profiles: Sequence[Profile],
+        alike: _Clusters | None = None,
     ) -> None:
-        self._plan, self._scenario = plan, scenario
+        self._plan, self.scenario = plan, scenario
         self._cluster = cluster = ImaginedCluster(plan, scenario, workers, profiles)
         self._rows = cluster.rows()
         self._balances = bool(plan.method_spec.balancer) and workers > 1
@@ -144,7 +163,32 @@ class _Clusters:
             replacement=scenario.replacement_seconds,
             spares=scenario.spares,
         )
-        self.repeats = [self._repeat(number) for number in range(scenario.repeats)]
+        if alike is None:
+            self.repeats = [self._work(number) for number in range(scenario.repeats)]
+        else:
+            self.repeats = [replace(one) for one in alike.repeats]
+
+    def go_through(self) -> None:
+        """Do the work while workers are lost.
+
+        Raises:
+            EndlessError: It would as good as never end.
+        """
+        until = self.scenario.hours * _HOUR if self.scenario.hours else inf
+        self._hazards.check(self.repeats[0].work)  # the others are alike
+        for number, one in enumerate(self.repeats):
+            losses = self._generator(number, _LOSSES)
+            one.course = run_through(one.work, self._hazards, losses, until=until, told=number == 0)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all trainings did within the hours that there are."""
+        return all(one.course.done >= one.work * (1 - 1e-9) for one in self.repeats)
+
+    @property
+    def cost(self) -> Estimate | None:
+        """In the price's currency; `None` without a price."""
+        return None if self._cluster.hourly is None else estimate_of(self.values)
 
     @property
     def notes(self) -> Sequence[str]:
@@ -165,7 +209,6 @@ class _Clusters:
     def told(self) -> SimulatedCluster:
         """The repeats as a record."""
         first, hazards, repeats = self._rows[0], self._hazards, self.repeats
-        priced = self._cluster.hourly is not None
         return SimulatedCluster(
             workers=self._cluster.workers,
             spares=hazards.spares,
@@ -176,7 +219,7 @@ class _Clusters:
             checkpoint_cost=hazards.cost,
             step_seconds=estimate_of([one.step_seconds for one in repeats]),
             seconds=estimate_of(self.seconds),
-            cost=estimate_of(self.values) if priced else None,
+            cost=self.cost,
             done=estimate_of([one.course.done / one.work for one in repeats]),
             failures=fmean(one.course.counts["failures"] for one in repeats),
             preemptions=fmean(one.course.counts["preemptions"] for one in repeats),
@@ -218,10 +261,11 @@ class _Clusters:
     # -------------------------------------------------------------------------------- one repeat
 
     def _generator(self, repeat: int, *stream: int) -> np.random.Generator:
-        return np.random.default_rng([self._scenario.seed, repeat, *stream])
+        return np.random.default_rng([self.scenario.seed, repeat, *stream])
 
-    def _repeat(self, number: int) -> _Repeat:
-        cluster, scenario = self._cluster, self._scenario
+    def _work(self, number: int) -> _Repeat:
+        """One training as it is without losses."""
+        cluster = self._cluster
         drawn = self._generator(number, _SPEEDS)
         level = drawn.standard_normal()
         speeds = worker_speeds(cluster.relative, cluster.speed_spread, drawn)
@@ -247,15 +291,8 @@ class _Clusters:
                 "with such speeds, spreads and links a step takes so long that no number holds it: "
                 "give values nearer to those of real clusters"
             )
-        if number == 0:  # the others are alike
-            self._hazards.check(found.work)
-        found.course = run_through(
-            found.work,
-            self._hazards,
-            self._generator(number, _LOSSES),
-            until=scenario.hours * _HOUR if scenario.hours else inf,
-            told=number == 0,
-        )
+        if number:
+            found.series = None  # of thousands of repeats they would fill the memory
         return found
 
     def _of_steps(
@@ -265,7 +302,7 @@ class _Clusters:
         series = simulate_steps(
             row,
             speeds,
-            min(total, self._scenario.steps),
+            min(total, self.scenario.steps),
             generator,
             scatter=lognormal(self._cluster.step_spread),
             stragglers=self._stragglers,
@@ -295,7 +332,7 @@ class _Clusters:
             steps = row.samples_per_round / (row.batches * server.exchange_steps)
             each = max(1, round(float(steps.mean())))
         total = row.epochs * each
-        count = min(total, self._scenario.steps, max(_FEWEST_ROUNDS, _MAX_EVENTS // workers))
+        count = min(total, self.scenario.steps, max(_FEWEST_ROUNDS, _MAX_EVENTS // workers))
         service, link = self._cluster.model_seconds, self._cluster.link
         rounds = simulate_rounds(
             workers,
@@ -345,41 +382,61 @@ def estimate_of(values: Sequence[float]) -> Estimate:
 
 def _search(
     plan: Plan,
-    key: str,
-    scenarios: Sequence[Scenario],
+    keys: Sequence[str],
+    grid: Sequence[Scenario],
     workers: int,
     profiles: Sequence[Profile],
-) -> Search:
-    """Each value of a key on the same random numbers."""
-    found = [_Clusters(plan, one, workers, profiles) for one in scenarios]
-    if any(one.told().done.low < 1 for one in found):
-        raise PlanError(
-            f"--search {key}: not every training ends within the hours that the cluster is there, "
-            "so their times cannot be compared: leave out hours="
-        )
-    best = min(found, key=lambda one: fmean(one.values))
-    tried = []
-    for scenario, one in zip(scenarios, found, strict=True):
-        told = one.told()
-        apart = [a - b for a, b in zip(one.values, best.values, strict=True)]
-        mean, half = fmean(apart), 0.0
-        if len(apart) > 1:
-            half = student_t_975(len(apart) - 1) * stdev(apart) / sqrt(len(apart))
-        tried.append(
-            Tried(
-                value=float(getattr(scenario, key)),
-                seconds=told.seconds,
-                cost=told.cost,
-                over_best=Estimate(value=mean, low=mean - half, high=mean + half),
+) -> tuple[_Clusters, Search]:
+    """The best of all combinations, on the same random numbers."""
+    steps: dict[tuple[int | None, int], _Clusters] = {}
+    found: list[tuple[tuple[float, ...], Estimate, Estimate | None, Floats]] = []
+    endless: list[tuple[float, ...]] = []
+    best, least, refused = None, inf, PlanError("nothing was searched")
+    for scenario in grid:
+        values = tuple(float(getattr(scenario, key)) for key in keys)
+        of_steps = scenario.rebalance_steps, scenario.workers_per_host  # the others leave them
+        one = _Clusters(plan, scenario, workers, profiles, steps.get(of_steps))
+        steps.setdefault(of_steps, one)
+        try:
+            one.go_through()
+        except EndlessError as error:
+            endless.append(values)
+            refused = error
+            continue
+        if not one.ended:
+            raise PlanError(
+                f"--search {','.join(keys)}: not every training ends within the hours that the "
+                "cluster is there, so their times cannot be compared: leave out hours="
             )
-        )
-    best_value = tried[found.index(best)].value
-    return Search(
-        key=key,
-        workers=workers,
-        best=best_value,
-        level=tuple(
-            one.value for one in tried if one.value != best_value and one.over_best.low <= 0
-        ),
-        tried=tuple(tried),
+        found.append((values, estimate_of(one.seconds), one.cost, np.array(one.values)))
+        if best is None or fmean(one.values) < least:
+            best, least = one, fmean(one.values)
+    if best is None:
+        raise refused
+    lowest, best_values = (
+        np.array(best.values),
+        tuple(float(getattr(best.scenario, key)) for key in keys),
     )
+    tried = tuple(
+        Tried(values=values, seconds=seconds, cost=cost, over_best=_mean_of(own - lowest))
+        for values, seconds, cost, own in found
+    )
+    search = Search(
+        keys=tuple(keys),
+        workers=workers,
+        best=best_values,
+        level=tuple(
+            one.values for one in tried if one.values != best_values and one.over_best.low <= 0
+        ),
+        tried=tried,
+        endless=tuple(endless),
+    )
+    return best, search
+
+
+def _mean_of(values: Floats) -> Estimate:
+    """Mean and its 95 % interval."""
+    mean, half = float(values.mean()), 0.0
+    if len(values) > 1:
+        half = student_t_975(len(values) - 1) * stdev(values.tolist()) / sqrt(len(values))
+    return Estimate(value=mean, low=mean - half, high=mean + half)

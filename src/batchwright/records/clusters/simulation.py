@@ -119,7 +119,7 @@ class Scenario(Keys):
     notice_seconds: StatedSeconds = Field(
         0.0,
         description="Notice before a worker is taken away. As long as a checkpoint takes or "
-        "longer: no work is lost.",
+        "longer: one is written, and no work is lost.",
     )
     replacement_seconds: StatedSeconds = Field(
         0.0,
@@ -233,27 +233,50 @@ class Timeline(Record):
 
 
 class Tried(Record):
-    """One value of a key that was searched."""
+    """One combination of the values that were searched."""
 
-    value: float = Field(description="The value.")
+    values: tuple[float, ...] = Field(description="A value for each key, in their order.")
     seconds: Estimate = Field(description="The whole training.")
     cost: Estimate | None = Field(description="Of that; null without a price.")
     over_best: Estimate = Field(
-        description="Seconds, or cost where there is a price, over those of the best value, repeat "
+        description="Seconds, or cost where there is a price, over those of the best, repeat "
         "by repeat: mean and its 95 % interval."
     )
 
 
 class Search(Record):
-    """Values of one key, compared on the same random numbers."""
+    """Every combination of the values of some keys, compared on the same random numbers."""
 
-    key: str = Field(description="Key of `simulate`.")
+    keys: tuple[str, ...] = Field(description="Keys of `simulate`.")
     workers: Count = Field(description="Workers of the cluster.")
-    best: float = Field(description="The value with the least cost, or time without a price.")
-    level: tuple[float, ...] = Field(
-        description="Values that these repeats do not tell from the best."
+    best: tuple[float, ...] = Field(
+        description="A value for each key: the least cost, or time without a price."
     )
-    tried: tuple[Tried, ...] = Field(description="All of them, in the order given.")
+    level: tuple[tuple[float, ...], ...] = Field(
+        description="Combinations that these repeats do not tell from the best."
+    )
+    tried: tuple[Tried, ...] = Field(description="All that end, in the order given.")
+    endless: tuple[tuple[float, ...], ...] = Field(
+        (), description="Combinations with which the training would as good as never end."
+    )
+
+    def along(self, key: str) -> list[tuple[float, Tried]]:
+        """Values of one key, each with the others at their best."""
+        at = self.keys.index(key)
+        others = self.best[:at] + self.best[at + 1 :]
+        return [
+            (one.values[at], one)
+            for one in self.tried
+            if one.values[:at] + one.values[at + 1 :] == others
+        ]
+
+    def with_the_best(self, key: str) -> str:
+        """The best values of the other keys, as ``key=value`` texts."""
+        return " ".join(
+            f"{name}={value:g}"
+            for name, value in zip(self.keys, self.best, strict=True)
+            if name != key
+        )
 
 
 class Simulation(Document):
@@ -264,8 +287,10 @@ class Simulation(Document):
     data: str = Field(description="Name of the data.")
     method: str = Field(description="As in the plan.")
     scenario: Scenario = Field(description="What was asked.")
-    clusters: tuple[SimulatedCluster, ...] = Field(description="By number of workers as asked.")
-    searches: tuple[Search, ...] = Field((), description="Keys that were searched.")
+    clusters: tuple[SimulatedCluster, ...] = Field(
+        description="By number of workers as asked, with the best values of what was searched."
+    )
+    searches: tuple[Search, ...] = Field((), description="What was searched, on each cluster.")
     timeline: Timeline = Field(description="What happened when, on the first cluster.")
     notes: tuple[str, ...] = Field((), description="What was assumed, in words.")
 

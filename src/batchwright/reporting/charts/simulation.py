@@ -133,28 +133,30 @@ def _against_workers(
     return Chart(title, x, y, [Series(label, "blue", tuple(points), "circle")])
 
 
-def search_chart(search: Search) -> Chart:
-    """What each value costs more than the best one."""
+def search_chart(search: Search, key: str) -> Chart:
+    """What each value of a key costs more than the best one, with the others at their best."""
+    values = search.along(key)
     priced = search.tried[0].cost is not None
     label = "cost over the best" if priced else "seconds over the best"
     points = [
         Point(
-            one.value,
+            value,
             one.over_best.value,
-            f"{search.key}={one.value:g}: {number(one.over_best.value)} more",
+            f"{key}={value:g}: {number(one.over_best.value)} more",
             up=(one.over_best.low, one.over_best.high),
         )
-        for one in sorted(search.tried, key=lambda one: one.value)
+        for value, one in sorted(values, key=lambda pair: pair[0])
     ]
     y = linear_axis(
-        label, [e for one in search.tried for e in (one.over_best.low, one.over_best.high)]
+        label, [e for _, one in values for e in (one.over_best.low, one.over_best.high)]
     )
-    title = f"{search.key}, {counted(search.workers, 'worker')}"
-    return Chart(title, _value_axis(search), y, [Series(label, "red", tuple(points), "square")])
+    title = f"{key}, {counted(search.workers, 'worker')}"
+    title += f", {search.with_the_best(key)}" * (len(search.keys) > 1)
+    x = _value_axis(key, [value for value, _ in values])
+    return Chart(title, x, y, [Series(label, "red", tuple(points), "square")])
 
 
-def _value_axis(search: Search) -> Axis:
-    values = [one.value for one in search.tried]
+def _value_axis(key: str, values: list[float]) -> Axis:
     if min(values) > 0 and max(values) > 3 * min(values):
-        return log_axis(search.key, values)
-    return linear_axis(search.key, values, from_zero=False)
+        return log_axis(key, values)
+    return linear_axis(key, values, from_zero=False)

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _HIGH = 4.0  # inches
+_ROWS = 20  # of a search
 
 
 def simulation_tables(found: Simulation) -> list[RenderableType]:
     """Time and cost of each cluster, where the time went, and what was searched."""
     title = f"{found.network} on {found.data}, {found.method}, simulated"
+    title += ", the best of what was searched" * bool(found.searches)
     told = table(title, ["workers", "global batch", "step", "training", "95 %", "cost", "done"])
     went = table(
         "where the time goes",
@@ -63,19 +65,30 @@ def _apart(one: SimulatedCluster, end: str) -> str:
 
 
 def _search_table(search: Search) -> Table:
-    """Values of a key, the best marked."""
+    """Values of a key in their order, or combinations of several, the best first."""
     made = table(
-        f"{search.key} with {counted(search.workers, 'worker')}",
-        [search.key, "training", "cost", "over the best (95 %)", ""],
-        left=[4],
+        f"searched with {counted(search.workers, 'worker')}",
+        [*search.keys, "training", "cost", "over the best (95 %)", ""],
+        left=[len(search.keys) + 3],
     )
-    for one in search.tried:
-        verdict = "best" if one.value == search.best else ""
-        verdict = "level with the best" if one.value in search.level else verdict
+    tried = list(search.tried)
+    if len(search.keys) > 1:
+        tried.sort(key=lambda one: one.over_best.value)
+    for one in tried[:_ROWS]:
+        verdict = "best" if one.values == search.best else ""
+        verdict = "level" if one.values in search.level else verdict
         cost = "" if one.cost is None else between(one.cost)
         made.add_row(
-            f"{one.value:g}", duration(one.seconds.value), cost, between(one.over_best), verdict
+            *(f"{value:g}" for value in one.values),
+            duration(one.seconds.value),
+            cost,
+            between(one.over_best),
+            verdict,
         )
+    rest = [f"and {len(tried) - _ROWS:,} more"] if len(tried) > _ROWS else []
+    rest += [f"{len(search.endless):,} would never end"] if search.endless else []
+    for line in rest:
+        made.add_row(*[""] * (len(search.keys) + 3), line)
     return made
 
 
@@ -95,8 +108,9 @@ def write_simulation_figure(found: Simulation, path: Path) -> Path:
     if steps is not None:
         rows.append((1.0 + 0.4 * len(steps.lanes), [steps]))
     rows.append((_HIGH, workers_charts(found)))
-    for at in range(0, len(found.searches), 2):
-        ones = [search_chart(one) for one in found.searches[at : at + 2]]
+    searched = [search_chart(one, key) for one in found.searches for key in one.keys]
+    for at in range(0, len(searched), 2):
+        ones = searched[at : at + 2]
         rows.append((_HIGH, [*ones, None] if at and len(ones) == 1 else ones))
     title = f"{found.network} on {found.data}, {found.method}, simulated"
     write_whole(path, file_bytes(figure(rows, title=title), path.suffix.lower()[1:]))

@@ -33,7 +33,7 @@ _NEVER = {
     "AccountNotAllowed": "slurm.account",
     "BadConstraints": "nodes and slurm.lines",
     "InvalidAccount": "slurm.account",
-    "PartitionConfig": "nodes, slurm.time and slurm.gpus_per_node",
+    "PartitionConfig": "nodes, slurm.time, slurm.gpus_per_node and slurm.lines",
     "PartitionNodeLimit": "nodes",
     "PartitionTimeLimit": "slurm.time",
     "QOSNotAllowed": "slurm.lines",

@@ -17,7 +17,7 @@ import yaml
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan
 from batchwright.records.documents import change_job
-from batchwright.records.job_sections import SLURM_TIME
+from batchwright.records.job_sections import SLURM_TIME, SLURM_TIME_HINT
 from batchwright.workflows.engines.slurm_script import body, notice
 from batchwright.workflows.exports.target import Target, headline
 
@@ -50,10 +50,7 @@ def sbatch(plan: Plan, target: Target) -> str:
     """
     asked = target.settings.get("time", "")
     if asked and not re.fullmatch(SLURM_TIME, asked):
-        raise ArgumentError(
-            f"--set time={asked}: Slurm takes minutes, hours:minutes:seconds or days-hours, such "
-            "as 90, 04:00:00 or 2-12"
-        )
+        raise ArgumentError(f"--set time={asked}: {SLURM_TIME_HINT}")
     slurm = plan.job.slurm  # what the job says of it, --set goes before
     limit = asked or slurm.time or _time_limit(plan)
     tasks = 1 if target.hosts == 1 else plan.workers // target.hosts
