@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import io
+import os
+import signal
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
@@ -220,6 +224,30 @@ def test_an_automatic_batch_is_planned_by_all_workers_together(crew):
     assert plan.job.base_batch == 2 * BATCH
     assert rates == pytest.approx([0.2 * plan.learning_rate.peak / plan.learning_rate.base])
     assert steps == -(-SAMPLES // made.global_batch)
+
+
+def stopped_in_probe(rank):
+    from lightning_parts import Module, trainer
+
+    steps, before, said = [], signal.getsignal(signal.SIGTERM), io.StringIO()
+
+    def take(samples):
+        steps.append(samples)
+        if rank == 1 and len(steps) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    callback = bw.ForLightning("auto", probe={"budget": 20}, micro_batch=16)
+    with redirect_stderr(said), pytest.raises(SystemExit) as end:
+        trainer(2, callback).fit(Module(take=take), loader())
+    told = [line for line in said.getvalue().splitlines() if line.startswith("batchwright:")]
+    return end.value.code, told, signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_asked_to_stop_ends_the_probe_of_all(crew):
+    """Lightning's own handler would wait for others that are at something else."""
+    line = "batchwright: error: probe stopped by signal 15"
+    assert crew.together(stopped_in_probe, workers=2) == [(143, [line], True), (143, [], True)]
 
 
 @pytest.mark.slow
