@@ -78,7 +78,14 @@ def alone():
         (1, {"back": 4}),
         (2, {"back": 2}),
     ],
-    ids=["plain", "accumulating", "manual", "out of memory", "in backward", "and accumulating"],
+    ids=[
+        "plain",
+        "accumulating",
+        "two optimizers",
+        "out of memory",
+        "in backward",
+        "and accumulating",
+    ],
 )
 def test_gradients_are_those_of_one_process(crew, alone, passes, module):
     how = {"passes": passes, "batch": BATCH // passes, "module": module}
@@ -198,6 +205,52 @@ def resumed(rank, kept, workers):
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+    return module.seen, [p.detach() for p in module.parameters()]
+
+
+def broken_off(rank, folder, passes, how):
+    """An epoch broken off in its third batch, by a stop signal to all workers or by an error."""
+    from lightning.pytorch.callbacks import OnExceptionCheckpoint
+
+    from lightning_parts import Module, trainer
+
+    calls = []
+
+    def take(samples):
+        calls.append(samples)
+        if len(calls) == 3:
+            if how == "error":
+                raise ValueError("broken off")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    module = Module(take=take)
+    more = (bw.ForLightning(shares=(3, 1)), OnExceptionCheckpoint(folder))
+    made = trainer(2, *more, accumulate_grad_batches=passes, enable_checkpointing=True)
+    with pytest.raises((SystemExit, ValueError)):
+        made.fit(module, loader(BATCH // passes))
+    return module.seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("how", ["stop", "error"])
+def test_an_epoch_that_was_broken_off_goes_on_exactly(crew, tmp_path, alone, passes, how):
+    before = crew.together(broken_off, str(tmp_path), passes, how, workers=2)
+    trained = (3 if how == "stop" else 2) // passes * passes  # of a step in part nothing is kept
+    after = crew.together(gone_on, str(tmp_path / "on_exception.ckpt"), passes, workers=2)
+    seen = [i for one in before for batch in one[:trained] for i in batch]
+    seen += [i for one in after for batch in one[0] for i in batch]
+    assert sorted(seen) == sorted(2 * list(range(SAMPLES)))
+    for one in after:
+        alike(one[1], alone[2])
+
+
+def gone_on(rank, kept, passes):
+    from lightning_parts import Module, trainer
+
+    module, callback = Module(), bw.ForLightning()
+    made = trainer(2, callback, accumulate_grad_batches=passes)
+    made.fit(module, loader(BATCH // passes), ckpt_path=kept, weights_only=False)
     return module.seen, [p.detach() for p in module.parameters()]
 
 
