@@ -305,7 +305,7 @@ def test_a_worker_that_is_asked_to_stop_ends_the_probe_of_all(crew):
 
 @pytest.mark.slow
 def test_a_module_is_probed_without_a_trainer_and_left_as_it_was():
-    from lightning_parts import Module
+    from lightning_parts import Module, trainer
 
     module = Module()
     weights = [p.detach().clone() for p in module.parameters()]
@@ -314,6 +314,10 @@ def test_a_module_is_probed_without_a_trainer_and_left_as_it_was():
     assert (profile.job.base_batch, profile.job.learning_rate) == (BATCH, 0.2)
     assert bw.plan(profile, epochs=2, global_batch=32).stages[0].global_batch_size == 32
     assert "log" not in vars(module)
+    accumulating = bw.plan(profile, global_batch=32, micro_batch=16)
+    made = trainer(1, bw.ForLightning(accumulating))
+    with pytest.raises(PlanError, match="accumulates over 2 passes, and a training_step that"):
+        made.fit(Module(manual=True), loader())
 
 
 class Stream(IterableDataset):
