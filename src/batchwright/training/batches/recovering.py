@@ -169,8 +169,8 @@ class Recovering:
     def _in_parts(self, whole: _Whole, cut: int) -> Any:
         *others, last = whole.parts(cut)
         gradients, value = self._gradients(whole, others)
-        carried = [p for p, g in zip(self._trained, gradients, strict=True) if g is not None]
-        with whole.using(carried):
+        used = [p for p, g in zip(self._trained, gradients, strict=True) if g is not None]
+        with whole.using(used):
             output = whole.compute(last.batch)
         loss = _loss_of(output) * last.scale
         with torch.autocast(loss.device.type, enabled=False):
@@ -238,7 +238,8 @@ class _Whole:
 
         What other parts alone use would be exchanged as unused, and then come a second time.
         """
-        if not getattr(self._wrapper, "find_unused_parameters", False):
+        wrapper = self._wrapper
+        if wrapper is None or not getattr(wrapper, "find_unused_parameters", False):
             yield
             return
 
@@ -247,7 +248,7 @@ class _Whole:
             nothing = torch.stack([one.reshape(-1)[:0].sum().float() for one in parameters]).sum()
             return _with(output, nothing)
 
-        hook = self._wrapper.module.register_forward_hook(use)
+        hook = wrapper.module.register_forward_hook(use)
         try:
             yield
         finally:
