@@ -38,17 +38,22 @@ class Module(L.LightningModule):
         self.log("loss", loss)
         if self.automatic_optimization:
             return loss
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
         self.manual_backward(loss)
-        optimizer.step()
+        for optimizer in self.optimizers():
+            optimizer.step()
         return None
 
     def on_before_optimizer_step(self, optimizer):
+        if optimizer.param_groups[0]["params"][0] is not self.body[0].weight:
+            return  # the second one
         none = (torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters())
         self.gradients.append([one.clone() for one in none])
 
     def configure_optimizers(self):
+        if not self.automatic_optimization:  # what takes several optimizers
+            return [torch.optim.SGD(one.parameters(), 0.2, 0.9) for one in self.body[::2]]
         return torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
 
 

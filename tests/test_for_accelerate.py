@@ -92,7 +92,7 @@ def trained(
                         gradients.append([p.grad.clone() for p in plain.parameters()])
                     optimizer.step()
                     optimizer.zero_grad()
-                if keep and keep[0] == "save" and len(gradients) == keep[2]:
+                if keep and keep[0] == "save" and len(seen) == keep[2]:
                     accelerator.save_state(keep[1])
                     return seen, gradients, None, None
         sizes = feed.sampler.local_batch_sizes
@@ -252,13 +252,16 @@ def test_shares_follow_a_slow_worker(crew):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_state_in_the_middle_of_an_epoch_goes_on_exactly(crew, tmp_path, alone, workers):
+@pytest.mark.parametrize(("workers", "passes"), [(1, 1), (2, 1), (2, 2)])
+def test_a_state_in_the_middle_of_an_epoch_goes_on_exactly(crew, tmp_path, alone, workers, passes):
     folder = str(tmp_path / "state")
-    saving = crew.together(trained_with, (3, 1), {"keep": ("save", folder, 6)}, workers=2)
-    how = {"keep": ("load", folder), "batch": 2 * BATCH // workers, "epochs": 1}
+    how = {"passes": passes, "batch": BATCH // passes}
+    keep = ("save", folder, 7 * passes - 1)  # in the middle of a step, too
+    saving = crew.together(trained_with, (3, 1), {"keep": keep, **how}, workers=2)
+    how = {"keep": ("load", folder), "passes": passes, "epochs": 1}
+    how["batch"] = 2 * BATCH // workers // passes
     after = crew.together(trained_with, None, how, workers=workers)
-    seen = [i for one in saving for batch in one[0][4:] for i in batch]
+    seen = [i for one in saving for batch in one[0][4 * passes : 6 * passes] for i in batch]
     seen += [i for one in after for batch in one[0] for i in batch]
     assert sorted(seen) == list(range(SAMPLES))
     for one in after:

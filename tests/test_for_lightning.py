@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import io
+import os
+import signal
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
@@ -74,7 +78,14 @@ def alone():
         (1, {"back": 4}),
         (2, {"back": 2}),
     ],
-    ids=["plain", "accumulating", "manual", "out of memory", "in backward", "and accumulating"],
+    ids=[
+        "plain",
+        "accumulating",
+        "two optimizers",
+        "out of memory",
+        "in backward",
+        "and accumulating",
+    ],
 )
 def test_gradients_are_those_of_one_process(crew, alone, passes, module):
     how = {"passes": passes, "batch": BATCH // passes, "module": module}
@@ -197,6 +208,52 @@ def resumed(rank, kept, workers):
     return module.seen, [p.detach() for p in module.parameters()]
 
 
+def broken_off(rank, folder, passes, how):
+    """An epoch broken off in its third batch, by a stop signal to all workers or by an error."""
+    from lightning.pytorch.callbacks import OnExceptionCheckpoint
+
+    from lightning_parts import Module, trainer
+
+    calls = []
+
+    def take(samples):
+        calls.append(samples)
+        if len(calls) == 3:
+            if how == "error":
+                raise ValueError("broken off")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    module = Module(take=take)
+    more = (bw.ForLightning(shares=(3, 1)), OnExceptionCheckpoint(folder))
+    made = trainer(2, *more, accumulate_grad_batches=passes, enable_checkpointing=True)
+    with pytest.raises((SystemExit, ValueError)):
+        made.fit(module, loader(BATCH // passes))
+    return module.seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("how", ["stop", "error"])
+def test_an_epoch_that_was_broken_off_goes_on_exactly(crew, tmp_path, alone, passes, how):
+    before = crew.together(broken_off, str(tmp_path), passes, how, workers=2)
+    trained = (3 if how == "stop" else 2) // passes * passes  # of a step in part nothing is kept
+    after = crew.together(gone_on, str(tmp_path / "on_exception.ckpt"), passes, workers=2)
+    seen = [i for one in before for batch in one[:trained] for i in batch]
+    seen += [i for one in after for batch in one[0] for i in batch]
+    assert sorted(seen) == sorted(2 * list(range(SAMPLES)))
+    for one in after:
+        alike(one[1], alone[2])
+
+
+def gone_on(rank, kept, passes):
+    from lightning_parts import Module, trainer
+
+    module, callback = Module(), bw.ForLightning()
+    made = trainer(2, callback, accumulate_grad_batches=passes)
+    made.fit(module, loader(BATCH // passes), ckpt_path=kept, weights_only=False)
+    return module.seen, [p.detach() for p in module.parameters()]
+
+
 def planned(rank, workers):
     from lightning_parts import Module, trainer
 
@@ -222,9 +279,33 @@ def test_an_automatic_batch_is_planned_by_all_workers_together(crew):
     assert steps == -(-SAMPLES // made.global_batch)
 
 
+def stopped_in_probe(rank):
+    from lightning_parts import Module, trainer
+
+    steps, before, said = [], signal.getsignal(signal.SIGTERM), io.StringIO()
+
+    def take(samples):
+        steps.append(samples)
+        if rank == 1 and len(steps) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    callback = bw.ForLightning("auto", probe={"budget": 20}, micro_batch=16)
+    with redirect_stderr(said), pytest.raises(SystemExit) as end:
+        trainer(2, callback).fit(Module(take=take), loader())
+    told = [line for line in said.getvalue().splitlines() if line.startswith("batchwright:")]
+    return end.value.code, told, signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_asked_to_stop_ends_the_probe_of_all(crew):
+    """Lightning's own handler would wait for others that are at something else."""
+    line = "batchwright: error: probe stopped by signal 15"
+    assert crew.together(stopped_in_probe, workers=2) == [(143, [line], True), (143, [], True)]
+
+
 @pytest.mark.slow
 def test_a_module_is_probed_without_a_trainer_and_left_as_it_was():
-    from lightning_parts import Module
+    from lightning_parts import Module, trainer
 
     module = Module()
     weights = [p.detach().clone() for p in module.parameters()]
@@ -233,6 +314,10 @@ def test_a_module_is_probed_without_a_trainer_and_left_as_it_was():
     assert (profile.job.base_batch, profile.job.learning_rate) == (BATCH, 0.2)
     assert bw.plan(profile, epochs=2, global_batch=32).stages[0].global_batch_size == 32
     assert "log" not in vars(module)
+    accumulating = bw.plan(profile, global_batch=32, micro_batch=16)
+    made = trainer(1, bw.ForLightning(accumulating))
+    with pytest.raises(PlanError, match="accumulates over 2 passes, and a training_step that"):
+        made.fit(Module(manual=True), loader())
 
 
 class Stream(IterableDataset):

@@ -73,6 +73,25 @@ class Small(nn.Module):
         return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
 
 
+class Rare(Small):
+    """Parameters that only a few of the samples use."""
+
+    def __init__(self):
+        super().__init__()
+        self.rare = nn.Linear(192, 1)
+
+    def forward(self, pixel_values, labels):
+        output = super().forward(pixel_values, labels)
+        if (few := pixel_values[:, 0, 0, 0] < SAMPLES // 6 / 100).any():
+            added = self.rare(pixel_values[few].flatten(1)).square().sum() / len(labels)
+            output["loss"] = output["loss"] + added
+        return output
+
+
+def rare_images():
+    return Rare(), Images()
+
+
 def images():
     return Small(), Images()
 
@@ -177,13 +196,25 @@ def alike(one, other):
         {"passes": 2, "batch": BATCH // 2},
         {"room": 4},
         {"make": tight_images},
+        {"make": rare_images, "ddp_find_unused_parameters": True},
+        {"make": rare_images, "ddp_find_unused_parameters": True, "room": 4},
         {"make": texts},
         {"make": texts, "passes": 2, "batch": BATCH // 2, "room": 3},
     ],
-    ids=["images", "accumulating", "out of memory", "in backward", "tokens", "tokens in parts"],
+    ids=[
+        "images",
+        "accumulating",
+        "out of memory",
+        "in backward",
+        "unused",
+        "unused in parts",
+        "tokens",
+        "tokens in parts",
+    ],
 )
 def test_gradients_are_those_of_one_process(crew, alone, tmp_path, how):
-    whole = alone(texts if how.get("make") is texts else images)
+    make = how.get("make", images)
+    whole = alone(images if make is tight_images else make)
     both = crew.together(trained_with, tmp_path, (3, 1), how, workers=2)
     if "make" not in how:
         seen = [i for one in both for batch in one[0] for i in batch]

@@ -205,6 +205,8 @@ def test_a_preset_that_does_not_suit_the_data_is_a_warning(capsys):
             ["cycle.dropouts=0.0,0.1,0.2 does nothing with method=dual-batch: it is for"],
         ),
         ({"val": 0.2}, ["val=0.2 does nothing: digits has held-out images of its own (36 images"]),
+        ({"resolutions": (8, 136)}, ["resolutions=136 for images of digits, which have 8 px"]),
+        ({"resolutions": (8, 128)}, []),
         ({"method": "hybrid", "workers": 1}, ["method=hybrid with workers=1 has one group"]),
         ({"rebalance_steps": 5, "server": {"merge": "compsac"}}, ["server.merge=", "rebalance_"]),
         ({"method": "cyclic", "cycle": {"batches": (64, 32)}}, []),

@@ -15,6 +15,7 @@ from batchwright.records import Estimate, Goal, Job, WorkerKind
 from batchwright.records.agent_rules import DEFAULTS, refusal
 from batchwright.records.documents import change_job
 from batchwright.workflows import prices
+from batchwright.workflows.prepare_job import ready
 from batchwright.workflows.prices import check_prices, priced_here
 from samples import make_kind_profile, make_network, make_profile
 from test_cluster_options import measured_together
@@ -202,6 +203,27 @@ def test_a_run_says_what_has_no_price_and_reads_the_file_before_it_measures(tmp_
     write(tmp_path, "kind,price\nb,x\n")
     with pytest.raises(BatchwrightError, match="line 2, column price: 'x' is no number"):
         check_prices(job)
+
+
+def test_a_run_finds_its_prices_from_another_folder(tmp_path, monkeypatch):
+    path = write(tmp_path, "kind,price\na,2.0\n")
+    monkeypatch.chdir(tmp_path)
+    job = change_job(Job(device="cpu", workers=1), overrides=["goal.kinds=prices.csv"])
+    kept = ready(job)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert kept.goal.prices == str(path)
+    assert ready(kept) == kept
+    with pytest.raises(BatchwrightError, match=r"there is no file .*other/prices\.csv"):
+        ready(job)
+
+
+def test_a_sweep_that_measures_nothing_refuses_prices_of_kinds(tmp_path):
+    path = write(tmp_path, "kind,price\na,2.0\n")
+    how = {"seeds": 1, "out": tmp_path / "sweep", "global_batch": 64}
+    with pytest.raises(PlanError, match=r"where the batch is given none is made: give goal\.price"):
+        bw.sweep(Job(device="cpu"), {"epochs": [1]}, goal={"kinds": str(path)}, **how)
+    assert not (tmp_path / "sweep").exists()
 
 
 def test_the_last_that_names_kinds_counts():

@@ -247,6 +247,15 @@ def test_the_resident_size_is_that_of_the_step_not_of_a_larger_one_before():
     assert residents[0] - residents[1] > 0.5 * (peaks[0] - peaks[1])
 
 
+def test_where_not_even_the_first_step_fits_the_resolution_is_named(monkeypatch):
+    def full(bench, supply):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Bench, "step", full)
+    with pytest.raises(JobError, match=f"^2 images at {SIDE} px: a step takes more memory than"):
+        tiny_bench()
+
+
 def test_a_step_that_does_not_fit_changes_nothing(monkeypatch):
     bench = tiny_bench()
     before = [p.clone() for p in bench.trained]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import transformers
 
 
@@ -27,4 +28,5 @@ class Gradients(transformers.TrainerCallback):
         self.found = []
 
     def on_pre_optimizer_step(self, args, state, control, model, **_):
-        self.found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        none = (torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
+        self.found.append([one.clone() for one in none])

@@ -152,9 +152,18 @@ class Bench:
         self._take_first_step()
 
     def _take_first_step(self) -> None:
-        """So that the optimizer's state is there when memory is measured."""
-        supply = self.supply(SMALLEST_BATCH, min(sides_of(self.job)))
-        self.step(supply)
+        """So that the optimizer's state is there when memory is measured.
+
+        Raises:
+            JobError: Memory runs out.
+        """
+        side = min(sides_of(self.job))
+        supply = self.supply(SMALLEST_BATCH, side)
+        if if_it_fits(lambda: self.step(supply)) is None:
+            raise JobError(
+                f"{SMALLEST_BATCH} images at {side} px: a step takes more memory than there is: "
+                "choose a smaller network or resolution, or fewer workers"
+            )
         while self._precision in NARROW and not self.scale.good_steps and self.scale.scale > 1:
             self.step(supply)  # the one before was left out
 

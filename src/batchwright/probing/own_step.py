@@ -14,7 +14,7 @@ import copy
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,9 +28,11 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from batchwright.distributed.group import Group
+from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import (
     ArgumentError,
     BatchwrightError,
+    Interrupted,
     JobError,
     LostWorkerError,
     PlanError,
@@ -233,6 +235,7 @@ class OwnStep:
         loader: Makes an iterable of batches of so many samples each; replaces ``batch``.
         samples: Of the training set.
         timeout: Seconds that an exchange may take.
+        noted: Stop signals that this process has received so far.
     """
 
     def __init__(
@@ -242,8 +245,9 @@ class OwnStep:
         loader: Batches | None,
         samples: int,
         timeout: float,
+        noted: Sequence[int] = (),
     ) -> None:
-        self._make, self._loader = batch, loader
+        self._make, self._loader, self._noted = batch, loader, noted
         first = self.supply(SMALLEST_BATCH)()
         self.bench = OwnBench(step, lambda: first, timeout)
         self.group, self.side = self.bench.group, side_of(first)
@@ -285,11 +289,22 @@ class OwnStep:
         del heard
         self.group.hand_out(command.model_dump_json(), 0)
         done = self.carry_out(command)
+        self.end_if_stopped()
         assert isinstance(done, answer)  # noqa: S101 - tells the type checker
         return done
 
     def restart(self) -> None:
         """Nothing to do: what kills this process ends the probe."""
+
+    def end_if_stopped(self) -> None:
+        """End the probe after a command, on all workers, if one of them was asked to stop.
+
+        Raises:
+            Interrupted: One was.
+        """
+        asked = self.group.gather(self._noted[0] if self._noted else 0)
+        if number := next(filter(None, asked), 0):
+            raise Interrupted(number, f"stopped by signal {number}")
 
     def carry_out(self, command: commands.Command) -> Record:
         """What this worker does of a command."""
@@ -362,6 +377,7 @@ def probe_step(
 
     Raises:
         ArgumentError: The step does not fit; the message says how.
+        Interrupted: A stop signal came, to whichever worker; all have ended.
         BatchwrightError: What is wrong, in one line.
     """
     if (batch is None) == (loader is None):
@@ -374,7 +390,9 @@ def probe_step(
     started = time.perf_counter()
     with ExitStack() as stack:
         stack.enter_context(put_aside())
-        own = OwnStep(step, batch, loader, samples, Job().timeout)
+        # A handler of the program's own might exchange something, as Lightning's does for SIGTERM.
+        noted = stack.enter_context(noting_signals())
+        own = OwnStep(step, batch, loader, samples, Job().timeout, noted)
         stack.callback(own.group.close)
         stack.callback(own.bench.found.put_back, whole=True)
         job = job_of(own, keys)
@@ -390,8 +408,8 @@ def probe_step(
             reporter.finish()
         except BatchwrightError as error:
             told = error
-        finally:  # whatever it was, the others wait for a word
-            if not isinstance(told, LostWorkerError):
+        finally:  # whatever it was, the others wait for a word; of a stop all know
+            if not isinstance(told, LostWorkerError | Interrupted):
                 own.group.hand_out(None, 0)
                 own.group.hand_out(told, 0)
         if isinstance(told, BatchwrightError):
@@ -404,6 +422,7 @@ def _follow(own: OwnStep) -> Profile:
     """Do what worker 0 hands out, until it says what came of it."""
     while (text := own.group.hand_out(None, 0)) is not None:
         own.carry_out(commands.read_command(text))
+        own.end_if_stopped()
     told = own.group.hand_out(None, 0)
     if isinstance(told, Profile):
         return told

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from batchwright.workload.data.sources import ImageData
 
 _WORKERS_PER_CORE, _MINIMUM_ROOM = 8, 16  # processes that a machine may be asked for
+_MOST_ENLARGED = 16  # times the images' side: pretrained networks take small images at 7 times
 
 TRAINING_KEYS = (
     *("checkpoint_seconds", "checkpoint_steps", "data", "data_args", "launch", "nodes", "port"),
@@ -90,7 +91,7 @@ def ready(job: Job) -> Job:
     """
     _refuse_busy_port(job)
     _refuse_crowd(job)
-    check_prices(job)
+    job = check_prices(job)
     job = ready_for(job, data_facts(job))
     tell_idle(job)
     return job
@@ -153,15 +154,22 @@ def tell_idle(job: Job) -> None:
 
 
 def tell_doubts(job: Job, data: DataFacts) -> None:
-    """Say on stderr what the data leave unused, and why a preset may not suit them.
+    """Say on stderr what the data leave unused, and why resolutions or a preset may not suit them.
 
-    The plan's reasons say the latter, too.
+    The plan's reasons say the last, too.
     """
     drawn = source_of(job.data).takes_val and data.split.endswith(DRAWN)
     if job.val is not None and not drawn:
         print(  # noqa: T201
             f"warning: val={job.val:g} does nothing: {data.name} has held-out images of its own "
             f"({data.split})",
+            file=sys.stderr,
+        )
+    top = max(_sides(job, data))
+    if top > _MOST_ENLARGED * data.side:  # files are read at the top resolution, whatever their own
+        print(  # noqa: T201
+            f"warning: resolutions={top} for images of {data.name}, which have {data.side} px: "
+            "enlarging adds time and memory by the square, and nothing to see",
             file=sys.stderr,
         )
     for doubt in preset_doubts(job.preset, data) if job.preset else ():

@@ -128,14 +128,20 @@ def priced_here(job: Job, profile: Profile) -> Job:
     return _with_kinds(job, found)
 
 
-def check_prices(job: Job) -> None:
+def check_prices(job: Job) -> Job:
     """Read the file of prices that a job names, before it is known which kinds it has to price.
+
+    Returns:
+        The job with the file's whole path, for whoever goes on from another folder.
 
     Raises:
         FileError: As for `priced_job`.
     """
-    if job.goal.prices is not None:
-        kinds_of_file(Path(job.goal.prices), (), job.goal.max_workers or 1, others=True)
+    if job.goal.prices is None:
+        return job
+    path = Path(job.goal.prices).absolute()
+    kinds_of_file(path, (), job.goal.max_workers or 1, others=True)
+    return job.model_copy(update={"goal": job.goal.model_copy(update={"prices": str(path)})})
 
 
 def _count(profile: Profile, job: Job) -> int:

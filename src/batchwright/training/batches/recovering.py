@@ -169,7 +169,9 @@ class Recovering:
     def _in_parts(self, whole: _Whole, cut: int) -> Any:
         *others, last = whole.parts(cut)
         gradients, value = self._gradients(whole, others)
-        output = whole.compute(last.batch)
+        used = [p for p, g in zip(self._trained, gradients, strict=True) if g is not None]
+        with whole.using(used):
+            output = whole.compute(last.batch)
         loss = _loss_of(output) * last.scale
         with torch.autocast(loss.device.type, enabled=False):
             for parameter, gradient in zip(self._trained, gradients, strict=True):
@@ -231,6 +233,28 @@ class _Whole:
             self._past = False
 
     @contextmanager
+    def using(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Inside, the wrapper's forward pass uses these, too, where it looks which are used.
+
+        What other parts alone use would be exchanged as unused, and then come a second time.
+        """
+        wrapper = self._wrapper
+        if wrapper is None or not getattr(wrapper, "find_unused_parameters", False):
+            yield
+            return
+
+        def use(module: nn.Module, inputs: Any, output: Any) -> Any:
+            del module, inputs
+            nothing = torch.stack([one.reshape(-1)[:0].sum().float() for one in parameters]).sum()
+            return _with(output, nothing)
+
+        hook = wrapper.module.register_forward_hook(use)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextmanager
     def watched(self) -> Iterator[None]:
         """Inside, the wrapper's forward pass is seen; what comes after begins with no buffers.
 
@@ -261,6 +285,23 @@ class _Whole:
                 if enabled:
                     inside.enter_context(torch.autocast(kind, dtype=dtype))
             yield
+
+
+def _with(output: Any, nothing: Tensor) -> Any:
+    """A forward pass's output whose first tensor with a gradient depends on a zero besides."""
+    if isinstance(output, Tensor):
+        return output + nothing.to(output.dtype) if output.requires_grad else output
+    if isinstance(output, dict):
+        for key, value in output.items():
+            if (found := _with(value, nothing)) is not value:
+                output[key] = found
+                break
+    elif isinstance(output, (list, tuple)):
+        for at, value in enumerate(output):
+            if (found := _with(value, nothing)) is not value:
+                values = [*output[:at], found, *output[at + 1 :]]
+                return type(output)(*values) if hasattr(output, "_fields") else type(output)(values)
+    return output
 
 
 def _loss_of(output: Any) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from batchwright.errors import BatchwrightError, Interrupted, one_line
+from batchwright.errors import BatchwrightError, Interrupted, PlanError, one_line
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Precision, Profile, SweptKey
@@ -73,11 +73,16 @@ class Planner:
         for of_setting in _by_setting(cells):
             first = of_setting[0]
             with self._named(first):
-                check_prices(first.job)
-                job = ready_for(first.job, self._data_of(first.job))
+                job = ready_for(check_prices(first.job), self._data_of(first.job))
                 self._ready[first.name] = job
                 if needs_probe(job):
                     continue
+                if job.goal.prices is not None:
+                    raise PlanError(
+                        f"goal.prices={job.goal.prices} prices kinds of workers, which a probe "
+                        "finds, and where the batch is given none is made: give goal.price, the "
+                        "price of a worker for an hour"
+                    )
                 plan = plan_without_profile(job, self._data_of(job), self._network_of(job))
                 if not _format_is_open(job):
                     self._take(of_setting, plan)

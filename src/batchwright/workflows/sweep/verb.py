@@ -39,6 +39,7 @@ from batchwright.reporting.render.sweep_progress import SweepProgress
 from batchwright.storage.files import make_folder
 from batchwright.workflows.engines import refuse_to_hand_over
 from batchwright.workflows.prepare_job import TRAINING_KEYS, job_of, refuse_unconfirmed_code
+from batchwright.workflows.prices import check_prices
 from batchwright.workflows.sweep.gathering import Book
 from batchwright.workflows.sweep.grid import (
     Cell,
@@ -103,7 +104,7 @@ def sweep(
     with ExitStack() as held:
         with other_keys_come():  # those of the grid
             if not resume:
-                job = job_of(job, keys, overrides)
+                job = check_prices(job_of(job, keys, overrides))
                 swept = read_grid(job, grid or {})
                 chosen = seeds_of(job, DEFAULT_SEEDS if seeds is None else seeds)
                 asked = f"{job.model_dump_json()} {swept} {chosen}"

@@ -236,6 +236,8 @@ class ForAccelerate:
             self._arrange()
         self.sampler.load_state_dict(state)
         self._index = -1
+        # Gradients that were accumulated are lost, and the sampler begins with their step again.
+        self._accelerator.step -= self._accelerator.step % self.sampler.passes
 
 
 def _checked(accelerator: Any, loader: Any) -> bool:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import ref
 
-from batchwright.errors import ArgumentError, BatchwrightError, PlanError, one_line
+from batchwright.errors import ArgumentError, BatchwrightError, Interrupted, PlanError, one_line
 from batchwright.records import Plan, Profile
 from batchwright.records.documents import record_of
 from batchwright.records.text.formatting import counted
 from batchwright.training.batches.feeding import refuse_iterable
 from batchwright.training.batches.following import Follower
 from batchwright.training.batches.recovering import Recovering
-from batchwright.training.batches.unequal import Sampler
+from batchwright.training.batches.unequal import Sampler, place_among_workers
 from batchwright.workflows.exports.trainers import refuse_what_trainers_cannot
 from batchwright.workflows.verbs import plan as decide
 from batchwright.workflows.verbs import probe
@@ -215,14 +215,22 @@ def fewest_samples(model: Any) -> int:
 def probed(
     step: Callable[[Any], Any], loader: Any, *, base_batch: int, out: Any = None, **keys: Any
 ) -> Profile:
-    """A profile of a trainer's own step with its own loader, whose batch its rates are good for."""
-    return probe(
-        step=step,
-        loader=lambda size: with_batch(loader, size),
-        samples=len(loader.dataset),
-        out=out,
-        **{"base_batch": base_batch, **keys},
-    )
+    """A profile of a trainer's own step with its own loader, whose batch its rates are good for.
+
+    Raises:
+        SystemExit: A stop signal came; its code is 128 + the signal's number, as a shell has it.
+    """
+    try:
+        return probe(
+            step=step,
+            loader=lambda size: with_batch(loader, size),
+            samples=len(loader.dataset),
+            out=out,
+            **{"base_batch": base_batch, **keys},
+        )
+    except Interrupted as stop:
+        tell(f"error: probe {one_line(stop)}", first=place_among_workers()[0] == 0)
+        raise SystemExit(stop.exit_code) from None
 
 
 def automatic(profile: Profile, epochs: int | None, **keys: Any) -> Plan:

@@ -90,6 +90,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         self._follower: Follower | None = None
         self._undo, self._probing = ExitStack(), False
         self._index, self._part = -1, Part(1, 1, 1)
+        self._done: Callable[[], bool] = lambda: True  # whether the batch at hand is trained on
         self._kept: dict[str, Any] | None = None
 
     # --------------------------------------------------------------------------- before and after
@@ -154,6 +155,13 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             )
         if self._kept is not None:  # as the run began, which a checkpoint has told
             self.arrangement = Arrangement(**self._kept)
+        if self.arrangement.passes > 1 and not module.automatic_optimization:
+            with refused_in_a_line(first=first):
+                raise PlanError(
+                    f"the plan accumulates over {self.arrangement.passes} passes, and a "
+                    "training_step that optimizes by itself takes one: plan again with a "
+                    "micro_batch= of the local batch"
+                )
         trainer.accumulate_grad_batches = self.arrangement.passes
         if self.plan is not None:
             tell(self.arrangement.words(workers, **_WORDS), first=first)
@@ -188,6 +196,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         """Rates, speeds and memory, now that model and optimizers are where they train."""
         assert self.arrangement is not None  # noqa: S101 - Lightning has asked for its data
         assert self.sampler is not None  # noqa: S101 - as above
+        _go_back_to_a_step(trainer.fit_loop.epoch_loop.batch_progress, self.sampler.passes)
         if trainer.ckpt_path is None:  # else the rates in the checkpoint are the plan's already
             schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
             scale_rates(trainer.optimizers, schedulers, self.arrangement.rate)
@@ -238,8 +247,11 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """A batch is at hand: what it weighs, and when it began."""
-        del trainer, pl_module, batch, batch_idx
+        del pl_module, batch, batch_idx
         assert self.sampler is not None  # noqa: S101 - it made the batch
+        counts = trainer.fit_loop.epoch_loop.batch_progress.current
+        before = counts.processed
+        self._done = lambda: bool(counts.processed > before)
         self._index += 1
         self._part = self.sampler.part(self._index)
         if self._follower is not None:
@@ -271,8 +283,8 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
 
     @property
     def trained(self) -> int:
-        """Batches of the pass at hand that were trained on."""
-        return self._index + 1
+        """Batches of the pass at hand that were trained on; not one that an error broke off."""
+        return 0 if self._index < 0 else self._index + self._done()
 
     def state_dict(self) -> dict[str, Any]:
         """What an automatic plan came to, so that a resumed run keeps its batch."""
@@ -320,6 +332,18 @@ class _Feed:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on there."""
         self._sampler.load_state_dict(state)
+
+
+def _go_back_to_a_step(progress: Any, passes: int) -> None:
+    """Put Lightning's counts to the start of the step in which a checkpoint was written.
+
+    Of an epoch that has ended they are whole steps. Gradients that were accumulated by then are
+    lost, and the sampler begins with that step again.
+    """
+    half = progress.current.processed % passes
+    for counts in (progress.current, progress.total):
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(counts, name, getattr(counts, name) - half)
 
 
 def _refuse_options(trainer: Any, *, planned: bool) -> None:
