@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 import time
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn.parallel import DataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchwright as bw
-from batchwright.errors import ArgumentError, DataError, JobError
+from batchwright.errors import ArgumentError, DataError, Interrupted, JobError
 
 QUICK = {"probe": {"budget": 1}, "epochs": 2}
 
@@ -168,3 +169,21 @@ def test_a_step_that_does_not_fit_is_refused_in_a_line(how, error, words):
     with pytest.raises(error, match=words) as told:
         bw.probe(**{"samples": 100, **how})
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(("times", "ends"), [(1, Interrupted), (2, KeyboardInterrupt)])
+def test_a_stop_signal_waits_for_the_step_and_a_second_one_does_not(times, ends):
+    layer = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step(inputs):
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        optimizer.zero_grad()
+        layer(inputs).sum().backward()
+        optimizer.step()
+
+    former = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ends):
+        bw.probe(step=step, batch=lambda size: torch.ones(size, 4), samples=100)
+    assert signal.getsignal(signal.SIGINT) is former

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from batchwright.distributed.exit_reports import forget_reports
 from batchwright.distributed.processes import STOP_SIGNALS
@@ -116,24 +117,34 @@ class Supervisor(ABC):
 
 
 @contextmanager
-def noting_signals() -> Iterator[list[int]]:
+def noting_signals(*, once: bool = False) -> Iterator[list[int]]:
     """Inside, stop signals are noted in the list instead of ending this process.
 
     Outside the main thread nothing is noted: there the caller handles signals.
+
+    Args:
+        once: Whether a second signal does what it does outside.
     """
     noted: list[int] = []
+    former: dict[int, Any] = {}
+
+    def put_back() -> None:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
     def note(number: int, frame: FrameType | None) -> None:
         del frame
         noted.append(number)
+        if once:
+            put_back()
 
     try:
-        former = {number: signal.signal(number, note) for number in STOP_SIGNALS}
+        for number in STOP_SIGNALS:
+            former[number] = signal.signal(number, note)
     except ValueError:  # not the main thread
         yield noted
         return
     try:
         yield noted
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        put_back()

@@ -391,7 +391,8 @@ def probe_step(
     with ExitStack() as stack:
         stack.enter_context(put_aside())
         # A handler of the program's own might exchange something, as Lightning's does for SIGTERM.
-        noted = stack.enter_context(noting_signals())
+        # The signal waits for the command at hand; a second one ends a step that hangs.
+        noted = stack.enter_context(noting_signals(once=True))
         own = OwnStep(step, batch, loader, samples, Job().timeout, noted)
         stack.callback(own.group.close)
         stack.callback(own.bench.found.put_back, whole=True)
