@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -303,7 +302,9 @@ def store(monkeypatch):
     made = Store()
     monkeypatch.setattr(gathering, "_met", lambda *_: made)
     monkeypatch.setattr(gathering, "PrefixStore", lambda _, store: store)
-    present = SimpleNamespace(close=lambda: None, misses_one=lambda: False)
+    present = SimpleNamespace(
+        close=lambda: None, misses_one=lambda **_: False, say_failed=lambda: None
+    )
     monkeypatch.setattr(gathering, "RollCall", lambda *_, **__: present)
     return made
 
@@ -922,8 +923,7 @@ def test_the_others_end_when_one_is_killed(start, tmp_path, killed):
     codes, told = started.end()
     assert codes[killed] == -signal.SIGKILL
     assert codes[1 - killed] in (1, 2), told
-    # One that was killed before it had come to the start is not missed by its silence.
-    assert re.search("lost contact with|did not come to the start", errors(told)[0])
+    assert "lost contact with" in errors(told)[0]
     assert "Traceback" not in told[1 - killed][1]
 
 
@@ -949,6 +949,25 @@ def test_what_fails_on_another_host_is_told_with_its_name(start, tmp_path):
     assert f"worker 1 ({socket.gethostname()}): " in line
     assert "a key of the user's" in line
     assert "Traceback" not in told[0][1]
+
+
+@pytest.mark.slow
+def test_what_keeps_another_host_from_its_exchanges_is_told_with_its_name(start, tmp_path):
+    """As a GPU without room for the network: nobody waits until the time of a meeting is up."""
+    (tmp_path / "failing.py").write_text(
+        "import os\n"
+        "from batchwright.workload.networks import resnet8\n"
+        "def network(**keys):\n"
+        "    if os.environ.get('RANK') == '1' and os.path.exists('a/plan.json'):\n"
+        "        raise RuntimeError('no room')\n"
+        "    return resnet8(**keys)\n"
+    )
+    words = ("run", *JOB, "network=failing:network", "timeout=3600", "--out", "a")
+    codes, told = start(*words).end()
+    assert all(codes), told
+    (line,) = errors(told)
+    assert f"worker 1 ({socket.gethostname()}): " in line
+    assert "no room" in line
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public all the same
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from batchwright.distributed.heartbeat import BEAT_SECONDS, RollCall
 from batchwright.distributed.processes import STORE_SOCKET
 from batchwright.errors import LostWorkerError
 from batchwright.workload.host import collective_interface
@@ -46,7 +47,7 @@ def meet(rank: int, size: int, timeout: float) -> Store:
     """A store with which nobody but the ``size`` workers of this start has anything to do.
 
     Raises:
-        LostWorkerError: Some did not come in time.
+        LostWorkerError: Some did not come in time, or are missed by the current `RollCall`.
         RuntimeError: The store cannot be reached.
     """
     if rank == 0:
@@ -90,9 +91,10 @@ def _lead(store: Store, size: int, timeout: float) -> int:
     number: int = store.add("count", 1)
     store.set("current", str(number))
     missing = set(range(1, size))
-    end = time.monotonic() + timeout
+    end, look = time.monotonic() + timeout, 0.0
     while missing := {r for r in missing if not store.check([f"{number}/signed/{r}"])}:
         _refuse_late(end, timeout, sorted(missing))
+        look = _refuse_lost(look)
         time.sleep(_POLL_SECONDS)
     signatures = [store.get(f"{number}/signed/{r}").decode() for r in range(1, size)]
     store.set(f"{number}/closed", json.dumps(["", *signatures]))
@@ -106,7 +108,7 @@ def _follow(store: Store, rank: int, size: int, timeout: float) -> int:
     with a signature of another.
     """
     own, signed = os.urandom(8).hex(), ""
-    end = time.monotonic() + timeout
+    end, look = time.monotonic() + timeout, 0.0
     while True:
         if store.check(["current"]):
             number = store.get("current").decode()
@@ -118,6 +120,7 @@ def _follow(store: Store, rank: int, size: int, timeout: float) -> int:
                 if signatures[rank : rank + 1] == [own]:
                     return int(number)
         _refuse_late(end, timeout, _missing(store, signed, size))
+        look = _refuse_lost(look)
         time.sleep(_POLL_SECONDS)
 
 
@@ -141,6 +144,15 @@ def _refuse_late(end: float, timeout: float, missing: Sequence[int]) -> None:
     raise LostWorkerError(
         f"worker {who} did not come to the start within {round(timeout, 1):g} s{hint}"
     )
+
+
+def _refuse_lost(look: float) -> float:
+    """Once it is time to, look whether all live, where that is known; returns when to look next."""
+    if time.monotonic() < look:
+        return look
+    if RollCall.current is not None and RollCall.current.misses_one():
+        raise LostWorkerError(RollCall.current.loss())
+    return time.monotonic() + BEAT_SECONDS
 
 
 # ------------------------------------------------------------------------------ network interface

@@ -214,9 +214,10 @@ class Gathering:
             yield
         except LostWorkerError:
             limit = time.monotonic() + _LAST_SECONDS
-            while self.started.size > 1 and time.monotonic() < limit:
+            while self._roll_call is not None and time.monotonic() < limit:
+                silent = self._roll_call.all_ended()
                 self._raise_failed(secondary=False)
-                if self._has("failed"):  # they only say the same of others
+                if silent or self._has("failed"):  # they only say the same of others
                     break
                 time.sleep(_POLL_SECONDS)
             raise
@@ -265,6 +266,9 @@ class Gathering:
         with suppress(LostWorkerError):  # of the store
             self._tell(f"failed/{self.started.rank}", json.dumps(failed))
             self._tell("failed", "")
+            if self._roll_call is not None:  # or others wait for this one until their time is up
+                with self._explaining_silence():
+                    self._roll_call.say_failed()
             while time.monotonic() < limit:
                 if self._has(f"order/{self._orders + 1}"):
                     self._orders += 1
@@ -337,13 +341,10 @@ class Gathering:
                     raise Interrupted(stops[0], f"stopped by signal {stops[0]}")
             if time.monotonic() > look:
                 look = time.monotonic() + BEAT_SECONDS
-                if self._roll_call is not None and self._roll_call.misses_one():
+                if self._roll_call is not None and self._roll_call.misses_one(failed=False):
                     if self.started.rank and self._has(left[0]):
                         return  # worker 0 has said its last word, and is gone
-                    raise LostWorkerError(
-                        "lost contact with another worker: "
-                        + (self._roll_call.inquire() or "one fell silent")
-                    )
+                    raise LostWorkerError(self._roll_call.loss())
             time.sleep(_POLL_SECONDS)
 
     def _raise_failed(self, *, secondary: bool) -> None:
