@@ -23,6 +23,7 @@ from typer.main import get_command
 import batchwright
 import forked
 from batchwright.cli.commands import app
+from batchwright.distributed import rendezvous
 from batchwright.distributed.heartbeat import presence
 from batchwright.distributed.joining import environments, gathering
 from batchwright.distributed.joining.environments import (
@@ -348,6 +349,36 @@ def test_what_torch_is_to_know_is_set_before_it_is_loaded(role):
         f"together.{role}(None, *{['', ''] if role == 'lead' else ['']})\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+HOLDING = """
+import socket, sys
+with socket.create_server(("", 0)) as held:
+    print(held.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_port_that_another_program_holds_is_told_by_our_line_alone(monkeypatch, capfd):
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # `adopt` adds to it
+    held = [sys.executable, "-c", HOLDING]
+    with subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        port = int(other.stdout.readline())
+        here = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        first = found({**TORCHRUN, **here, "RANK": "0", "LOCAL_RANK": "0"})
+        environments.adopt(first)
+        said = rf"^worker 0 \(.*\) cannot meet the others at localhost:{port} \(.*in use\): name"
+        with pytest.raises(BatchwrightError, match=said):
+            Gathering(first, versions={}, words="run")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_process_may_hold_two_stores_at_its_port(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    one, other = (rendezvous._connect(60, serve=True) for _ in range(2))
+    one.set("said", "here")
+    assert other.get("said") == b"here"
 
 
 def test_who_waits_says_so(monkeypatch, capfd):

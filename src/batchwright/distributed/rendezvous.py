@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import struct
 import sys
 import time
@@ -66,9 +67,12 @@ def meet(rank: int, size: int, timeout: float) -> Store:
 
 def _connect(timeout: float, *, serve: bool = False) -> Store:
     inherited = os.environ.pop(STORE_SOCKET, None) if serve else None
+    port = int(os.environ["MASTER_PORT"])
+    if serve and inherited is None:
+        _refuse_taken(port)
     store: Store = TCPStore(
         os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
+        port,
         is_master=serve,
         timeout=timedelta(seconds=max(1.0, timeout)),
         wait_for_workers=False,
@@ -76,6 +80,40 @@ def _connect(timeout: float, *, serve: bool = False) -> Store:
         master_listen_fd=None if inherited is None else int(inherited),
     )
     return store
+
+
+def _refuse_taken(port: int) -> None:
+    """Refuse a port at which another program listens: PyTorch would print lines of its own.
+
+    Stores of this very process share one.
+
+    Raises:
+        RuntimeError: As PyTorch's store raises.
+    """
+    if any(_listens(int(one.name), port) for one in Path("/dev/fd").iterdir()):
+        return
+    problem = ""
+    for family in (socket.AF_INET6, socket.AF_INET):  # one is enough, as for the store
+        try:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", port))
+                return
+        except OSError as error:
+            problem = error.strerror or str(error)
+    raise RuntimeError(problem)
+
+
+def _listens(number: int, port: int) -> bool:
+    """Whether the file with this number is a socket that listens at a port."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            return False
+        with socket.socket(fileno=os.dup(number)) as one:
+            listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            return bool(listens) and one.getsockname()[1:2] == (port,)
+    except OSError:  # closed meanwhile
+        return False
 
 
 def _starts(store: Store) -> Store:
