@@ -322,6 +322,32 @@ def test_a_worker_that_is_lost_between_the_meeting_and_its_first_word_is_named(s
         joining(1)
 
 
+@pytest.mark.parametrize("seconds", [1, 10], ids=["the same", "a second one"])
+def test_a_signal_that_comes_after_anothers_may_be_a_second_one(store, monkeypatch, seconds):
+    """A launcher that signals all takes some time for it."""
+    now = [0.0]
+    told = [asdict(member(rank)) for rank in range(2)]
+    store.set("members", json.dumps([told, "", time.time()]))
+    with joining(1) as joined:
+        monkeypatch.setattr(gathering, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        store.set("stop/1", "15")
+        assert joined.stops() == [15]
+        now[0], joined.noted = seconds, [2]
+        assert joined.stops() == ([15] if seconds < gathering._STOP_SECONDS else [15, 2])
+        joined.noted = [2, 2]
+        assert joined.stops() == [15, 2]
+
+
+def test_a_second_signal_counts_without_the_store(store):
+    told = [asdict(member(rank)) for rank in range(2)]
+    store.set("members", json.dumps([told, "", time.time()]))
+    with joining(1) as joined:
+        store.set("stop/1", "15")
+        assert joined.stops() == [15]
+        store.gone, joined.noted = True, [15, 2]
+        assert joined.stops() == joined.stops() == [15, 2]
+
+
 def test_a_store_that_goes_while_a_worker_is_busy_is_told_in_a_line(store):
     told = [asdict(member(rank)) for rank in range(2)]
     store.set("members", json.dumps([told, "", time.time()]))
@@ -631,7 +657,7 @@ class Held(torch.nn.Module):
 
     def forward(self, images):
         if self.training:
-            time.sleep(0.1)  # a run takes minutes, at whatever speed a host computes
+            time.sleep(SECONDS)  # a run takes minutes, at whatever speed a host computes
         return self.inner(images)
 
 def network(**keys):
@@ -639,12 +665,12 @@ def network(**keys):
 """
 
 
-def held_sweep(start, tmp_path, *, waits=()):
+def held_sweep(start, tmp_path, *, waits=(), seconds=0.1):
     """A sweep of two runs in two processes that takes minutes, once both runs train.
 
     Those that wait have a run that ends at once, by a tracker that nobody knows.
     """
-    (tmp_path / "held.py").write_text(HELD)
+    (tmp_path / "held.py").write_text(HELD.replace("SECONDS", str(seconds)))
 
     paths = os.pathsep.join([str(tmp_path), *sys.path])
 
@@ -686,6 +712,64 @@ def test_a_stop_signal_to_any_ends_a_shared_sweep_with_one_line(start, tmp_path,
     assert len([*cells.glob("*/checkpoints/last.pt")]) == 2  # as a process by itself leaves them
     swept = read_record(tmp_path / "s" / "sweep.json", Sweep)
     assert [one.state for one in swept.cells] == ["stopped", "stopped"]
+
+
+@pytest.mark.slow
+def test_a_second_signal_to_another_process_ends_a_shared_sweep_at_once(start, tmp_path):
+    """One that comes shortly after the first may be the same, from a launcher that signals all."""
+    started = held_sweep(start, tmp_path, seconds=60)  # a checkpoint is written after a step
+    started.processes[0].send_signal(signal.SIGTERM)
+    time.sleep(gathering._STOP_SECONDS + 2)
+    started.processes[1].send_signal(signal.SIGINT)
+    codes, told = started.end()
+    assert codes == [128 + signal.SIGTERM] * 2, told
+    (line,) = errors(told)
+    assert "stopped by signal 15 with 2 runs to go; continue with `batchwright sweep" in line
+    assert not [*(tmp_path / "s" / "cells").glob("*/checkpoints/last.pt")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["find_everywhere", "tell"])
+def test_a_stop_while_no_run_of_a_sweep_trains_says_what_goes_on(start, tmp_path, place):
+    """As worker 0 plans, and as it draws figures."""
+    (tmp_path / "signalled.py").write_text(
+        "import os, signal\n"
+        "from batchwright.__main__ import entry\n"
+        "from batchwright.workflows.sweep import verb\n"
+        "verb._run = lambda *_: 0\n"
+        f"verb.{place} = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "entry()\n"
+    )
+    words = ("sweep", *JOB, "precision=float32", "--grid", "learning_rate=0.05,0.1", "--out", "s")
+    codes, told = start(*words, program=str(tmp_path / "signalled.py")).end()
+    assert codes == [128 + signal.SIGTERM] * 2, told
+    said = "error: stopped by signal 15; continue with `batchwright sweep --resume --out s`"
+    assert errors(told) == [said]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verb", "more", "begun"),
+    [
+        ("sweep", ("--grid", "learning_rate=0.05,0.1"), "logs/probe-*"),
+        ("run", (), "job.yaml"),
+    ],
+    ids=["sweep", "run"],
+)
+def test_a_stop_signal_to_another_ends_what_worker_0_measures(start, tmp_path, verb, more, begun):
+    words = (verb, *JOB[:2], "probe.budget=600", "probe.error=0.001", "probe.learning=0", *more)
+    started = start(*words, "--out", "a")
+    end = time.monotonic() + 300
+    while not [*(tmp_path / "a").glob(begun)]:
+        assert time.monotonic() < end, started.end()
+        assert started.processes[0].poll() is None, started.end()
+        time.sleep(0.05)
+    time.sleep(3.0)  # most likely its workers measure by now; if not, all must be as it is then
+    started.processes[1].send_signal(signal.SIGTERM)
+    codes, told = started.end()
+    assert codes == [128 + signal.SIGTERM] * 2, told
+    (line,) = errors(told)
+    assert f"stopped by signal 15; continue with `batchwright {verb} --resume --out a`" in line
 
 
 @pytest.mark.slow

@@ -93,7 +93,8 @@ def main() -> None:
         _tell(number)
         sys.exit(128 + number)
     except SystemExit as end:
-        if not (stopped and end.code):
+        said = getattr(end.__context__, "signal_number", 0)  # with what goes on from there
+        if not (stopped and end.code) or said:
             raise
         _tell(stopped)  # the commands' own parser says nothing of it
         sys.exit(128 + stopped)
