@@ -107,6 +107,15 @@ def test_nobody_is_named_when_all_failed_alike(roll_calls):
     assert found == ["", "", ""]
 
 
+def test_a_roll_call_gives_way_to_the_one_before(roll_calls):
+    """Of a group within a command of several processes, which watch each other besides."""
+    assert RollCall.current is roll_calls[2]
+    roll_calls[1].close()
+    assert RollCall.current is roll_calls[2]
+    roll_calls[2].close()
+    assert RollCall.current is roll_calls[0]
+
+
 WORKER = """
 import os, signal, sys, time
 import torch
@@ -223,6 +232,16 @@ def test_those_who_do_not_come_are_named_and_spoil_no_later_start(agent_store):
         (0, 1), "worker 2 did not come to the start within 2 s"
     )
     assert len(set(start([1, 0], 2).values())) == 1
+
+
+@pytest.mark.parametrize("ranks", [[0], [1]], ids=["worker 0", "another"])
+def test_who_meets_does_not_wait_for_a_worker_that_is_known_to_be_gone(
+    agent_store, roll_calls, ranks
+):
+    roll_calls[2].close()
+    roll_calls[1].close()
+    said = "lost contact with another worker: worker 1 (node1/cpu:0) left the run, worker 2 "
+    assert start(ranks, 3)[ranks[0]].startswith(said)
 
 
 def test_on_one_host_gloo_uses_the_loopback_interface(monkeypatch):

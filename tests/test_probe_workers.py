@@ -184,7 +184,7 @@ def test_a_worker_that_is_killed_as_it_starts_is_told(apart, monkeypatch):
 
     monkeypatch.setattr("batchwright.distributed.fork_server.start", start)
     said = rf"one of 2 workers .*out of memory\?\): .*fewer workers; logs are in {apart}$"
-    with pytest.raises(WorkerError, match=said), Workers(job_of(), apart, [1, 2], []):
+    with pytest.raises(WorkerError, match=said), Workers(job_of(), apart, [1, 2], list):
         pass
 
 
@@ -253,7 +253,7 @@ def test_a_trial_ends_with_a_worker_that_is_killed_and_another_may_follow(folder
     monkeypatch.setenv("DEADLY_BATCH", "32")
     prepare = commands.Prepare(workers=2, precision="float32")
     plain = {"workers": 2, "resolution": 8, "optimizer": "sgd", "samples": 200, "held_out": 100}
-    with Workers(job_of(network="probed_networks:Deadly"), folder, [1, 2], []) as workers:
+    with Workers(job_of(network="probed_networks:Deadly"), folder, [1, 2], list) as workers:
         workers.ask(prepare, commands.Prepared)
         with pytest.raises(Killed):
             workers.ask(
@@ -273,7 +273,7 @@ def test_a_long_trial_tells_how_far_it_is_and_is_waited_for(folder, monkeypatch)
     heard = []
     plain = {"workers": 2, "resolution": 8, "optimizer": "sgd", "samples": 2000, "held_out": 100}
     trial = commands.RunTrial(global_batch_size=40, micro_batch=64, **plain)
-    with Workers(job_of(network="probed_networks:Slow"), folder, [2], []) as workers:
+    with Workers(job_of(network="probed_networks:Slow"), folder, [2], list) as workers:
         workers.ask(commands.Prepare(workers=2, precision="float32"), commands.Prepared)
         run = workers.ask(trial, commands.TrialRun, heard.append)
         assert run.trial is not None

@@ -14,7 +14,7 @@ import torch
 import batchwright as bw
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.planning.planner import plan_without_profile
-from batchwright.records import Job, Plan, RunSummary
+from batchwright.records import Job, Plan, RunSummary, Sweep
 from batchwright.records.agent_rules import not_allowed
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.run_folder import write_inputs
@@ -376,6 +376,51 @@ def test_a_job_that_somebody_submits_by_hand_is_queued_again_and_goes_on(
     assert read_record(tmp_path / "run" / "summary.json", RunSummary).resumed == 1, said
     for name, value in weights(undisturbed[2] / "run").items():
         assert torch.equal(value, weights(tmp_path / "run")[name]), name
+
+
+HELD = """
+import os, time
+from batchwright.workload.networks import resnet8
+
+def wait(module, given):
+    if module.training and not os.path.exists("go"):
+        time.sleep(0.5)  # a run takes minutes
+
+def network(**keys):
+    made = resnet8(**keys)
+    made.register_forward_pre_hook(wait)
+    return made
+"""
+SWEPT = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --requeue --open-mode=append --output=log
+trap : TERM
+srun --kill-on-bad-exit=0 --wait=0 {} -m batchwright sweep {} --out s
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_job_is_queued_again_goes_on(slurm: Slurm, tmp_path):
+    """As Slurm does for a job of higher priority: TERM to all, and KILL soon."""
+    (tmp_path / "held.py").write_text(HELD, "utf-8")
+    words = (
+        "data=digits network=held:network global_batch=128 precision=float32 epochs=30 "
+        "checkpoint_seconds=1000 --grid learning_rate=0.05,0.1 --seeds 1"
+    )
+    (tmp_path / "sweep.sbatch").write_text(SWEPT.format(sys.executable, words), "utf-8")
+    at = f"--chdir={tmp_path}"
+    number = slurm.ask("sbatch", "--parsable", at, str(tmp_path / "sweep.sbatch")).strip()
+    cells = tmp_path / "s" / "cells"
+    until(lambda: len([*cells.glob("*/metrics.jsonl")]) == 2, "two runs")
+    slurm.ask("scontrol", "requeue", number)
+    slurm.start_again_at_once(number)
+    (tmp_path / "go").touch()
+    until(lambda: not slurm.ask("squeue", "-h", "--states=pending,running,completing"), "its end")
+    said = (tmp_path / "log").read_text("utf-8")
+    assert "stopped by signal 15 with 2 runs to go; continue with `batchwright sweep" in said
+    swept = read_record(tmp_path / "s" / "sweep.json", Sweep)
+    assert [one.state for one in swept.cells] == ["done", "done"], said
+    for cell in cells.iterdir():
+        assert read_record(cell / "summary.json", RunSummary).resumed == 1
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

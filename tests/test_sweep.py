@@ -8,14 +8,17 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import batchwright as bw
 from batchwright.distributed.exit_reports import error_of
+from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.supervisor import noting_signals
-from batchwright.errors import FileError, Interrupted, JobError, PlanError
+from batchwright.errors import FileError, Interrupted, JobError, LostWorkerError, PlanError
 from batchwright.probing.commands import Compared
 from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
 from batchwright.records.documents import read_record, write_record
@@ -469,6 +472,59 @@ def test_a_stopped_sweep_says_the_whole_command_that_goes_on(job, grid, words):
     with pytest.raises(Interrupted) as stopped, telling_how_to_resume(command):
         raise Interrupted(15, "stopped")
     assert str(stopped.value) == f"stopped; continue with `{command}`"
+
+
+def test_a_signal_that_unwinds_says_what_goes_on_and_a_programs_own_stays():
+    with (
+        pytest.raises(Interrupted, match=r"^stopped by signal 15; continue with `go on`") as stop,
+        telling_how_to_resume("go on"),
+    ):
+        raise KeyboardInterrupt(15)
+    assert stop.value.exit_code == 143
+    with pytest.raises(KeyboardInterrupt, match=r"^$"), telling_how_to_resume("go on"):
+        raise KeyboardInterrupt
+    lost = LostWorkerError("gone")
+    with pytest.raises(LostWorkerError, match=r"^gone$"), telling_how_to_resume("go on"):
+        raise lost
+    with (
+        pytest.raises(LostWorkerError, match=r"^gone; continue with `go on`$"),
+        telling_how_to_resume("go on", LostWorkerError),
+    ):
+        raise lost
+
+
+@pytest.mark.parametrize("stops", [[], [15]], ids=["by itself", "during a stop"])
+def test_what_a_lost_process_has_run_is_in_the_record(tmp_path, monkeypatch, stops):
+    def answers(number, patience):
+        raise LostWorkerError("gone")
+
+    monkeypatch.setattr(Gathering, "current", SimpleNamespace(answers=answers))
+    _, found = cells(Job(global_batch=64), learning_rate="0.1,0.2")
+    for cell, summary in zip(found[:2], (True, False), strict=True):
+        run_folder_of(tmp_path, cell).mkdir(parents=True)
+        if summary:
+            (run_folder_of(tmp_path, cell) / "summary.json").touch()
+    seen = {}
+    watcher = Watcher(None, None, ended=lambda name, state, _: seen.update({name: state}))
+    with pytest.raises(LostWorkerError) if not stops else nullcontext():
+        sharing.take_down(1, tmp_path, found, watcher, lambda: stops)
+    assert seen == {found[0].name: "done", found[1].name: "stopped"}
+
+
+def test_more_workers_than_a_process_of_a_launcher_has_cores_are_told(monkeypatch, capsys):
+    plan = make_plan()
+    monkeypatch.setattr(verb, "width_of", lambda _: 5)
+    monkeypatch.setattr(verb, "own_machine", lambda _: Machine(2))
+    verb._tell_crowding([plan])
+    assert not capsys.readouterr().err  # a sweep in one process may do so without a word
+    started = SimpleNamespace(by="torchrun", size=2)
+    monkeypatch.setattr(verb, "joined", lambda: started)
+    verb._tell_crowding([plan])
+    said = "workers=5: a run starts 5 processes of its own, and each of the 2 that torchrun has"
+    assert capsys.readouterr().err.startswith(f"warning: {said} started has 2 cores for them")
+    monkeypatch.setattr(verb, "own_machine", lambda _: Machine(5))
+    verb._tell_crowding([plan])
+    assert not capsys.readouterr().err
 
 
 def test_two_sweeps_do_not_share_a_folder(place, instantly):

@@ -57,7 +57,7 @@ class RollCall:
         patience: Seconds without a beat, after which `misses_one` misses a worker.
 
     Attributes:
-        current: The one that this process beats for, if any.
+        current: The one that this process beats for, if any; once it is closed, the one before it.
         exchanging: Whether the worker is in an exchange now; for `naming_the_lost` to set.
     """
 
@@ -81,6 +81,7 @@ class RollCall:
         self._exchanged_at = time.monotonic()
         self._exchanging = False
         self._ending = threading.Event()
+        self._former = RollCall.current
         self._beat()
         self._thread = threading.Thread(target=self._beat_on, name="roll-call", daemon=True)
         self._thread.start()
@@ -100,29 +101,45 @@ class RollCall:
     def close(self) -> None:
         """Leave word that this worker has gone of its own accord, and beat no longer."""
         atexit.unregister(self.close)
-        if RollCall.current is self:
-            RollCall.current = None
         if self._ending.is_set():
             return
         self._ending.set()
+        while RollCall.current is not None and RollCall.current._ending.is_set():
+            RollCall.current = RollCall.current._former
         self._thread.join(timeout=1.0)
         if not self._failed and not self._thread.is_alive():
             _asked(lambda: self._store.set(f"word/{self._rank}", "left"), seconds=1.0)
 
-    def misses_one(self) -> bool:
-        """Whether an exchange in progress is in vain: a worker is gone or silent, or said so.
+    def misses_one(self, *, failed: bool = True) -> bool:
+        """Whether an exchange in progress is in vain: a worker is gone or silent, or has failed.
 
         Nobody is asked anything; to be called every now and then, since silence takes two looks,
         `patience` apart.
+
+        Args:
+            failed: Whether one that has only said that it failed is missed, too.
         """
-        return _asked(self._misses_one, seconds=_ANSWER_SECONDS) is not False
+        said = ("left", "failed") if failed else ("left",)
+        return _asked(lambda: self._misses_one(said), seconds=_ANSWER_SECONDS) is not False
+
+    def say_failed(self) -> None:
+        """Leave word that this worker has failed: it comes to no exchange any more."""
+        self._failed = True
+        self._store.set(f"word/{self._rank}", "failed")
+
+    def loss(self) -> str:
+        """Once `misses_one` has said so: who is missed, as the message of a `LostWorkerError`."""
+        return "lost contact with another worker: " + (self.inquire() or "one fell silent")
+
+    def all_ended(self) -> bool:
+        """Whether all others have ended on this machine, so that none has more to say."""
+        return all(self._has_ended(r) for r in range(len(self._present)) if r != self._rank)
 
     def inquire(self) -> str:
         """After a failed exchange: which workers are lost, as one sentence; empty if all answer.
 
         Takes `MISSED_BEATS` beats at most, less where a worker has plainly ended.
         """
-        self._failed = True
         outcome = _asked(self._inquire, seconds=_ANSWER_SECONDS)
         if isinstance(outcome, str):
             return outcome
@@ -151,12 +168,12 @@ class RollCall:
 
     # ------------------------------------------------------------------------------------- looking
 
-    def _misses_one(self) -> bool:
+    def _misses_one(self, said: Sequence[str]) -> bool:
         now = time.monotonic()
         for rank in range(len(self._present)):
             if rank == self._rank:
                 continue
-            if self._read(f"word/{rank}") is not None or self._has_ended(rank):
+            if self._read(f"word/{rank}") in said or self._has_ended(rank):
                 return True
             beat = self._read(f"beat/{rank}")
             known, since = self._seen.get(rank, (None, now))
@@ -166,7 +183,7 @@ class RollCall:
         return False
 
     def _inquire(self) -> str:
-        self._store.set(f"word/{self._rank}", "failed")
+        self.say_failed()
         others = [rank for rank in range(len(self._present)) if rank != self._rank]
         lost, sentence = self._look(others)
         self._store.set(f"done/{self._rank}", "")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import struct
 import sys
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public all the same
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from batchwright.distributed.heartbeat import BEAT_SECONDS, RollCall
 from batchwright.distributed.processes import STORE_SOCKET
 from batchwright.errors import LostWorkerError
 from batchwright.workload.host import collective_interface
@@ -46,7 +48,7 @@ def meet(rank: int, size: int, timeout: float) -> Store:
     """A store with which nobody but the ``size`` workers of this start has anything to do.
 
     Raises:
-        LostWorkerError: Some did not come in time.
+        LostWorkerError: Some did not come in time, or are missed by the current `RollCall`.
         RuntimeError: The store cannot be reached.
     """
     if rank == 0:
@@ -65,9 +67,12 @@ def meet(rank: int, size: int, timeout: float) -> Store:
 
 def _connect(timeout: float, *, serve: bool = False) -> Store:
     inherited = os.environ.pop(STORE_SOCKET, None) if serve else None
+    port = int(os.environ["MASTER_PORT"])
+    if serve and inherited is None:
+        _refuse_taken(port)
     store: Store = TCPStore(
         os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
+        port,
         is_master=serve,
         timeout=timedelta(seconds=max(1.0, timeout)),
         wait_for_workers=False,
@@ -75,6 +80,40 @@ def _connect(timeout: float, *, serve: bool = False) -> Store:
         master_listen_fd=None if inherited is None else int(inherited),
     )
     return store
+
+
+def _refuse_taken(port: int) -> None:
+    """Refuse a port at which another program listens: PyTorch would print lines of its own.
+
+    Stores of this very process share one.
+
+    Raises:
+        RuntimeError: As PyTorch's store raises.
+    """
+    if any(_listens(int(one.name), port) for one in Path("/dev/fd").iterdir()):
+        return
+    problem = ""
+    for family in (socket.AF_INET6, socket.AF_INET):  # one is enough, as for the store
+        try:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", port))
+                return
+        except OSError as error:
+            problem = error.strerror or str(error)
+    raise RuntimeError(problem)
+
+
+def _listens(number: int, port: int) -> bool:
+    """Whether the file with this number is a socket that listens at a port."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            return False
+        with socket.socket(fileno=os.dup(number)) as one:
+            listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            return bool(listens) and one.getsockname()[1:2] == (port,)
+    except OSError:  # closed meanwhile
+        return False
 
 
 def _starts(store: Store) -> Store:
@@ -90,9 +129,10 @@ def _lead(store: Store, size: int, timeout: float) -> int:
     number: int = store.add("count", 1)
     store.set("current", str(number))
     missing = set(range(1, size))
-    end = time.monotonic() + timeout
+    end, look = time.monotonic() + timeout, 0.0
     while missing := {r for r in missing if not store.check([f"{number}/signed/{r}"])}:
         _refuse_late(end, timeout, sorted(missing))
+        look = _refuse_lost(look)
         time.sleep(_POLL_SECONDS)
     signatures = [store.get(f"{number}/signed/{r}").decode() for r in range(1, size)]
     store.set(f"{number}/closed", json.dumps(["", *signatures]))
@@ -106,7 +146,7 @@ def _follow(store: Store, rank: int, size: int, timeout: float) -> int:
     with a signature of another.
     """
     own, signed = os.urandom(8).hex(), ""
-    end = time.monotonic() + timeout
+    end, look = time.monotonic() + timeout, 0.0
     while True:
         if store.check(["current"]):
             number = store.get("current").decode()
@@ -118,6 +158,7 @@ def _follow(store: Store, rank: int, size: int, timeout: float) -> int:
                 if signatures[rank : rank + 1] == [own]:
                     return int(number)
         _refuse_late(end, timeout, _missing(store, signed, size))
+        look = _refuse_lost(look)
         time.sleep(_POLL_SECONDS)
 
 
@@ -141,6 +182,15 @@ def _refuse_late(end: float, timeout: float, missing: Sequence[int]) -> None:
     raise LostWorkerError(
         f"worker {who} did not come to the start within {round(timeout, 1):g} s{hint}"
     )
+
+
+def _refuse_lost(look: float) -> float:
+    """Once it is time to, look whether all live, where that is known; returns when to look next."""
+    if time.monotonic() < look:
+        return look
+    if RollCall.current is not None and RollCall.current.misses_one():
+        raise LostWorkerError(RollCall.current.loss())
+    return time.monotonic() + BEAT_SECONDS
 
 
 # ------------------------------------------------------------------------------ network interface

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from batchwright.distributed.joining.gathering import Gathering
+from batchwright.distributed.joining.gathering import Gathering, stops_of_all
 from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.prediction.drift import LATER_VISITS
@@ -229,12 +229,14 @@ def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuri
             yield here
         return
     gathering = Gathering.current
-    if job.launcher.joins and gathering is not None:
-        with noting_signals() as noted, closing(Together(gathering, job, counts, noted)) as all_:
-            yield all_
-        return
-    with noting_signals() as noted, Workers(job, folder, counts, noted) as workers:
-        yield workers
+    with noting_signals() as noted:
+        stops = stops_of_all(noted)
+        if job.launcher.joins and gathering is not None:
+            with closing(Together(gathering, job, counts, stops)) as all_:
+                yield all_
+            return
+        with Workers(job, folder, counts, stops) as workers:
+            yield workers
 
 
 def _mixed(profile: Profile) -> str:

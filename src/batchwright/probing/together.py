@@ -94,7 +94,7 @@ class Together:
         gathering: The processes.
         job: What is measured.
         counts: Numbers of workers that commands may ask for.
-        noted: Stop signals received so far.
+        stops: The stop signals that came so far.
 
     Attributes:
         places: Of the workers, in rank order.
@@ -104,9 +104,13 @@ class Together:
     """
 
     def __init__(
-        self, gathering: Gathering, job: Job, counts: Sequence[int], noted: Sequence[int]
+        self,
+        gathering: Gathering,
+        job: Job,
+        counts: Sequence[int],
+        stops: Callable[[], Sequence[int]],
     ) -> None:
-        self._gathering, self._noted = gathering, noted
+        self._gathering, self._stops = gathering, stops
         if max(counts) > gathering.started.size:
             raise JobError(
                 f"workers={max(counts)} is to be measured, and {gathering.started.by} has started "
@@ -121,8 +125,8 @@ class Together:
         self, command: Command, answer: type[Answer], heard: Callable[[float], None] = ignored
     ) -> Answer:
         """As `workers.Measuring` says."""
-        if self._noted:
-            raise Interrupted(self._noted[0], f"stopped by signal {self._noted[0]}")
+        if stops := self._stops():
+            raise Interrupted(stops[0], f"stopped by signal {stops[0]}")
         self._gathering.order("command", text=command.model_dump_json(), workers=command.workers)
         with self._gathering.explaining():
             done = self._part.executor.carry_out(command, lambda told: heard(share_done(told)))

@@ -97,11 +97,13 @@ class Workers:
         job: What is measured.
         folder: Takes the job, logs and reports; private to this probe.
         counts: Numbers of workers that commands may ask for.
-        noted: Stop signals received so far; see `supervisor.noting_signals`.
+        stops: The stop signals that came so far.
     """
 
-    def __init__(self, job: Job, folder: Path, counts: Sequence[int], noted: list[int]) -> None:
-        self._job, self._folder, self._noted = job, folder, noted
+    def __init__(
+        self, job: Job, folder: Path, counts: Sequence[int], stops: Callable[[], Sequence[int]]
+    ) -> None:
+        self._job, self._folder, self._stops = job, folder, stops
         self._count = max(counts)
         self._children = Children(
             ["batchwright.probing.worker", str(folder), ",".join(map(str, counts))],
@@ -169,8 +171,8 @@ class Workers:
         """Rank 0's next line, while all workers live and no stop signal has come."""
         end = time.monotonic() + seconds
         while b"\n" not in self._unread:
-            if self._noted:
-                raise Interrupted(self._noted[0], f"stopped by signal {self._noted[0]}")
+            if stops := self._stops():
+                raise Interrupted(stops[0], f"stopped by signal {stops[0]}")
             if codes := self._children.exit_codes():
                 if -signal.SIGKILL not in codes.values():
                     self._children.wait(_END_SECONDS)

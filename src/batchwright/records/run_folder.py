@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from batchwright.errors import ArgumentError, BatchwrightError, FileError, Interrupted
+from batchwright.errors import ArgumentError, BatchwrightError, FileError, Interrupted, WorkerError
 from batchwright.records import (
     Check,
     Job,
@@ -107,12 +107,27 @@ def write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:
 
 
 @contextmanager
-def telling_how_to_resume(command: str) -> Iterator[None]:
-    """Add to the message of a stop that was asked for which command goes on from it."""
+def telling_how_to_resume(command: str, *errors: type[WorkerError]) -> Iterator[None]:
+    """Add to the message of a stop that was asked for which command goes on from it.
+
+    The command line's handler of signals unwinds by a `KeyboardInterrupt` with the signal's number;
+    that of a program without our handler, which has none, goes on as it is.
+
+    Args:
+        command: What goes on.
+        errors: Other ends from which it does.
+    """
     try:
         yield
-    except Interrupted as stop:
-        stop.args = (f"{stop}; continue with `{command}`",)
+    except KeyboardInterrupt as stop:
+        if not stop.args:
+            raise
+        number = stop.args[0]
+        said = f"stopped by signal {number}; continue with `{command}`"
+        raise Interrupted(number, said) from None
+    except BatchwrightError as stop:
+        if isinstance(stop, (Interrupted, *errors)):
+            stop.args = (f"{stop}; continue with `{command}`",)
         raise
 
 

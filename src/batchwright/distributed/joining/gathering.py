@@ -47,7 +47,7 @@ _SILENT_SECONDS = 60.0  # without a beat: a process that imports or opens a GPU 
 _TELL_SECONDS = 8.0  # longer than processes usually are apart
 _CLOCK_SECONDS = 30.0  # by which clocks may differ; a busy host may look at its own late
 _LAST_SECONDS = 10.0  # for the word that says why an exchange broke, and for all to take leave
-_STOP_SECONDS = 5.0  # for worker 0 to end its command by a stop signal that this one got, too
+_STOP_SECONDS = 5.0  # within which a launcher that signals all processes has signalled them
 _POLL_SECONDS = 0.02
 
 
@@ -109,6 +109,7 @@ class Gathering:
         self.noted: Sequence[int] = ()
         self._orders = 0
         self._stops: list[int] = []
+        self._heard = self._signalled = math.inf  # when the first stop was heard of, and came here
         self._may_ask = started.size > 1
         seconds = _meeting_seconds()
         own = Member(
@@ -147,23 +148,30 @@ class Gathering:
         """Stop signals, two at most, that came here or to another that tells its own by this.
 
         Whoever got one tells all, and worker 0, once it has heard of one, that it ends its command.
+        A launcher may signal all: what comes here shortly after another's is the same one.
         """
         if not self._may_ask:
-            return self._stops or self.noted
+            return max(self._stops, self.noted, key=len)
+        own = [*self.noted]
+        if own:
+            self._signalled = min(self._signalled, time.monotonic())
+            if self._signalled > self._heard + _STOP_SECONDS:
+                own.insert(0, self._stops[0])
         try:
             for nth in (1, 2):
                 if len(self._stops) >= nth:
                     continue
-                if len(self.noted) >= nth:
-                    self._tell(f"stop/{nth}", str(self.noted[nth - 1]))
+                if len(own) >= nth:
+                    self._tell(f"stop/{nth}", str(own[nth - 1]))
                 elif not self._has(f"stop/{nth}"):
                     break
                 self._stops.append(int(self._hear(f"stop/{nth}")))
+                self._heard = min(self._heard, time.monotonic())
                 if not self.started.rank:
                     self._tell("stopping", "")
         except LostWorkerError:  # of the store: what it was asked for says so, and does not wait
             self._may_ask = False
-        return self._stops or self.noted
+        return max(self._stops, self.noted, key=len)
 
     # ------------------------------------------------------------------------------ worker 0's part
 
@@ -214,9 +222,10 @@ class Gathering:
             yield
         except LostWorkerError:
             limit = time.monotonic() + _LAST_SECONDS
-            while self.started.size > 1 and time.monotonic() < limit:
+            while self._roll_call is not None and time.monotonic() < limit:
+                silent = self._roll_call.all_ended()
                 self._raise_failed(secondary=False)
-                if self._has("failed"):  # they only say the same of others
+                if silent or self._has("failed"):  # they only say the same of others
                     break
                 time.sleep(_POLL_SECONDS)
             raise
@@ -236,6 +245,8 @@ class Gathering:
         """
         while True:
             self._orders += 1
+            if self.noted:  # the next order may be there already, and many more to come
+                self.stops()
             try:
                 self._wait([f"order/{self._orders}"], _STOP_SECONDS)
             except Interrupted as stopped:  # this process alone
@@ -265,6 +276,9 @@ class Gathering:
         with suppress(LostWorkerError):  # of the store
             self._tell(f"failed/{self.started.rank}", json.dumps(failed))
             self._tell("failed", "")
+            if self._roll_call is not None:  # or others wait for this one until their time is up
+                with self._explaining_silence():
+                    self._roll_call.say_failed()
             while time.monotonic() < limit:
                 if self._has(f"order/{self._orders + 1}"):
                     self._orders += 1
@@ -337,13 +351,10 @@ class Gathering:
                     raise Interrupted(stops[0], f"stopped by signal {stops[0]}")
             if time.monotonic() > look:
                 look = time.monotonic() + BEAT_SECONDS
-                if self._roll_call is not None and self._roll_call.misses_one():
+                if self._roll_call is not None and self._roll_call.misses_one(failed=False):
                     if self.started.rank and self._has(left[0]):
                         return  # worker 0 has said its last word, and is gone
-                    raise LostWorkerError(
-                        "lost contact with another worker: "
-                        + (self._roll_call.inquire() or "one fell silent")
-                    )
+                    raise LostWorkerError(self._roll_call.loss())
             time.sleep(_POLL_SECONDS)
 
     def _raise_failed(self, *, secondary: bool) -> None:
@@ -394,6 +405,17 @@ class Gathering:
                 first = self.members[0] if known else "worker 0"
                 silent = f"lost contact with {first}, which led the command: {silent}"
             raise LostWorkerError(silent) from None
+
+
+def stops_of_all(noted: Sequence[int]) -> Callable[[], Sequence[int]]:
+    """The stop signals that count: those noted here, and those that came to other processes.
+
+    Which of them a scheduler signals is its own affair; a command ends as a whole.
+    """
+    if Gathering.current is None:
+        return lambda: noted
+    Gathering.current.noted = noted
+    return Gathering.current.stops
 
 
 def _error_of(code: int, said: str) -> BatchwrightError:

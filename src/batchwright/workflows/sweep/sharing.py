@@ -8,16 +8,23 @@ share, and records how the others' cells ended.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchwright.distributed.joining.environments import Started, joined
-from batchwright.errors import Interrupted, LostWorkerError
+from batchwright.errors import BatchwrightError, Interrupted, LostWorkerError
 from batchwright.records import Job, Plan
 from batchwright.records.documents import read_record
 from batchwright.workflows.sweep.grid import Cell
-from batchwright.workflows.sweep.runner import LAST_SECONDS, Runner, Watcher, plan_file_of
+from batchwright.workflows.sweep.runner import (
+    LAST_SECONDS,
+    Runner,
+    Watcher,
+    is_done,
+    plan_file_of,
+    run_folder_of,
+)
 from batchwright.workflows.sweep.slots import AtOnce, Machine, Slots, machine_for
 
 if TYPE_CHECKING:
@@ -96,20 +103,13 @@ def hand_out(folder: Path, todo: Share, widths: Sequence[int], most: AtOnce) -> 
     return number, todo[:: gathering.started.size]
 
 
-def stops_of_all(noted: Sequence[int]) -> Callable[[], Sequence[int]]:
-    """The stop signals that count: those noted here, and those that came to other processes.
-
-    Which of them a scheduler signals is its own affair; a sweep ends as a whole.
-    """
-    from batchwright.distributed.joining.gathering import Gathering
-
-    if Gathering.current is None:
-        return lambda: noted
-    Gathering.current.noted = noted
-    return Gathering.current.stops
-
-
-def take_down(number: int, watcher: Watcher, stops: Callable[[], Sequence[int]]) -> None:
+def take_down(
+    number: int,
+    folder: Path,
+    others: Iterable[Cell],
+    watcher: Watcher,
+    stops: Callable[[], Sequence[int]],
+) -> None:
     """Record how the others' cells ended, once they have, or have had time to stop."""
     from batchwright.distributed.joining.gathering import Gathering
 
@@ -117,8 +117,11 @@ def take_down(number: int, watcher: Watcher, stops: Callable[[], Sequence[int]])
         return
     try:
         answers = Gathering.current.answers(number, LAST_SECONDS)
-    except (Interrupted, LostWorkerError):
-        if stops():  # cells that have ended are found when the sweep is gone on with
+    except BatchwrightError as error:
+        for cell in others:  # whose own process will not tell any more
+            if run_folder_of(folder, cell).exists():
+                watcher.ended(cell.name, "done" if is_done(folder, cell) else "stopped", "")
+        if stops() and isinstance(error, Interrupted | LostWorkerError):
             return
         raise
     for answer in answers:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.supervisor import noting_signals
-from batchwright.errors import Interrupted, JobError
+from batchwright.errors import Interrupted, JobError, LostWorkerError
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import Job, Plan, Sweep, SweptKey
 from batchwright.records.documents import (
@@ -52,7 +52,7 @@ from batchwright.workflows.sweep.grid import (
 )
 from batchwright.workflows.sweep.plans import Planner
 from batchwright.workflows.sweep.runner import Runner, State, Watcher, plan_file_of
-from batchwright.workflows.sweep.sharing import hand_out, own_machine, stops_of_all, take_down
+from batchwright.workflows.sweep.sharing import hand_out, own_machine, take_down
 from batchwright.workflows.sweep.slots import AtOnce, Slots, read_at_once, width_of
 from batchwright.workflows.together import begun_before, find_everywhere, note_begun, together
 
@@ -122,6 +122,7 @@ def sweep(
             refuse_to_hand_over(cell.job, "sweep")
         planner = Planner(swept)
         if resume:
+            held.enter_context(_resumable(folder, job, swept, cells))
             named = [*keys, *(grid or {})]
             for cell in cells:
                 refuse_unconfirmed_code(cell.job, named, overrides)
@@ -133,7 +134,7 @@ def sweep(
         if not resume:
             folder = held.enter_context(new_folder(out, job, "sweep"))
             note_begun(folder, asked)
-        held.enter_context(telling_how_to_resume(_resuming_command(folder, job, swept, cells)))
+            held.enter_context(_resumable(folder, job, swept, cells))
         _say(f"{counted(len(cells), 'run')} of {job.network} on {job.data}, in {folder}")
         find_everywhere(folder)
         book = Book(folder, job, swept, chosen, cells)
@@ -142,6 +143,7 @@ def sweep(
         planner.measure((cell for cell in cells if cell.name not in planner.plans), folder)
         _take_plans(folder, book, cells, planner)
         _tell_doubts([one.key for one in swept], cells, planner.plans)
+        _tell_crowding(planner.plans.values())
         stopped = _run(folder, book, cells, planner, most)
         found = book.sweep()
         if stopped:  # soon: figures would take as long again
@@ -216,8 +218,22 @@ def _tell_doubts(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str, Pl
         _say(line)
 
 
+def _tell_crowding(plans: Collection[Plan]) -> None:
+    """Say where runs have more workers than a process that shares the sweep has cores for them."""
+    started, cores = joined(), own_machine([]).cores  # too few GPUs are refused
+    widest = max(map(width_of, plans), default=0)
+    if started is not None and widest > cores and all(p.job.device == "cpu" for p in plans):
+        _say(
+            f"warning: workers={widest}: a run starts {widest} processes of its own, and each of "
+            f"the {started.size} that {started.by} has started has {counted(cores, 'core')} for "
+            "them, on which they take turns: start fewer, or give fewer workers"
+        )
+
+
 def _run(folder: Path, book: Book, cells: Sequence[Cell], planner: Planner, most: AtOnce) -> int:
     """Run what is left; returns the stop signal, or 0."""
+    from batchwright.distributed.joining.gathering import stops_of_all
+
     plans, slots = planner.plans, _slots(planner, most)
     widths = [width_of(plan) for plan in plans.values()]
     todo = [(cell, plans[cell.name]) for cell in cells if book.state_of(cell.name) == "waiting"]
@@ -235,7 +251,9 @@ def _run(folder: Path, book: Book, cells: Sequence[Cell], planner: Planner, most
         stops = stops_of_all(noted)
         number, own = hand_out(folder, todo, widths, most)
         Runner(folder, slots, watcher).run(own, stops)
-        take_down(number, watcher, stops)
+        mine = {cell.name for cell, _ in own}
+        others = [cell for cell, _ in todo if cell.name not in mine]
+        take_down(number, folder, others, watcher, stops)
         return next(iter(stops()), 0)
 
 
@@ -260,6 +278,14 @@ def _write(book: Book) -> None:
     """The record as far as it goes, for whoever looks meanwhile."""
     found = book.sweep()
     write_record(found, Path(found.folder) / "sweep.json")
+
+
+def _resumable(
+    folder: Path, job: Job, swept: Sequence[SweptKey], cells: Iterable[Cell]
+) -> AbstractContextManager[None]:
+    """Inside, a stop, or a process that is lost, says what goes on with the sweep."""
+    command = _resuming_command(folder, job, swept, cells)
+    return telling_how_to_resume(command, LostWorkerError)
 
 
 def _resuming_command(
