@@ -10,10 +10,9 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from batchwright.records.service import AgentIntroduction, Lease
-from batchwright.service.app import create_app
 from batchwright.service.store import Store
 from samples import make_job
-from services import ADDRESS, Service
+from services import ADDRESS, Service, app_over
 
 
 def restarted(service: Service, **changes: Any) -> Service:
@@ -21,7 +20,7 @@ def restarted(service: Service, **changes: Any) -> Service:
     limits = service.settings.limits.model_copy(update=changes.pop("limits", {}))
     service.settings = service.settings.model_copy(update={**changes, "limits": limits})
     service.store = Store(service.store.database.engine, service.settings, service.clock)
-    service.app = create_app(service.store, service.settings)
+    service.app = app_over(service.store, service.settings)
     service.client = TestClient(service.app, base_url=ADDRESS, follow_redirects=False)
     return service
 

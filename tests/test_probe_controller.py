@@ -6,6 +6,7 @@ import random
 import re
 from dataclasses import dataclass, field
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 
@@ -51,6 +52,7 @@ class Machine:
         optimizers: Seconds of an update with each that the network has something for.
         data: What is not as usual of the data.
         saves: Whether blocks are recomputed where memory is short.
+        planning: Seconds that a plan takes, as one of hundreds of workers does: fewer are made.
     """
 
     latency: float = 0.004
@@ -65,6 +67,7 @@ class Machine:
     optimizers: dict[str, float] = field(default_factory=lambda: {"sgd": 1e-4, "muon": 5e-3})
     data: dict[str, object] = field(default_factory=dict)
     saves: bool = False
+    planning: float = 0.3
     recomputes: bool = False
     restarts: int = 0
     asked: list[commands.Command] = field(default_factory=list)
@@ -239,7 +242,14 @@ def measured_on(
             **changes,
         }
     )
-    return controller_of(machine, job, counts, keep=keep, report_trial=report_trial).measure()
+    usual = controller_module.plan_to_measure
+
+    def plan(profile):
+        machine.seconds += machine.planning
+        return usual(profile)
+
+    with mock.patch.object(controller_module, "plan_to_measure", plan):
+        return controller_of(machine, job, counts, keep=keep, report_trial=report_trial).measure()
 
 
 def controller_of(machine, job, counts, **told):
@@ -688,7 +698,7 @@ def stages_of(profile):
 def test_a_plan_of_two_resolutions_rests_on_steps_that_were_measured(
     latency, sample_seconds, sides, budget, seed
 ):
-    machine = Machine(latency=latency, sample_seconds=sample_seconds, drift=0.05)
+    machine = Machine(latency=latency, sample_seconds=sample_seconds, drift=0.05, planning=0)
     machine.random.seed(seed)
     profile = measured_on(
         machine, method="cyclic", resolutions=sides, probe=ProbeSettings(budget=budget)
@@ -705,7 +715,7 @@ def test_a_plan_of_two_resolutions_rests_on_steps_that_were_measured(
 
 
 def test_most_visits_go_to_the_curves_that_the_choice_is_between():
-    machine = Machine(drift=0.1, latency=0.01, sample_seconds=0.002)
+    machine = Machine(drift=0.1, latency=0.01, sample_seconds=0.002, planning=0)
     profile = measured_on(machine, method="cyclic", probe=ProbeSettings(budget=40))
     plan, _ = stages_of(profile)
     visits = {1: 0, 2: 0}
@@ -724,7 +734,7 @@ class EvenMachine(Machine):
 
 def test_level_candidates_are_measured_on_while_there_is_time():
     """Alone, what is certain enough ends a probe; between two that are level it goes on."""
-    steady = {"drift": 0.01, "latency": 0.0005, "sample_seconds": 0.002}
+    steady = {"drift": 0.01, "latency": 0.0005, "sample_seconds": 0.002, "planning": 0}
     clear = measured_on(Machine(**steady), probe=ProbeSettings(budget=200))
     even = measured_on(EvenMachine(**steady), probe=ProbeSettings(budget=200))
     assert any(one.level for one in make_plan(even).considered)
@@ -733,7 +743,7 @@ def test_level_candidates_are_measured_on_while_there_is_time():
 
 def test_where_planning_takes_long_it_is_not_asked_between_all_visits(monkeypatch):
     """Of thousands of workers, a plan takes longer than a visit."""
-    machine, asked = Machine(drift=0.1), []
+    machine, asked = Machine(drift=0.1, planning=0), []
 
     def slow_plan(profile):
         machine.seconds += 1.0

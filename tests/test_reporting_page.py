@@ -301,7 +301,9 @@ def test_a_plan_of_several_stages_has_a_column_and_a_band_for_each():
     assert predicted.count('class="band blue" points') == 4
 
 
-@pytest.mark.parametrize("values", [[0.0], [], [5.0], [0.1, 0.1004], [3.0, 1e9], [-2.0, 4.0]])
+@pytest.mark.parametrize(
+    "values", [[0.0], [], [5.0], [0.1, 0.1004], [3.0, 1e9], [-2.0, 4.0], [5e-324], [0.0, 1e-323]]
+)
 def test_a_linear_axis_has_a_few_ticks_and_holds_its_values(values):
     for from_zero in (True, False):
         axis = linear_axis("", values, from_zero=from_zero)

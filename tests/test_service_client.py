@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -81,6 +82,19 @@ def test_waits_grow_up_to_a_limit_and_begin_again():
     assert backoff.seconds() <= 1
     asked = ServiceError("later", status=429, retry_seconds=5.0)
     assert backoff.seconds(asked) >= 5
+
+
+@pytest.mark.parametrize(
+    ("url", "needed"), [("http://127.0.0.1:8400", 0), ("https://127.0.0.1", 1), ("http://a.b", 1)]
+)
+def test_certificates_are_read_only_where_one_may_be_shown(url, needed, monkeypatch):
+    """Elsewhere by a proxy whose own address is of https."""
+    usual, made = ssl.create_default_context, []
+    monkeypatch.setattr(
+        ssl, "create_default_context", lambda **how: made.append(how) or usual(**how)
+    )
+    Service(url, None).close()
+    assert len(made) == needed
 
 
 def test_nobody_there_is_said_in_a_line():

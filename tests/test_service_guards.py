@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from sqlalchemy import event, update
 from sqlalchemy.exc import OperationalError
 
-from batchwright.service.app import create_app
 from batchwright.service.database.tables import runs
 from batchwright.service.middleware.bodies import STRANGERS_BYTES
 from batchwright.service.middleware.hosts import HEADERS
@@ -24,7 +23,7 @@ from batchwright.service.reading import check_json
 from batchwright.service.settings import Limits
 from batchwright.service.store.lines import MAX_BYTES
 from samples import make_plan, make_summary
-from services import ADDRESS, HandClock, serving_from, step
+from services import ADDRESS, HandClock, app_over, serving_from, step
 
 LOOPBACK = ["127.0.0.1", "127.0.0.1:8400", "127.8.8.8", "localhost", "LOCALHOST:1", "[::1]:8400"]
 STRANGE = [
@@ -68,7 +67,7 @@ def test_names_that_were_allowed_are_its_own(service):
     settings = service.settings.model_copy(
         update={"allowed_hosts": ("Plans.example.org",), "host": "10.0.0.7"}
     )
-    client = TestClient(create_app(service.store, settings), base_url=ADDRESS)
+    client = TestClient(app_over(service.store, settings), base_url=ADDRESS)
     for host in ("plans.example.org", "plans.example.org:443", "10.0.0.7:8400", "localhost"):
         assert client.get("/healthz", headers={"host": host}).status_code == 200
     assert client.get("/healthz", headers={"host": "example.org"}).status_code == 403
@@ -99,7 +98,7 @@ def test_pages_of_other_sites_are_not_answered(shared, origin, status):
 
 def test_an_origin_without_a_port_has_its_schemes(service):
     settings = service.settings.model_copy(update={"allowed_hosts": ("plans.example.org",)})
-    client = TestClient(create_app(service.store, settings), base_url=ADDRESS)
+    client = TestClient(app_over(service.store, settings), base_url=ADDRESS)
     for origin, host in (
         ("https://plans.example.org", "plans.example.org"),
         ("https://plans.example.org:443", "plans.example.org"),
@@ -272,7 +271,7 @@ def test_what_is_remembered_of_rates_stays_small():
 def test_too_many_requests_are_told_when_to_come_again(service):
     limits = Limits(requests_per_second=0.5, burst=3)
     settings = service.settings.model_copy(update={"limits": limits})
-    service.client = TestClient(create_app(service.store, settings), base_url=ADDRESS)
+    service.client = TestClient(app_over(service.store, settings), base_url=ADDRESS)
     statuses = [service.get("read", "/v1/runs").status_code for _ in range(4)]
     assert statuses == [200, 200, 200, 429]
     answer = service.get("read", "/v1/runs")
@@ -284,7 +283,7 @@ def test_too_many_requests_are_told_when_to_come_again(service):
 def test_who_guesses_tokens_is_slowed_down_and_nobody_else(service):
     limits = Limits(requests_per_second=0.5, burst=3)
     settings = service.settings.model_copy(update={"limits": limits})
-    service.client = TestClient(create_app(service.store, settings), base_url=ADDRESS)
+    service.client = TestClient(app_over(service.store, settings), base_url=ADDRESS)
     guesses = [
         service.get(None, "/v1/runs", headers={"authorization": f"Bearer bw_{i}"}).status_code
         for i in range(5)
@@ -297,7 +296,7 @@ def test_a_flood_from_an_address_keeps_out_nobody_there_who_has_a_token(service)
     limits = Limits(requests_per_second=0.001, burst=3)
     settings = service.settings.model_copy(update={"limits": limits})
     browser = service.sign_in("read").cookies
-    service.client = TestClient(create_app(service.store, settings), base_url=ADDRESS)
+    service.client = TestClient(app_over(service.store, settings), base_url=ADDRESS)
     flood = [service.get(None, "/v1/runs").status_code for _ in range(5)]
     assert flood == [401, 401, 401, 429, 429]
     assert service.get("read", "/v1/runs").status_code == 200

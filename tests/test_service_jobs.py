@@ -18,6 +18,7 @@ from batchwright.service.settings import DAY, Settings
 from batchwright.service.store import Store
 from batchwright.service.store.agents import FORGOTTEN_SECONDS
 from samples import make_data, make_job, make_plan, make_profile, make_step
+from services import new_database
 
 SECONDS = 30.0  # of a lease, by default
 
@@ -106,7 +107,7 @@ class Client(Desk):
 @pytest.fixture
 def store(tmp_path, clock):
     """A store without an app, for what needs none."""
-    store = Store.open(Settings(database=f"sqlite:///{tmp_path}/service.sqlite"), clock)
+    store = Store.open(Settings(database=new_database(tmp_path)), clock)
     yield store
     store.close()
 

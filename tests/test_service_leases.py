@@ -22,7 +22,7 @@ from batchwright.service.problems import Conflict
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from samples import make_plan
-from services import HandClock
+from services import HandClock, new_database
 
 AGENTS = ("one", "two", "three")
 WORDS = (None, "queued", "planned", "training", "done", "failed", "cancelled")
@@ -38,10 +38,7 @@ def server(postgres):
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def store(request, tmp_path):
     """A store over either database, with three agents and a clock that a test sets."""
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/service.sqlite"
-    else:
-        url = request.getfixturevalue("server")
+    url = new_database(tmp_path) if request.param == "sqlite" else request.getfixturevalue("server")
     store = Store.open(Settings(database=url), HandClock())
     for agent in AGENTS:
         store.agents.introduce(AgentIntroduction(name=agent, allow=()), "me")
@@ -164,6 +161,7 @@ def clocks():
 
 @pytest.fixture
 def sqlite(tmp_path, clocks):
+    new_database(tmp_path)
     store = a_store(tmp_path, clocks)
     for agent in AGENTS:
         store.agents.introduce(AgentIntroduction(name=agent, allow=()), "me")

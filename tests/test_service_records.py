@@ -32,14 +32,14 @@ from batchwright.service.store.lines import LONGEST_LINE, MAX_BYTES, read_batch
 from batchwright.service.store.records import from_level
 from run_lines import values_of
 from samples import make_data, make_epoch, make_plan
-from services import epoch, flat_epoch, flat_step, step, step_line
+from services import epoch, flat_epoch, flat_step, new_database, step, step_line
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def store(request, tmp_path):
     """A store over either database."""
     if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/service.sqlite"
+        url = new_database(tmp_path)
     else:
         url = request.getfixturevalue("postgres")()
     store = Store.open(Settings(database=url))

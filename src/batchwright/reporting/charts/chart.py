@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
+from sys import float_info
 from typing import Literal
 
 Marker = Literal["circle", "square", "diamond", "triangle", "star", "ring", "none"]
@@ -172,6 +173,7 @@ def linear_axis(label: str, values: Iterable[float], *, from_zero: bool = True) 
     low = min(low, 0.0) if from_zero else low
     # 1, 2 or 5 times a power of ten, a sixth of the span or a little more.
     span = (high - low) or abs(high) or 1.0
+    span = max(span, 6 * float_info.min)  # whose sixth has a logarithm
     power = 10.0 ** floor(log10(span / 6))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= span / 6)
     first, last = floor(low / step), ceil(high / step - 1e-9)
