@@ -618,7 +618,27 @@ def test_a_target_takes_trials_that_save_more_training_than_they_take():
     assert sum(one.seconds for one in made) <= 60.0
     assert made[0].optimizer == "muon"
     dear = question(epochs=1, target=0.6, judging_seconds=30.0)
-    assert dear.next_trial([], budget=1000, left=1000) is None
+    assert dear.next_trial(measured()[:1], budget=1000, left=1000) is None
+
+
+def test_nothing_is_told_of_a_target_without_a_trial():
+    little = question(epochs=1, target=0.6, judging_seconds=9.0)
+    _, made = asked(little, budget=60.0)
+    assert len(made) == 1
+
+
+def test_what_trials_may_take_follows_what_they_tell():
+    asks = question(epochs=100, target=0.6)
+    harder = replace(asks, target=0.9)
+    assert 0 < asks.time_to_target([], 0.1) < harder.time_to_target([], 0.1)
+    known = {one.target: one.time_to_target(measured(), 0.1) for one in (asks, harder)}
+    assert 0 < known[0.6] < 0.1 * 6 * max(SECONDS.values())  # six epochs reach it
+    assert known[0.6] < known[0.9] < 0.1 * 100 * max(SECONDS.values())
+    assert replace(asks, target=0.05).time_to_target([], 0.1) == 0
+    easy = replace(asks, target=0.2)
+    assert easy.time_to_target(measured(), 0.1) < easy.least_budget == easy.time_to_target([], 0.1)
+    with pytest.raises(ValueError, match="no target"):
+        replace(asks, target=None).time_to_target([], 0.1)
 
 
 def test_a_target_that_is_known_well_takes_no_trial():

@@ -487,6 +487,44 @@ def test_trials_take_their_time_beyond_the_budget_and_no_more(learning):
     assert profile.probe_seconds - spent <= 30 * 1.1
 
 
+@pytest.mark.parametrize("epochs", [100, 1000])
+def test_trials_to_a_target_take_a_share_of_the_epochs_that_it_is_likely_to_take(epochs):
+    machine = Machine(drift=0.02, sample_seconds=0.0005)
+    profile = taught(machine, learning=0.1, goal={"accuracy": 0.6}, epochs=epochs)
+    plan = make_plan(profile)
+    assert profile.trials
+    assert plan.likely_epochs() < epochs / 3
+    # Each was begun by what those before it told.
+    assert sum(one.seconds for one in profile.trials) <= 0.2 * plan.chosen.train_seconds.value
+
+
+@pytest.mark.parametrize(("sample_seconds", "longer"), [(0.0002, False), (0.001, True)])
+def test_to_a_target_a_probe_takes_a_tenth_of_what_trials_tell(sample_seconds, longer):
+    """All 1,000 epochs would take hours."""
+    machine = Machine(drift=0.1, sample_seconds=sample_seconds, latency=0.0)
+    settings = ProbeSettings(budget="auto", steps=100)
+    asked = {"goal": {"accuracy": 0.5}, "epochs": 1000, "probe": settings}
+    profile = taught(machine, learning=0.1, **asked)
+    plan = make_plan(profile)
+    wanted = settings.budget_for(plan.chosen.train_seconds.value)
+    spent = sum(one.seconds for one in profile.trials)
+    # By the fastest steps, which drift makes faster than they are.
+    assert 0.5 * wanted <= profile.probe_seconds - spent <= 1.4 * wanted
+    assert plan.likely_epochs() < 100
+    kinds = [one.do for one in machine.asked]
+    after = kinds[len(kinds) - kinds[::-1].index("trial") :]
+    assert ("visit" in after) == longer == (wanted > 5)
+
+
+def test_without_trials_a_probe_to_a_target_takes_a_tenth_of_all_epochs():
+    machine = Machine(drift=0.1, sample_seconds=0.0002, latency=0.0, trial_room=0)
+    settings = ProbeSettings(budget="auto", steps=100)
+    asked = {"goal": {"accuracy": 0.5}, "epochs": 1000, "probe": settings}
+    profile = taught(machine, learning=0.1, **asked)
+    assert "out of memory" in profile.trials_note
+    assert 16 <= profile.probe_seconds <= 28
+
+
 def test_trials_of_an_invented_task_decide():
     """There Muon makes of a step what SGD makes of four."""
     profile = taught(Machine(drift=0.02, sample_seconds=0.0005), learning=0.1)

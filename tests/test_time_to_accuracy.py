@@ -139,6 +139,85 @@ def test_pairs_are_made_in_turns_short_tasks_first_and_once(
         again.made(replace(made[0], seed=7))
 
 
+def lines_of(commit: str, *arms: str, accuracy: float = 51.0, **more: Any) -> list[dict[str, Any]]:
+    """Full runs of the short task with seed 0, as `runs.gather` asks for them."""
+    return [
+        {**vars(Asked(SHORT, arm, 0, 30, *(() if arm == "ours" else (2, 0.3)))),
+         "accuracy": accuracy, "seconds": 1.0, "commit": commit,
+         **({"against": "torch", "target": accuracy} if arm == "ours" else {}), **more}
+        for arm in arms
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("there", "anew", "made"),
+    [
+        ([], False, ["torch", "ours"]),
+        (lines_of("old", "torch", "ours"), False, []),
+        (lines_of("old", "torch", "ours"), True, ["torch", "ours"]),
+        (lines_of("now", "torch", "ours"), True, []),
+        (lines_of("now", "torch"), False, ["torch", "ours"]),
+        (lines_of("old", "torch") + lines_of("now", "ours"), False, ["torch", "ours"]),
+        (lines_of("now", "torch", "torch", "ours", "ours"), False, []),
+        (lines_of("now", "torch", "lightning", "ours"), False, ["torch", "ours"]),
+        (lines_of("now", "torch", "ours", target=50.0), False, ["torch", "ours"]),
+    ],
+    ids=["none", "old", "old anew", "now", "script alone", "two commits", "twice", "other", "goal"],
+)
+def test_a_pair_is_made_together_or_not_at_all(
+    there: list[dict[str, Any]], anew: bool, made: list[str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(runs, "commit", lambda: "now")
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps(line) + "\n" for line in there))
+    bench = MadeUp(lines, anew=anew)
+    best = runs.Tuned(30, 0.3, {"torch": 2})
+    runs.pair(bench, SHORT, "torch", 0, best)
+    assert [one.arm for one in bench.order] == made
+    kept = read_lines(lines)
+    assert kept[: len(there)] == there
+    assert [(one["arm"], one["commit"]) for one in kept[len(there) :]] == [
+        (arm, "now") for arm in made
+    ]
+    again = MadeUp(lines, anew=anew)
+    runs.pair(again, SHORT, "torch", 0, best)
+    assert again.order == []
+
+
+@pytest.mark.parametrize(
+    ("others", "made"),
+    [((0.5, 0, 0), ["torch", "torch", "ours"]), ((0, 0.5, 0, 0), ["torch", "ours"] * 2)],
+    ids=["script", "ours"],
+)
+def test_a_pair_beside_others_is_made_again_as_a_whole(
+    others: tuple[float, ...], made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = iter(others)
+    monkeypatch.setattr(runs, "load_since", lambda _: (next(load), 0.0))
+    bench = MadeUp(tmp_path / "lines.jsonl")
+    runs.pair(bench, SHORT, "torch", 0, runs.Tuned(30, 0.3, {"torch": 2}))
+    assert [one.arm for one in bench.order] == made
+    assert [one["arm"] for one in read_lines(bench.lines)] == ["torch", "ours"]
+
+
+def test_a_pair_that_is_begun_is_brought_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = MadeUp(tmp_path / "lines.jsonl", until=time.monotonic() + 600)
+    script = bench._script
+
+    def late(asked: Asked) -> dict[str, Any]:
+        bench.until = 0.0
+        return script(asked)
+
+    monkeypatch.setattr(bench, "_script", late)
+    best = runs.Tuned(30, 0.3, {"torch": 2})
+    runs.pair(bench, SHORT, "torch", 0, best)
+    assert [one.arm for one in bench.order] == ["torch", "ours"]
+    with pytest.raises(TimeIsUpError):
+        runs.pair(bench, SHORT, "torch", 1, best)
+
+
 def test_of_two_lines_of_a_run_the_later_counts() -> None:
     asked = Asked(SHORT, "torch", 0, 6, 1, 0.1)
     lines = [{**vars(asked), "accuracy": 1.0}, {**vars(asked), "accuracy": 2.0}]

@@ -24,9 +24,10 @@ quarter of the training images:
 Ours: `batchwright run data= network= resolutions= epochs= goal.accuracy= seed=`, with the script's
 epochs as the most and the accuracy of the script's last evaluation as the goal, all else left to
 the plan, from an empty cache: the start, decoding, the probe, trials, the plan, training and
-evaluations count. Seeds 0 to 2, in turns: each script, and after each one ours to what it reached.
-All arms use all cores, alone on the machine: a run begins when others use less than a tenth of a
-core, and does not count where they used more meanwhile.
+evaluations count. Seeds 0 to 2, in turns: each script, and right after it ours to what it reached,
+the two as one or not at all, as the machine's speed moves by 1.4. All arms use all cores, alone on
+the machine: a run begins when others use less than a tenth of a core, and a pair does not count
+where they used more meanwhile.
 
 Seconds of both are from the start of the process to the first evaluation that reaches the script's
 last accuracy. Where ours ends below it, or its plan sees no way to it, the command is given again,

@@ -1,12 +1,15 @@
 """Runs for `planning.time_to_accuracy`: one at a time on a quiet machine, kept line by line.
 
     python -m benchmarks.planning.time_to_accuracy_runs --data DIR [--lightning-python PATH]
-        [--limit-minutes M] [--task NAME] [--lines FILE] [--busy]
+        [--limit-minutes M] [--task NAME] [--lines FILE] [--anew] [--busy]
 
-The head of `benchmarks.planning.time_to_accuracy` says what is made, and in which order. What a
-line tells of is not made again, so that it can be gathered over several days; without an
-environment for Lightning its arm waits. After M minutes nothing is started any more. --busy keeps
-lines although others use the machine: to try things out, in another FILE.
+The head of `benchmarks.planning.time_to_accuracy` says what is made, and in which order. A script's
+full run and ours to its accuracy are made one right after the other, as the machine's speed moves
+from hour to hour, and stand beside each other in FILE, or neither does. What is there already is
+not made again, so that pairs can be gathered over several days; with --anew those of another
+commit are. Without an environment for Lightning its arm waits. After M minutes no pair is begun
+any more; one that is begun is brought to its end. --busy keeps lines although others use the
+machine: to try things out, in another FILE.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -131,6 +135,7 @@ class Bench:
     lightning: Path | None = None  # Python of the environment that has Lightning, if there is one
     until: float = math.inf  # nothing is started after it (`time.monotonic`)
     busy: bool = False  # whether others may use the machine meanwhile
+    anew: bool = False  # whether pairs of another commit are made again
     tasks: Mapping[str, Task] = field(default_factory=lambda: TASKS)
 
     def __post_init__(self) -> None:
@@ -153,28 +158,67 @@ class Bench:
         kept = line_of(self._found, asked)
         while kept is None:
             self._wait_until_quiet()
-            before, run = read_load(), self._ours if asked.arm == "ours" else self._script
-            with Burner(max(os.sched_getaffinity(0))) if asked.burner else nullcontext():
-                found = run(asked)
-            others, stolen = load_since(before)
-            if others <= QUIET or self.busy:
-                beside = {"others": round(others, 3), "stolen": round(stolen, 3)}
-                kept = self._store(asked, {**found, **beside})
-            else:
-                say(f"{asked.title} does not count: others used {others:.2f} cores meanwhile")
+            if (line := self._run(asked)) is not None:
+                kept = self._keep(line)
         return kept
 
-    def _store(self, asked: Asked, found: Mapping[str, Any]) -> dict[str, Any]:
+    def make_pair(self, theirs: Asked, ours: Callable[[float], Asked]) -> None:
+        """Make a script's run and right after it ours to its accuracy, unless they are there.
+
+        A run beside others' work has both made again.
+
+        Raises:
+            TimeIsUpError: They are not there, and it is too late to start.
+        """
+        if any(self._is_pair(lines, theirs, ours) for lines in pairwise(self._found)):
+            return
+        script = reply = None
+        while script is None or reply is None:
+            self._wait_until_quiet()
+            script = self._run(theirs)
+            reply = None if script is None else self._run(ours(script["accuracy"]))
+        self._keep(script)
+        self._keep(reply)
+
+    def _is_pair(
+        self,
+        lines: tuple[Mapping[str, Any], Mapping[str, Any]],
+        theirs: Asked,
+        ours: Callable[[float], Asked],
+    ) -> bool:
+        """Whether two lines that follow each other are a pair, made together."""
+        script, reply = lines
+        commits = {self._commit} if self.anew else {script["commit"]}
+        return (
+            asdict(theirs).items() <= script.items()
+            and asdict(ours(script["accuracy"])).items() <= reply.items()
+            and {script["commit"], reply["commit"]} == commits
+        )
+
+    def _run(self, asked: Asked) -> dict[str, Any] | None:
+        """The line of a run that is made now; `None` where others used the machine meanwhile."""
+        before, run = read_load(), self._ours if asked.arm == "ours" else self._script
+        with Burner(max(os.sched_getaffinity(0))) if asked.burner else nullcontext():
+            found = run(asked)
+        others, stolen = load_since(before)
+        if others > QUIET and not self.busy:
+            say(f"{asked.title} does not count: others used {others:.2f} cores meanwhile")
+            return None
         told = environment(())
-        line = {
+        return {
             **asdict(asked),
             **found,
+            "others": round(others, 3),
+            "stolen": round(stolen, 3),
             "images": self.tasks[asked.task].images,
             **{name: told[name] for name in ("processor", "cores", "python", "torch")},
             "commit": self._commit,
         }
+
+    def _keep(self, line: dict[str, Any]) -> dict[str, Any]:
         append_line(self.lines, line)
         self._found.append(line)
+        asked = Asked(**{one.name: line[one.name] for one in fields(Asked)})
         say(f"{asked.title}: {line['accuracy']:.2f} % in {line['seconds']:.1f} s")
         return line
 
@@ -447,8 +491,11 @@ def epoch_seconds(line: Mapping[str, Any]) -> float:
 def pair(bench: Bench, name: str, script: Script, seed: int, best: Tuned, **more: bool) -> None:
     """A script, and ours to the accuracy that it has reached."""
     theirs = Asked(name, script, seed, best.epochs, best.loaders[script], best.rate, **more)
-    target = bench.made(theirs)["accuracy"]
-    bench.made(Asked(name, "ours", seed, best.epochs, against=script, target=target, **more))
+
+    def ours(accuracy: float) -> Asked:
+        return Asked(name, "ours", seed, best.epochs, against=script, target=accuracy, **more)
+
+    bench.make_pair(theirs, ours)
 
 
 def gather(bench: Bench, tasks: Mapping[str, Task]) -> None:
@@ -475,12 +522,19 @@ def main(words: Sequence[str] | None = None) -> None:
     add_gathering(parser, LINES)
     parser.add_argument("--lightning-python", type=Path, metavar="PATH")
     parser.add_argument("--task", choices=TASKS)
+    parser.add_argument("--anew", action="store_true")
     parser.add_argument("--busy", action="store_true")
     asked = parser.parse_args(words)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # runs end with it
     with scratch() as folder:
         bench = Bench(
-            asked.lines, asked.data, folder, asked.lightning_python, asked.until, asked.busy
+            asked.lines,
+            asked.data,
+            folder,
+            asked.lightning_python,
+            asked.until,
+            busy=asked.busy,
+            anew=asked.anew,
         )
         try:
             gather(bench, {name: TASKS[name] for name in TASKS if asked.task in (None, name)})

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from math import exp, log, sqrt
+from math import exp, hypot, log, sqrt
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -164,21 +164,37 @@ def invented_question(task: LearningModel, images: int, epochs: int, **more: Any
     )
 
 
-def trials_of(task: LearningModel, question: Question, seed: int) -> tuple[list[Observed], float]:
-    """Trials of an invented task within a share of its training's time, and their seconds."""
+def trials_of(
+    task: LearningModel,
+    question: Question,
+    seed: int,
+    *,
+    likely: bool = False,
+    stray: float = 0.0,
+) -> tuple[list[Observed], float]:
+    """Trials of an invented task within a share of its training's time, and their seconds.
+
+    The share is of all epochs or, if ``likely``, of what the target is likely to take by the trials
+    so far. Trials are off the law by ``stray`` in the logit for each e-fold that they are shorter
+    than half of all epochs.
+    """
     noise = np.random.default_rng(seed)
-    epoch = EPOCH_SECONDS[256] * question.samples / 20_000
-    budget = left = SHARE * question.epochs * epoch
-    seen = list[Observed]()
-    while (wanted := question.next_trial(seen, budget=budget, left=left)) is not None:
+    whole = question.epochs * EPOCH_SECONDS[256] * question.samples / 20_000
+    seen, spent = list[Observed](), 0.0
+    while True:
+        budget = question.time_to_target(seen, SHARE) if likely else SHARE * whole
+        wanted = question.next_trial(seen, budget=budget, left=budget - spent)
+        if wanted is None:
+            return seen, spent
         guess = 1 / task.classes
         unit = (task.accuracy(wanted.training).value - guess) / (1 - guess)
-        unit = 1 / (1 + exp(-log(unit / (1 - unit)) - PRIOR.seed * noise.normal()))
+        shorter = max(0.0, log(question.epochs * question.samples / 2 / wanted.samples))
+        off = hypot(PRIOR.seed, stray * shorter) * noise.normal()
+        unit = 1 / (1 + exp(-log(unit / (1 - unit)) - off))
         right = noise.binomial(question.held_out, guess + (1 - guess) * unit)
         reached = float(right / question.held_out)
         seen.append(Observed(*wanted.training[:3], reached, question.held_out, wanted.offset))
-        left -= wanted.seconds
-    return seen, budget - left
+        spent += wanted.seconds
 
 
 def simulated(task: LearningModel, images: int, epochs: int, *, rates: bool, seed: int) -> float:

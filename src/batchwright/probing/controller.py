@@ -3,7 +3,10 @@
     a quiet moment, if one comes soon --> memory and a first step -->
     three batches of each curve --> exchange, noise, evaluation -->
     visits wherever the fitted model is least certain, until it is certain enough or time is up -->
-    further visits to points that contradict each other
+    further visits to points that contradict each other --> trials
+
+Where training ends at a target, trials tell how long it is going to take, and so for how long it
+pays to measure: they come after the least of visits, and what is left of these after them.
 
 A curve is a number of workers and a resolution. Points of all curves take turns, so that the visits
 to one of them are apart in time.
@@ -18,6 +21,7 @@ from math import log
 from typing import Any
 
 from batchwright.errors import BatchwrightError, PlanError
+from batchwright.planning.candidates.learnt import teaches
 from batchwright.planning.planner import plan_to_measure
 from batchwright.planning.validation import least_local
 from batchwright.prediction.collective import Operation
@@ -48,6 +52,7 @@ from batchwright.records import (
     Plan,
     Prediction,
     Profile,
+    Trial,
     UpdateTime,
 )
 from batchwright.workload.load import MIN_SECONDS
@@ -125,6 +130,8 @@ class Controller:
         self._figures: dict[str, Any] = {}
         self._plan: Plan | None = None
         self._ask_again = self._began
+        self._trials: tuple[Trial, ...] = ()
+        self._trials_seconds = 0.0
 
     def measure(self) -> Profile:
         """Measure everything.
@@ -151,7 +158,43 @@ class Controller:
         }
         self._refine()
         self._reconcile()
-        return self.learn(self._profile().model_copy(update={"load": visitor.load()}))
+        left = self._left()
+        profile = self.learn(self._profile().model_copy(update={"load": visitor.load()}))
+        if not self._trials_first:
+            return profile
+        self._trials, self._trials_seconds = profile.trials, left - self._left()
+        self._ask_again = self._clock()  # what was chosen without trials no longer counts
+        if self._lengthen(self._likely_epochs(profile)):
+            self._refine()
+            self._reconcile()
+        told = {"load": visitor.load(), "trials_note": profile.trials_note}
+        return self._profile().model_copy(update=told)
+
+    @property
+    def _trials_first(self) -> bool:
+        """Whether trials are to tell what the training takes, and so what the probe may."""
+        probe = self._job.probe
+        to_target = self._job.goal.target is not None and teaches(self._job)
+        return probe.budget == "auto" and probe.learning > 0 and to_target
+
+    def _likely_epochs(self, profile: Profile) -> int:
+        """Epochs that the training is likely to take, by trials; without any all of them."""
+        if profile.trials:
+            with suppress(BatchwrightError):
+                return plan_to_measure(profile).likely_epochs()
+        return self._job.epochs
+
+    def _lengthen(self, epochs: int) -> bool:
+        """Let the probe take what it may of so many epochs; whether that is more than before.
+
+        They take as long as the fastest steps so far, at the top side, at least.
+        """
+        each = self._sample_seconds
+        top = max(side for _, side in each)
+        fastest = min(each[workers, side] / workers for workers, side in each if side == top)
+        samples, before = epochs * self._visitor.prepared.data.train_samples, self._budget
+        self._budget = max(before, self._job.probe.budget_for(samples * fastest))
+        return self._budget > before
 
     def _profile(self) -> Profile:
         visitor, prepared = self._visitor, self._visitor.prepared
@@ -170,6 +213,7 @@ class Controller:
             memory_parts=prepared.parts,
             out_of_memory=visitor.lost_points(),
             **self._figures,
+            trials=self._trials,
             probe_seconds=self._clock() - self._started,
         )
 
@@ -208,16 +252,12 @@ class Controller:
             self._smallest[curve] = smallest
             self._visit(Point(workers, side, smallest))
         largest = self._visit_largest({})
-        if self._job.probe.budget == "auto":
-            # What the training takes at least, by the fastest steps so far, at the top side.
-            each = self._sample_seconds
-            top = max(side for _, side in each)
-            fastest = min(each[workers, side] / workers for workers, side in each if side == top)
-            samples = self._job.epochs * self._visitor.prepared.data.train_samples
-            seconds = self._job.probe.budget_for(samples * fastest)
-            if seconds > self._budget:
-                self._budget = seconds
-                largest = self._visit_largest(largest)
+        if (
+            self._job.probe.budget == "auto"
+            and not self._trials_first
+            and self._lengthen(self._job.epochs)
+        ):
+            largest = self._visit_largest(largest)
         for curve in reversed(self._curves):
             workers, side = curve
             middle = middle_size(self._ladders[workers][0], self._smallest[curve], largest[curve])
@@ -483,9 +523,9 @@ class Controller:
         return timed(taught)
 
     def _left(self) -> float:
-        """Seconds of the budget; starting the processes is not measuring."""
+        """Seconds of the budget; starting the processes is not measuring, nor are trials."""
         spent = self._clock() - self._began - self._visitor.restart_seconds
-        return self._budget - spent
+        return self._budget - (spent - self._trials_seconds)
 
     def _on_curve(self, curve: Curve, model: StepTimeModel | None) -> list[Point]:
         """Points worth a visit: that a plan may choose, that may fit, and that take no age.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, inf
 
@@ -21,7 +21,7 @@ from batchwright.prediction.accuracy.trainings import of_trials
 from batchwright.prediction.step_time import fit_step_time
 from batchwright.probing.commands import RunTrial, TrialRun
 from batchwright.probing.visiting import Visitor
-from batchwright.records import Plan, Prediction, Profile
+from batchwright.records import Plan, Prediction, Profile, Trial
 
 MAX_TIMES = 2
 """Trials that take longer than they should, as beside others' work, end after so many times the
@@ -66,7 +66,8 @@ def run_trials(
     except PlanError as error:  # nothing was measured that tells
         return profile.model_copy(update={"trials_note": f"there are no trials: {error}"})
     question = _question(profile, plan, slowness)
-    budget, trials = _seconds(profile, plan, slowness), list(profile.trials)
+    trials = list(profile.trials)
+    budget = _seconds(profile, plan, slowness, question, trials)
     note = "" if trials else _why_none(profile, question, budget)
     began = clock() - sum(one.seconds for one in trials)
 
@@ -93,6 +94,7 @@ def run_trials(
         run = visitor.ask(command, TrialRun, str(wanted), heard)
         if run is not None and run.trial is not None:
             trials.append(run.trial)
+            budget = _seconds(profile, plan, slowness, question, trials)
             right = f"{name}, {run.trial.accuracy:.1%} right"
             report(right, 1.0, budget - (clock() - began))
         elif run is not None and run.given_up:
@@ -155,11 +157,19 @@ def _why_none(profile: Profile, question: Question, budget: float) -> str:
     return ""
 
 
-def _seconds(profile: Profile, plan: Plan, slowness: Slowness) -> float:
-    """Time for all trials."""
+def _seconds(
+    profile: Profile,
+    plan: Plan,
+    slowness: Slowness,
+    question: Question,
+    trials: Sequence[Trial],
+) -> float:
+    """Time for all trials, by what those that were made tell of the training."""
     asked = profile.job.probe.learning
     if asked >= 1:
         return asked
+    if question.target is not None:  # the plan knows nothing of it, and would train all epochs
+        return question.time_to_target(of_trials(trials), asked)
     chosen = plan.chosen
     if chosen is None or chosen.train_seconds is None:
         return 0.0

@@ -31,8 +31,8 @@ class ProbeSettings(Keys):
     budget: Literal["auto"] | Positive = Field(
         "auto",
         description="Most time to spend on measuring, in seconds. `auto`: a tenth of what the "
-        f"training is going to take, as far as the first steps tell, but {MIN_BUDGET:g} s at "
-        f"least and {MAX_BUDGET:g} s at most.",
+        "training is going to take, as far as the first steps tell or, to a `goal.accuracy`, "
+        f"trials, but {MIN_BUDGET:g} s at least and {MAX_BUDGET:g} s at most.",
     )
     error: float = Field(
         0.05,
@@ -50,7 +50,8 @@ class ProbeSettings(Keys):
         0.1,
         description="Time to spend on trials, short trainings that show how the network learns, "
         "with which optimizer and, where `learning_rate` is open, at which rate: "
-        "below 1 a share of the planned training's time, from 1 on seconds; 0: none.",
+        "below 1 a share of the planned training's time, which to a `goal.accuracy` is what that "
+        "is likely to take, from 1 on seconds; 0: none.",
     )
     kind: str = Field(
         "",

@@ -8,13 +8,15 @@ experimental design). Another learning rate is another candidate, as quick as th
 
 Where an accuracy is to be reached, the decision is the quickest candidate and how long it is to be
 trained. A trial saves time there in two ways: less is trained to be sure, and another candidate may
-prove quicker. It is made if that is more than it takes.
+prove quicker. It is made if that is more than it takes. The first one is made in any case, as
+nothing is told of the target without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import erf, exp, inf, log, pi, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -94,6 +96,16 @@ class Wanted(NamedTuple):
     def __str__(self) -> str:
         rate = f", {self.rate_scale:.3g} x the usual rate" if self.offset else ""
         return f"{self.optimizer}, batch {self.arm.batch}, {self.samples:,} images{rate}"
+
+
+class _Aimed(NamedTuple):
+    """A candidate's way to the target: what it takes, in logarithms of seconds."""
+
+    aim: Aim
+    arm: Arm
+    open: bool  # at the rate that a plan would take
+    expected: float
+    surely: float  # with the probability that is asked for
 
 
 @dataclass(frozen=True)
@@ -199,38 +211,69 @@ class Question:
         target: float,
     ) -> Wanted | None:
         """The trial that saves most seconds of training to the target beyond its own, if any."""
-        sure = NormalDist().inv_cdf(self.confidence)
-        aims = [
-            (log(aim.samples * self._each(arm)), aim, offset == model.offset(name), arm)
-            for arm in self.arms
-            for name in self.optimizers
-            for offset in {model.offset(name), *offsets[name]}
-            if (aim := model.aim(name, arm.batch, target, offset))
-        ]
+        aims = self._aims(model, offsets, target)
         if not aims:
             return None
-
-        # Log seconds to reach it for sure.
-        surely = [seconds + sure * model.aim_error(aim) for seconds, aim, *_ in aims]
-        chosen = min((at for at, one in enumerate(aims) if one[2]), key=surely.__getitem__)
-        expected, aim, _, arm = aims[chosen]
-        most = self.epochs * self.samples * self._each(arm)  # no longer is it trained
-
-        def trained(log_seconds: float) -> float:
-            return most / (1 + exp(log(most) - log_seconds))  # it ends at the most by and by
+        sure = NormalDist().inv_cdf(self.confidence)
+        chosen = min((one for one in aims if one.open), key=lambda one: one.surely)
+        trained = self._trained(chosen, chosen.surely)
 
         def saved(trial: Wanted) -> float:
             at = trial.training
-            after = expected + sure * model.aim_error(aim, at, self.held_out)
-            gain = trained(surely[chosen]) - trained(after)
             other = max(
-                _expected_above(surely[chosen] - later, self._moved(model, at, one, aim), 0.0)
-                for later, (_, one, *_) in zip(surely, aims, strict=True)
+                _expected_above(
+                    chosen.surely - one.surely, self._moved(model, at, one.aim, chosen.aim), 0.0
+                )
+                for one in aims
             )
-            return gain + trained(surely[chosen]) * (1 - exp(-other)) - trial.seconds
+            after = chosen.expected + sure * model.aim_error(chosen.aim, at, self.held_out)
+            gain = trained - self._trained(chosen, after)
+            return gain + trained * (1 - exp(-other)) - trial.seconds
 
         best = max(trials, key=saved, default=None)
-        return best if best is not None and saved(best) > 0 else None
+        return best if best is not None and (not model.observed or saved(best) > 0) else None
+
+    def time_to_target(self, observed: Sequence[Observed], share: float) -> float:
+        """Seconds for all trials: a share of what the target is likely to take, by what is known.
+
+        That is the geometric mean of what it takes in the middle and of what suffices with
+        `confidence`: by the middle alone little is spent where little is known, by the other
+        several times what comes to be trained. The first trial may take what it needs, within
+        the share of the latter. 0 where guessing reaches the target.
+        """
+        if self.target is None:
+            raise ValueError("there is no target")
+        model = fit_learning(observed, classes=self.classes, optimizers=self.optimizers)
+        offsets = {name: self.offsets(model, name) for name in self.optimizers}
+        aims = [one for one in self._aims(model, offsets, self.target) if one.open]
+        if not aims:
+            return 0.0
+        chosen = min(aims, key=lambda one: one.surely)
+        surely = self._trained(chosen, chosen.surely)
+        likely = sqrt(self._trained(chosen, chosen.expected) * surely)
+        if observed:
+            return share * likely
+        return max(share * likely, min(share * surely, self.least_budget))
+
+    def _aims(
+        self, model: LearningModel, offsets: Mapping[OptimizerName, Sequence[float]], target: float
+    ) -> list[_Aimed]:
+        """What each candidate takes to the target; none where guessing reaches it."""
+        sure = NormalDist().inv_cdf(self.confidence)
+        found = []
+        for arm, name in product(self.arms, self.optimizers):
+            for offset in {model.offset(name), *offsets[name]}:
+                aim = model.aim(name, arm.batch, target, offset)
+                if aim is not None:
+                    seconds = log(aim.samples * self._each(arm))
+                    surely = seconds + sure * model.aim_error(aim)
+                    found.append(_Aimed(aim, arm, offset == model.offset(name), seconds, surely))
+        return found
+
+    def _trained(self, one: _Aimed, log_seconds: float) -> float:
+        """Seconds of training that is to take so long: it ends at all epochs by and by."""
+        most = self.epochs * self.samples * self._each(one.arm)
+        return most / (1 + exp(log(most) - log_seconds))
 
     def _moved(self, model: LearningModel, trial: Candidate, one: Aim, other: Aim) -> float:
         """Standard deviation by which a trial moves the ratio of two aims, in logarithms."""
