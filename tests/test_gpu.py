@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ from batchwright.training.batches.unequal import Sampler
 from batchwright.training.parameter_server.merging import pack, unpack
 from batchwright.training.simulated.simulated_workers import Randomness
 from batchwright.workflows import doctor, prepare_job
-from batchwright.workflows.sweep import sharing, slots
+from batchwright.workflows.sweep import sharing, slots, verb
 from batchwright.workload import host
 from batchwright.workload.compilation import what_is_missing
 from batchwright.workload.data import copying, image_files
@@ -417,6 +418,17 @@ def test_a_sweep_counts_the_gpus_and_tells_them_apart():
     count = torch.cuda.device_count()
     assert len(slots.machine_for([plan_for()]).gpus) == count
     assert len({*sharing.seen_gpus()} - {""}) == count
+
+
+@reaches("workflows.sweep.verb:_tell_crowding")
+def test_a_shared_sweep_on_gpus_has_no_word_on_cores(monkeypatch, capsys):
+    started = SimpleNamespace(size=2, by="torchrun")
+    monkeypatch.setattr(verb, "joined", lambda: started)
+    monkeypatch.setattr(verb, "own_machine", lambda _: SimpleNamespace(cores=0))
+    verb._tell_crowding([plan_for()])
+    assert not capsys.readouterr().err
+    verb._tell_crowding([make_tiny_plan((12,), device="cpu")])
+    assert "workers=1: a run starts" in capsys.readouterr().err
 
 
 @reaches("workflows.prepare_job:_refuse_other_machines")

@@ -139,9 +139,10 @@ def check_prices(job: Job) -> Job:
     """
     if job.goal.prices is None:
         return job
-    path = Path(job.goal.prices).absolute()
+    path = Path(job.goal.prices)
     kinds_of_file(path, (), job.goal.max_workers or 1, others=True)
-    return job.model_copy(update={"goal": job.goal.model_copy(update={"prices": str(path)})})
+    goal = job.goal.model_copy(update={"prices": str(path.absolute())})
+    return job.model_copy(update={"goal": goal})
 
 
 def _count(profile: Profile, job: Job) -> int:
