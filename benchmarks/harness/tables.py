@@ -115,6 +115,11 @@ HEADLINES = (
         "large batches: accuracy gained by adaptive gradient scaling over SGD",
     ),
     (
+        "gradient_scaling_long",
+        "ags_over_plain_points_256_1024",
+        "the same with each at its own best rate, 1,024 steps of 256",
+    ),
+    (
         "large_batch",
         "picked_under_best_small_points",
         "large batches: accuracy that small ones with the better optimizer have more than the "
@@ -377,6 +382,18 @@ CARDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         }
     },
     "gradient-scaling": {
+        "gradient_scaling_long": {
+            f"{arm}_over_plain_points_{batch}_{steps}": f"{words}; batch {batch}, {steps:,} steps"
+            for arm, words in (
+                (
+                    "ags",
+                    "accuracy with gradient scaling less SGD without it, each at its best rate",
+                ),
+                ("muon", "Muon less SGD, each at its best rate"),
+            )
+            for batch in (64, 256)
+            for steps in (64, 256, 1024)
+        },
         "large_batch": {
             "ags_over_plain_points": "accuracy with gradient scaling less SGD without it, both "
             "with the large batch",
