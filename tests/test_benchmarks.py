@@ -486,6 +486,7 @@ def test_what_feeds_a_tracker_stands_still_and_rests_once_it_has_all(tmp_path: P
     (tmp_path / METRICS).write_text("{}\n" * 3)
     process = subprocess.Popen(words, stdin=subprocess.PIPE)
     try:
+        assert until(lambda: beside.command_line(process.pid), 60)  # empty as it is started
         one = beside.Beside(os.getpid(), tmp_path, clock=lambda: len(slept), sleep=sleep)
         one.stand_still()
         assert until(partial(runs, "T"), 60)
