@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import signal
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -187,3 +188,11 @@ def test_a_stop_signal_waits_for_the_step_and_a_second_one_does_not(times, ends)
     with pytest.raises(ends):
         bw.probe(step=step, batch=lambda size: torch.ones(size, 4), samples=100)
     assert signal.getsignal(signal.SIGINT) is former
+
+
+def test_a_stop_signal_after_the_last_command_counts(monkeypatch):
+    late = partial(signal.raise_signal, signal.SIGTERM)
+    monkeypatch.setattr("batchwright.probing.own_step.Reporter.finish", lambda _: late())
+    text = Text()
+    with pytest.raises(Interrupted, match="signal 15"):
+        bw.probe(step=text.step, batch=text.batch, samples=100, **QUICK)

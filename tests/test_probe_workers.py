@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from batchwright.distributed.group import Group
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.probing import commands
 from batchwright.probing.executor import Executor
-from batchwright.probing.probe import measure_points, probe, unfinished
+from batchwright.probing.probe import measure_points, measuring, probe, unfinished
 from batchwright.probing.visiting import MAX_RESTARTS
 from batchwright.probing.workers import Killed, Workers
 from batchwright.records import Job, ProbeSettings, Profile
@@ -410,3 +411,12 @@ def test_workers_that_sat_out_take_up_the_weights_of_those_that_did_not(tmp_path
     assert first["threads"] == [few, all_, few]
     assert [time.operation for time in first["operations"]] == ["all-reduce", "push-pull"]
     assert [time.workers for time in first["operations"]] == [2, 2]
+
+
+def test_a_stop_signal_during_the_last_command_ends_the_probe(tmp_path, monkeypatch):
+    monkeypatch.setattr("batchwright.probing.probe.Workers", lambda *_: nullcontext())
+    with (
+        pytest.raises(Interrupted, match="signal 15"),
+        measuring(Job(device="cpu", workers=2), tmp_path, [2]),
+    ):
+        signal.raise_signal(signal.SIGTERM)

@@ -82,6 +82,12 @@ HEADLINES = (
         "hybrid_accuracy_points",
         "`hybrid` against large batches, CIFAR-100: accuracy gained",
     ),
+    (
+        "dual_batch",
+        "round_over_large_k105",
+        "`dual-batch`: a round's time over that with large batches, planned for 1.05",
+    ),
+    ("dual_batch", "round_over_large_k110", "the same, planned for 1.10"),
     ("dual_accuracy", "dual_accuracy_gain", "`dual-batch` against large batches: accuracy gained"),
     (
         "dual_accuracy",
@@ -101,8 +107,7 @@ HEADLINES = (
     (
         "cyclic",
         "folder_time_saved",
-        "`cyclic` against full resolution, photographs up to 160 px: training time saved "
-        "(goal: the paper's hybrid)",
+        "`cyclic` against full resolution, photographs up to 160 px: training time saved",
     ),
     (
         "large_batch",
@@ -117,7 +122,7 @@ HEADLINES = (
     (
         "gradient_scaling_long",
         "ags_over_plain_points_256_1024",
-        "the same with each at its own best rate, 1,024 steps of 256",
+        "the same on two tasks at 8 px, each at its own best rate, 1,024 steps of 256 samples",
     ),
     (
         "large_batch",
@@ -251,8 +256,8 @@ def judged(figure: Mapping[str, Any], one: Figure | None) -> str:
     It is undecided where the goal is within what the value may be off by. A figure that is itself
     an extreme or a count is judged alone: what it spreads from says nothing against it.
     """
-    met = MET[figure["met"]]
-    if figure["met"] is None or one is None or one.statistic not in SPREADS_AROUND:
+    met = MET[figure["met"]] if _has_goal(figure, one) else ""
+    if not met or one is None or one.statistic not in SPREADS_AROUND:
         return met
     low, high = figure["low"], figure["high"]
     if one.statistic == "median":
@@ -263,13 +268,19 @@ def judged(figure: Mapping[str, Any], one: Figure | None) -> str:
     return UNDECIDED if any(low < goal < high for goal in goals) else met
 
 
+def _has_goal(figure: Mapping[str, Any], one: Figure | None) -> bool:
+    """Whether there is one, and none that has been given up since the report."""
+    declared_goals = one and (one.at_least, one.at_most, one.above, one.near)
+    return figure["goal"] is not None and declared_goals != (None,) * 4
+
+
 def _row(figure: Mapping[str, Any], words: str, one: Figure | None = None) -> str:
     return f"| {words} | {with_spread(figure)} | {_goal(figure, one)} | {judged(figure, one)} |"
 
 
 def _goal(figure: Mapping[str, Any], one: Figure | None) -> str:
     """The goal as the report was judged by it; the declaration says which way it lies."""
-    if figure["goal"] is None:
+    if not _has_goal(figure, one):
         return ""
     goal = shown_value(figure, "goal")
     if one is not None and one.near:
@@ -348,7 +359,9 @@ def _claim_row(
     command, scale, seeds, dated = claim.command, "", "", ""
     if claim.results:
         name = next(iter(claim.results.values())).partition(".")[0]
-        command, scale = f"python -m {module_of(name)} --full", SCALES[name]
+        quick = "--quick" in reports[name]["command"] if name in reports else False
+        command = f"python -m {module_of(name)} {'--quick' if quick else '--full'}"
+        scale = SCALES[name]
         each = [_seeds(one) for one in known.values()]
         seeds = each[0] if len(set(each)) == 1 else ", ".join(each)
         dated = when(reports[name]) if known else ""
@@ -359,7 +372,7 @@ def _claim_row(
 
 def _seeds(figure: Mapping[str, Any]) -> str:
     """How many seeds, or how many measurements of one seed, a figure is of."""
-    accuracy = figure["unit"] in ("points", "%", "epochs")
+    accuracy = figure["unit"] in ("points", "%", "epochs", "nats")
     return f"{figure['repeats']}" if accuracy else f"1, {figure['repeats']} measurements"
 
 
@@ -367,7 +380,7 @@ def _seeds(figure: Mapping[str, Any]) -> str:
 
 CARDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "plain": {"time_to_accuracy": {}, "main_job": {}},
-    "dynamic-batch": {"uneven": {}},
+    "dynamic-batch": {"shares": {}, "uneven": {}},
     "dual-batch": {"dual_accuracy": {}, "dual_uneven": {}, "update_factors": {}, "dual_batch": {}},
     "cyclic": {"cyclic": {}, "data_path": {}},
     "hybrid": {"hybrid": {}},

@@ -1,14 +1,14 @@
 """The server's update factor of small-batch workers: accuracy and held-out loss.
 
-A server of two batch sizes multiplies what a small-batch worker sends by an update factor: d_S /
-d_L, its share of data over a large-batch worker's (`server.update_factor=ratio`, the published
-rule), the square root of that (`sqrt`), or 1 (`none`). The paper's figure 5 draws held-out losses
-over the training by update factor.
+A server of two batch sizes merges a small-batch worker's model with the weight f of its update
+factor, as (w + f w_i) / (1 + f): d_S / d_L, its share of data over a large-batch worker's
+(`server.update_factor=ratio`, the published rule), the square root of that (`sqrt`), or 1 (`none`).
+The paper's figure 5 draws held-out losses over the training by update factor.
 
-The virtual cluster of `benchmarks.methods.dual_accuracy` with the batches that were best there: of
-four workers three have the small batch, in 1.1 times the time. All else is as there: CIFAR-100 at
-16 px, `resnet8`, 12 epochs, asynchronous. Three seeds, paired: the same first weights and order of
-samples in all arms.
+The virtual cluster of `benchmarks.methods.dual_accuracy` with the two batch sizes that were best
+there: of four workers three have the small batch, in 1.1 times the time. All else is as there:
+CIFAR-100 at 16 px, `resnet8`, 12 epochs, asynchronous. Three seeds, paired: the same first weights
+and order of samples in all arms.
 
 Figures: accuracy and loss over all test images after the last epoch, and the loss of `ratio` less
 that of the other two, with Student's 95 % interval. The factor pays where that interval is below

@@ -46,7 +46,7 @@ BENCHMARK = Benchmark(
     "large_networks",
     "Networks of Tula's paper",
     "Photographs at 224 px, two workers of one core each, `batchwright run` with a probe of 60 "
-    "seconds; spread: the least and the largest over the networks, or over the epochs",
+    "seconds; spread: quartiles over the networks, or over the epochs",
     (
         Figure("large_epoch_error", "share", "median", "predicted against measured seconds of an "
                "epoch, median error", at_most=0.10),

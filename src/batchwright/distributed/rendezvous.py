@@ -16,6 +16,7 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -90,8 +91,9 @@ def _refuse_taken(port: int) -> None:
     Raises:
         RuntimeError: As PyTorch's store raises.
     """
-    if any(_listens(int(one.name), port) for one in Path("/dev/fd").iterdir()):
-        return
+    with suppress(OSError):  # there is no such folder
+        if any(_listens(int(one.name), port) for one in Path("/dev/fd").iterdir()):
+            return
     problem = ""
     for family in (socket.AF_INET6, socket.AF_INET):  # one is enough, as for the store
         try:

@@ -212,8 +212,9 @@ def _no_factors(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
     why = (
         f"A batch of {batch} has less noise than base_batch={job.base_batch}, for which "
         "ags.mode=norm or gain make up tensor by tensor. Against the same batch at its own best "
-        "rate neither gained anything on two tasks of 64 to 1,024 steps; at rates that nobody "
-        "tuned, norm with scaling=sqrt reached from 2 points less to 16 more on four tasks of few "
+        "rate, on two tasks, norm gained nothing that three seeds show, and gain was 1.2 points "
+        "ahead after 64 steps of 64 and 1.2 behind after 1,024 of 256; at rates that nobody tuned, "
+        "norm with scaling=sqrt reached from 2 points less to 16 more on four tasks of few "
         "epochs. Whether it pays here no run given tells: `batchwright sweep --grid "
         "ags.mode=off,norm` does, and `plan --run` follows."
     )

@@ -402,20 +402,25 @@ def probe_step(
         reporter = Reporter(progress, job.probe.most_budget)
         visitor = Visitor(job, own, own.group.size, reporter, LoadWatch())
         told: Profile | BatchwrightError | None = None
+        others_wait = True  # for a word
         try:
             told = Controller(
                 visitor, (own.group.size,), report=reporter, started=started
             ).measure()
             reporter.finish()
         except BatchwrightError as error:
-            told = error
-        finally:  # whatever it was, the others wait for a word; of a stop all know
-            if not isinstance(told, LostWorkerError | Interrupted):
+            told, others_wait = error, not isinstance(error, LostWorkerError | Interrupted)
+        except KeyboardInterrupt:  # the others may be in a step
+            others_wait = False
+            raise
+        finally:  # whatever else it was, they wait; of a stop all know
+            if others_wait:
                 own.group.hand_out(None, 0)
                 own.group.hand_out(told, 0)
         if isinstance(told, BatchwrightError):
             raise told
         assert told is not None  # noqa: S101 - else something was raised
+        own.end_if_stopped()  # since the last command
         return told
 
 
@@ -426,6 +431,7 @@ def _follow(own: OwnStep) -> Profile:
         own.end_if_stopped()
     told = own.group.hand_out(None, 0)
     if isinstance(told, Profile):
+        own.end_if_stopped()
         return told
     raise told or LostWorkerError("worker 0 gave the probe up; its own error is the one to read")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from batchwright.distributed.joining.gathering import Gathering, stops_of_all
 from batchwright.distributed.supervisor import noting_signals
-from batchwright.errors import BatchwrightError, JobError
+from batchwright.errors import BatchwrightError, Interrupted, JobError
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
 from batchwright.probing.commands import Compare, Compared, Point, ignored
@@ -221,6 +221,7 @@ def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuri
 
     Raises:
         JobError: Several workers in one process.
+        Interrupted: A stop signal came since the last command began.
     """
     if job.launcher.one_worker:
         if max(counts) > 1:
@@ -234,9 +235,11 @@ def measuring(job: Job, folder: Path, counts: Sequence[int]) -> Iterator[Measuri
         if job.launcher.joins and gathering is not None:
             with closing(Together(gathering, job, counts, stops)) as all_:
                 yield all_
-            return
-        with Workers(job, folder, counts, stops) as workers:
-            yield workers
+        else:
+            with Workers(job, folder, counts, stops) as workers:
+                yield workers
+        if asked := stops():  # while the last command was carried out, or since
+            raise Interrupted(asked[0], f"stopped by signal {asked[0]}")
 
 
 def _mixed(profile: Profile) -> str:
