@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright.errors import TrainingError
+from batchwright.training.batches import recovering
 from batchwright.training.step import stepper
 from batchwright.training.step.stepper import MAX_BAD_STEPS, release_graph
 from test_session import Points, make_model, make_session, make_tiny_plan, summary_in, train
@@ -213,3 +217,31 @@ def test_a_sparse_gradient_gets_one_clear_line(micro):
         make_session(model, plan=plan) as one,
     ):
         train(one)
+
+
+class Named(NamedTuple):
+    many: int
+    values: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Told:
+    many: int
+    values: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "form",
+    [lambda x: x, lambda x: {"values": x}, lambda x: [1, x], partial(Named, 1), partial(Told, 1)],
+    ids=["tensor", "dictionary", "list", "named tuple", "data class"],
+)
+def test_an_output_of_any_form_comes_to_depend_on_what_other_parts_use(form):
+    """As `DistributedDataParallel` looks into it for parameters that are used."""
+    weight, other = (torch.ones(2, requires_grad=True) for _ in range(2))
+    output = recovering._with(form(2 * weight), other[:0].sum())
+    values = output if torch.is_tensor(output) else getattr(output, "values", None)
+    if not torch.is_tensor(values):
+        values = output["values"] if isinstance(output, dict) else output[1]
+    assert type(output) is type(form(weight))
+    values.sum().backward()
+    assert (weight.grad.tolist(), other.grad.tolist()) == ([2, 2], [0, 0])

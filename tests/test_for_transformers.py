@@ -254,6 +254,21 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_exactly(crew, alone, tmp
         alike(one[2], alone(images)[2])
 
 
+@pytest.mark.slow
+def test_a_checkpoint_of_another_global_batch_is_refused_in_a_line(crew, tmp_path):
+    how = {"save_strategy": "steps", "save_steps": 3, "max_steps": 3}
+    crew.together(trained_with, tmp_path, None, how, workers=1)
+    how = {"resume": str(tmp_path / "checkpoint-3"), "batch": 2 * BATCH}
+    (said,) = crew.together(refused_with, tmp_path, how, workers=1)
+    assert "a training with 8 steps an epoch, and here are 4" in said
+
+
+def refused_with(rank, folder, how):
+    with pytest.raises(PlanError) as told:
+        trained_with(rank, folder, None, how)
+    return str(told.value)
+
+
 def planned(rank, folder):
     try:
         trainer = trainer_of(folder, num_train_epochs=1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -239,7 +240,8 @@ class _Whole:
         What other parts alone use would be exchanged as unused, and then come a second time.
         """
         wrapper = self._wrapper
-        if wrapper is None or not getattr(wrapper, "find_unused_parameters", False):
+        looks = getattr(wrapper, "find_unused_parameters", False)
+        if wrapper is None or not parameters or not looks:
             yield
             return
 
@@ -301,6 +303,11 @@ def _with(output: Any, nothing: Tensor) -> Any:
             if (found := _with(value, nothing)) is not value:
                 values = [*output[:at], found, *output[at + 1 :]]
                 return type(output)(*values) if hasattr(output, "_fields") else type(output)(values)
+    elif is_dataclass(output) and not isinstance(output, type):
+        for one in fields(output):
+            value = getattr(output, one.name)
+            if (found := _with(value, nothing)) is not value:
+                return replace(output, **{one.name: found})
     return output
 
 

@@ -132,6 +132,11 @@ class Sampler(TorchSampler[list[int]]):
         """Batches of this worker in a whole epoch."""
         return self.passes * len(self._sizes(0))
 
+    @property
+    def left(self) -> int:
+        """Batches of this worker in the epoch that it goes on with, from there on."""
+        return self.passes * len(self._sizes(self._done))
+
     def __iter__(self) -> Iterator[list[int]]:
         if self._ended:
             self.epoch, self._done, self._ended = self.epoch + 1, 0, False

@@ -196,7 +196,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         """Rates, speeds and memory, now that model and optimizers are where they train."""
         assert self.arrangement is not None  # noqa: S101 - Lightning has asked for its data
         assert self.sampler is not None  # noqa: S101 - as above
-        _go_back_to_a_step(trainer.fit_loop.epoch_loop.batch_progress, self.sampler.passes)
+        _go_where_the_sampler_does(trainer.fit_loop.epoch_loop.batch_progress, self.sampler)
         if trainer.ckpt_path is None:  # else the rates in the checkpoint are the plan's already
             schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
             scale_rates(trainer.optimizers, schedulers, self.arrangement.rate)
@@ -334,16 +334,20 @@ class _Feed:
         self._sampler.load_state_dict(state)
 
 
-def _go_back_to_a_step(progress: Any, passes: int) -> None:
-    """Put Lightning's counts to the start of the step in which a checkpoint was written.
+def _go_where_the_sampler_does(progress: Any, sampler: Sampler) -> None:
+    """Put Lightning's counts to where the sampler goes on, in batches of this training.
 
-    Of an epoch that has ended they are whole steps. Gradients that were accumulated by then are
-    lost, and the sampler begins with that step again.
+    That is the start of the step in which a checkpoint was written, as gradients that were
+    accumulated by then are lost. A checkpoint counts batches of its own training, whose global
+    batch may have been another; of an epoch that has ended they are whole steps.
     """
-    half = progress.current.processed % passes
+    if sampler.left < len(sampler):
+        ahead = progress.current.processed - (len(sampler) - sampler.left)
+    else:
+        ahead = progress.current.processed % sampler.passes
     for counts in (progress.current, progress.total):
         for name in ("ready", "started", "processed", "completed"):
-            setattr(counts, name, getattr(counts, name) - half)
+            setattr(counts, name, getattr(counts, name) - ahead)
 
 
 def _refuse_options(trainer: Any, *, planned: bool) -> None:

@@ -188,11 +188,17 @@ class ForTransformers:
     # -------------------------------------------------------------------------------- in training
 
     def begin_training(self) -> None:
-        """Model and optimizer are where they train."""
-        stay_in_group()
-        trained = list(self._trainer.model.parameters())
+        """Model and optimizer are where they train.
+
+        Raises:
+            PlanError: A checkpoint of steps of another batch is gone on with.
+        """
         assert self.sampler is not None  # noqa: S101 - the Trainer has asked for its data
         assert self.arrangement is not None  # noqa: S101 - as above
+        with refused_in_a_line(first=self._trainer.args.process_index == 0):
+            _refuse_other_steps(self._trainer.state, len(self.sampler) // self.sampler.passes)
+        stay_in_group()
+        trained = list(self._trainer.model.parameters())
         if self.arrangement.follow:
             self._follower = Follower(self.sampler, trained)
         if self._recover:
@@ -295,6 +301,20 @@ def _callback_of(training: ForTransformers) -> Any:
             training.end_training()
 
     return Telling()
+
+
+def _refuse_other_steps(state: Any, each: int) -> None:
+    """Refuse to go on where an epoch had another number of steps than ``each``.
+
+    The Trainer finds its place by the number of steps, so samples would be left out, or come twice.
+    """
+    if state.epoch and abs(state.epoch * each - state.global_step) > 0.5:
+        before = state.global_step / state.epoch
+        raise PlanError(
+            f"the checkpoint is of a training with {before:.0f} steps an epoch, and here are "
+            f"{each}, so samples would be left out or come twice: give "
+            "per_device_train_batch_size= and gradient_accumulation_steps= the global batch of then"
+        )
 
 
 def _refuse_options(trainer: Any) -> None:
