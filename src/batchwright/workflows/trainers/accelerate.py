@@ -107,23 +107,25 @@ class ForAccelerate:
             plan = automatic(self.probe(accelerator, model, optimizer, loader, loss, **keys), None)
             shares = shares or "follow"
         self.plan = plan
-        self.arrangement = arranged(
-            plan,
-            shares,
-            trainer="accelerate",
-            workers=workers,
-            batch=loader.batch_size,
-            passes=accelerator.gradient_accumulation_steps,
-            samples=len(loader.dataset),
-            accumulation=_WORDS["accumulation"],
-        )
+        with refused_in_a_line(first=first):
+            self.arrangement = arranged(
+                plan,
+                shares,
+                trainer="accelerate",
+                workers=workers,
+                batch=loader.batch_size,
+                passes=accelerator.gradient_accumulation_steps,
+                samples=len(loader.dataset),
+                accumulation=_WORDS["accumulation"],
+            )
         if plan is not None:
             tell(self.arrangement.words(workers, **_WORDS), first=first)
         scale_rates([getattr(optimizer, "optimizer", optimizer)], [], self.arrangement.rate)
         self._accelerator, self._model, self._theirs = accelerator, model, loader
         self._order = {"shuffle": shuffle, "seed": seed}
         self._follower: Follower | None = None
-        self._arrange()
+        with refused_in_a_line(first=first):
+            self._arrange()
         self._recovering = recovering(list(model.parameters()), accelerator.process_index)
         self._index, self._batch = -1, None
         accelerator.register_for_checkpointing(self)

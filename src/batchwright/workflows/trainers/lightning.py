@@ -165,14 +165,15 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         trainer.accumulate_grad_batches = self.arrangement.passes
         if self.plan is not None:
             tell(self.arrangement.words(workers, **_WORDS), first=first)
-        self.sampler = self.arrangement.sampler(
-            theirs.dataset,
-            rank=trainer.global_rank,
-            workers=workers,
-            least=fewest_samples(module),
-            shuffle=shuffle,
-            seed=self._seed,
-        )
+        with refused_in_a_line(first=first):
+            self.sampler = self.arrangement.sampler(
+                theirs.dataset,
+                rank=trainer.global_rank,
+                workers=workers,
+                least=fewest_samples(module),
+                shuffle=shuffle,
+                seed=self._seed,
+            )
         return _Feed(with_sampler(theirs, self.sampler), self.sampler, self)
 
     def _probed(self, trainer: Any, theirs: Any) -> Plan:

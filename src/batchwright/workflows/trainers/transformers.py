@@ -147,15 +147,16 @@ class ForTransformers:
         made = self.arrangement
         args.gradient_accumulation_steps = made.passes
         args.per_device_train_batch_size = max(1, made.global_batch // workers // made.passes)
-        self.sampler = made.sampler(
-            theirs.dataset,
-            rank=args.process_index,
-            workers=workers,
-            least=fewest_samples(trainer.model),
-            fill=not self._counts_items,  # or its labels would be counted
-            shuffle=shuffle,
-            seed=args.data_seed if args.data_seed is not None else args.seed,
-        )
+        with refused_in_a_line(first=args.process_index == 0):
+            self.sampler = made.sampler(
+                theirs.dataset,
+                rank=args.process_index,
+                workers=workers,
+                least=fewest_samples(trainer.model),
+                fill=not self._counts_items,  # or its labels would be counted
+                shuffle=shuffle,
+                seed=args.data_seed if args.data_seed is not None else args.seed,
+            )
         return with_sampler(theirs, self.sampler)
 
     @property
