@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import asdict, replace
 from importlib import metadata
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -407,13 +408,17 @@ def test_a_process_may_hold_two_stores_at_its_port(monkeypatch):
     assert other.get("said") == b"here"
 
 
-def test_who_waits_says_so(monkeypatch, capfd):
+def test_who_waits_says_so(monkeypatch):
     monkeypatch.setattr(gathering, "_TELL_SECONDS", 0.0)
-    with gathering._telling_who_waits(replace(found(TORCHRUN), rank=0), 120):
-        told = ""
-        while not told.endswith("\n"):  # a line may be read in parts
-            told += capfd.readouterr().err
-    assert told.startswith("waiting for all 4 processes that torchrun has announced, 120 s at most")
+    with (
+        redirect_stderr(StringIO()) as told,  # pytest's own may lose what comes as it is read
+        gathering._telling_who_waits(replace(found(TORCHRUN), rank=0), 120),
+    ):
+        while not told.getvalue().endswith("\n"):
+            time.sleep(0.01)
+    assert told.getvalue().startswith(
+        "waiting for all 4 processes that torchrun has announced, 120 s at most"
+    )
 
 
 @pytest.mark.parametrize(
