@@ -169,6 +169,9 @@ class ForAccelerate:
             loss: f(model, batch) -> mean loss.
             out: File for the profile.
             keys: Job keys.
+
+        Raises:
+            SystemExit: A stop signal came; its code is 128 + the signal's number.
         """
         plain = accelerator.unwrap_model(model)
         inner = getattr(optimizer, "optimizer", optimizer)

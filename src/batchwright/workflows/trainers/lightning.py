@@ -105,6 +105,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
                 optimizer's rate is taken to be good for, unless ``base_batch=`` says another.
             out: File for the profile.
             keys: Job keys.
+
+        Raises:
+            SystemExit: A stop signal came; its code is 128 + the signal's number.
         """
         optimizers, _ = _configured(module)
         base = loader.batch_size * place_among_workers()[1]

@@ -103,6 +103,9 @@ class ForTransformers:
 
         Its batch over all workers is the one that the rate is taken to be good for, unless
         ``base_batch=`` says another. Weights and optimizer are put back.
+
+        Raises:
+            SystemExit: A stop signal came; its code is 128 + the signal's number.
         """
         return self._probed(self._their_loader(), out=out, **keys)
 
