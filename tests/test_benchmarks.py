@@ -22,7 +22,7 @@ from batchwright.workload.data.image_store import ImageStore
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks run from the project's root and are not installed
 
-from benchmarks.cluster import engines, shares  # noqa: E402
+from benchmarks.cluster import engines, shared_cores, shares  # noqa: E402
 from benchmarks.cluster.kills import (  # noqa: E402
     BATCH,
     Counting,
@@ -391,6 +391,58 @@ def test_a_start_that_is_kept_is_taken_from_there_only_for_the_very_same_plans(t
     assert shares._kept(tmp_path / "one.json", plans) == seconds
     assert shares._kept(tmp_path / "one.json", shares.plans_of(known, 1)) is None
     assert shares._kept(tmp_path / "other.json", plans) is None
+
+
+def test_workers_on_one_core_are_compared_by_their_last_and_by_all_epochs_but_the_first() -> None:
+    ideal = 9 * 2 / 3
+    starts = [
+        {
+            "equal": [50.0, 9.0, 9.0, 9.0, 9.0],
+            "ours": [50.0, 8.0, 7.0, ideal, ideal],
+            "published": [50.0, 9.0, 9.0, 6.6, 6.6],
+        }
+    ] * 2
+    found = shared_cores.found_of(starts)
+    assert found.keys() == {one.name for one in shared_cores.BENCHMARK.figures}
+    assert found["ours_over_equal_last"] == pytest.approx([2 / 3] * 2)
+    assert found["published_over_ours_last"] == pytest.approx([1.1] * 2)
+    assert found["published_over_equal_counted"] == pytest.approx([31.2 / 36] * 2)
+
+
+def test_workers_on_one_core_share_a_batch_that_goes_through_the_network_at_once() -> None:
+    plans = shared_cores.plans_of(made_up_network(), 0)
+    assert plans.keys() == {"equal", "ours", "published"}
+    for way, plan in plans.items():
+        assert plan.method == ("plain" if way == "equal" else "dynamic-batch")
+        assert plan.stages[0].local_batch_sizes == (64,) * len(shared_cores.CORES)
+        assert plan.stages[0].micro_batch_size == plan.job.global_batch == 256
+    assert plans["published"].job.rebalance == "published"
+
+
+def test_a_start_is_made_once_and_then_taken_from_where_it_is_kept(tmp_path, monkeypatch) -> None:
+    plans = shared_cores.plans_of(made_up_network(), 0)
+    monkeypatch.setattr(shares, "Arm", lambda *_, **__: Sleeping())
+    made = []
+
+    def through(arms: Any) -> shares.Seconds:
+        made.append([*arms])
+        return {name: [1.0] for name in arms}
+
+    file = tmp_path / "start-0.json"
+    for _ in range(2):
+        found = shares.seconds_of(file, plans, tmp_path, shared_cores.CORES, through)
+        assert found == {name: [1.0] for name in plans}
+    assert made == [[*plans]]
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["start-0.json"]
+
+
+class Sleeping:
+    """An arm that is set up at once and does nothing."""
+
+    def ready(self) -> None:
+        pass
+
+    stop = ready
 
 
 def made_up_network() -> Opened:

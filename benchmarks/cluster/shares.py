@@ -35,7 +35,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -132,21 +132,31 @@ Seconds = Mapping[str, Sequence[float]]
 
 def measure(arguments: Arguments, folder: Path) -> Found:
     """All starts, the networks in turn, so that what is there covers both."""
-    if not {0, 1} <= os.sched_getaffinity(0):
-        raise SystemExit("benchmarks.cluster.shares needs cores 0 and 1")
-    keep = arguments.keep
-    keep.mkdir(parents=True, exist_ok=True)
-    data = (
-        f"cifar100:{smaller_cifar100(arguments.data, IMAGES, folder / 'images', held_out=HELD_OUT)}"
-    )
+    data = images_for(arguments, folder, IMAGES)
     known = {network: opened(data, network, SIDE) for network in NETWORKS}
     starts: dict[str, list[Seconds]] = {network: [] for network in NETWORKS}
     for start in range(STARTS if arguments.full else 1):
         for network, some in starts.items():
             plans = plans_of(known[network], start)
-            name = f"{network}-{start}"
-            some.append(_kept(keep / f"{name}.json", plans) or _start(name, plans, keep, folder))
+            file = arguments.keep / f"{network}-{start}.json"
+            some.append(seconds_of(file, plans, folder, (0, 1), _under_loads))
     return found_of(starts), {"epoch_seconds": starts}
+
+
+def images_for(arguments: Arguments, folder: Path, images: int) -> str:
+    """The key ``data`` of a job: so many images; and the folder that starts are kept in is there.
+
+    Raises:
+        SystemExit: There are no two cores to put workers on.
+    """
+    if not {0, 1} <= os.sched_getaffinity(0):
+        raise SystemExit("workers are put on cores 0 and 1, which this process may not both have")
+    assert arguments.data is not None
+    assert arguments.keep is not None
+    arguments.keep.mkdir(parents=True, exist_ok=True)
+    return (
+        f"cifar100:{smaller_cifar100(arguments.data, images, folder / 'images', held_out=HELD_OUT)}"
+    )
 
 
 def found_of(starts: Mapping[str, Sequence[Seconds]]) -> dict[str, list[float]]:
@@ -180,14 +190,16 @@ def plans_of(known: Opened, seed: int) -> dict[str, Plan]:
 
 def summed(known: Opened, way: str, seed: int) -> Plan:
     """Two workers that sum their gradients at every step."""
-    return fixed_plan(_job(known, seed, **SUMMED[way]), known.facts, known.network, batches=BATCHES)
+    job = job_of(known, seed, BATCHES, **SUMMED[way])
+    return fixed_plan(job, known.facts, known.network, batches=BATCHES)
 
 
 def averaged(known: Opened, way: str, seed: int) -> Plan:
     """Two workers that train an epoch's worth between them, and then wait for each other."""
-    job = _job(
+    job = job_of(
         known,
         seed,
+        BATCHES,
         method="dual-batch",
         dual={"small_workers": 0, "shares": SHARES[way]},
         server={"consistency": "bsp"},
@@ -197,12 +209,13 @@ def averaged(known: Opened, way: str, seed: int) -> Plan:
     return fixed_plan(job, known.facts, known.network, row, batches=BATCHES, **more)
 
 
-def _job(known: Opened, seed: int, **keys: Any) -> Job:
-    # Workers sleep while the other arms have their turn, hence the timeout.
+def job_of(known: Opened, seed: int, batches: Sequence[int], **keys: Any) -> Job:
+    """Workers with these local batches to begin with, at a constant rate, without an end."""
+    # They sleep while the other arms have their turn, hence the timeout.
     return job_from(
-        f"network={known.network.name} workers={len(BATCHES)} device=cpu precision=float32 "
-        f"learning_rate=0.1 base_batch={sum(BATCHES)} scaling=none warmup_epochs=0 decay=none "
-        f"augment=crop-flip global_batch={sum(BATCHES)} resolutions={SIDE} epochs={ENDLESS} "
+        f"network={known.network.name} workers={len(batches)} device=cpu precision=float32 "
+        f"learning_rate=0.1 base_batch={sum(batches)} scaling=none warmup_epochs=0 decay=none "
+        f"augment=crop-flip global_batch={sum(batches)} resolutions={SIDE} epochs={ENDLESS} "
         f"evaluate_epochs={ENDLESS} checkpoint_seconds={ENDLESS} timeout={LIMIT_SECONDS} "
         f"seed={seed}",
         data=known.data,
@@ -213,30 +226,52 @@ def _job(known: Opened, seed: int, **keys: Any) -> Job:
 # ----------------------------------------------------------------------------------------- starts
 
 
-def _start(name: str, plans: Mapping[str, Plan], keep: Path, folder: Path) -> Seconds:
-    """All arms of a network from new processes on, through all epochs; kept when it is through."""
-    say(f"{name}: starting")
-    runs = folder / name
+def seconds_of(
+    file: Path,
+    plans: Mapping[str, Plan],
+    folder: Path,
+    cores: Sequence[int],
+    through: Callable[[Mapping[str, Arm]], Seconds],
+) -> Seconds:
+    """All arms of a start from new processes on, through all epochs.
+
+    Args:
+        file: Has them if these very plans made them; else takes them, once they are through.
+        plans: By arm.
+        folder: Takes run folders.
+        cores: Of the workers.
+        through: Gives the seconds of the arms, by their names.
+    """
+    if (kept := _kept(file, plans)) is not None:
+        return kept
+    say(f"{file.stem}: starting")
+    runs = folder / file.stem
     runs.mkdir()
     starters = {
-        arm: partial(Arm, uneven_arms.epochs, plan, runs / arm, cores=(0, 1))
+        arm: partial(Arm, uneven_arms.epochs, plan, runs / arm, cores=cores)
         for arm, plan in plans.items()
     }
-    seconds: dict[str, list[float]] = {arm: [] for arm in plans}
     with started(starters) as arms:
-        wait = 0.0
-        for number, load in enumerate(LOADS):
-            turns = {arm: partial(_turn, one, load, wait) for arm, one in arms.items()}
-            # One round at a time, so that the order is turned round here.
-            names = list(turns) if number % 2 == 0 else list(reversed(turns))
-            told = take_turns({arm: turns[arm] for arm in names}, 1, form="{:.2f} s".format)
-            for arm, (one,) in told.items():
-                seconds[arm].append(one)
-            wait = wait or seconds["equal-sum"][0] / 2
-    values = {"plans": _digests(plans), "seconds": seconds}
-    aside = keep / f".{name}.writing"
-    aside.write_text(json.dumps(values) + "\n", encoding="utf-8")
-    aside.replace(keep / f"{name}.json")
+        seconds = through(arms)
+    aside = file.with_name(f".{file.stem}.writing")
+    told = {"plans": _digests(plans), "seconds": seconds}
+    aside.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    aside.replace(file)
+    return seconds
+
+
+def _under_loads(arms: Mapping[str, Arm]) -> Seconds:
+    """An epoch of each arm under each load."""
+    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+    wait = 0.0
+    for number, load in enumerate(LOADS):
+        turns = {arm: partial(_turn, one, load, wait) for arm, one in arms.items()}
+        # One round at a time, so that the order is turned round here.
+        names = list(turns) if number % 2 == 0 else list(reversed(turns))
+        told = take_turns({arm: turns[arm] for arm in names}, 1, form="{:.2f} s".format)
+        for arm, (one,) in told.items():
+            seconds[arm].append(one)
+        wait = wait or seconds["equal-sum"][0] / 2
     return seconds
 
 
