@@ -159,7 +159,7 @@ def test_every_claim_is_about_figures_that_are_declared_and_says_how_to_measure_
                 assert not word.startswith("tests/") or (ROOT / word).exists(), claim.words
                 assert not word.startswith("benchmarks.") or importlib.util.find_spec(word)
             sides = [one for one in claim.over or () if isinstance(one, str)]
-            assert set(sides) <= set(claim.results.values()), claim.words
+            assert set(sides) <= {*claim.results.values(), table.EACH}, claim.words
             for one in claim.results.values():
                 name, _, figure = one.partition(".")
                 assert table.declared(name)[figure]
@@ -184,7 +184,25 @@ def test_a_claim_holds_where_goals_are_met_or_spreads_lie_apart():
     assert verdict("low", "high", over=("a.low", "a.high")) == "no"
     assert verdict("wide", "high", over=("a.wide", "a.high")) == "not shown"
     assert verdict("low", over=(0.5, "a.low")) == "no"
+    assert verdict("low", "high", over=(5.0, table.EACH)) == "yes"
+    assert verdict("low", "high", over=(table.EACH, 2.5)) == "partly"
+    assert verdict("high", "wide", over=(table.EACH, 2.5)) == "partly"
+    assert verdict("low", "wide", over=(table.EACH, 2.5)) == "no"
+    assert verdict("wide", "open", over=(table.EACH, 2.5)) == "not shown"
     assert [verdict("missing"), verdict(), verdict(told="exact")] == ["not run", "not run", "yes"]
+
+
+def test_a_report_names_the_commits_of_its_runs_where_they_are_others():
+    table = load(ROOT / "benchmarks" / "harness" / "tables.py")
+    report = {"environment": {"commit": "b"}, "date": "2026-01-02", "measurements": {}}
+    assert table.when(report) == "2026-01-02, b"
+    report["measurements"] = {table.COMMITS: {"b": 2}}
+    assert table.when(report) == "2026-01-02, b"
+    report["measurements"] = {table.COMMITS: {"a": 1, "b": 2}}
+    assert table.when(report) == "2026-01-02, b (runs of a, b)"
+    told = f"commit {table.commits(table.newest('gradient_scaling_long')[0])}."
+    assert "f3629d43" in told
+    assert told in read("docs/measured.md")
 
 
 def test_every_figure_of_the_readme_is_one_of_a_benchmark_and_each_benchmark_has_its_table():

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not inst
 
 from benchmarks.harness import kept_runs
 from benchmarks.harness.images import smaller_cifar100, smaller_folder
-from benchmarks.harness.kept_runs import KeptRuns, Run, Wanted
+from benchmarks.harness.kept_runs import KeptRuns, Run, RunLines, Wanted, append_line
 from benchmarks.harness.plans import Opened, with_rates
 from benchmarks.methods.dual_accuracy import first_arms
 from benchmarks.methods.dual_accuracy import plan_of as dual_plan
@@ -45,6 +45,18 @@ def test_a_kept_run_counts_only_for_the_very_plan_that_made_it(tmp_path: Path) -
     assert runs.kept(wanted(0, "there")) is not None
     assert runs.kept(Wanted("k105-3", 0, wanted(1).plan)) is None
     assert runs.kept(wanted(0, words=("benchmarks.methods.other_optimizers", "lamb"))) is None
+
+
+def test_the_commits_of_lines_are_counted_once_a_run_and_only_of_what_was_asked_for(tmp_path):
+    lines = tmp_path / "runs.jsonl"
+    for seed, commit in enumerate(("a", "a", "b")):
+        told = {"accuracy": 1.0, "seconds": 1.0, "commit": commit, "digest": wanted(seed).digest}
+        append_line(lines, told)
+    runs = RunLines(lines, tmp_path)
+    assert not runs.commits
+    for seed in (1, 2, 1, 9):
+        runs.kept(wanted(seed))
+    assert runs.commits == {"a": 1, "b": 1}
 
 
 def test_a_run_that_fails_is_shown_with_the_end_of_its_log(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ _PEERS = (
     *("torch", "numpy", "lightning", "transformers", "accelerate", "pytorch-optimizer"),
     *("tensorboard", "mlflow", "wandb", "trackio"),
 )  # whose versions a report tells, where they are installed
+COMMITS = "commits of the runs"  # among measurements: how many each made, where several did
 BUSY_LOAD = 0.5  # programs that want to compute, over the last minute
 
 Measurements = dict[str, Any]

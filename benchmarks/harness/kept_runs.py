@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
@@ -239,6 +240,12 @@ class RunLines(KeptRuns):
         super().__init__(lines.parent, folder)
         self._lines, self._commit = lines, commit()
         self._found = {values["digest"]: values for values in read_lines(lines)}
+        self._told: dict[str, str] = {}  # commits of the runs that were told of, by their digests
+
+    @property
+    def commits(self) -> Counter[str]:
+        """How many of the runs that `kept` has told of each commit made."""
+        return Counter(self._told.values())
 
     def gather(self, wanted: Iterable[Wanted], until: float) -> None:
         """Make the runs that are not kept, and start none after ``until`` (`time.monotonic`)."""
@@ -250,6 +257,7 @@ class RunLines(KeptRuns):
         values = self._found.get(one.digest)
         if values is None:
             return None
+        self._told[one.digest] = values["commit"]
         return Run(
             values["accuracy"],
             values["seconds"],

@@ -18,8 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.benchmark import RESULTS, ROOT, Benchmark, module_of, newest
-from benchmarks.harness.claims import PAPERS, SCALES, Claim, Paper
+from benchmarks.harness.benchmark import COMMITS, RESULTS, ROOT, Benchmark, module_of, newest
+from benchmarks.harness.claims import EACH, PAPERS, SCALES, Claim, Paper
 from benchmarks.harness.figures import SPREADS_AROUND, Figure
 
 BLOCK = re.compile(r"(<!-- figures: .*? -->\n)(.*?)(<!-- /figures -->)", re.DOTALL)
@@ -29,7 +29,7 @@ DATED_HEAD = ("| figure | measured (spread) | goal | met | when |", "|---|---|--
 
 ORDER = (
     *("time_to_accuracy", "main_job", "predict", "batch_curves", "large_networks", "decisions"),
-    *("uneven", "shares", "adapters", "simulate", "hosts", "engines"),
+    *("uneven", "shares", "shared_cores", "adapters", "simulate", "hosts", "engines"),
     *("hybrid", "dual_batch", "dual_accuracy", "dual_uneven", "update_factors"),
     *("cyclic", "data_path", "large_batch", "gradient_scaling_long", "warmup", "warmup_long"),
     *("gradient_overhead", "step_overhead", "first_contact", "service"),
@@ -190,10 +190,11 @@ def _where(benchmark: Benchmark, report: Mapping[str, Any]) -> str:
     module = module_of(benchmark.name)
     command = re.sub(r"(?<=-m )\S+", module, report["command"])  # the module may have moved since
     return (
-        "{processor}, {cores} cores, torch {torch}, Python {python}; {date}, commit {commit}. "
+        "{processor}, {cores} cores, torch {torch}, Python {python}; {date}, commit {commits}. "
         "`{command}` repeats it; the head of `{path}.py` says what is compared.".format(
             **report["environment"],
             date=report["date"],
+            commits=commits(report),
             command=command,
             path=module.replace(".", "/"),
         )
@@ -240,7 +241,14 @@ def with_spread(figure: Mapping[str, Any]) -> str:
 
 def when(report: Mapping[str, Any]) -> str:
     """Date and commit of a report."""
-    return "{date}, {commit}".format(date=report["date"], commit=report["environment"]["commit"])
+    return f"{report['date']}, {commits(report)}"
+
+
+def commits(report: Mapping[str, Any]) -> str:
+    """The commit that made a report, and those that made its runs, where they are others, too."""
+    one: str = report["environment"]["commit"]
+    runs = report["measurements"].get(COMMITS, {})
+    return one if {one} >= runs.keys() else f"{one} (runs of {', '.join(runs)})"
 
 
 MET = {None: "", True: "yes", False: "no"}
@@ -293,8 +301,8 @@ def _goal(figure: Mapping[str, Any], one: Figure | None) -> str:
 # ----------------------------------------------------------------------------------------- papers
 
 VERDICTS = ("no", "partly", "not shown", "not run", "yes")
-"""Whether a claim holds, in the order of a table's rows. *Not shown*: the spreads overlap,
-or the goal is undecided."""
+"""Whether a claim holds, in the order of a table's rows. *Partly*: for some of its results. *Not
+shown*: the spreads overlap, or the goal is undecided."""
 
 
 def papers(folder: Path = RESULTS) -> str:
@@ -342,11 +350,16 @@ def verdict(claim: Claim, figures: Mapping[str, Mapping[str, Any]]) -> str:
         if len(met) > 1:
             return "partly"
         return {MET[True]: "yes", UNDECIDED: "not shown"}.get(*met, "no")
-    (low, high), (other_low, other_high) = (
-        (one, one) if isinstance(one, float) else (figures[one]["low"], figures[one]["high"])
-        for one in claim.over
-    )
-    return "yes" if low > other_high else "no" if high < other_low else "not shown"
+    found = set()
+    for each in claim.results.values() if EACH in claim.over else ("",):
+        (low, high), (other_low, other_high) = (
+            (one, one) if isinstance(one, float) else (figures[one]["low"], figures[one]["high"])
+            for one in (each if side == EACH else side for side in claim.over)
+        )
+        found.add("yes" if low > other_high else "no" if high < other_low else "not shown")
+    if len(found) > 1:
+        return "partly" if "yes" in found else "no"
+    return found.pop()
 
 
 def _claim_row(
@@ -380,7 +393,7 @@ def _seeds(figure: Mapping[str, Any]) -> str:
 
 CARDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "plain": {"time_to_accuracy": {}, "main_job": {}},
-    "dynamic-batch": {"shares": {}, "uneven": {}},
+    "dynamic-batch": {"shares": {}, "shared_cores": {}, "uneven": {}},
     "dual-batch": {"dual_accuracy": {}, "dual_uneven": {}, "update_factors": {}, "dual_batch": {}},
     "cyclic": {"cyclic": {}, "data_path": {}},
     "hybrid": {"hybrid": {}},

@@ -57,13 +57,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found
+from benchmarks.harness.benchmark import COMMITS, ROOT, Arguments, Benchmark, Found
 from benchmarks.harness.figures import Figure, differences
 from benchmarks.harness.kept_runs import Run, RunLines, RunLinesHere, accuracies_of, plain_runs
 from benchmarks.methods.gradient_scaling_runs import (
@@ -145,16 +146,19 @@ def measure(arguments: Arguments, folder: Path) -> Found:
         _gather(lines, data)
     found: dict[Cell, dict[str, list[Run]]] = {}
     told: dict[str, Any] = {}
+    commits: Counter[str] = Counter()
     for task, file in lines.items():
-        gathered = Gathered(task, RunLines(file, folder), data, folder, until=0)
+        runs = RunLines(file, folder)
+        gathered = Gathered(task, runs, data, folder, until=0)
         for cell, arms in gathered.runs().items():
             found[cell] = arms
             rates = {arm: gathered.tuned(cell, arm).told for arm in arms if arm in ARMS}
             told[cell.title] = {"rates": rates, "runs": plain_runs(arms)}
+        commits += runs.commits
     figures = found_of({cell: accuracies_of(arms) for cell, arms in found.items()})
     if not arguments.full:
         figures |= _checked(data, folder)
-    return figures, told
+    return figures, {**told, COMMITS: commits}
 
 
 def _checked(data: Path, folder: Path) -> dict[str, list[float]]:
