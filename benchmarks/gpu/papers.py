@@ -6,6 +6,7 @@ Nothing is probed for them: batches, schedule and times of a step are the publis
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,28 @@ if TYPE_CHECKING:
 
 SIDES, TIMES = (24, 32), ((0.000352682, 0.000505636), (0.014788833, 0.015562114))
 LARGE_BATCHES = (600, 560)
+PUBLISHED_EPOCHS, SHORT_EPOCHS = 140, 14
 POSTER_EPOCHS, POSTER_BASE_BATCH = 20, 4
 POSTER_BATCHES = tuple(times * POSTER_BASE_BATCH for times in (240, 60))
 POSTER_WARMUPS = (0, 5, 10, 20)  # of 90 epochs
 
 
-def published(here: Here, *, small: int, cycles: bool) -> None:
+def short(here: Here) -> None:
+    """Of each kind the most valuable, in little time, at the papers' scale but for the epochs.
+
+    A tenth of the epochs of `hybrid` and of large batches alone, and the poster's larger batch
+    without warm-up and with the one that is best there.
+    """
+    for what, small, cycles in (("hybrid, 3 of 4 small", 3, True), ("large batches", 0, False)):
+        told = f"{what}, {SHORT_EPOCHS} epochs: "
+        if not here.has(f"{told}real seconds"):
+            published(here, small=small, cycles=cycles, epochs=SHORT_EPOCHS, told=told)
+    poster(here, POSTER_BATCHES[:1], (0, 10))
+
+
+def published(
+    here: Here, *, small: int, cycles: bool, epochs: int = PUBLISHED_EPOCHS, told: str = ""
+) -> None:
     """The dual-batch paper's experiment C, one of its cells.
 
     Four virtual workers and a server, 140 epochs, k = 1.05, `cycle.preset=cifar100`.
@@ -33,16 +50,19 @@ def published(here: Here, *, small: int, cycles: bool) -> None:
         here: Where it runs.
         small: Workers with the small batch.
         cycles: Whether each stage goes through 24 and 32 px, as in `hybrid`; else all is at 32 px.
+        epochs: In place of the paper's.
+        told: What the names of findings begin with.
     """
-    real, summary = _trained(here, published_plan(here, small=small, cycles=cycles))
+    plan = published_plan(here, small=small, cycles=cycles, epochs=epochs)
+    real, summary = _trained(here, plan)
     seconds = sum(epoch.training_seconds for epoch in summary.epochs)
-    here.found("held-out accuracy", summary.accuracy)
-    here.found("held-out loss", summary.epochs[-1].val_loss)
-    here.found("simulated seconds", seconds)
-    here.found("real seconds", real)
+    here.found(f"{told}held-out accuracy", summary.accuracy)
+    here.found(f"{told}held-out loss", summary.epochs[-1].val_loss)
+    here.found(f"{told}simulated seconds", seconds)
+    here.found(f"{told}real seconds", real)
 
 
-def published_plan(here: Here, *, small: int, cycles: bool) -> Plan:
+def published_plan(here: Here, *, small: int, cycles: bool, epochs: int = PUBLISHED_EPOCHS) -> Plan:
     """Its plan; see `published`."""
     levels = slice(None) if cycles else slice(1, None)
     large = [batch // 10 if here.tiny else batch for batch in LARGE_BATCHES[levels]]
@@ -61,15 +81,17 @@ def published_plan(here: Here, *, small: int, cycles: bool) -> Plan:
     return _plan(
         here,
         "method=hybrid launch=virtual workers=4 evaluate_epochs=5",
-        epochs=3 if here.tiny else 140,
+        epochs=3 if here.tiny else epochs,
         **per_level,
     )
 
 
-def poster(here: Here) -> None:
+def poster(
+    here: Here, batches: Sequence[int] = POSTER_BATCHES, warmups: Sequence[int] = POSTER_WARMUPS
+) -> None:
     """Warm-ups at 240 and 60 times the base batch, at least 1,000 steps each."""
     epochs = 2 if here.tiny else POSTER_EPOCHS
-    for batch, warmup in product(POSTER_BATCHES, POSTER_WARMUPS):
+    for batch, warmup in product(batches, warmups):
         what = f"batch {batch}, warm-up {warmup} of 90 epochs: held-out accuracy"
         if here.has(what):
             continue
