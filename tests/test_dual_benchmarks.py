@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not inst
 
 from benchmarks.harness.kept_runs import Run
 from benchmarks.harness.plans import Opened
-from benchmarks.methods import dual_accuracy, dual_uneven, hybrid, update_factors
+from benchmarks.methods import dual_accuracy, dual_uneven, hybrid, hybrid_virtual, update_factors
 from benchmarks.methods.dual_accuracy import (
     CHOOSING_SEEDS,
     SEEDS,
@@ -137,18 +137,26 @@ def test_gains_are_paired_and_only_a_clear_one_reaches_its_goal() -> None:
 def test_update_factors_are_told_apart_by_loss_and_accuracy_of_the_same_seed() -> None:
     plans = {name: plan_of(keys, 0, cifar()) for name, keys in update_factors.arms().items()}
     assert {plan.job.server.update_factor for plan in plans.values()} == set(update_factors.FACTORS)
-    best = plan_of(first_arms()["k110-3"], 0, cifar())
-    assert {plan.stages[0].local_batch_sizes for plan in plans.values()} == {
-        best.stages[0].local_batch_sizes
-    }
+    for count in update_factors.SMALL_WORKERS:
+        best = plan_of(first_arms()[f"k110-{count}"], 0, cifar())
+        batches = {
+            plan.stages[0].local_batch_sizes
+            for name, plan in plans.items()
+            if name.endswith(f"-{count}")
+        }
+        assert batches == {best.stages[0].local_batch_sizes}
     runs = {
-        name: [Run(30 + seed + less, 1.0, (1,), loss=2.0 + seed - less) for seed in range(3)]
+        f"{name}-{count}": [
+            Run(30 + seed + less, 1.0, (1,), losses=(4.0, 2.0 + seed - less)) for seed in range(3)
+        ]
         for name, less in (("ratio", 0.0), ("sqrt", 0.1), ("none", 0.2))
+        for count in update_factors.SMALL_WORKERS
     }
     found = update_factors.BENCHMARK.values(update_factors.found_of(runs))
     assert set(found) == {one.name for one in update_factors.BENCHMARK.figures}
-    assert found["loss_over_none"].value == pytest.approx(0.2)
-    assert found["points_over_sqrt"].value == pytest.approx(-0.1)
+    assert found["loss_over_none_2"].value == pytest.approx(0.2)
+    assert found["losses_over_none_2"].value == pytest.approx(0.1)
+    assert found["points_over_sqrt_3"].value == pytest.approx(-0.1)
 
 
 # ----------------------------------------------------------------------------------------- hybrid
@@ -183,3 +191,17 @@ def test_each_seed_begins_with_another_arm_of_the_hybrids_benchmark() -> None:
         *("dual-1", "cyclic-1", "hybrid-1", "large-1"),
     ]
     assert [one.plan.job.seed for one in wanted] == [0] * 4 + [1] * 4
+
+
+def test_the_arms_of_the_virtual_hybrid_differ_in_batches_and_resolutions_alone() -> None:
+    plans = {name: plan_of(keys, 0, cifar()) for name, keys in hybrid_virtual.arms().items()}
+    rates = {
+        name: sorted({row.learning_rate for row in plan.stages}) for name, plan in plans.items()
+    }
+    assert all(one == pytest.approx(rates["large"]) for one in rates.values())
+    assert len(rates["large"]) == 3
+    sides = {name: sorted({row.resolution for row in plan.stages}) for name, plan in plans.items()}
+    assert sides == {"large": [16], "dual": [16], "cyclic": [12, 16], "hybrid": [12, 16]}
+    top = {name: plan.stages[-1].local_batch_sizes for name, plan in plans.items()}
+    assert top["large"] == top["cyclic"] == (500,) * 4
+    assert top["dual"] == top["hybrid"] == (500, 128, 128, 128)

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 
-from benchmarks.methods import warmup_long
+from benchmarks.methods import scaling_long, warmup_long
 from benchmarks.methods.warmup import (
     BATCHES,
     BENCHMARK,
@@ -65,7 +65,7 @@ def test_scaling_is_compared_within_each_batch_over_paired_seeds():
     def accuracy(values, seed):
         return 0.3 + 0.01 * seed + (0.02 if values[1] == "linear" else 0.0)
 
-    figures = BENCHMARK.values(batches_found(swept("batch", accuracy)))
+    figures = BENCHMARK.values(batches_found(swept("batch", accuracy), BATCHES))
     for batch in BATCHES:
         one = figures[f"scaled_over_unscaled_points_{batch}"]
         assert (one.value, one.low) == pytest.approx((2.0, 2.0))
@@ -77,7 +77,7 @@ def test_a_full_run_gives_the_named_figures():
         return 0.5 + 0.01 * seed
 
     warmups = warmups_found(swept("warmup", accuracy), BENCHMARK, EPOCHS)
-    found = warmups | batches_found(swept("batch", accuracy))
+    found = warmups | batches_found(swept("batch", accuracy), BATCHES)
     assert set(BENCHMARK.values(found)) == {one.name for one in BENCHMARK.figures}
 
 
@@ -98,3 +98,19 @@ def test_the_long_trainings_have_a_thousand_steps_and_the_posters_rates_and_warm
     found = warmups_found(sweep, warmup_long.BENCHMARK, warmup_long.EPOCHS)
     named = {one.name for one in warmup_long.BENCHMARK.figures}
     assert set(warmup_long.BENCHMARK.values(found)) == named
+
+
+def test_the_rule_for_the_rate_is_compared_at_the_batches_of_the_long_trainings():
+    grid = read_grid(
+        warmup_long.job_at(Path("x")),
+        {"global_batch": warmup_long.BATCHES, "scaling": ("none", "linear")},
+    )
+    job = warmup_long.job_at(Path("x"))
+    cells = [
+        make_cell(cell.values, cell.seed, [0.1, 0.32 if cell.values[1] == "linear" else 0.3])
+        for cell in cells_of(job, grid, scaling_long.SEEDS)
+    ]
+    sweep = make_sweep(keys=grid, cells=cells, seeds=3, settings=settings_of(cells))
+    found = scaling_long.BENCHMARK.values(batches_found(sweep, warmup_long.BATCHES))
+    assert set(found) == {one.name for one in scaling_long.BENCHMARK.figures}
+    assert found["scaled_over_unscaled_points_960"].value == pytest.approx(2.0)

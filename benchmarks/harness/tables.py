@@ -30,8 +30,9 @@ DATED_HEAD = ("| figure | measured (spread) | goal | met | when |", "|---|---|--
 ORDER = (
     *("time_to_accuracy", "main_job", "predict", "batch_curves", "large_networks", "decisions"),
     *("uneven", "shares", "shared_cores", "adapters", "simulate", "hosts", "engines"),
-    *("hybrid", "dual_batch", "dual_accuracy", "dual_uneven", "update_factors"),
-    *("cyclic", "data_path", "large_batch", "gradient_scaling_long", "warmup", "warmup_long"),
+    *("hybrid", "hybrid_virtual", "dual_batch", "dual_accuracy", "dual_uneven", "update_factors"),
+    *("cyclic", "data_path", "large_batch", "gradient_scaling_long"),
+    *("warmup", "warmup_long", "scaling_long"),
     *("gradient_overhead", "step_overhead", "first_contact", "service"),
 )
 """Benchmarks, in the order of their tables."""
@@ -396,7 +397,7 @@ CARDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "dynamic-batch": {"shares": {}, "shared_cores": {}, "uneven": {}},
     "dual-batch": {"dual_accuracy": {}, "dual_uneven": {}, "update_factors": {}, "dual_batch": {}},
     "cyclic": {"cyclic": {}, "data_path": {}},
-    "hybrid": {"hybrid": {}},
+    "hybrid": {"hybrid": {}, "hybrid_virtual": {}},
     "muon": {
         "large_batch": {
             "muon_over_plain_points": "Muon: accuracy less SGD, both with the large batch",
@@ -431,7 +432,7 @@ CARDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         },
         "gradient_overhead": {},
     },
-    "warm-up": {"warmup": {}, "warmup_long": {}},
+    "warm-up": {"warmup": {}, "warmup_long": {}, "scaling_long": {}},
 }
 """By card in docs/methods, the benchmarks behind it, and of each the figures with their words;
 without any, all that have words of their own."""

@@ -114,7 +114,7 @@ def measure(arguments: Arguments, _: Path) -> Found:
     job = job_of(data)
     swept = {name: swept_in(keep / name, job, grid, SEEDS[name]) for name, grid in GRIDS.items()}
     warmups = warmups_found(swept["warmup"], BENCHMARK, EPOCHS)
-    return warmups | batches_found(swept["batch"]), told(**swept)
+    return warmups | batches_found(swept["batch"], BATCHES), told(**swept)
 
 
 def swept_in(
@@ -151,17 +151,17 @@ def warmups_found(
     return made
 
 
-def batches_found(found: Sweep) -> dict[str, list[float]]:
+def batches_found(found: Sweep, batches: Sequence[int]) -> dict[str, list[float]]:
     """Scaled against unscaled rate at each batch, and each accuracy."""
     percents = {
-        (rule, batch): _percents(found, (batch, rule)) for batch, rule in product(BATCHES, RULES)
+        (rule, batch): _percents(found, (batch, rule)) for batch, rule in product(batches, RULES)
     }
     return {
         **{
             f"scaled_over_unscaled_points_{batch}": differences(
                 percents["linear", batch], percents["none", batch]
             )
-            for batch in BATCHES
+            for batch in batches
         },
         **{f"accuracy_{rule}_{batch}": some for (rule, batch), some in percents.items()},
     }
