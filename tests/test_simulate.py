@@ -627,6 +627,16 @@ def test_a_simulation_is_drawn_and_put_into_tables(tmp_path):
     assert json.loads((tmp_path / "found.json").read_text())["format"] == "batchwright-simulation/1"
 
 
+ENDING = {"mtbf_hours": 0.5, "replacement_seconds": 3600, **FAST}
+
+
+def test_values_may_be_numpys():
+    search = {"spares": np.arange(3), "checkpoint_seconds": [np.float32(10), np.int64(100)]}
+    lists = {"spares": [0, 1, 2], "checkpoint_seconds": [10, 100]}
+    found = bw.simulate(make_plan(), workers=np.array([4]), search=search, **ENDING)
+    assert found == bw.simulate(make_plan(), workers=(4,), search=lists, **ENDING)
+
+
 def test_hours_end_a_training_and_say_how_much_was_done():
     asked = {"samples": 10**6, "epochs": 100, "workers": 2, **FAST}
     (whole,) = bw.simulate(make_plan(), **asked).clusters

@@ -92,6 +92,13 @@ def record_of(
     )
 
 
+def plain(value: Any) -> Any:
+    """A value with NumPy's arrays and numbers as Python's own, in a list, too."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 def texts_of(overrides: Iterable[str]) -> list[str]:
     """The ``key=value`` texts that were given to a function.
 
