@@ -726,6 +726,25 @@ def test_a_stop_in_this_process_is_an_exception_that_tells_how_to_go_on(mine, pl
     assert (place / "run" / "checkpoints" / "last.pt").exists()
 
 
+@pytest.mark.slow
+def test_a_stop_after_the_last_epoch_says_how_to_go_on(place, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt(signal.SIGTERM)  # as the command's handler does
+
+    job = ("workers=1", "launch=in-process", "probe.budget=1", "epochs=1", "global_batch=128")
+    words, page = {"overrides": job}, place / "run" / "report.html"
+    said = "^stopped by signal 15; continue with `batchwright run --resume --out run`$"
+    for where in ("run_training._summarized", "verbs.report"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"batchwright.workflows.{where}", stop)
+            with pytest.raises(bw.Interrupted, match=said):
+                bw.run(run_folder="run", **words)
+        words = {"resume": True}
+    assert not page.exists()
+    assert bw.run(run_folder="run", resume=True).plan.epochs == 1
+    assert page.exists()
+
+
 def in_a_shell(line):
     return subprocess.run(
         ["/bin/sh", "-c", line], capture_output=True, text=True, timeout=500, check=False

@@ -28,20 +28,20 @@ from samples import make_cyclic_plan, make_dual_plan, make_job, make_plan
 
 SETTINGS = {
     "kubernetes": {"image": "registry.local/train:1", "claim": "runs"},
-    "skypilot": {"bucket": "s3://runs", "accelerator": "H100", "package": "./b.whl"},
-    "dstack": {
-        "volume": "runs",
-        "accelerator": "H100",
-        "package": "batchwright[data] @ https://host/b.whl",
-    },
+    "skypilot": {"bucket": "s3://runs", "package": "./b.whl"},
+    "dstack": {"volume": "runs", "package": "batchwright[data] @ https://host/b.whl"},
 }
+CLOUDS = ("skypilot", "dstack")
 LAUNCHERS = ("torchrun", "sbatch", "ray", "kubernetes", "skypilot", "dstack")
 PYTHON = ("lightning", "transformers", "accelerate")
 TRAINERS = (*PYTHON, "deepspeed", "timm")
 
 
 def exported(plan: Plan, name: str, hosts: int = 1, **settings: str) -> str:
-    return export(plan, name, Target(hosts, settings=SETTINGS.get(name, {}) | settings))
+    known = SETTINGS.get(name, {})
+    if name in CLOUDS and plan.job.device == "cuda":
+        known = {**known, "accelerator": "H100"}
+    return export(plan, name, Target(hosts, settings=known | settings))
 
 
 def module(text: str, folder: Path) -> dict[str, Any]:
@@ -414,6 +414,9 @@ def test_bad_words_are_refused() -> None:
         device = "cuda" if name == "skypilot" else "cpu"
         with pytest.raises(ArgumentError, match=said):
             export(make_plan(job=make_job(device=device)), name, Target(settings=settings))
+    for name in CLOUDS:  # make_plan() is for device=cpu
+        with pytest.raises(ArgumentError, match="accelerator=H100: the plan is for device=cpu"):
+            exported(make_plan(), name, accelerator="H100")
     on_nodes = make_plan(job=make_job(launch="slurm", nodes=2))
     assert "launch=auto nodes=1 --out" in exported(on_nodes, "sbatch", 2)
     assert "launch=ray ray.gpus_per_worker=0 nodes=1 --out" in exported(on_nodes, "ray")
@@ -444,6 +447,11 @@ def test_the_command_writes_the_file(tmp_path: Path) -> None:
     assert made.exit_code == 0
     assert f"batchwright train {plan}" in out.read_text()
     assert "#SBATCH --account=a" in out.read_text()
+    words = ["export", str(plan), "--as", "sbatch"]
+    twice = run(app, [*words, "--set", "account=a", "--set", "account=b"])
+    assert str(twice.exception) == (
+        "--set account=b: account=a is given as well; leave one of the two out"
+    )
     for words in ([str(plan)], []):
         listed = run(app, ["export", *words, "--as", "list"])
         assert all(name in listed.stdout for name in EXPORTS)

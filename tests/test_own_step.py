@@ -15,7 +15,8 @@ from torch.nn.parallel import DataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchwright as bw
-from batchwright.errors import ArgumentError, DataError, Interrupted, JobError
+from batchwright.errors import ArgumentError, DataError, Interrupted, JobError, LostWorkerError
+from batchwright.probing import own_step
 
 QUICK = {"probe": {"budget": 1}, "epochs": 2}
 
@@ -137,6 +138,47 @@ def test_all_workers_of_a_launcher_probe_together_and_get_one_profile(crew):
     assert {step.workers for step in one.steps} == {2}
     assert any(c.operation == "all-reduce" for c in one.collectives)
     assert bw.plan(one).workers == 2
+
+
+def failed_on_the_first(rank, place):
+    """What ends a probe on each worker, where a command fails on worker 0 alone."""
+    calls = []
+
+    def failing(before):
+        def call(*arguments, **keys):
+            calls.append(before)
+            if rank == 0 and len(calls) == 4:  # past what comes before the first command
+                raise KeyError("pixels")
+            return before(*arguments, **keys)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        if place == "behind its last exchange":
+            patch.setattr(own_step.Found, "put_back", failing(own_step.Found.put_back))
+        network = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+        def step(batch):
+            optimizer.zero_grad()
+            network(batch).square().mean().backward()
+            optimizer.step()
+
+        taken = failing(step) if place == "in a step" else step
+        try:
+            bw.probe(step=taken, batch=lambda n: torch.randn(n, 8), samples=500, **QUICK)
+        except (KeyError, LostWorkerError) as error:
+            return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["in a step", "behind its last exchange"])
+def test_what_fails_on_worker_0_alone_is_told_at_once(crew, place):
+    """Neither waits until an exchange's time is up, which would hide what it was."""
+    first, other = crew.together(failed_on_the_first, place, workers=2)
+    assert first == "KeyError: 'pixels'"
+    assert other.startswith("LostWorkerError: lost contact with another worker")
+    assert "worker 0" in other
 
 
 def linear_step(batch):

@@ -624,7 +624,28 @@ def test_a_simulation_is_drawn_and_put_into_tables(tmp_path):
     assert "best" in text
     (tmp_path / "found.json").write_text(found.model_dump_json())
     assert read_record(tmp_path / "found.json", Simulation) == found
-    assert json.loads((tmp_path / "found.json").read_text())["format"] == "batchwright-simulation/1"
+    assert json.loads((tmp_path / "found.json").read_text())["format"] == "batchwright-simulation/2"
+
+
+ENDING = {"mtbf_hours": 0.5, "replacement_seconds": 3600, **FAST}
+
+
+def test_values_may_be_numpys():
+    search = {"spares": np.arange(3), "checkpoint_seconds": [np.float32(10), np.int64(100)]}
+    lists = {"spares": [0, 1, 2], "checkpoint_seconds": [10, 100]}
+    found = bw.simulate(make_plan(), workers=np.array([4]), search=search, **ENDING)
+    assert found == bw.simulate(make_plan(), workers=(4,), search=lists, **ENDING)
+
+
+def test_an_older_simulation_is_to_be_made_anew(tmp_path):
+    found = bw.simulate(make_plan(), workers=(4,), search={"spares": [0, 1]}, **ENDING)
+    old = json.loads(found.model_dump_json()) | {"format": "batchwright-simulation/1"}
+    for search in old["searches"]:  # as it was when each key was searched by itself
+        search["key"] = search.pop("keys")[0]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    said = r"old\.json is a simulation as another version has it .*: make it anew; `batchwright sim"
+    with pytest.raises(BatchwrightError, match=said):
+        bw.take_searched(make_plan(), tmp_path / "old.json")
 
 
 def test_hours_end_a_training_and_say_how_much_was_done():

@@ -323,18 +323,24 @@ def test_a_worker_that_is_lost_between_the_meeting_and_its_first_word_is_named(s
         joining(1)
 
 
-@pytest.mark.parametrize("seconds", [1, 10], ids=["the same", "a second one"])
-def test_a_signal_that_comes_after_anothers_may_be_a_second_one(store, monkeypatch, seconds):
-    """A launcher that signals all takes some time for it."""
+@pytest.mark.parametrize(
+    ("looks", "counted"),
+    [((1,), [15]), ((10,), [15]), ((10, 11), [15, 2])],
+    ids=["the same", "the same, seen late", "a second one"],
+)
+def test_a_signal_that_comes_after_anothers_may_be_a_second_one(store, monkeypatch, looks, counted):
+    """A launcher that signals all takes some time for it, and a busy process looks late."""
     now = [0.0]
     told = [asdict(member(rank)) for rank in range(2)]
     store.set("members", json.dumps([told, "", time.time()]))
     with joining(1) as joined:
         monkeypatch.setattr(gathering, "time", SimpleNamespace(monotonic=lambda: now[0]))
         store.set("stop/1", "15")
-        assert joined.stops() == [15]
-        now[0], joined.noted = seconds, [2]
-        assert joined.stops() == ([15] if seconds < gathering._STOP_SECONDS else [15, 2])
+        for seconds in (0, *looks[:-1]):
+            now[0] = seconds
+            assert joined.stops() == [15]
+        now[0], joined.noted = looks[-1], [2]
+        assert joined.stops() == counted
         joined.noted = [2, 2]
         assert joined.stops() == [15, 2]
 
@@ -731,6 +737,41 @@ def test_a_second_signal_to_another_process_ends_a_shared_sweep_at_once(start, t
     (line,) = errors(told)
     assert "stopped by signal 15 with 2 runs to go; continue with `batchwright sweep" in line
     assert not [*(tmp_path / "s" / "cells").glob("*/checkpoints/last.pt")]
+
+
+@pytest.mark.slow
+def test_a_signal_to_all_counts_once_where_a_process_looks_late(start, tmp_path):
+    """Worker 1 has told of it before it comes to worker 0, whose disk, say, then stands still."""
+    (tmp_path / "stalls.py").write_text(
+        "import os, signal, time\n"
+        "from batchwright.distributed.joining import environments, gathering\n"
+        "from batchwright.distributed.supervisor import noting_signals\n"
+        "gathering._STOP_SECONDS = 0.2\n"
+        "started = environments.found()\n"
+        "environments.adopt(started)\n"
+        "come = lambda: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "with noting_signals() as noted, gathering.Gathering(\n"
+        "    started, versions={}, words='run'\n"
+        ") as joined:\n"
+        "    joined.noted = noted\n"
+        "    if started.rank:\n"
+        "        come()\n"
+        "        joined.stops()\n"
+        "        joined.noted = ()\n"  # it waits for worker 0, however long that takes
+        "        joined.follow(lambda order: None)\n"
+        "    else:\n"
+        "        while not joined.stops():\n"
+        "            time.sleep(0.01)\n"
+        "        come()\n"
+        "        time.sleep(1)\n"
+        "        print(*joined.stops())\n"
+        "        come()\n"
+        "        print(*joined.stops())\n"
+        "        joined.end(gathering.Ended(0))\n"
+    )
+    codes, told = start("run", program=str(tmp_path / "stalls.py")).end()
+    assert codes == [0, 0], told
+    assert told[0][0].splitlines() == ["15", "15 15"]
 
 
 @pytest.mark.slow

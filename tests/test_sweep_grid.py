@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +29,11 @@ def test_a_yaml_list_holds_values_with_commas():
     assert values(resolutions=[(32,), (24, 32)]) == values(resolutions="[[32], [24, 32]]")
     assert values(**{"ags.mode": "[off, gain]"}) == {"ags.mode": ("off", "gain")}
     assert values(resolutions="24,32") == {"resolutions": ([24], [32])}
+
+
+def test_values_may_be_numpys():
+    found = values(warmup_epochs=np.arange(3), learning_rate=[np.float32(0.25), np.int64(1)])
+    assert found == {"warmup_epochs": (0.0, 1.0, 2.0), "learning_rate": (0.25, 1.0)}
     assert values(learning_rate="[0.1, 1e-3, auto]") == {"learning_rate": (0.1, 0.001, "auto")}
 
 

@@ -15,7 +15,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -526,7 +526,7 @@ def export(
     refuse_existing(out, force)
     folder = Path(plan)
     place = str(folder / "plan.json") if folder.is_dir() else plan
-    pairs = dict(_setting(word) for word in settings or ())
+    pairs = _pairs(settings, "--set ")
     target = Target(hosts, "plan.json" if place == "-" else place, run, pairs)
     text = exported(read_record(place, Plan), to, target)
     if out is None or str(out) == "-":
@@ -555,7 +555,7 @@ def deliver(
     """Write a trained network for others: weights as safetensors, a model card, ONNX."""
     from batchwright.workflows.delivery.deliver import deliver as delivered
 
-    keys = dict(_setting(word) for word in words or ())
+    keys = _pairs(words)
     if keys.keys() - {"network"}:
         raise ArgumentError(f"deliver takes network=NAME alone, not {next(iter(keys))}=")
     card = delivered(
@@ -569,11 +569,19 @@ def deliver(
     print(f"model card: {card}", file=sys.stderr)
 
 
-def _setting(word: str) -> tuple[str, str]:
-    key, equals, value = word.partition("=")
-    if not equals:
-        raise ArgumentError(f"--set {word}: write KEY=VALUE")
-    return key, value
+def _pairs(words: Sequence[str] | None, option: str = "") -> dict[str, str]:
+    """Words such as ``KEY=VALUE``, each key once; ``option`` is what stands before each."""
+    pairs: dict[str, str] = {}
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ArgumentError(f"{option}{word}: write KEY=VALUE")
+        if key in pairs:
+            raise ArgumentError(
+                f"{option}{word}: {key}={pairs[key]} is given as well; leave one of the two out"
+            )
+        pairs[key] = value
+    return pairs
 
 
 @app.command()

@@ -236,6 +236,9 @@ class OwnStep:
         samples: Of the training set.
         timeout: Seconds that an exchange may take.
         noted: Stop signals that this process has received so far.
+
+    Attributes:
+        others_wait: Whether the others, none of which is in a command, wait for the first's word.
     """
 
     def __init__(
@@ -248,6 +251,7 @@ class OwnStep:
         noted: Sequence[int] = (),
     ) -> None:
         self._make, self._loader, self._noted = batch, loader, noted
+        self.others_wait = True
         first = self.supply(SMALLEST_BATCH)()
         self.bench = OwnBench(step, lambda: first, timeout)
         self.group, self.side = self.bench.group, side_of(first)
@@ -287,9 +291,11 @@ class OwnStep:
     ) -> Answer:
         """As `Measuring` says."""
         del heard
+        self.others_wait = False
         self.group.hand_out(command.model_dump_json(), 0)
         done = self.carry_out(command)
         self.end_if_stopped()
+        self.others_wait = True
         assert isinstance(done, answer)  # noqa: S101 - tells the type checker
         return done
 
@@ -402,19 +408,15 @@ def probe_step(
         reporter = Reporter(progress, job.probe.most_budget)
         visitor = Visitor(job, own, own.group.size, reporter, LoadWatch())
         told: Profile | BatchwrightError | None = None
-        others_wait = True  # for a word
         try:
             told = Controller(
                 visitor, (own.group.size,), report=reporter, started=started
             ).measure()
             reporter.finish()
         except BatchwrightError as error:
-            told, others_wait = error, not isinstance(error, LostWorkerError | Interrupted)
-        except KeyboardInterrupt:  # the others may be in a step
-            others_wait = False
-            raise
-        finally:  # whatever else it was, they wait; of a stop all know
-            if others_wait:
+            told = error
+        finally:  # whoever is in a command's exchange hears of it as the group is left
+            if own.others_wait:
                 own.group.hand_out(None, 0)
                 own.group.hand_out(told, 0)
         if isinstance(told, BatchwrightError):

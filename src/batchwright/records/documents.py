@@ -92,6 +92,13 @@ def record_of(
     )
 
 
+def plain(value: Any) -> Any:
+    """A value with NumPy's arrays and numbers as Python's own, in a list, too."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 def texts_of(overrides: Iterable[str]) -> list[str]:
     """The ``key=value`` texts that were given to a function.
 
@@ -221,11 +228,17 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
         return model.model_validate_json(text)
     except ValidationError as error:
         try:
-            other = _kind_of(json.loads(text))
+            values = json.loads(text)
         except (ValueError, RecursionError):
-            other = ""
+            values = None
+        other = _kind_of(values)
         if other and other != kind:
             raise FileError(f"{where} is a {other}, not a {kind}{hint}") from None
+        if other and values["format"] != (here := model.model_fields["format"].default):
+            raise FileError(
+                f"{where} is a {kind} as another version has it (its format = "
+                f"{shorten(values['format'])}, and here it is {here!r}): make it anew{hint}"
+            ) from None
         raise FileError(
             f"{where} is not a valid {kind}: {first_problem(error, 'its key ')}{hint}"
         ) from None

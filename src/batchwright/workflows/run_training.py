@@ -23,7 +23,7 @@ from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.lines.line_files import METRICS, lines_of, sound_line
 from batchwright.records.lines.run_lines import RunLine, note
-from batchwright.records.run_folder import read_summary, resuming_command, telling_how_to_resume
+from batchwright.records.run_folder import read_summary
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.schedule_words import start_lines
@@ -206,8 +206,7 @@ def _train_once(
 ) -> None:
     """Until the training ends, is stopped, or takes another plan."""
     lines: Tail[RunLine] = Tail(folder / METRICS, sound_line, from_end=resume)
-    command = resuming_command(folder, plan.job)
-    with telling_how_to_resume(command), progress(epochs=plan.epochs, plan=plan) as shown:
+    with progress(epochs=plan.epochs, plan=plan) as shown:
 
         def look() -> None:
             lines(shown.update)

@@ -14,7 +14,7 @@ from batchwright.errors import ArgumentError
 from batchwright.planning.simulation.searched import with_searched
 from batchwright.planning.simulation.simulate import simulate as simulate_plan
 from batchwright.records import Plan, Profile, Scenario, Simulation
-from batchwright.records.documents import record_of, texts_of
+from batchwright.records.documents import plain, record_of, texts_of
 from batchwright.records.job import as_written
 from batchwright.records.text.job_keys import unknown_key
 from batchwright.records.text.problems import first_problem
@@ -55,7 +55,7 @@ def simulate(
     several = isinstance(profile, Sequence) and not isinstance(profile, str)
     given: Sequence[Any] = profile if several else [profile]  # type: ignore[assignment]
     profiles = [record_of(one, Profile, "simulate", "profile") for one in given]
-    values = dict(keys)
+    values = {key: plain(value) for key, value in keys.items()}
     for text in texts_of(overrides):
         key, equals, raw = (part.strip() for part in text.partition("="))
         if not (equals and key):
@@ -63,7 +63,7 @@ def simulate(
         values[key] = None if raw in ("null", "~") else raw
     if not search:
         return simulate_plan(plan, scenario_of(values), profiles)
-    grid = _grid(values, search)
+    grid = _grid(values, {key: plain(some) for key, some in search.items()})
     return simulate_plan(plan, _read(values), profiles, tuple(search), grid)
 
 

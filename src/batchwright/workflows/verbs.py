@@ -359,6 +359,7 @@ def train(
             note_begun(folder)
         write_inputs(folder, plan, profile)
         watch.lap(_OPENING)
+        held.enter_context(_resumable(folder, plan.job))
         return conduct(folder, plan, watch, resume=resume, **telling)
 
 
@@ -469,6 +470,7 @@ def run(
             folder = held.enter_context(existing_run(run_folder, "plan.json", "job.yaml"))
             if (folder / "plan.json").exists():
                 done = train(run_folder=folder, resume=True, overrides=overrides, **telling, **keys)
+                held.enter_context(_resumable(folder, done.plan.job))
                 return _reported(done)
             # stopped before there was a plan
             job = load_job(folder / "job.yaml")
@@ -490,6 +492,8 @@ def run(
             folder = held.enter_context(new_run_folder(run_folder, job))
             note_begun(folder, asked)
         watch.lap(_OPENING)
+        write_text(job_yaml(job), folder / "job.yaml")
+        held.enter_context(_resumable(folder, job))
         decided = _planned_in(folder, job, watch)
         if on_plan is not None:
             on_plan(decided)
@@ -502,20 +506,16 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch) -> Plan:
     """Measure a resolved job and decide, all in its run folder, which keeps the profile."""
     logs = folder / "logs" / "probe"
     make_folder(logs)
-    write_text(job_yaml(job), folder / "job.yaml")
     # The profile is of use even if no plan comes of it.
-    with telling_how_to_resume(resuming_command(folder, job)):
-        profile = _probe_in(logs, job, folder / "profile.json")
-        planned = priced_here(profile.job, profile)
-        if planned != profile.job:
-            profile = profile.model_copy(update={"job": planned})
-            write_record(profile, folder / "profile.json")
+    profile = _probe_in(logs, job, folder / "profile.json")
+    planned = priced_here(profile.job, profile)
+    if planned != profile.job:
+        profile = profile.model_copy(update={"job": planned})
+        write_record(profile, folder / "profile.json")
     watch.lap("probe")
     decided = make_plan(profile)
     if pairs_of(decided):
-        logs = folder / "logs" / "pairs"
-        resuming = telling_how_to_resume(resuming_command(folder, job))
-        with resuming, pair_measurer_for(decided, logs) as measure:
+        with pair_measurer_for(decided, folder / "logs" / "pairs") as measure:
             settled = settle(decided, profile, measure, make_plan)
         decided = settled.plan
         write_record(settled.profile, folder / "profile.json")
@@ -531,6 +531,11 @@ def _reported(summary: RunSummary) -> RunSummary:
     summary = summary.model_copy(update={"after": (*others, watch.parts[-1])})
     write_record(summary, Path(summary.run_folder) / "summary.json")
     return summary
+
+
+def _resumable(folder: Path, job: Job) -> AbstractContextManager[None]:
+    """Inside, a stop says what goes on with the run; its folder holds the job."""
+    return telling_how_to_resume(resuming_command(folder, job))
 
 
 def _workers_of(job: Job) -> AbstractContextManager[None]:

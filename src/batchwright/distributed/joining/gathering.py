@@ -109,7 +109,8 @@ class Gathering:
         self.noted: Sequence[int] = ()
         self._orders = 0
         self._stops: list[int] = []
-        self._heard = self._signalled = math.inf  # when the first stop was heard of, and came here
+        self._heard = math.inf  # when the first stop was heard of
+        self._quiet = -math.inf  # until when none has come to this very process
         self._may_ask = started.size > 1
         seconds = _meeting_seconds()
         own = Member(
@@ -148,15 +149,16 @@ class Gathering:
         """Stop signals, two at most, that came here or to another that tells its own by this.
 
         Whoever got one tells all, and worker 0, once it has heard of one, that it ends its command.
-        A launcher may signal all: what comes here shortly after another's is the same one.
+        A launcher may signal all: what comes here shortly after another's is the same one. When
+        it came is known only by the look before, and some seconds may be between two looks.
         """
         if not self._may_ask:
             return max(self._stops, self.noted, key=len)
         own = [*self.noted]
-        if own:
-            self._signalled = min(self._signalled, time.monotonic())
-            if self._signalled > self._heard + _STOP_SECONDS:
-                own.insert(0, self._stops[0])
+        if not own:
+            self._quiet = time.monotonic()
+        elif self._quiet > self._heard + _STOP_SECONDS:
+            own.insert(0, self._stops[0])
         try:
             for nth in (1, 2):
                 if len(self._stops) >= nth:

@@ -282,7 +282,7 @@ class Search(Record):
 class Simulation(Document):
     """What a training would take on clusters that nobody here has."""
 
-    format: Literal["batchwright-simulation/1"] = "batchwright-simulation/1"
+    format: Literal["batchwright-simulation/2"] = "batchwright-simulation/2"
     network: str = Field(description="As in the plan's job.")
     data: str = Field(description="Name of the data.")
     method: str = Field(description="As in the plan.")

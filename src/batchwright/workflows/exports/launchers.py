@@ -181,10 +181,11 @@ def skypilot(plan: Plan, target: Target) -> str:
             f"skypilot takes the folder along where `sky jobs launch` is started, and {path} is "
             "not below it: give the plan's path as it is seen from there"
         )
+    accelerator = _accelerator(plan, target, "skypilot")
     count = _devices(plan, target, "accelerators", "cpus")
     resources: dict[str, object] = {**count}
     if "accelerators" in count:
-        resources["accelerators"] = f"{_accelerator(target, 'skypilot')}:{count['accelerators']}"
+        resources["accelerators"] = f"{accelerator}:{count['accelerators']}"
     else:
         resources["cpus"] = f"{count['cpus']}+"
     resources["job_recovery"] = {"max_restarts_on_errors": plan.job.restarts}
@@ -203,10 +204,11 @@ def skypilot(plan: Plan, target: Target) -> str:
 
 def dstack(plan: Plan, target: Target) -> str:
     """A task that dstack tries again after an interruption."""
+    accelerator = _accelerator(plan, target, "dstack")
     count = _devices(plan, target, "gpu", "cpu")
     resources: dict[str, object] = {"shm_size": "8GB"}
     if "gpu" in count:
-        resources["gpu"] = f"{_accelerator(target, 'dstack')}:{count['gpu']}"
+        resources["gpu"] = f"{accelerator}:{count['gpu']}"
     else:
         resources["cpu"] = f"{count['cpu']}.."
     inside = Target(target.hosts, target.plan, f"/runs/{target.run}", target.settings)
@@ -339,9 +341,16 @@ def _install(target: Target) -> str:
     return f"pip install {shlex.quote(target.settings['package'])}"
 
 
-def _accelerator(target: Target, name: str) -> str:
-    if not (found := target.settings.get("accelerator")):
+def _accelerator(plan: Plan, target: Target, name: str) -> str:
+    """The GPU that a plan for GPUs needs, and that no other plan uses; empty: none."""
+    found = target.settings.get("accelerator", "")
+    if plan.job.device == "cuda" and not found:
         raise ArgumentError(f"{name} needs --set accelerator=...: a GPU's name, such as H100")
+    if plan.job.device != "cuda" and found:
+        raise ArgumentError(
+            f"--set accelerator={found}: the plan is for device={plan.job.device}, which uses no "
+            "GPU: leave it out, or export a plan that was made on a GPU"
+        )
     return found
 
 

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records import Job, SweptKey
-from batchwright.records.documents import change_job
+from batchwright.records.documents import change_job, plain
 from batchwright.records.text.formatting import job_value
 from batchwright.records.text.job_keys import job_keys, unknown_key
 from batchwright.records.text.problems import described
@@ -92,7 +92,7 @@ def read_grid(job: Job, grid: Grid) -> tuple[SweptKey, ...]:
             "sweep takes values by key, such as {'warmup_epochs': [0, 5, 10]}, not "
             f"{described(grid)}"
         )
-    return tuple(SweptKey(key=key, values=_values(job, key, grid[key])) for key in grid)
+    return tuple(SweptKey(key=key, values=_values(job, key, plain(grid[key]))) for key in grid)
 
 
 def _values(job: Job, key: str, given: str | Sequence[Any]) -> tuple[JsonValue, ...]:
