@@ -73,7 +73,7 @@ class Forked:
             self._process = fork_server.start(
                 "forked",
                 [*map(str, (cwd, read, *self._printed[:2])), program, *words],
-                environment={**env, "PYTHONPATH": _with_tests(env)},
+                environment={**env, "PYTHONPATH": with_tests(env)},
                 log=log,
             )
         self.poll, self.wait = self._process.poll, self._process.wait
@@ -104,13 +104,14 @@ class Forked:
 def forking(*more: str) -> Iterator[None]:
     """Inside, those that are started are forked, with these modules imported besides."""
     with ExitStack() as stack:
-        with mock.patch.dict(os.environ, PYTHONPATH=_with_tests(os.environ)):
+        with mock.patch.dict(os.environ, PYTHONPATH=with_tests(os.environ)):
             os.environ.pop("PYTHONUNBUFFERED", None)  # what they print comes as it does elsewhere
             stack.enter_context(fork_server.imported_once(*_COMMANDS, *more))
         yield
 
 
-def _with_tests(env: Mapping[str, str]) -> str:
+def with_tests(env: Mapping[str, str]) -> str:
+    """PYTHONPATH for processes that read modules of the tests."""
     tests = str(Path(__file__).parent)
     return os.pathsep.join([tests, *filter(None, [env.get("PYTHONPATH")])])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forked import Forked
+from forked import Forked, with_tests
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are not installed
 from benchmarks.harness.slurm_nodes import NoSlurm, slurm_nodes
@@ -65,6 +65,6 @@ def cluster(folder: Path) -> Iterator[Slurm]:
     """Two nodes with two cores each; afterwards nothing of it is left."""
     try:
         with slurm_nodes(folder) as environment:
-            yield Slurm(folder, environment)
+            yield Slurm(folder, {**environment, "PYTHONPATH": with_tests(environment)})
     except NoSlurm as reason:
         pytest.skip(str(reason))

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -389,15 +390,32 @@ def test_examples_in_docstrings_give_what_they_say(path):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
+@pytest.fixture(scope="module")
+def forks():
+    with forking():
+        yield
+
+
+def run_script(script: str, folder: Path) -> None:
+    """Run a program of a document, with a second of measuring, no trials and one epoch."""
+    probe = ('{"budget": 5}', '{"budget": 1, "learning": 0}')
+    for shown, short in (probe, ("epochs=3", "epochs=1")):
+        assert shown in script
+        script = script.replace(shown, short)
+    (folder / "script.py").write_text(script)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = forked.command(program="script.py", cwd=folder, env=env, prints=folder)
+    assert not done.returncode, told(script, done)
+
+
 @pytest.mark.slow
-def test_the_example_in_the_packages_docstring_runs(tmp_path):
+def test_the_example_in_the_packages_docstring_runs(tmp_path, forks):
     """What `help(batchwright)` shows."""
     text = inspect.getdoc(bw)
     lines = [line for line in text.splitlines() if line.startswith("    ")]
-    script = inspect.cleandoc("\n".join(lines)).replace('"budget": 5', '"budget": 1')
+    script = inspect.cleandoc("\n".join(lines))
     assert all(f"bw.{verb}(" in script for verb in ("probe", "plan", "check", "schedule", "train"))
-    (tmp_path / "example.py").write_text(script)
-    run(f"{sys.executable} example.py", tmp_path)
+    run_script(script, tmp_path)
     (page,) = tmp_path.glob("runs/*/report.html")
     assert isinstance(bw.load(page.parent), bw.RunSummary)
 
@@ -436,7 +454,7 @@ def lines_of_new_pages() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def followed(tmp_path_factory):
+def followed(tmp_path_factory, forks):
     """A folder in which all commands of the README were run, in order; and what each printed."""
     folder = tmp_path_factory.mktemp("readme")
     write_cifar(folder / "PATH" / "cifar-100-python")
@@ -446,18 +464,23 @@ def followed(tmp_path_factory):
     commands = [first, *(line for line in lines[1:] if line.startswith("batchwright"))]
     commands += [line for line in lines_of_new_pages() if line not in commands]
     prints = tmp_path_factory.mktemp("prints")
-    with forking():
-        return folder, {one: entered(briefly(one), folder, prints) for one in commands}
+    return folder, {one: entered(briefly(one), folder, prints) for one in commands}
 
 
 def entered(command: str, folder: Path, prints: Path) -> str:
-    """As `run`; what needs no shell starts sooner."""
-    if not re.fullmatch(r"batchwright( [\w./:=,-]+)+", command):
+    """As `run` without a shell, which would start and import all again for each part of a pipe."""
+    if command == "batchwright doctor":  # as it is installed
         return run(command, folder)
+    assert not {*command} & {*"$<>&;`*?~"}, f"{command}: it needs a shell"
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = forked.command(*command.split()[1:], cwd=folder, env=env, prints=prints)
-    assert not done.returncode, told(command, done)
-    return done.stderr + done.stdout
+    said = read = ""
+    for part in command.split(" | "):
+        first, *words = shlex.split(part)
+        assert first == "batchwright"
+        done = forked.command(*words, cwd=folder, env=env, prints=prints, stdin=read)
+        assert not done.returncode, told(command, done)
+        said, read = said + done.stderr, done.stdout
+    return said + read
 
 
 def shortened(command: str, seconds: int = 1) -> str:
@@ -465,20 +488,25 @@ def shortened(command: str, seconds: int = 1) -> str:
     return re.sub("probe.budget=[0-9]+", f"probe.budget={seconds}", command)
 
 
+SMALL = "network=kept_network:network"
+
+
 def briefly(command: str) -> str:
     """Two epochs do as well, where no schedule needs more; one run is trained to its end.
 
     That one has the batch it is given: a plan's own, and so the accuracy, follows the machine's
-    speed at the moment. There are no trials, which would take ten seconds, and data of other kinds
-    are measured with one number of workers: what both do is tested where they are made.
+    speed at the moment. The others have no trials, which may take ten seconds; data of other kinds
+    are measured with one number of workers; and what trains often has a smaller network: what all
+    of these do is tested where they are made.
     """
     if command == "batchwright run":
-        return f"{command} probe.budget=1 epochs=2"
+        command += " probe.budget=5 epochs=2"
     if command.endswith("--out runs/digits --explain"):
-        command += " global_batch=128 workers=2"
+        return shortened(f"{command} global_batch=128 workers=2")
     if "method=hybrid" not in command:
         command = re.sub("epochs=[0-9]+", "epochs=2", command)
-    command = command.replace("probe data=digits ", "probe data=digits probe.learning=0 ")
+    command = re.sub("(method=(dual-batch|hybrid)|--grid)", rf"{SMALL} \1", command)
+    command = re.sub("(probe.budget=)", r"probe.learning=0 \1", command)
     return shortened(re.sub("(data=(cifar100|imagefolder):)", r"workers=1 \1", command))
 
 
@@ -537,10 +565,8 @@ print(*checkpoint)
 
 
 @pytest.mark.slow
-def test_the_verbs_from_python_run_as_shown(tmp_path):
+def test_the_verbs_from_python_run_as_shown(tmp_path, forks):
     (code,) = [code for code in blocks(README, "python") if "bw.probe(" in code]
-    code = code.replace('{"budget": 5}', '{"budget": 1}').replace("epochs=3", "epochs=1")
     script = "\n".join(f"    {line}" for line in code.splitlines())
-    (tmp_path / "verbs.py").write_text(f"if __name__ == '__main__':\n{script}\n")
-    run(f"{sys.executable} verbs.py", tmp_path)
+    run_script(f"if __name__ == '__main__':\n{script}\n", tmp_path)
     assert (tmp_path / "runs/python/report.html").exists()

@@ -221,6 +221,14 @@ KEYS = ("data=digits", "launch=slurm", "device=cpu", "workers=2", "nodes=2", "ep
 PROBE = ("probe.budget=1", "probe.learning=0")
 
 
+NETWORK = "network=held_network:network"  # on each command line, as it is code
+
+
+def hold(folder: Path, path: str = "run/metrics.jsonl", seconds: int = 3) -> None:
+    """Once there is this file, here as training begins, each step of a folder's runs takes long."""
+    (folder / "held").write_text(f"{path} {seconds}", encoding="utf-8")
+
+
 def number_in(folder: Path) -> str:
     path = folder / "logs" / "slurm" / "job"
     until(path.exists, "a job")
@@ -229,7 +237,7 @@ def number_in(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_a_run_is_submitted_and_followed_to_its_end(slurm: Slurm, tmp_path):
-    words = ("run", *KEYS, *PROBE, "slurm.time=10", "--out", "a run", "--json")
+    words = ("run", *KEYS, *PROBE, NETWORK, "slurm.time=10", "--out", "a run", "--json")
     out, err = (command := slurm.batchwright(*words, folder=tmp_path)).communicate()
     assert command.returncode == 0, err
     assert re.search(r"slurm job \d+: running on n\[1-2\]\n", err)
@@ -283,7 +291,8 @@ def test_sbatch_takes_the_scripts_that_are_exported(slurm: Slurm, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_the_job_which_is_found_again_and_cancelled(slurm: Slurm, tmp_path):
-    words = ("run", *KEYS, *PROBE, "epochs=3000", "--out", "run")
+    words = ("run", *KEYS, *PROBE, NETWORK, "epochs=3000", "--out", "run")
+    hold(tmp_path)
     command = slurm.batchwright(*words, folder=tmp_path)
     number = number_in(tmp_path / "run")
     until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
@@ -292,10 +301,10 @@ def test_ctrl_c_leaves_the_job_which_is_found_again_and_cancelled(slurm: Slurm, 
     assert command.returncode == 130, err
     assert err.splitlines()[-1] == (
         f"error: slurm job {number} goes on by itself; come back to it with `batchwright run "
-        f"--resume --out run`, end it with `scancel {number}`"
+        f"--resume --out run {NETWORK}`, end it with `scancel {number}`"
     )
     assert "stopped by signal" not in err
-    command = slurm.batchwright("run", "--resume", "--out", "run", folder=tmp_path)
+    command = slurm.batchwright("run", "--resume", "--out", "run", NETWORK, folder=tmp_path)
     until(lambda: f"slurm job {number} is still there, log in " in command.said()[1], "a line")
     slurm.ask("scancel", number)
     _, err = command.communicate()
@@ -315,15 +324,17 @@ def undisturbed(slurm: Slurm, tmp_path_factory):
 
 
 def folder_of(slurm: Slurm, folder: Path, nodes: int) -> Path:
-    job = Job(
-        launch="slurm", device="cpu", workers=nodes, nodes=nodes, epochs=40, checkpoint_steps=20
-    )
-    plan = plan_without_profile(job, data_facts(job), make_network(name="resnet8"))
+    asked = {"nodes": nodes, "workers": nodes, "epochs": 6, "checkpoint_steps": 2}
+    job = Job(launch="slurm", device="cpu", network=NETWORK.partition("=")[2], **asked)
+    plan = plan_without_profile(job, data_facts(job), make_network(name=job.network))
     write_record(plan, folder / "plan.json")
-    command = slurm.batchwright("train", "plan.json", "--out", "run", folder=folder)
+    command = slurm.batchwright("train", "plan.json", NETWORK, "--out", "run", folder=folder)
     _, err = command.communicate()
     assert command.returncode == 0, err
     return folder
+
+
+KILLED = "a task was killed (exit code 137): all are started again\n"
 
 
 @pytest.mark.slow
@@ -334,23 +345,25 @@ def test_a_preempted_run_ends_with_the_same_weights(
     slurm: Slurm, undisturbed, tmp_path, how, nodes
 ):
     """A worker takes each signal by itself; more nodes must come together again."""
-    words = ("train", str(undisturbed[nodes] / "plan.json"), "--out", "run")
+    words = ("train", str(undisturbed[nodes] / "plan.json"), NETWORK, "--out", "run")
+    hold(tmp_path)
     command = slurm.batchwright(*words, folder=tmp_path)
     number = number_in(tmp_path / "run")
     until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
     if how == "killed":
         until((tmp_path / "run" / "checkpoints" / "last.pt").exists, "a checkpoint")
         slurm.ask("scancel", "--signal=KILL", f"{number}.0")
+        until(lambda: KILLED in command.said()[1], "a line")
     elif how == "requeue":  # as Slurm does for a job of higher priority: TERM to all
         slurm.ask("scontrol", "requeue", number)
         slurm.start_again_at_once(number)
     else:
         slurm.ask("scancel", f"--signal={how}", number)
         slurm.start_again_at_once(number)
+    (tmp_path / "held").unlink()
     _, err = command.communicate()
     assert command.returncode == 0, err
-    killed = "a task was killed (exit code 137): all are started again\n"
-    assert (killed if how == "killed" else "started again 1 x\n") in err
+    assert (KILLED if how == "killed" else "started again 1 x\n") in err
     assert read_record(tmp_path / "run" / "summary.json", RunSummary).resumed == 1
     for name, value in weights(undisturbed[nodes] / "run").items():
         assert torch.equal(value, weights(tmp_path / "run")[name]), name
@@ -363,13 +376,16 @@ def test_a_job_that_somebody_submits_by_hand_is_queued_again_and_goes_on(
     """The script that is exported, told to stop as its own time limit would."""
     plan = undisturbed[2] / "plan.json"
     text = export(read_record(plan, Plan), "sbatch", Target(2, str(plan), str(tmp_path / "run")))
-    program = f"{sys.executable} -m batchwright train "
-    (tmp_path / "train.sbatch").write_text(text.replace("batchwright train ", program), "utf-8")
-    log = f"--output={tmp_path}/log"
-    number = slurm.ask("sbatch", "--parsable", log, str(tmp_path / "train.sbatch")).strip()
+    shown, program = f"batchwright train {plan}", f"{sys.executable} -m batchwright train {plan}"
+    assert shown in text
+    (tmp_path / "train.sbatch").write_text(text.replace(shown, f"{program} {NETWORK}"), "utf-8")
+    hold(tmp_path)
+    here = (f"--output={tmp_path}/log", f"--chdir={tmp_path}")
+    number = slurm.ask("sbatch", "--parsable", *here, str(tmp_path / "train.sbatch")).strip()
     until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
     slurm.ask("scancel", "--signal=USR1", number)
     slurm.start_again_at_once(number)
+    (tmp_path / "held").unlink()
     until(lambda: not slurm.ask("squeue", "-h", "--states=pending,running,completing"), "its end")
     said = (tmp_path / "log").read_text("utf-8")
     assert "stopped by signal 10: the job is queued again, to go on from there\n" in said
@@ -378,19 +394,6 @@ def test_a_job_that_somebody_submits_by_hand_is_queued_again_and_goes_on(
         assert torch.equal(value, weights(tmp_path / "run")[name]), name
 
 
-HELD = """
-import os, time
-from batchwright.workload.networks import resnet8
-
-def wait(module, given):
-    if module.training and not os.path.exists("go"):
-        time.sleep(0.5)  # a run takes minutes
-
-def network(**keys):
-    made = resnet8(**keys)
-    made.register_forward_pre_hook(wait)
-    return made
-"""
 SWEPT = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --requeue --open-mode=append --output=log
 trap : TERM
@@ -401,9 +404,9 @@ srun --kill-on-bad-exit=0 --wait=0 {} -m batchwright sweep {} --out s
 @pytest.mark.slow
 def test_a_sweep_whose_job_is_queued_again_goes_on(slurm: Slurm, tmp_path):
     """As Slurm does for a job of higher priority: TERM to all, and KILL soon."""
-    (tmp_path / "held.py").write_text(HELD, "utf-8")
+    hold(tmp_path, "s", 1)  # all steps: a run lasts until the other has begun, too
     words = (
-        "data=digits network=held:network global_batch=128 precision=float32 epochs=30 "
+        f"data=digits {NETWORK} global_batch=128 precision=float32 epochs=15 "
         "checkpoint_seconds=1000 --grid learning_rate=0.05,0.1 --seeds 1"
     )
     (tmp_path / "sweep.sbatch").write_text(SWEPT.format(sys.executable, words), "utf-8")
@@ -413,7 +416,7 @@ def test_a_sweep_whose_job_is_queued_again_goes_on(slurm: Slurm, tmp_path):
     until(lambda: len([*cells.glob("*/metrics.jsonl")]) == 2, "two runs")
     slurm.ask("scontrol", "requeue", number)
     slurm.start_again_at_once(number)
-    (tmp_path / "go").touch()
+    (tmp_path / "held").unlink()
     until(lambda: not slurm.ask("squeue", "-h", "--states=pending,running,completing"), "its end")
     said = (tmp_path / "log").read_text("utf-8")
     assert "stopped by signal 15 with 2 runs to go; continue with `batchwright sweep" in said

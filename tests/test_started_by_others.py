@@ -466,6 +466,7 @@ def test_two_workers_with_one_gpu_are_refused_with_their_host(monkeypatch, place
 # -------------------------------------------------------------------------------- real processes
 
 JOB = ("data=digits", "epochs=2", "probe.budget=1", "probe.learning=0", "global_batch=128")
+SMALL = "network=held_network:network"
 
 
 def srun(rank, size):
@@ -655,41 +656,18 @@ def test_every_process_runs_some_cells_of_a_sweep(start, tmp_path):
     assert [one.workers for one in again.done] == [1, 1, 1, 1]
 
 
-HELD = """
-import time
-from pathlib import Path
-import torch
-from batchwright.workload.networks import resnet8
-
-class Held(torch.nn.Module):
-    def __init__(self, **keys):
-        super().__init__()
-        self.inner = resnet8(**keys)
-
-    def forward(self, images):
-        if self.training:
-            time.sleep(SECONDS)  # a run takes minutes, at whatever speed a host computes
-        return self.inner(images)
-
-def network(**keys):
-    return Held(**keys)
-"""
-
-
 def held_sweep(start, tmp_path, *, waits=(), seconds=0.1):
     """A sweep of two runs in two processes that takes minutes, once both runs train.
 
     Those that wait have a run that ends at once, by a tracker that nobody knows.
     """
-    (tmp_path / "held.py").write_text(HELD.replace("SECONDS", str(seconds)))
-
-    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    (tmp_path / "held").write_text(f"s {seconds}")  # all steps
 
     def says(rank, size):
         more = {"BATCHWRIGHT_TRACKERS": "nobody"} if rank in waits else {}
-        return {**srun(rank, size), "PYTHONPATH": paths, **more}
+        return {**srun(rank, size), **more}
 
-    words = ("sweep", *JOB, "epochs=300", "network=held:network", "checkpoint_seconds=1000")
+    words = ("sweep", *JOB, "epochs=300", SMALL, "checkpoint_seconds=1000")
     grid = ("--grid", "learning_rate=0.05,0.1", "--seeds", 1)
     started = start(*words, *grid, "--out", "s", says=says)
     end = time.monotonic() + 300
@@ -1153,8 +1131,8 @@ import sys
 import batchwright as bw
 
 if __name__ == "__main__":
-    summary = bw.run(data="digits", epochs=1, probe={"budget": 1, "learning": 0},
-                     global_batch=128, run_folder="a")
+    summary = bw.run(data="digits", network="held_network:network", epochs=1, global_batch=128,
+                     probe={"budget": 1, "learning": 0}, run_folder="a")
     assert summary.plan.workers == 2
     print(len(summary.epochs))
 """
@@ -1249,7 +1227,7 @@ def test_kinds_that_alternate_train_with_a_parameter_server(start, tmp_path, met
     def says(rank, size):
         return {**srun(rank, size), "BATCHWRIGHT_KIND": "aba"[rank]}
 
-    words = ("run", *JOB[:4], f"method={method}", "goal.kinds=prices.csv", "--out", "a")
+    words = ("run", *JOB[:4], SMALL, f"method={method}", "goal.kinds=prices.csv", "--out", "a")
     codes, told = start(*words, size=3, says=says).end()
     assert codes == [0, 0, 0], told
     summary = read_record(tmp_path / "a" / "summary.json", RunSummary)
@@ -1264,7 +1242,9 @@ def test_kinds_that_alternate_train_with_a_parameter_server(start, tmp_path, met
 @pytest.mark.parametrize("method", ["plain", "dual-batch"])
 def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cache, forks, method):
     """torchrun starts all again; no sample is lost, none is repeated."""
-    words = (*JOB[:1], "epochs=40", *JOB[2:4], f"method={method}", "checkpoint_seconds=0.3")
+    words = (*JOB[:1], "epochs=6", *JOB[2:4], SMALL, f"method={method}", "checkpoint_seconds=0.3")
+    held = tmp_path / "held"
+    held.write_text("a/checkpoints/last.pt 3")
     agent = Forked(
         [
             *("--standalone", "--nproc-per-node", "2", "--max-restarts", "3"),
@@ -1283,6 +1263,7 @@ def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cac
             time.sleep(0.05)
         (server,) = children_of(agent.pid)
         os.kill(children_of(server)[-1], signal.SIGKILL)
+        held.unlink()
         _, told = agent.communicate()
         assert agent.returncode == 0, told
     finally:
@@ -1290,7 +1271,8 @@ def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cac
         agent.wait()
     assert "exitcode: -9" in told  # torchrun saw it
     summary = read_record(tmp_path / "a" / "summary.json", RunSummary)
-    assert not lost_or_repeated(summary, epochs=40)
+    assert not lost_or_repeated(summary, epochs=6)
+    assert summary.resumed
 
 
 @pytest.mark.slow
