@@ -16,6 +16,7 @@ import time
 import uuid
 from contextlib import closing, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import httpx
 import pytest
@@ -152,6 +153,23 @@ def test_a_service_starts_says_where_it_is_and_ends_in_good_order(tmp_path):
         client = service.client(service.token())
         assert client.get(run).json()["records"] == 6
         assert service.end(signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_before_the_server_has_begun_ends_it(tmp_path, monkeypatch, number):
+    begun = []
+    monkeypatch.setattr(
+        uvicorn.Server, "run", lambda server, sockets: begun.append(server.should_exit)
+    )
+    monkeypatch.setattr(process, "gc", mock.Mock())
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    settings = Settings(database=f"sqlite:///{tmp_path}/service.sqlite", port=0)
+    try:
+        process.serve(settings, on_start=lambda *_: signal.raise_signal(number))
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert begun == [True]
 
 
 @pytest.mark.slow
