@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import inspect
@@ -10,30 +11,36 @@ import os
 import pickle
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import resolve_name
+from textwrap import dedent
 
 import numpy as np
 import pytest
 import torch
 import typer
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from PIL import Image
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.distributed.run import get_args_parser
+from torch.utils.data import DataLoader, TensorDataset
 
 import batchwright as bw
 import forked
 from batchwright.cli.commands import app
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
-from batchwright.records.documents import load_job, write_record
+from batchwright.records.documents import change_job, load_job, write_record
 from batchwright.records.job import other_keys_come
 from batchwright.records.text.job_keys import job_keys
 from forked import forking
@@ -50,12 +57,21 @@ def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+def fences(text: str) -> list[tuple[str, str]]:
+    """The label and the text of each block of a page, in order."""
+    found = re.findall(r"^( *)```([^\n]*)\n(.*?)^\1```$", text, re.DOTALL | re.MULTILINE)
+    return [(label, dedent(block)) for _, label, block in found]
+
+
 def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [block for label, block in fences(text) if label == language]
 
 
 def shell_lines(text: str) -> list[str]:
-    return [line for block in blocks(text, "sh") for line in block.splitlines() if line]
+    """Commands of a page, each in a line and without its comment."""
+    lines = "".join(blocks(text, "sh")).replace("\\\n", "").splitlines()
+    lines = [" ".join(re.sub(r"\s+# .*", "", line).split()) for line in lines]
+    return [line for line in lines if line]
 
 
 def load(path: Path):
@@ -100,7 +116,7 @@ def test_every_verb_is_documented_with_all_its_options(verb):
         for option in parameter.opts:
             if option.startswith("--") and option != "--help":
                 assert f"- `{option}" in section, option
-                assert option in blocks(section, "sh")[0]
+                assert option in blocks(section, "text")[0]
 
 
 def test_every_documented_option_exists():
@@ -340,11 +356,158 @@ def test_the_checks_take_the_test_command_from_the_readme():
 
 # ------------------------------------------------------------------------- what is shown, runs
 
+# What no test runs as it is shown: its pages, a part of it, and why. Words are read all the same.
+NOT_RUN = (
+    ("CONTRIBUTING.md", "", "what .ci/run does, or takes minutes, or is done once a release"),
+    ("docs/testing.md", "", "takes hours"),
+    ("*.md", "pip install", "an installation, as .ci/run makes"),
+    ("*.md", "sky ", "needs a cloud"),
+    ("*.md", "kubectl ", "needs a cluster"),
+    ("*.md", "srun ", "needs Slurm, on which tests/test_slurm.py trains"),
+    ("*.md", "batchwright run job.yaml launch=slurm", "the same"),
+    ("docs/slurm.md", "batchwright run --resume", "the same"),
+    ("*.md", "batchwright run job.yaml launch=ray", "needs Ray; tests/test_ray.py trains on it"),
+    ("docs/ray.md", "batchwright run --resume", "the same"),
+    ("docs/hosts.md", "torchrun --nnodes", "needs two hosts; tests/test_hosts.py has two of one"),
+    ("docs/hosts.md", "BATCHWRIGHT_KIND=a100 torchrun --nnodes", "the same"),
+    ("docs/data.md", "batchwright run data=hf:uoft-cs/", "data from the Hub"),
+    ("docs/data.md", "batchwright run data=torchvision:SVHN", "data from the web"),
+    ("docs/data.md", "batchwright run data=s3:", "a bucket; tests/test_library_data.py has one"),
+    ("docs/data.md", 'batchwright run "data=wds:https:', "a web server; the same"),
+    ("docs/data.md", "batchwright run network=torchvision:resnet18", "weights from the web"),
+    ("docs/data.md", "batchwright run network=transformers:microsoft", "weights from the Hub"),
+    ("docs/verbs.md", "batchwright train plan.json network=", "a plan of that network, for GPUs"),
+    ("docs/service.md", "BATCHWRIGHT_DATABASE=postgresql:", "PostgreSQL elsewhere"),
+    ("docs/ray.md", "TorchTrainer(", "needs Ray; tests/test_ray.py trains such a loop"),
+)
+# Commands that tests of other files run, and all code: their pages, a part of each, and the test.
+_SERVED = "test_service_serving::test_the_commands_of_the_pages_run_at_a_service"
+_DATA = "test_library_data::test_the_commands_of_the_page_run"
+RUN_BY = (
+    ("docs/tutorials/own-loop.md", "classify", "test_examples::test_an_example_of_ones_own_loop"),
+    ("docs/data.md", "batchwright ", _DATA),
+    ("README.md", "data=hf:", _DATA),
+    ("*.md", "127.0.0.1:8400", _SERVED),
+    ("docs/service.md", "batchwright ", _SERVED),
+    ("docs/tutorials/service.md", "batchwright ", _SERVED),
+)
+CODE = (
+    ("README.md", "bw.Session(", "test_docs::test_the_session_in_the_documents_runs"),
+    ("README.md", "bw.probe(", "test_docs::test_the_verbs_from_python_run_as_shown"),
+    ("docs/extending.md", "", "test_registries::test_the_package_of_the_page_does_all"),
+    ("docs/loop.md", "", "test_docs::test_the_session_in_the_documents_runs"),
+    ("docs/ray.md", "tune.Tuner(", "test_ray::test_the_pages_example_of_tune_finds_the_best"),
+    ("docs/run-folder.md", "", "test_docs::test_a_checkpoint_opens_without_this_package"),
+    ("docs/service.md", "hmac.new(", "test_service_webhook::test_a_notice_is_signed"),
+    ("docs/trainers.md", "Trainer(", "test_examples::test_the_trainers_of_the_page_run"),
+    ("docs/trainers.md", "bw.ForTransformers(", "test_examples::test_the_trainers_of_the_page_run"),
+    ("docs/trainers.md", "feed", "test_examples::test_the_loops_and_the_probe_of_the_page"),
+    ("docs/trainers.md", "sampler", "test_examples::test_the_loops_and_the_probe_of_the_page"),
+    ("docs/trainers.md", "step=step", "test_examples::test_the_loops_and_the_probe_of_the_page"),
+    ("docs/tutorials/own-loop.md", "", "test_docs::test_the_session_in_the_documents_runs"),
+    ("docs/verbs.md", "", "test_docs::test_the_python_of_the_verbs_runs"),
+)
+
+
+OTHER_PAGES = ("job", "loop", "exports", "kubernetes", "hosts", "simulate", "verbs")
+OTHER_PAGES += ("run-folder", "trackers")
+
+
+def found_in(table: Sequence[tuple[str, str, str]], page: str, text: str) -> list[str]:
+    """What a table says of a command, or of a block of code."""
+    return [says for pages, part, says in table if fnmatch(page, pages) and part in text]
+
+
+def shown_for(test: str) -> list[tuple[str, str]]:
+    """Page and command of all that another test is to run."""
+    return [
+        (page, line)
+        for page in map(named, PAGES)
+        for line in shell_lines(read(page))
+        if any(one.startswith(test) for one in found_in(RUN_BY, page, line))
+        and not found_in(NOT_RUN, page, line)
+    ]
+
+
+def run_here(page: str) -> list[str]:
+    """Commands of a page that are run in this file: all that no table has."""
+    lines = shell_lines(read(page))
+    return [one for one in lines if not found_in(NOT_RUN, page, one) + found_in(RUN_BY, page, one)]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def members(code: str) -> Iterator[tuple[object, str]]:
+    """What code takes of this package: the module and the name in it."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("batchwright"):
+            yield from ((importlib.import_module(node.module), one.name) for one in node.names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "bw":
+            yield bw, node.attr
+
+
+def read_words(command: str) -> None:
+    """Have a command's words read as they would be, and its job's keys; nothing else is done."""
+    for part in re.split(r" (?:&&|\|) ", command):
+        words = shlex.split(part.partition(" > ")[0])
+        while "=" in words[0]:  # a variable before it
+            del words[0]
+        if words[0] == "torchrun":
+            told = get_args_parser().parse_args(words[1:])
+            words = [told.training_script, *told.training_script_args]
+        if words[0] == "srun":
+            del words[: words.index("batchwright")]
+        for one in words:
+            assert not re.match(r"(docs|tools|\.ci)/", one) or (ROOT / one).exists(), one
+            assert not one.startswith("benchmarks.") or importlib.util.find_spec(one), one
+            extras = re.findall(r"^(?:\.|batchwright)\[(.+)\]$", one)
+            assert {*",".join(extras).split(",")} <= {"", *PROJECT["optional-dependencies"]}, one
+        if Path(words[0]).name != "batchwright" or len(words) == 1 or words[1].startswith("--"):
+            continue
+        verb = VERBS[words[1]]
+        context = verb.make_context(words[1], words[2:])
+        given = [
+            context.params[one.name] for one in verb.params if one.param_type_name == "argument"
+        ]
+        keys = [one for each in given if isinstance(each, list) for one in map(str, each)]
+        if words[1] != "simulate":  # which has keys of its own
+            with other_keys_come():
+                load_job(None, [one for one in keys if "=" in one])
+
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_in_the_documents_is_python(page):
-    for code in blocks(page.read_text(encoding="utf-8"), "python"):
-        compile(code, page.name, "exec")
+def test_every_block_of_a_page_is_run_by_a_test_or_it_is_said_why_not(page):
+    name, text = named(page), page.read_text(encoding="utf-8")
+    bare = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert not re.search(r"\n\n {4}\S.*", bare), "indented code has no label"
+    for label, block in fences(text):
+        assert re.fullmatch(r"sh|python|toml|yaml|text|\{(toctree|eval-rst)\}", label), block
+        if label == "text":  # what is printed, or how a verb is called
+            commands = re.findall("^(?:batchwright|pip|python|torchrun) .*", block, re.MULTILINE)
+            assert not commands or "[" in block, commands
+        if label in ("python", "toml"):
+            assert len(found_in((*CODE, *NOT_RUN), name, block)) == 1, block
+        if label == "python":
+            for module, member in members(block):
+                assert member in dir(module), member
+        if label == "yaml":
+            change_job(Job(), yaml.safe_load(block))
+    for line in shell_lines(text):
+        read_words(line)
+    here = {"README.md", *(f"docs/{one}.md" for one in OTHER_PAGES)}
+    assert not run_here(name) or name in here or re.match("docs/(methods|tutorials)/", name)
+
+
+def test_the_tables_of_what_is_not_run_here_name_what_is_there():
+    texts = {named(page): page.read_text(encoding="utf-8") for page in PAGES}
+    shown = {page: [*shell_lines(one), *blocks(one, "python")] for page, one in texts.items()}
+    for row in (*NOT_RUN, *RUN_BY, *CODE):
+        assert any(found_in([row], page, one) for page in shown for one in shown[page]), row
+    for _, _, test in (*RUN_BY, *CODE):
+        file, _, name = test.partition("::")
+        assert f"\ndef {name}" in read(f"tests/{file}.py"), test
 
 
 @pytest.fixture
@@ -371,13 +534,26 @@ def loop_of_ones_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/loop.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/loop.md", "docs/tutorials/own-loop.md"])
 def test_the_session_in_the_documents_runs(page, loop_of_ones_own):
-    definitions = [code for code in blocks(read("docs/loop.md"), "python") if "def acc" in code]
+    before, *_, definition, on_gpus, muon = blocks(read("docs/loop.md"), "python")
     (loop,) = [code for code in blocks(read(page), "python") if "bw.Session(" in code]
-    exec("\n".join([*definitions, loop]), loop_of_ones_own)  # noqa: S102 - our own document
+    exec(f"{definition}\n{loop}", loop_of_ones_own)  # noqa: S102 - our own document
     assert loop_of_ones_own["epoch"] == 1
     assert Path("runs/a/summary.json").exists()
+    if page == "docs/loop.md":
+        model, optimizer = (loop_of_ones_own[one] for one in ("model", "optimizer"))
+        loop_of_ones_own |= {
+            "DataLoader": DataLoader,
+            "accuracy_over": lambda model, dataset: len(dataset),
+            "make_model": lambda: model,
+            "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer),
+            "torch": torch,
+        }
+        for code in (before.replace("range(30)", "range(2)"), on_gpus, muon):
+            exec(code, loop_of_ones_own)  # noqa: S102 - as above
+        assert loop_of_ones_own["epoch"] == 1
+        assert Path("model.pt").exists()
 
 
 SOURCE = ROOT / "src"
@@ -392,6 +568,7 @@ def test_examples_in_docstrings_give_what_they_say(path):
 
 @pytest.fixture(scope="module")
 def forks():
+    """What the commands of this file are forked from."""
     with forking():
         yield
 
@@ -444,13 +621,9 @@ def write_flowers(folder: Path) -> None:
 
 
 def lines_of_new_pages() -> list[str]:
-    """Commands of tutorials and of the methods' cards, each once; what README has runs there.
-
-    Those of the example of a loop of one's own run in tests/test_examples.py.
-    """
+    """Commands of tutorials and of the methods' cards, each once; what README has runs there."""
     pages = [*sorted((DOCS / "tutorials").glob("*.md")), *sorted((DOCS / "methods").glob("*.md"))]
-    lines = [line for page in pages for line in shell_lines(page.read_text(encoding="utf-8"))]
-    return [line for line in dict.fromkeys(lines) if "classify" not in line]
+    return [*dict.fromkeys(line for page in pages for line in run_here(named(page)))]
 
 
 @pytest.fixture(scope="module")
@@ -459,9 +632,8 @@ def followed(tmp_path_factory, forks):
     folder = tmp_path_factory.mktemp("readme")
     write_cifar(folder / "PATH" / "cifar-100-python")
     write_flowers(folder / "PATH" / "flowers")
-    lines = shell_lines(README)
-    first = lines[0].rpartition("&& .venv/bin/")[2]  # the installation before it is .ci/run's part
-    commands = [first, *(line for line in lines[1:] if line.startswith("batchwright"))]
+    first = shell_lines(README)[0].rpartition("&& .venv/bin/")[2]  # behind the installation
+    commands = [first, *run_here("README.md")]
     commands += [line for line in lines_of_new_pages() if line not in commands]
     prints = tmp_path_factory.mktemp("prints")
     return folder, {one: entered(briefly(one), folder, prints) for one in commands}
@@ -527,6 +699,48 @@ def test_the_commands_of_readme_tutorials_and_cards_run_in_order(followed):
     assert "accuracy" in printed["batchwright run"]
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, forks):
+    """A folder with what the other pages speak of: a profile, a plan, a run and a loop."""
+    folder = tmp_path_factory.mktemp("prepared")
+    (folder / "job.yaml").write_text(
+        "{data: digits, epochs: 2, probe: {kind: cpu, budget: 1, learning: 0}}"
+    )
+    (folder / "prices.csv").write_text("kind,price,spot_price,count\ncpu,0.4,0.1,2\n")
+    loop = read("examples/classify.py").partition("\nif __name__ ==")[0]
+    loop += "\nif __name__ == '__main__':\n    train_as_planned('plan.json')\n"
+    (folder / "my_project.py").write_text(loop)
+    network = "link.latency=5e-5 link.bandwidth=1.1e9"
+    for kind in ("a100", "t4"):
+        entered(f"batchwright probe job.yaml probe.kind={kind} --out {kind}.json", folder, folder)
+    entered(f"batchwright probe job.yaml workers=2 {network} --out profile.json", folder, folder)
+    entered("batchwright plan profile.json --out plan.json", folder, folder)
+    entered("batchwright train plan.json --out runs/a", folder, folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", OTHER_PAGES)
+def test_the_commands_of_another_page_run_in_order(page, prepared, tmp_path):
+    if page == "trackers":
+        pytest.importorskip("tensorboard", reason="pip install 'batchwright[tracking]'")
+        pytest.importorskip("mlflow", reason="pip install 'batchwright[tracking]'")
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    for command in run_here(f"docs/{page}.md"):
+        command = re.sub("(workers=|nproc-per-node )7", r"\g<1>2", briefly(command))
+        entered(quickly(command), tmp_path, tmp_path)
+
+
+def quickly(command: str) -> str:
+    """Measured for a second, without trials."""
+    keys = "probe.budget=1 probe.learning=0"
+    return re.sub(
+        r"batchwright (run|probe|sweep|submit)\b(?!.*(job.yaml|--resume))",
+        rf"\g<0> {keys}",
+        command,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_file_and_metric_of_a_run_is_documented(followed):
@@ -570,3 +784,16 @@ def test_the_verbs_from_python_run_as_shown(tmp_path, forks):
     script = "\n".join(f"    {line}" for line in code.splitlines())
     run_script(f"if __name__ == '__main__':\n{script}\n", tmp_path)
     assert (tmp_path / "runs/python/report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_python_of_the_verbs_runs(prepared, tmp_path, monkeypatch):
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "runs" / "a").rename(tmp_path / "runs" / "digits")
+    bw.deliver(tmp_path / "runs" / "digits", tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    scope = {"bw": bw, "images": torch.rand(2, 3, 8, 8)}
+    for code in blocks(read("docs/verbs.md"), "python"):
+        exec(code, scope)  # noqa: S102 - our own document
+    assert scope["summary"].plan.job.data == "digits"
+    assert len(scope["names"]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from textwrap import indent
 
 import pytest
 import torch
@@ -55,6 +56,26 @@ def test_an_example_in_somebody_elses_trainer_changes_ten_lines_at_most_and_runs
     (command,) = re.findall(r"^    (\S.*)$", text.split('"""')[1], re.MULTILINE)
     printed = run(command, tmp_path)
     assert float(re.search(r"^right: ([\d.]+)%", printed, re.MULTILINE)[1]) > least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trainer", "entry"), [("lightning", "fit"), ("transformers", "train")])
+def test_the_trainers_of_the_page_run(trainer, entry, tmp_path):
+    """In the example of that trainer, for an epoch."""
+    pytest.importorskip(trainer, reason=f"pip install 'batchwright[{trainer}]'")
+    found = blocks(read("docs/trainers.md"), "python")
+    (shown,) = [code for code in found if f"bw.For{trainer.title()}(" in code]
+    brief = "max_epochs=1, logger=False, enable_checkpointing=False, accelerator='cpu', "
+    shown = shown.replace("devices=2", f"{brief}devices=2")
+    shown = shown.replace('"auto"', '"auto", probe={"budget": 1, "learning": 0}')
+    text = read(f"examples/in_{trainer}.py").replace("num_train_epochs=15", "num_train_epochs=1")
+    first = "    trainer = lightning" if trainer == "lightning" else "    bw.ForTransformers"
+    before, _, rest = text.partition(first)
+    after = re.split(rf"trainer\.{entry}\(.*\)\n", rest)[1]
+    (tmp_path / "shown.py").write_text(before + indent(shown, "    ") + after)
+    printed = run("python shown.py", tmp_path)
+    assert "batch_size" in printed
+    assert "right: " in printed
 
 
 @pytest.mark.slow

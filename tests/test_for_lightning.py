@@ -193,23 +193,26 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_exactly(
     (kept,) = Path(tmp_path).glob("*step=6.ckpt")
     after = crew.together(resumed, str(kept), workers, batch, workers=workers)
     seen = [i for one in before for batch in one[4:] for i in batch]
-    seen += [i for one, _ in after for batch in one for i in batch]
+    seen += [i for one, *_ in after for batch in one for i in batch]
     assert sorted(seen) == list(range(SAMPLES))
-    for _, weights in after if workers * batch == 2 * BATCH else ():
-        alike(weights, alone[2])
+    for _, weights, validated in after:
+        assert set(validated) == {1}  # at the end of the epoch that was left
+        if workers * batch == 2 * BATCH:
+            alike(weights, alone[2])
 
 
 def resumed(rank, kept, workers, batch):
     from lightning_parts import Module, trainer
 
-    module = Module()
+    module, validated = Module(), []
+    module.validation_step = lambda batch, batch_idx: validated.append(module.current_epoch)
     try:
         made = trainer(workers, bw.ForLightning())
-        made.fit(module, loader(batch), ckpt_path=kept, weights_only=False)
+        made.fit(module, loader(batch), loader(), ckpt_path=kept, weights_only=False)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-    return module.seen, [p.detach() for p in module.parameters()]
+    return module.seen, [p.detach() for p in module.parameters()], validated
 
 
 def broken_off(rank, folder, passes, how):

@@ -36,6 +36,7 @@ from batchwright.workload.data.libraries import remote
 from batchwright.workload.data.sources import ImageData, open_data
 from clouds import Put, played_az, played_gs
 from s3 import played_s3
+from test_docs import briefly, entered, quickly, shown_for
 
 
 @pytest.fixture(autouse=True)
@@ -853,3 +854,28 @@ def test_sixteen_bits_and_transparency_are_read_as_in_folders() -> None:
     clear = Image.new("RGBA", (8, 8), (9, 9, 9, 0))
     assert decode(encoded(clear), top_resolution=8)[0, 0].tolist() == [255] * 3
     assert torch.equal(*(torch.tensor(bytearray(encoded(Image.new("RGB", (2, 2))))) for _ in "ab"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [line for _, line in shown_for("test_library_data")])
+def test_the_commands_of_the_page_run(command: str, tmp_path: Path) -> None:
+    """With PATH made here; each with what it needs, or skipped."""
+    for word, name in {"hf:": "datasets", "timm:": "timm", "lmdb:": "lmdb"}.items():
+        if word in command:
+            library(name)
+    for name in ("torchvision", "transformers"):
+        if f"={name}:" in command:
+            library(name)
+    place, labels = tmp_path / "PATH", ["0", "1"] * 4
+    for number in range(8):
+        for part in ("birds/train", "birds/val", "train/part", "held-out/part"):
+            first = 100 * number + 50 * part.startswith(("held", "birds/val"))
+            tar(place / f"{part}-{number:03}.tar", samples(first, labels))
+    if "hf:" in command:
+        both = {"train": hugging(60), "test": hugging(20, start=100)}
+        library("datasets").DatasetDict(both).save_to_disk(str(place / "pets"))
+    if "lmdb:" in command:
+        keys = {f"{name}/{i}": picture(i) for name in ("cat", "dog") for i in range(40)}
+        write(place / "pets", keys)
+    entered(quickly(briefly(command)), tmp_path, tmp_path)
+    assert len([*tmp_path.glob("runs/*/summary.json")]) == 1

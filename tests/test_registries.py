@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
 from batchwright.records.registries.trackers import TRACKERS
 from batchwright.workload.task import import_object
+from test_docs import blocks, read
 
 OTHER_PACKAGE = Path(__file__).parent / "other_package"
 
@@ -180,22 +183,50 @@ def test_methods_and_launchers_of_other_packages_are_known_by_name():
     assert launch == "workers=2 with launch=noted: that is one worker"
 
 
+PLATES = """
+import torch
+
+
+def Plates(place, part):
+    labels = torch.arange(int(place)) % 2
+    return torch.utils.data.TensorDataset(torch.rand(len(labels), 3, 8, 8), labels)
+"""
+
+
 @pytest.mark.slow
-def test_a_method_and_a_launcher_of_another_package_train_and_report(tmp_path):
+def test_the_package_of_the_page_does_all_that_it_says(tmp_path):
+    """What the page takes for granted is imported: an optimizer, a data set, torch.nn."""
+    page = read("docs/extending.md")
+    taken = {
+        "lion_in_torch": "from torch.optim import AdamW as Lion\n",
+        "tiny_in_torch": "from torch import nn\n",
+        "plates_in_torch": PLATES,
+    }
+    for code in blocks(page, "python"):
+        (name,) = re.findall(r"\A# (\w+)\.py\n", code)
+        (tmp_path / f"{name}.py").write_text(taken.get(name, "") + code)
+    lines = []
+    for each in blocks(page, "toml"):
+        for group, added in tomllib.loads(each)["project"]["entry-points"].items():
+            lines += [f"[{group}]", *(f"{name} = {value}" for name, value in added.items())]
+    (tmp_path / "page-1.dist-info").mkdir()
+    (tmp_path / "page-1.dist-info" / "METADATA").write_text("Name: page\nVersion: 1\n")
+    (tmp_path / "page-1.dist-info" / "entry_points.txt").write_text("\n".join(lines))
     told_by(
         "from batchwright.cli.commands import main; main()",
-        OTHER_PACKAGE,
+        tmp_path,
         words=[
-            *("run", "data=digits", "resolutions=8", "method=growing", "launch=noted", "epochs=2"),
-            *("global_batch=64", "probe.budget=1", "probe.learning=0"),
-            *("--out", str(tmp_path / "run")),
+            *("run", "data=plates:64", "network=tiny", "optimizer=lion", "method=growing"),
+            *("launch=noted", "epochs=2", "global_batch=16", "probe.budget=1", "probe.learning=0"),
+            *("--tracker", f"printed:{tmp_path / 'printed'}", "--out", str(tmp_path / "run")),
         ],
     )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["plan"]["method"], summary["plan"]["job"]["launch"]) == ("growing", "noted")
-    assert [one["steps"] for one in summary["epochs"]] == [23, 12]  # 1,437 images
+    assert (summary["plan"]["update"], summary["plan"]["job"]["network"]) == ("lion", "tiny")
+    assert [one["steps"] for one in summary["epochs"]] == [4, 2]
     assert (tmp_path / "run" / "noted.txt").read_text() == "growing on 1"
     assert (tmp_path / "run" / "report.html").exists()
+    assert len((tmp_path / "printed").read_text().splitlines()) > 2
 
 
 @pytest.mark.slow

@@ -5,12 +5,16 @@ from __future__ import annotations
 import fnmatch
 import re
 import subprocess
+import sys
 import tomllib
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
 import pytest
 import yaml
 from benchmarks.harness.claims import PAPERS
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import batchwright as bw
@@ -100,6 +104,53 @@ def test_the_training_image_starts_the_command_as_nobody_special_on_a_torch_that
     assert torch.specifier.contains(Version(tag.partition("-")[0]))
     (extras,) = re.findall(r"/source\[(.+?)\]", read("deploy/train.Dockerfile"))
     assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+WITHOUT = """
+import runpy
+import sys
+sys.modules.update(dict.fromkeys({missing}))
+import batchwright
+for name in batchwright.__all__:
+    assert name.startswith("For") or getattr(batchwright, name)
+sys.argv = ["batchwright", *sys.argv[1:]]
+runpy.run_module("batchwright", run_name="__main__", alter_sys=True)
+"""
+
+
+def required(name: str) -> set[str]:
+    """A distribution and all that it requires here, without extras."""
+    found, ahead = set(), [name]
+    while ahead:
+        one = canonicalize_name(ahead.pop())
+        if one not in found:
+            found.add(one)
+            with suppress(PackageNotFoundError):
+                needs = map(Requirement, requires(one) or ())
+                ahead += [r.name for r in needs if not r.marker or r.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.mark.slow
+def test_the_package_trains_without_any_extra(tmp_path):
+    there = {canonicalize_name(Requirement(one).name) for one in PROJECT["dependencies"]}
+    kept = set().union(*map(required, there), {"batchwright"})
+    missing = [
+        module
+        for module, owners in packages_distributions().items()
+        if not kept & set(map(canonicalize_name, owners)) and not module.startswith("_")
+    ]
+    assert {"pytest", "fastapi"} <= set(missing)
+    words = ("run", "epochs=1", "workers=1", "probe.budget=1", "probe.learning=0", "--out", "run")
+    for told in (["--help"], words):
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT.format(missing=missing), *told],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_the_source_distribution_holds_all_that_the_repository_holds():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import sqlite3
@@ -16,11 +18,13 @@ import time
 import uuid
 from contextlib import closing, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import httpx
 import pytest
 import uvicorn
 
+import batchwright as bw
 from batchwright.errors import BatchwrightError, FileError
 from batchwright.records.service import RecordBatch, RunIntroduction
 from batchwright.service.operating import serving as process
@@ -41,8 +45,11 @@ from batchwright.service.operating.serving import (
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import LOCAL
-from samples import make_plan
+from clients import wait_until
+from forked import Forked, forking
+from samples import make_plan, make_profile
 from services import step
+from test_docs import briefly, entered, quickly, shown_for
 
 LAST_SECONDS = 500
 
@@ -152,6 +159,23 @@ def test_a_service_starts_says_where_it_is_and_ends_in_good_order(tmp_path):
         client = service.client(service.token())
         assert client.get(run).json()["records"] == 6
         assert service.end(signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_before_the_server_has_begun_ends_it(tmp_path, monkeypatch, number):
+    begun = []
+    monkeypatch.setattr(
+        uvicorn.Server, "run", lambda server, sockets: begun.append(server.should_exit)
+    )
+    monkeypatch.setattr(process, "gc", mock.Mock())
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    settings = Settings(database=f"sqlite:///{tmp_path}/service.sqlite", port=0)
+    try:
+        process.serve(settings, on_start=lambda *_: signal.raise_signal(number))
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert begun == [True]
 
 
 @pytest.mark.slow
@@ -602,3 +626,57 @@ def test_a_copy_is_a_database_in_one_file(tmp_path):
     with closing(sqlite3.connect(f"file:{tmp_path}/copy?mode=ro", uri=True)) as connection:
         assert connection.execute("SELECT name FROM tokens").fetchall() == [("x",)]
     assert {path.name for path in tmp_path.iterdir()} == {"s.sqlite", "copy"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_commands_of_the_pages_run_at_a_service(tmp_path, monkeypatch):
+    """README's, the tutorial's and the page's, and an agent that does what they submit."""
+    lines = [*dict.fromkeys(line for _, line in shown_for("test_service_serving"))]
+    (tmp_path / "job.yaml").write_text("{epochs: 1, probe: {budget: 1, learning: 0}}")
+    make_profile().save(tmp_path / "profile.json")
+    prints, other = tmp_path / "prints", tmp_path / "other"
+    prints.mkdir()
+    other.mkdir()
+    with serving(tmp_path) as service, forking():
+        monkeypatch.setenv("BATCHWRIGHT_DATABASE", service.database)
+        monkeypatch.setenv("BATCHWRIGHT_TOKEN", service.token())
+        lines = [one.replace("http://127.0.0.1:8400", service.address) for one in lines]
+        agents = [one for one in lines if " agent " in one]
+        serves = [one for one in lines if one.startswith("batchwright serve")]
+        (waits,) = [one for one in lines if one.endswith("--wait")]
+        for line in lines:
+            if line not in (*agents, *serves, waits):
+                line = re.sub("--auto|batchwright run", r"\g<0> epochs=1", line)
+                entered(quickly(briefly(line)), tmp_path, prints)
+        assert bw.load(tmp_path / "plan.json").job.goal.deadline == 600
+        with service.client(service.token()) as client:
+            for line in sorted(agents, key=len, reverse=True):  # the last has no rules of its own
+                env = {**os.environ, "OMP_NUM_THREADS": "1"}
+                words = shlex.split(line)[1:]
+                agent = Forked(words, cwd=tmp_path, env=env, prints=prints)
+                wait_until(lambda: client.get("/v1/agents").json(), "an agent is there")
+                if line != min(agents, key=len):
+                    agent.send_signal(signal.SIGTERM)
+                    agent.wait(LAST_SECONDS)
+            waiting = Forked(shlex.split(waits)[1:], cwd=tmp_path, env=env, prints=prints)
+            end = time.monotonic() + 2 * LAST_SECONDS
+            while not all_done(client):
+                assert time.monotonic() < end, waiting.said()
+            assert waiting.wait(LAST_SECONDS) == 0, waiting.said()
+            agent.send_signal(signal.SIGTERM)
+            agent.wait(LAST_SECONDS)
+    for line in serves[1:]:
+        with serving(other, *shlex.split(line)[2:]) as another:
+            assert another.end() == 0
+
+
+def all_done(client):
+    """Whether they are, after what waits for its owner was approved."""
+    time.sleep(0.5)  # a service limits how often it is asked
+    jobs = client.get("/v1/jobs").json()
+    for job in jobs:
+        if job["state"] == "planned":
+            client.post(f"/v1/jobs/{job['id']}/approve").raise_for_status()
+        assert job["state"] not in ("failed", "cancelled"), job
+    return len(jobs) == 3 and all(job["state"] == "done" for job in jobs)

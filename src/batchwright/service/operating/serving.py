@@ -94,14 +94,20 @@ def serve(
                 limit_concurrency=CONNECTIONS,
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
+            server = uvicorn.Server(config)
+
+            def end(*_: object) -> None:
+                server.should_exit = True
+
             # uvicorn ends in good order and then raises the signal again, for handlers that were
-            # there before. Being told to end is no failure: these do nothing, and we exit with 0.
+            # there before. Being told to end is no failure: with these we exit with 0. One that
+            # comes before uvicorn has begun is theirs, and ends it as soon as it has.
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: None)
+                signal.signal(number, end)
             on_start(address_of(settings, listener), store)
             gc.freeze()  # what is there stays; to go through it takes as long as some answers
             gc.set_threshold(*COLLECTED_AFTER)
-            uvicorn.Server(config).run(sockets=[listener])
+            server.run(sockets=[listener])
     finally:
         store.close()
 
