@@ -196,7 +196,9 @@ def test_every_method_trains_on_two_hosts_with_unequal_workers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "nodes"), [("plain", "1:2"), ("dual-batch", "2")])
+@pytest.mark.parametrize(
+    ("method", "nodes"), [("plain", "1:2"), ("dual-batch", "2"), ("hybrid", "2")]
+)
 def test_a_run_goes_on_without_its_first_host_and_with_it_again(
     hosts, tmp_path, cache, method, nodes
 ):
