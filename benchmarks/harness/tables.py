@@ -349,7 +349,7 @@ def verdict(claim: Claim, figures: Mapping[str, Mapping[str, Any]]) -> str:
     if claim.over is None:
         met = {one["judged"] for one in known} - {""}
         if len(met) > 1:
-            return "partly"
+            return "partly" if MET[True] in met else "no"
         return {MET[True]: "yes", UNDECIDED: "not shown"}.get(*met, "no")
     found = set()
     for each in claim.results.values() if EACH in claim.over else ("",):

@@ -20,7 +20,8 @@ weights, the same order of samples.
 `hybrid_time_saved` is 1 - hybrid / large of the seconds of training, exchange and waiting counted,
 evaluation not; median and quartiles. Accuracy is of the last epoch; gains are mean differences in
 points with their 95 % interval. Goals: 8.9 % of the time, as the paper saved with three of four
-workers on small batches (10.1 % with none), and a gain in accuracy whose interval is above 0.
+workers on small batches (10.1 % with none, and 5.1 % with half of them, as here), and a gain in
+accuracy whose interval is above 0.
 
 --full takes some 17 minutes on two cores. --keep keeps plans and finished trainings, so that it can
 be stopped and started again; then nothing is probed a second time.

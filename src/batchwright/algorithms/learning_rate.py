@@ -118,7 +118,7 @@ def fitted_warmup(ratio: float, epochs: int, law: Literal["root", "linear"] = "r
     10 at 240 times give the exponent 1/2. The poster tried 0, 5, 10 and 20 epochs, so either
     optimum is known to half-way to its neighbours only, and the exponent lies between 0 and 1.3.
     ``least`` and ``most`` are the ends over all laws of the form within that. The power law is
-    ours; ``linear``, a line in the batch, is what the authors read from the same two points.
+    ours; ``linear`` is a line through the same two points, as the authors read linear growth.
 
     Args:
         ratio: Global batch over base batch, :math:`B / B_0`.
