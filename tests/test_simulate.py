@@ -347,6 +347,35 @@ def test_rounds_with_a_server_are_simulated_and_stragglers_lengthen_them():
     assert found.timeline.steps == ()
 
 
+def test_where_all_are_alike_nobody_waits_whatever_rounding_does():
+    """One worker with a server, as docs/simulate.md has it, and equal ones without."""
+    server = make_server_plan(stages=({"sample_seconds": 0.001, "step_seconds": 0.01},))
+    for seed in range(8):
+        (alone,) = bw.simulate(server, workers=1, seed=seed, **FAST).clusters
+        assert alone.shares.stragglers == pytest.approx(0, abs=1e-12)
+    for seconds in (0.1, 0.3, 0.7, 1.1):  # a mean of 37 such numbers is not always one of them
+        for workers in (3, 6, 37, 49):
+            row = make_row(workers, seconds)
+            speeds, random = np.ones(workers), generator()
+            found = simulate_steps(row, speeds, 50, random, scatter=lognormal(0.0))
+            assert found.totals(50, 50.0)[1] >= 0
+
+
+def test_a_worker_that_is_lost_as_the_hours_end_is_not_waited_for():
+    class Once:
+        """Loses a worker once."""
+
+        def exponential(self, mean):
+            return 86.21002585905049
+
+        def random(self):
+            return 0.0
+
+    cycle = {"interval": 2.5632734193629285, "cost": 0.14804569023655498}
+    hazards = Hazards(1, failures=1.0, replacement=5, restart=1, **cycle)
+    assert run_through(100.0, hazards, Once(), until=86.21002585905049).waiting == 0
+
+
 def test_checkpoints_with_an_average_are_assumed_to_cost_more():
     def notes(**more):
         network = make_plan().network.model_copy(update={"trained_bytes": 200_000_000})

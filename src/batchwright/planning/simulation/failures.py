@@ -201,7 +201,8 @@ def _come_back(
             heapq.heappop(away)
         if len(away) > hazards.spares:
             back = sorted(away)[len(away) - hazards.spares - 1]
-            wait = min(back, until) - course.seconds
+            # The seconds so far are a sum, which rounding may take beyond the end.
+            wait = max(min(back, until) - course.seconds, 0.0)
             course.book("waiting for a worker", wait)
             course.waiting += wait
         mean = hazards.mean_seconds
