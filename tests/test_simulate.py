@@ -516,6 +516,11 @@ def test_a_plan_takes_what_was_searched_and_says_where_each_value_came_from():
         ({"mtbf_hours": 1e-6}, "as good as never end"),
         ({"mtbf_hours": 0.01, "restart_seconds": 1000}, "as good as never end"),
         ({"mtbf_hours": 1e-320}, "as good as never end"),
+        ({"mtbf_hours": 0.001, "checkpoint_cost": 0}, "as good as never end"),
+        (
+            {"mtbf_hours": 1, "checkpoint_cost": 0, "checkpoint_seconds": 1e5, "samples": 10**9},
+            "try checkpoint_seconds=18, fewer",
+        ),
         ({"mtbf_hours": 1, "samples": 10**15}, "losses are gone through at most: give fewer epo"),
         ({"checkpoint_seconds": 1e-12}, "leaves hardly any time for training"),
         ({"latency": 0, "bandwidth": 1e-306, "workers": 2}, "that no number holds it"),

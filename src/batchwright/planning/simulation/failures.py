@@ -90,7 +90,8 @@ class Hazards:
                 f"{takes / mean:,.0f} times in a training as long as this one, and "
                 f"{_MAX_FAILURES:,} losses are gone through at most: give fewer epochs or samples"
             )
-        best = daly_interval(self.cost, mean)
+        # With checkpoints that cost nothing the best is 0; a hundredth loses half a percent.
+        best = max(daly_interval(self.cost, mean), mean / 100)
         shorter = (
             f"checkpoint_seconds={best:.3g}, "
             if expected_seconds(work, best, self.cost, self.restart, mean) <= _MAX_TIMES_WORK * work
