@@ -376,6 +376,16 @@ def test_a_worker_that_is_lost_as_the_hours_end_is_not_waited_for():
     assert run_through(100.0, hazards, Once(), until=86.21002585905049).waiting == 0
 
 
+@pytest.mark.parametrize("seconds", [1e-14, 1e-300, 5e-324])
+def test_stragglers_for_a_moment_slow_a_servers_rounds_by_the_mean(seconds):
+    """There are more of them in a round than can be drawn."""
+    plan = make_server_plan(stages=({"sample_seconds": 0.001, "step_seconds": 0.01},))
+    asked = {"straggler_share": 0.5, "straggler_slowdown": 3.0, **FAST}
+    (found,) = bw.simulate(plan, straggler_seconds=seconds, **asked).clusters
+    (often,) = bw.simulate(plan, straggler_seconds=1e-6, **asked).clusters
+    assert found.step_seconds.value == pytest.approx(often.step_seconds.value, rel=0.02)
+
+
 def test_checkpoints_with_an_average_are_assumed_to_cost_more():
     def notes(**more):
         network = make_plan().network.model_copy(update={"trained_bytes": 200_000_000})
@@ -524,8 +534,12 @@ def test_a_plan_takes_what_was_searched_and_says_where_each_value_came_from():
         ({"mtbf_hours": 1, "samples": 10**15}, "losses are gone through at most: give fewer epo"),
         ({"checkpoint_seconds": 1e-12}, "leaves hardly any time for training"),
         ({"latency": 0, "bandwidth": 1e-306, "workers": 2}, "that no number holds it"),
-        ({"speeds": 1e-310}, "that no number holds it"),
-        ({"straggler_share": 0.9, "straggler_slowdown": 1e308}, "that no number holds it"),
+        ({"speeds": (1, 5e-324)}, "speeds.1 = 5e-324: input should be greater than or equal to 0"),
+        ({"speeds": "1e308"}, "speeds.0 = '1e308': input should be less than or equal to 1"),
+        ({"straggler_share": 0.9, "straggler_slowdown": 1e308}, "straggler_slowdown = 1e+308"),
+        ({"workers": "²-³"}, "workers.0 = '²-³'"),
+        ({"search": "spares=1"}, "search is the text 'spares=1': give a dictionary of values by"),
+        ({"search": ["spares"]}, "search is the list ['spares']: give a dictionary of values by"),
         ({"global_batch": 10**30}, "less than or equal to"),
         ({"search": {"seed": [1, 2]}}, "--search seed: search one of"),
         ({"search": {"spares": [-1]}}, "spares = -1"),
