@@ -316,7 +316,7 @@ def test_kinds_of_workers_may_be_given_as_records():
         ("goal.kinds=[{kind: t4, count: 2, price: 0}]", r"goal\.kinds\.0\.price = 0: .*greater"),
         ("goal.kinds=[{kind: t4, count: 2, price: .nan}]", r"goal\.kinds\.0\.price = nan"),
         ("goal.kinds=[{kind: t4, count: 2, cost: 1}]", r"goal\.kinds\.0\.cost is unknown"),
-        ("goal.price=0", r"goal\.price = '0': .*greater than 0"),
+        ("goal.price=0", r"goal\.price = '0': .*greater than or equal to 0.000000001"),
         ("link.latency=-1", r"link\.latency = '-1'"),
     ],
 )

@@ -39,6 +39,8 @@ TRAINERS = (*PYTHON, "deepspeed", "timm")
 
 def exported(plan: Plan, name: str, hosts: int = 1, **settings: str) -> str:
     known = SETTINGS.get(name, {})
+    if name == "skypilot" and hosts > 1:  # who would each have a copy of the bucket
+        known = {"volume": "runs", "package": "./b.whl"}
     if name in CLOUDS and plan.job.device == "cuda":
         known = {**known, "accelerator": "H100"}
     return export(plan, name, Target(hosts, settings=known | settings))
@@ -226,6 +228,12 @@ def test_clouds_get_a_task() -> None:
     assert sky["num_nodes"] == 2
     assert sky["resources"]["accelerators"] == "H100:1"
     assert "SKYPILOT_NODE_IPS" in sky["run"]
+    assert sky["volumes"] == {"/runs": "runs"}
+    assert "file_mounts" not in sky
+    alone = yaml.safe_load(exported(make_plan(), "skypilot"))
+    # A run appends and locks, which SkyPilot says of MOUNT that it does not support.
+    assert alone["file_mounts"] == {"/runs": {"source": "s3://runs", "mode": "MOUNT_CACHED"}}
+    assert "volumes" not in alone
     dstack = yaml.safe_load(exported(make_plan(), "dstack"))
     assert dstack["type"] == "task"
     assert dstack["resources"]["cpu"] == "2.."
@@ -414,6 +422,15 @@ def test_bad_words_are_refused() -> None:
         device = "cuda" if name == "skypilot" else "cpu"
         with pytest.raises(ArgumentError, match=said):
             export(make_plan(job=make_job(device=device)), name, Target(settings=settings))
+    keeping = {"bucket": "s3://x", "volume": "x"}
+    for hosts, given, said in (
+        (1, (), "needs --set bucket=..., on one host, or --set volume=...:"),
+        (1, ("bucket", "volume"), "give one of them"),
+        (2, ("bucket",), "2 hosts need a run folder that they share .* --set volume=NAME"),
+    ):
+        settings = {"package": "./b.whl"} | {key: keeping[key] for key in given}
+        with pytest.raises(ArgumentError, match=said):
+            export(make_plan(), "skypilot", Target(hosts, settings=settings))
     for name in CLOUDS:  # make_plan() is for device=cpu
         with pytest.raises(ArgumentError, match="accelerator=H100: the plan is for device=cpu"):
             exported(make_plan(), name, accelerator="H100")
@@ -456,7 +473,7 @@ def test_the_command_writes_the_file(tmp_path: Path) -> None:
         listed = run(app, ["export", *words, "--as", "list"])
         assert all(name in listed.stdout for name in EXPORTS)
         assert "--set claim=  PersistentVolumeClaim" in listed.stdout
-        assert listed.stdout.count("(needed)") == 6
+        assert listed.stdout.count("(needed)") == 5
         assert not any(line.endswith("=  ") for line in listed.stdout.splitlines())
     nothing = run(app, ["export", "--as", "sbatch"])
     assert isinstance(nothing.exception, ArgumentError)

@@ -93,6 +93,8 @@ def test_of_a_catalogue_the_cheapest_place_counts_and_only_what_was_measured(tmp
         ("kind;count;price\na;2;1,5\n", "separated by semicolons"),
         ("kind,price,price\na,2,1\n", "column price comes twice"),
         ("kind,count,price\na,2,1e308\n", "column price: '1e308' is more than 1e+09"),
+        ("kind,count,price\na,2,5e-324\n", "column price: '5e-324' is less than 1e-09"),
+        ("kind,count,price,spot_price\na,2,1,5e-324\n", "spot_price: '5e-324' is less than 1e-09"),
         ("kind,count,price\na,2,inf\n", "column price: 'inf' is no positive number"),
         ("kind,count,price\na,2,\n", "line 2, column price: '' is no price of a worker"),
         ("kind,count,price\na,1.5,1\n", "line 2, column count: '1.5' is no number"),
@@ -125,8 +127,8 @@ def test_of_a_catalogue_the_cheapest_place_counts_and_only_what_was_measured(tmp
         ("InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,0,1\n", "AcceleratorCount: '0'"),
         ("InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,,1\n", "AcceleratorCount: ''"),
         (
-            "InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,8,5e-324\n",
-            "column Price: '5e-324' is no price of 8 of them",
+            "InstanceType,AcceleratorName,AcceleratorCount,Price\nx,a,8,2e-9\n",
+            "column Price: '2e-9' is no price of 8 of them",
         ),
         ("InstanceType,AcceleratorName,AcceleratorCount\nx,a,1\n", "line 1: no column Price"),
         (

@@ -347,6 +347,45 @@ def test_rounds_with_a_server_are_simulated_and_stragglers_lengthen_them():
     assert found.timeline.steps == ()
 
 
+def test_where_all_are_alike_nobody_waits_whatever_rounding_does():
+    """One worker with a server, as docs/simulate.md has it, and equal ones without."""
+    server = make_server_plan(stages=({"sample_seconds": 0.001, "step_seconds": 0.01},))
+    for seed in range(8):
+        (alone,) = bw.simulate(server, workers=1, seed=seed, **FAST).clusters
+        assert alone.shares.stragglers == pytest.approx(0, abs=1e-12)
+    for seconds in (0.1, 0.3, 0.7, 1.1):  # a mean of 37 such numbers is not always one of them
+        for workers in (3, 6, 37, 49):
+            row = make_row(workers, seconds)
+            speeds, random = np.ones(workers), generator()
+            found = simulate_steps(row, speeds, 50, random, scatter=lognormal(0.0))
+            assert found.totals(50, 50.0)[1] >= 0
+
+
+def test_a_worker_that_is_lost_as_the_hours_end_is_not_waited_for():
+    class Once:
+        """Loses a worker once."""
+
+        def exponential(self, mean):
+            return 86.21002585905049
+
+        def random(self):
+            return 0.0
+
+    cycle = {"interval": 2.5632734193629285, "cost": 0.14804569023655498}
+    hazards = Hazards(1, failures=1.0, replacement=5, restart=1, **cycle)
+    assert run_through(100.0, hazards, Once(), until=86.21002585905049).waiting == 0
+
+
+@pytest.mark.parametrize("seconds", [1e-14, 1e-300, 5e-324])
+def test_stragglers_for_a_moment_slow_a_servers_rounds_by_the_mean(seconds):
+    """There are more of them in a round than can be drawn."""
+    plan = make_server_plan(stages=({"sample_seconds": 0.001, "step_seconds": 0.01},))
+    asked = {"straggler_share": 0.5, "straggler_slowdown": 3.0, **FAST}
+    (found,) = bw.simulate(plan, straggler_seconds=seconds, **asked).clusters
+    (often,) = bw.simulate(plan, straggler_seconds=1e-6, **asked).clusters
+    assert found.step_seconds.value == pytest.approx(often.step_seconds.value, rel=0.02)
+
+
 def test_checkpoints_with_an_average_are_assumed_to_cost_more():
     def notes(**more):
         network = make_plan().network.model_copy(update={"trained_bytes": 200_000_000})
@@ -487,11 +526,20 @@ def test_a_plan_takes_what_was_searched_and_says_where_each_value_came_from():
         ({"mtbf_hours": 1e-6}, "as good as never end"),
         ({"mtbf_hours": 0.01, "restart_seconds": 1000}, "as good as never end"),
         ({"mtbf_hours": 1e-320}, "as good as never end"),
+        ({"mtbf_hours": 0.001, "checkpoint_cost": 0}, "as good as never end"),
+        (
+            {"mtbf_hours": 1, "checkpoint_cost": 0, "checkpoint_seconds": 1e5, "samples": 10**9},
+            "try checkpoint_seconds=18, fewer",
+        ),
         ({"mtbf_hours": 1, "samples": 10**15}, "losses are gone through at most: give fewer epo"),
         ({"checkpoint_seconds": 1e-12}, "leaves hardly any time for training"),
         ({"latency": 0, "bandwidth": 1e-306, "workers": 2}, "that no number holds it"),
-        ({"speeds": 1e-310}, "that no number holds it"),
-        ({"straggler_share": 0.9, "straggler_slowdown": 1e308}, "that no number holds it"),
+        ({"speeds": (1, 5e-324)}, "speeds.1 = 5e-324: input should be greater than or equal to 0"),
+        ({"speeds": "1e308"}, "speeds.0 = '1e308': input should be less than or equal to 1"),
+        ({"straggler_share": 0.9, "straggler_slowdown": 1e308}, "straggler_slowdown = 1e+308"),
+        ({"workers": "²-³"}, "workers.0 = '²-³'"),
+        ({"search": "spares=1"}, "search is the text 'spares=1': give a dictionary of values by"),
+        ({"search": ["spares"]}, "search is the list ['spares']: give a dictionary of values by"),
         ({"global_batch": 10**30}, "less than or equal to"),
         ({"search": {"seed": [1, 2]}}, "--search seed: search one of"),
         ({"search": {"spares": [-1]}}, "spares = -1"),

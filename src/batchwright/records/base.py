@@ -32,10 +32,11 @@ NonNegative = Annotated[float, Field(ge=0)]
 # Whole numbers up to where floats hold each of them.
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Index = Annotated[int, Field(ge=0, le=2**53)]
-# What people state of a cluster: more than thirty years, or such a price, is a slip of the pen, and
-# sums of it would be no numbers any more.
+# What people state of a cluster: more than thirty years, or such a price or speed, is a slip of the
+# pen, and sums and shares of it would be no numbers any more.
 StatedSeconds = Annotated[float, Field(ge=0, le=1e9)]
-Price = Annotated[float, Field(gt=0, le=1e9)]
+Price = Annotated[float, Field(ge=1e-9, le=1e9)]
+RelativeSpeed = Annotated[float, Field(ge=1e-9, le=1e9)]
 
 
 class _Arguments(dict[str, JsonValue]):

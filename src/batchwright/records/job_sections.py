@@ -14,7 +14,16 @@ from pydantic import (
     model_validator,
 )
 
-from batchwright.records.base import Count, Index, Keys, NonNegative, Positive, Price, StatedSeconds
+from batchwright.records.base import (
+    Count,
+    Index,
+    Keys,
+    NonNegative,
+    Positive,
+    Price,
+    RelativeSpeed,
+    StatedSeconds,
+)
 from batchwright.records.text.problems import shorten
 
 AgsMode = Literal["off", "norm", "gain"]
@@ -85,7 +94,7 @@ class WorkerKind(Keys):
     )
     memory: Count | None = Field(None, description="Bytes one may use; unset: as measured.")
     like: str = Field("", description="Profile it behaves like, where it was not measured itself.")
-    speed: Positive = Field(1.0, description="How many times as fast as `like`; assumed.")
+    speed: RelativeSpeed = Field(1.0, description="How many times as fast as `like`; assumed.")
     spot: bool = Field(False, description="Whether such a worker may be taken away at any time.")
     preemptions_per_hour: NonNegative | None = Field(
         None,

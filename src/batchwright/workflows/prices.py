@@ -25,8 +25,8 @@ _KEY = "goal.kinds"
 _SPOT = "-spot"  # ends the names of workers that may be taken away
 MAX_BYTES = 16 << 20
 """Largest file: a cloud's whole catalogue has one MiB."""
-MAX_VALUE, MAX_MEMORY = 1e9, 2**53
-"""Largest of a price, a count and the like, and of bytes: what `WorkerKind` takes."""
+MIN_VALUE, MAX_VALUE, MAX_MEMORY = 1e-9, 1e9, 2**53
+"""Least and largest of a price, a speed and the like, and of bytes: what `WorkerKind` takes."""
 _CATALOGUE = (
     *("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB"),
     *("Price", "SpotPrice", "Region", "AvailabilityZone"),
@@ -65,6 +65,8 @@ class _Row(NamedTuple):
             raise self.wrong(column, "is no number") from None
         if not 0 < value < inf:  # which holds for whole numbers of any size
             raise self.wrong(column, "is no positive number")
+        if value < MIN_VALUE:
+            raise self.wrong(column, f"is less than {MIN_VALUE:g}")
         if value > most:
             raise self.wrong(column, f"is more than {most:g}")
         return value
@@ -342,7 +344,7 @@ def _of_one(row: _Row, column: str, count: float) -> float | None:
     price = row.number(column)
     if price is None:
         return None
-    if not 0 < price / count <= MAX_VALUE:
+    if not MIN_VALUE <= price / count <= MAX_VALUE:
         raise row.wrong(column, f"is no price of {count:g} of them")
     return price / count
 

@@ -17,7 +17,7 @@ from batchwright.records import Plan, Profile, Scenario, Simulation
 from batchwright.records.documents import plain, record_of, texts_of
 from batchwright.records.job import as_written
 from batchwright.records.text.job_keys import unknown_key
-from batchwright.records.text.problems import first_problem
+from batchwright.records.text.problems import described, first_problem
 
 _LISTS = ("workers", "speeds")
 _KEYS = tuple(Scenario.model_fields)
@@ -63,6 +63,11 @@ def simulate(
         values[key] = None if raw in ("null", "~") else raw
     if not search:
         return simulate_plan(plan, scenario_of(values), profiles)
+    if not isinstance(search, Mapping):
+        raise ArgumentError(
+            f"simulate: search is {described(search)}: give a dictionary of values by key, such as "
+            '{"spares": [0, 1, 2]}'
+        )
     grid = _grid(values, {key: plain(some) for key, some in search.items()})
     return simulate_plan(plan, _read(values), profiles, tuple(search), grid)
 
@@ -117,7 +122,7 @@ def _listed(key: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     low, dash, high = value.partition("-")
-    if key == "workers" and dash and low.strip().isdigit() and high.strip().isdigit():
+    if key == "workers" and dash and low.strip().isdecimal() and high.strip().isdecimal():
         first, last = int(low), int(high)
         if not 1 <= first <= last:
             raise ArgumentError(f"simulate: workers={value}: give a range as 8-1024, low to high")

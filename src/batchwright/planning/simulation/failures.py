@@ -90,7 +90,8 @@ class Hazards:
                 f"{takes / mean:,.0f} times in a training as long as this one, and "
                 f"{_MAX_FAILURES:,} losses are gone through at most: give fewer epochs or samples"
             )
-        best = daly_interval(self.cost, mean)
+        # With checkpoints that cost nothing the best is 0; a hundredth loses half a percent.
+        best = max(daly_interval(self.cost, mean), mean / 100)
         shorter = (
             f"checkpoint_seconds={best:.3g}, "
             if expected_seconds(work, best, self.cost, self.restart, mean) <= _MAX_TIMES_WORK * work
@@ -201,7 +202,8 @@ def _come_back(
             heapq.heappop(away)
         if len(away) > hazards.spares:
             back = sorted(away)[len(away) - hazards.spares - 1]
-            wait = min(back, until) - course.seconds
+            # The seconds so far are a sum, which rounding may take beyond the end.
+            wait = max(min(back, until) - course.seconds, 0.0)
             course.book("waiting for a worker", wait)
             course.waiting += wait
         mean = hazards.mean_seconds

@@ -20,6 +20,9 @@ from batchwright.algorithms.simulated_clock import Events, ServerLink
 from batchwright.planning.simulation.cluster import Floats, Row
 from batchwright.planning.simulation.steps import Stragglers
 
+_AS_GOOD_AS_THE_MEAN = 1e12
+"""Poisson numbers with such a mean scatter by a millionth of it; NumPy draws none beyond 1e18."""
+
 Draw = Callable[[int], float]
 """(worker) -> seconds that it computes in its next round."""
 
@@ -133,6 +136,9 @@ def round_draws(
     steps = np.ceil(samples / row.batches)
     usual = ((row.sample_seconds * samples + row.step_seconds * steps) / speeds).tolist()
     deviations = (spread / np.sqrt(steps)).tolist()
+    rate = 0.0
+    if stragglers is not None:
+        rate = stragglers.share / (1 - stragglers.share) / stragglers.seconds
 
     def draw(worker: int) -> float:
         work = float(usual[worker]) * float(
@@ -140,7 +146,6 @@ def round_draws(
         )
         if stragglers is None:
             return work
-        rate = stragglers.share / (1 - stragglers.share) / stragglers.seconds
         # While it is slow, its work lasts longer by the slowdown; of the work, as much is slowed
         # as the share of its time says.
         slowed = (
@@ -148,9 +153,12 @@ def round_draws(
             * stragglers.share
             / (stragglers.share + (1 - stragglers.share) * stragglers.slowdown)
         )
-        times = generator.poisson(rate * work)
+        often = rate * work
+        if not often < _AS_GOOD_AS_THE_MEAN:
+            return work + slowed * (stragglers.slowdown - 1)
+        times = generator.poisson(often)
         drawn = float(generator.gamma(times, stragglers.seconds)) if times else 0.0
-        expected = rate * work * stragglers.seconds
+        expected = often * stragglers.seconds
         part = min(slowed * drawn / expected, work) if expected else 0.0
         return work + part * (stragglers.slowdown - 1)
 

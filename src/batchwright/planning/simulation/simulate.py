@@ -351,7 +351,8 @@ class _Clusters:
         )
         times = total / count
         computing, exchange = rounds.computing.mean(), rounds.exchange.mean()
-        others = rounds.seconds - computing - exchange  # waiting, and ending before the last one
+        # Waiting, and ending before the last one: none where all are alike, but for rounding.
+        others = max(rounds.seconds - computing - exchange, 0.0)
         return float(computing) * times, float(others) * times, float(exchange) * times
 
 

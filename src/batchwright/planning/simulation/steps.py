@@ -86,7 +86,8 @@ class StepSeries:
             float(one.sum() + more * one[half:].mean()) * whole / count
             for one in (self.computing, self.slowest)
         ]
-        return sums[0], sums[1] - sums[0], self.exchange * count
+        # A mean of equal numbers may be rounded up, beyond the largest of them.
+        return sums[0], max(sums[1] - sums[0], 0.0), self.exchange * count
 
 
 def simulate_steps(

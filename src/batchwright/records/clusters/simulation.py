@@ -17,6 +17,7 @@ from batchwright.records.base import (
     Positive,
     Price,
     Record,
+    RelativeSpeed,
     StatedSeconds,
 )
 from batchwright.records.text.formatting import counted, duration, number
@@ -47,7 +48,7 @@ class Scenario(Keys):
         description="Samples per step over all workers, or with a server of all local batches "
         "together; unset: each worker keeps the local batch that it has in the plan.",
     )
-    speeds: tuple[Positive, ...] = Field(
+    speeds: tuple[RelativeSpeed, ...] = Field(
         (),
         description="Speeds of workers relative to those measured, repeated over all of them: "
         "`1,0.5` has every other one half as fast.",
@@ -70,7 +71,7 @@ class Scenario(Keys):
         0.0, ge=0, lt=1, description="Share of its time for which a worker is a straggler."
     )
     straggler_slowdown: float = Field(
-        2.0, ge=1, description="How many times as long a straggler computes."
+        2.0, ge=1, le=1e9, description="How many times as long a straggler computes."
     )
     straggler_seconds: Positive = Field(
         60.0, description="How long a worker stays one, mean of an exponential distribution."

@@ -55,10 +55,11 @@ EXPORTS = Registry(
         launchers.skypilot,
         settings={
             "accelerator": "a GPU's name, such as H100",
-            "bucket": "where the run is kept",
+            "bucket": "where the run of one host is kept, such as s3://runs",
+            "volume": "where it is kept instead, and that of several hosts: a volume of SkyPilot",
             "package": f"{_PACKAGE}, or a wheel below the folder",
         },
-        required=("bucket", "package"),
+        required=("package",),
     ),
     Export(
         "dstack",

@@ -195,11 +195,30 @@ def skypilot(plan: Plan, target: Target) -> str:
         "num_nodes": target.hosts,
         "resources": resources,
         "workdir": ".",
-        "file_mounts": {"/runs": {"source": target.settings["bucket"], "mode": "MOUNT"}},
+        **_kept_by_skypilot(target),
         "setup": f"{_install(target)}\n",
         "run": _script(plan, inside, '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{port}"'),
     }
     return _comment(plan) + _yaml(task)
+
+
+def _kept_by_skypilot(target: Target) -> dict[str, object]:
+    """What holds the run folder: files there are appended to and locked, which `MOUNT` cannot."""
+    bucket, volume = (target.settings.get(key, "") for key in ("bucket", "volume"))
+    if bool(bucket) == bool(volume):
+        raise ArgumentError(
+            "skypilot needs --set bucket=..., on one host, or --set volume=...: where the run is "
+            "kept; give one of them"
+        )
+    if volume:
+        return {"volumes": {"/runs": volume}}
+    if target.hosts > 1:
+        raise ArgumentError(
+            f"skypilot: {target.hosts} hosts need a run folder that they share at once, and each "
+            "writes to its own copy of a bucket: make a volume (sky volumes apply, with "
+            "access_mode: ReadWriteMany) and give --set volume=NAME"
+        )
+    return {"file_mounts": {"/runs": {"source": bucket, "mode": "MOUNT_CACHED"}}}
 
 
 def dstack(plan: Plan, target: Target) -> str:
