@@ -52,6 +52,25 @@ def test_cores_stay_below_the_limit_of_a_version_1_group(kernel, monkeypatch, qu
     assert host.usable_cores() == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "threads"),
+    [
+        ({}, 4),
+        ({"OMP_NUM_THREADS": "1"}, 4),  # as torchrun sets it
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "1", "RAY_RAYLET_PID": "7"}, 1),  # as Ray does for a task of a core
+        ({"OMP_NUM_THREADS": "1", "RAY_RAYLET_PID": "7", host.THREADS: "2"}, 2),
+    ],
+)
+def test_threads_are_a_share_of_the_cores_unless_they_are_given(monkeypatch, given, threads):
+    monkeypatch.setattr(host, "usable_cores", lambda: 8)
+    for name in (host.THREADS, "OMP_NUM_THREADS", "RAY_RAYLET_PID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert host.worker_threads(2) == threads
+
+
 def test_free_memory_is_what_the_control_group_leaves_divided_by_the_workers(kernel):
     kernel["/proc/meminfo"] = "MemTotal: 9000000 kB\nMemAvailable:    8000000 kB\n"
     assert host.free_memory(CPU, 2) == 8_000_000 * 1024 // 2

@@ -213,6 +213,10 @@ class Command:
                 [sys.executable, *map(str, words)], cwd=folder, stdout=log, stderr=log
             )
 
+    def said(self) -> str:
+        """What it has printed until now."""
+        return self._log.read_text()
+
     def end(self) -> tuple[int, str]:
         """Its exit code, and what it has printed."""
         try:
@@ -222,7 +226,7 @@ class Command:
         finally:
             self.process.kill()
             self.process.wait()
-        return code, self._log.read_text()
+        return code, self.said()
 
 
 @pytest.fixture
@@ -248,7 +252,7 @@ def small_plan(folder: Path, **keys: object) -> None:
 
 def measured_plan(folder: Path, **keys: object) -> None:
     """A plan for two workers, and the profile that it was made from, of a step's made-up times."""
-    named = {"launch": "ray", "network": "ray_parts:paced", "epochs": 8, "checkpoint_steps": 5}
+    named = {"launch": "ray", "network": "ray_parts:paced", "checkpoint_steps": 5}
     job = make_job(**named, precision="float32", resolutions=(8,), **keys)
     profile = make_profile(
         job=job,
@@ -351,26 +355,32 @@ def drain(cluster, node) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_the_workers_that_are_left_by_a_plan_for_these(
+def test_a_run_goes_on_with_the_workers_that_are_there_by_a_plan_for_these(
     two_nodes, go, start, tmp_path
 ):
-    measured_plan(tmp_path, ray={"min_workers": 1})
+    """One of two nodes goes, and another comes, which Ray looks for once a minute."""
+    measured_plan(tmp_path, ray={"min_workers": 1}, epochs=120)
     planned = read_record(tmp_path / "plan.json", Plan).stages[0]
     command = start(*TRAIN, "plan.json", "--profile", "profile.json", *INTO_RUN)
     until((tmp_path / "run" / "checkpoints" / "last.pt").exists, "a checkpoint")
     two_nodes.remove_node(next(iter(two_nodes.worker_nodes)))
+    again = r"planned again from epoch \d+ on: (\d)"
+    until(lambda: re.findall(again, command.said()) == ["1"], "a plan for one worker")
+    two_nodes.add_node(**NODE)
+    until(lambda: re.findall(again, command.said()) == ["1", "2"], "a plan for two workers")
     go.touch()
     code, said = command.end()
     assert code == 0, said
     summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
-    assert summary.resumed
+    assert summary.resumed >= 2
     assert {one.samples for one in summary.epochs} == {1437}
-    assert len(summary.epochs[-1].workers) == 1
-    first, rest = summary.plan.stages
-    assert first.local_batch_sizes == planned.local_batch_sizes
-    assert rest.workers == 1
-    assert rest.global_batch_size < planned.global_batch_size
-    assert summary.epochs[-1].workers[0].local_batch_size == rest.global_batch_size
+    first, fewer, rest = summary.plan.stages
+    assert first.local_batch_sizes == rest.local_batch_sizes == planned.local_batch_sizes
+    assert fewer.workers == 1
+    assert fewer.global_batch_size < planned.global_batch_size
+    alone = summary.epochs[first.epochs + fewer.epochs - 2].workers
+    assert [one.local_batch_size for one in alone] == [fewer.global_batch_size]
+    assert len(summary.epochs[-1].workers) == 2
     assert f"planned again from epoch {first.epochs + 1} on: 1 worker, global batch" in said
     kept = tmp_path / "run" / f"plan-before-epoch-{first.epochs + 1}.json"
     assert read_record(kept, Plan).stages[0].local_batch_sizes == planned.local_batch_sizes

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 import batchwright as bw
-from batchwright.errors import BatchwrightError, JobError
+from batchwright.errors import BatchwrightError, FileError, JobError, WorkerError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, Plan, RunSummary, Sweep
 from batchwright.records.agent_rules import not_allowed
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.run_folder import write_inputs
 from batchwright.workflows.engines import STARTED_BY
+from batchwright.workflows.engines import slurm as slurm_engine
 from batchwright.workflows.engines.slurm_script import notice, script, tasks_per_node
 from batchwright.workflows.exports import EXPORTS, export
 from batchwright.workflows.exports.target import Target
@@ -206,6 +207,83 @@ def test_a_job_that_slurm_has_forgotten_is_no_job_to_follow(programs, tmp_path):
     with pytest.raises(BatchwrightError, match=r"holds no summary\.json: the run has not finished"):
         bw.run(run_folder=tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "logs" / "slurm" / "job").read_text("utf-8") == "8\n"
+
+
+@pytest.fixture
+def submitted(programs, tmp_path, monkeypatch):
+    """The folder of a run whose job, 7, was submitted; another would be 8."""
+    monkeypatch.setattr(slurm_engine, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(slurm_engine, "LONGEST_SECONDS", 0.0)
+    programs("sbatch", "echo 8")
+    folder = tmp_path / "run"
+    (folder / "logs" / "slurm").mkdir(parents=True)
+    (folder / "logs" / "slurm" / "job").write_text("7\n", encoding="utf-8")
+    (folder / "job.yaml").write_text("launch: slurm\n", encoding="utf-8")
+    return folder
+
+
+def answers(*answers: str) -> str:
+    """A program that does this in turn, the last for ever."""
+    cases = "\n".join(f"{number}) {one};;" for number, one in enumerate(answers[:-1]))
+    return f"""at=$0.count; read n <$at 2>/dev/null || n=0; echo $((n + 1)) >$at
+case $n in
+{cases}
+*) {answers[-1]};;
+esac"""
+
+
+SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+
+
+def facts(state: str, code: str = "0:0") -> str:
+    return f"echo 'JobId=7 JobState={state} Reason=None Restarts=0 ExitCode={code} NodeList=n[1-2]'"
+
+
+def test_a_controller_that_fails_once_is_asked_again(programs, submitted, capfd):
+    programs("scontrol", answers(SILENT, facts("RUNNING"), SILENT, SILENT, facts("CANCELLED")))
+    with pytest.raises(BatchwrightError, match="slurm job 7 was cancelled"):
+        bw.run(run_folder=submitted, resume=True)
+    said = capfd.readouterr().err
+    assert "slurm job 7 is still there" in said
+    assert said.count("slurm job 7: Slurm does not answer, it is asked again; the job goes on") == 1
+
+
+def test_a_silent_controller_has_no_second_job_submitted(programs, submitted, monkeypatch):
+    programs("scontrol", SILENT)
+    monkeypatch.setattr(slurm_engine, "_SILENT_SECONDS", 0.1)
+    line = (
+        "slurm does not say whether job 7 is still there, so nothing is submitted: give "
+        "`batchwright run --resume --out "
+    )
+    with pytest.raises(JobError, match=f"^{re.escape(line)}"):
+        bw.run(run_folder=submitted, resume=True)
+    assert (submitted / "logs" / "slurm" / "job").read_text("utf-8") == "7\n"
+
+
+@pytest.mark.parametrize("state", ["RESV_DEL_HOLD", "REQUEUE_HOLD", "UNHEARD_OF"])
+def test_a_job_that_may_run_yet_is_followed(programs, submitted, capfd, state):
+    programs("scontrol", answers(facts(state), facts(state), facts("CANCELLED")))
+    with pytest.raises(BatchwrightError, match="slurm job 7 was cancelled"):
+        bw.run(run_folder=submitted, resume=True)
+    assert f"slurm job 7: {state.lower()}\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("held", [b"\xff\xfe7\n", b"seven\n", b""])
+def test_a_jobs_number_that_is_none_is_refused_in_a_line(submitted, held):
+    (submitted / "logs" / "slurm" / "job").write_bytes(held)
+    with pytest.raises(FileError, match="logs/slurm/job holds no number of a Slurm job: if `squeu"):
+        bw.run(run_folder=submitted, resume=True)
+
+
+def test_a_log_that_no_node_could_open_names_nodes_and_disk(programs, submitted):
+    programs("scontrol", answers(facts("RUNNING"), facts("FAILED", "0:53")))
+    line = (
+        f"slurm job 7 ended as FAILED, exit code 0:53, it has left no log {submitted}/logs/slurm/"
+        "7.log: give --out a folder on a disk that all nodes (n[1-2]) share with this one; continue"
+    )
+    with pytest.raises(WorkerError, match=f"^{re.escape(line)}") as ended:
+        bw.run(run_folder=submitted, resume=True)
+    assert ended.value.exit_code == 1
 
 
 # ------------------------------------------------------------------------------------- real Slurm

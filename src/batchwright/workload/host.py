@@ -23,6 +23,8 @@ from batchwright.records import Precision
 THREADS = "BATCHWRIGHT_THREADS"
 """Environment variable: compute threads of a worker, as a sweep divides the cores."""
 
+_RAY = "RAY_RAYLET_PID"  # in all processes that Ray starts, and those below them
+
 CPU_WORKERS = 2
 """Worker processes on a machine without GPU, where the job does not say."""
 
@@ -51,13 +53,14 @@ def worker_threads(local_workers: int) -> int:
     """Compute threads of each of ``local_workers`` on this machine: an equal share of its cores.
 
     Inside a sweep, the share of the cores that the sweep gives its run. ``OMP_NUM_THREADS`` above 1
-    is taken as the user's word; torchrun sets 1 by itself.
+    is taken as the user's word; torchrun sets 1 by itself. Below Ray it is what a task, a trial or
+    an actor has reserved, where others have the rest.
     """
     given = os.environ.get(THREADS, "")
     if given.isdigit() and int(given) > 0:
         return int(given)
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > 1:
+    if asked.isdigit() and int(asked) > (0 if _RAY in os.environ else 1):
         return int(asked)
     return max(1, usable_cores() // local_workers)
 

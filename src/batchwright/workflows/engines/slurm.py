@@ -25,10 +25,13 @@ LOOK_SECONDS, LONGEST_SECONDS = 1.0, 15.0
 """Between two questions to Slurm's controller: at first, and where nothing changes."""
 _LOG_SECONDS = 0.2
 _ANSWER_SECONDS = 60.0  # longer than Slurm's own time limits for an answer
-_GOING = {
-    *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING"),
-    *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESIZING", "STAGE_OUT"),
+_SILENT_SECONDS = 60.0  # after which a controller that says nothing of a job is given up
+_GONE = "GONE"  # Slurm forgets a job some minutes after its end
+_ENDED = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT", _GONE),
 }
+"""States in which a job will not run again; in all others, unknown ones too, it is still there."""
 _NEVER = {
     "AccountNotAllowed": "slurm.account",
     "BadConstraints": "nodes and slurm.lines",
@@ -79,15 +82,15 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
     logs = folder.resolve() / "logs" / "slurm"
     make_folder(logs)
     kept = logs / "job"
-    number = kept.read_text("utf-8").strip() if kept.exists() else ""
-    found = bool(number) and _facts(number).get("JobState") in _GOING
+    again = resuming_command(folder, job)
+    number = _kept_number(kept)
+    found = bool(number) and _is_there(number, kept, again)
     if not found:
         text = script(folder.resolve(), job, command)
         write_text(text, folder / "slurm.sh")
         number = _sbatch(folder / "slurm.sh")
         write_text(f"{number}\n", kept)
     _tell(f"slurm job {number}{' is still there' * found}, log in {logs / f'{number}.log'}")
-    again = resuming_command(folder, job)
     try:
         _follow(number, logs / f"{number}.log", again, from_end=found)
     except KeyboardInterrupt as stop:
@@ -96,6 +99,41 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
             f"slurm job {number} goes on by itself; come back to it with `{again}`, end it with "
             f"`scancel {number}`",
         ) from None
+
+
+def _kept_number(path: Path) -> str:
+    """The number of the job that was submitted before; empty: none was.
+
+    Raises:
+        FileError: The file holds something else.
+    """
+    if not path.exists():
+        return ""
+    said = path.read_bytes().strip()
+    if not said.isdigit():
+        raise FileError(
+            f"{path} holds no number of a Slurm job: if `squeue --me` lists none of this run, "
+            "remove it, and give the command again"
+        )
+    return said.decode()
+
+
+def _is_there(number: str, kept: Path, again: str) -> bool:
+    """Whether a job has not ended yet.
+
+    Raises:
+        JobError: Slurm does not say so, and a second job would write into the same folder.
+    """
+    limit = time.monotonic() + _SILENT_SECONDS
+    while not (facts := _facts(number)):
+        if time.monotonic() > limit:
+            raise JobError(
+                f"slurm does not say whether job {number} is still there, so nothing is submitted: "
+                f"give `{again}` again once `scontrol show job {number}` answers, or remove {kept} "
+                "if the job is surely gone"
+            )
+        time.sleep(LOOK_SECONDS)
+    return facts["JobState"] not in _ENDED
 
 
 def _sbatch(path: Path) -> str:
@@ -133,7 +171,7 @@ def _follow(number: str, log: Path, again: str, *, from_end: bool) -> None:
             words = _words(number, facts)
             pause = LOOK_SECONDS if words != told else min(1.3 * pause, LONGEST_SECONDS)
             due = time.monotonic() + pause
-            if words != told and facts:
+            if words != told:
                 _tell(words)
                 told = words
             new = state == "PENDING" and facts.get("Restarts") == "0" and not from_end
@@ -144,7 +182,7 @@ def _follow(number: str, log: Path, again: str, *, from_end: bool) -> None:
                     f"cancelled: look at {keys}; `sinfo` and `scontrol show partition` tell what "
                     "there is"
                 )
-            if state and state not in _GOING:
+            if state in _ENDED:
                 break
         time.sleep(_LOG_SECONDS)
     tail(_show)
@@ -153,6 +191,11 @@ def _follow(number: str, log: Path, again: str, *, from_end: bool) -> None:
 
 def _words(number: str, facts: dict[str, str]) -> str:
     """A job's state, for a person."""
+    if not facts:
+        return (
+            f"slurm job {number}: Slurm does not answer, it is asked again; the job goes on by "
+            "itself, and `scontrol ping` tells whether the controller is up"
+        )
     state, reason = facts.get("JobState", "").lower(), facts.get("Reason", "None")
     words = f"slurm job {number}: {state}"
     if state == "pending" and reason != "None":
@@ -165,28 +208,35 @@ def _words(number: str, facts: dict[str, str]) -> str:
 
 
 def _raise_unless_well(number: str, facts: dict[str, str], log: Path, again: str) -> None:
-    state, code = facts["JobState"], int(facts.get("ExitCode", "0:0").partition(":")[0])
+    state, given = facts["JobState"], facts.get("ExitCode", "0:0")
+    code = int(given.partition(":")[0])
     if state == "COMPLETED" or state == _GONE:
         return
     if state == "CANCELLED":
         raise Interrupted(15, f"slurm job {number} was cancelled; continue with `{again}`")
+    left = f"its log is {log}"
+    if not log.exists():
+        left = f"it has left no log {log}"
+        if state == "FAILED":  # 0:53, where a node cannot open it
+            where = facts.get("NodeList", "its nodes")
+            left += f": give --out a folder on a disk that all nodes ({where}) share with this one"
+    shown = code if code or given.endswith(":0") else given
     error = WorkerError(
-        f"slurm job {number} ended as {state}, exit code {code}, its log is {log}; continue with "
-        f"`{again}`"
+        f"slurm job {number} ended as {state}, exit code {shown}, {left}; continue with `{again}`"
     )
     error.exit_code = code or error.exit_code
     raise error
 
 
 _FACT = re.compile(r"(?:^|\s)(JobState|Reason|Restarts|NodeList|ExitCode)=(\S*)")
-_GONE = "GONE"  # Slurm forgets a job some minutes after its end
 
 
 def _facts(number: str) -> dict[str, str]:
-    """What Slurm's controller knows of a job; empty where it does not answer."""
+    """What Slurm's controller knows of a job, its state at least; empty: it does not answer."""
     done = _run("scontrol", "show", "job", "-o", number)
     if done.returncode == 0:
-        return dict(_FACT.findall(done.stdout))
+        facts = dict(_FACT.findall(done.stdout))
+        return facts if facts.get("JobState") else {}
     return {"JobState": _GONE} if "Invalid job id" in done.stderr else {}
 
 

@@ -30,6 +30,17 @@ LARGEST_CONFIG_MAP = 900_000
 """Bytes of a plan in a ConfigMap; Kubernetes takes 1 MiB with all that is around it."""
 
 
+_LABEL = r"[a-z\d]([a-z\d-]{0,61}[a-z\d])?"
+_LABEL_HINT = "Kubernetes takes small letters, digits and dashes, 63 at most"
+_WRITTEN = {
+    "time": (SLURM_TIME, SLURM_TIME_HINT),
+    "cpus-per-task": (r"0*[1-9]\d*", "give a whole number of cores, 1 or more"),
+    "namespace": (_LABEL, _LABEL_HINT),
+    "claim": (rf"{_LABEL}(\.{_LABEL})*", f"{_LABEL_HINT}, and dots between such words"),
+}
+"""Settings that their programs take in one way of writing only, and how."""
+
+
 def torchrun(plan: Plan, target: Target) -> str:
     """A script for each host; the first argument is the first host's address."""
     if target.hosts == 1:
@@ -48,11 +59,9 @@ def sbatch(plan: Plan, target: Target) -> str:
     On several hosts Slurm starts a task for each worker: torchrun would end by a signal that is for
     the workers.
     """
-    asked = target.settings.get("time", "")
-    if asked and not re.fullmatch(SLURM_TIME, asked):
-        raise ArgumentError(f"--set time={asked}: {SLURM_TIME_HINT}")
+    _look_at_settings(target)
     slurm = plan.job.slurm  # what the job says of it, --set goes before
-    limit = asked or slurm.time or _time_limit(plan)
+    limit = target.settings.get("time") or slurm.time or _time_limit(plan)
     tasks = 1 if target.hosts == 1 else plan.workers // target.hosts
     devices = _devices(plan, target, "gpus-per-node", "cpus-per-task")
     # On GPUs, too, a worker has a core: else all that share a task would have one together.
@@ -78,6 +87,7 @@ def sbatch(plan: Plan, target: Target) -> str:
 
 def kubernetes(plan: Plan, target: Target) -> str:
     """A Job with a pod for each host; several find each other by a Service without an address."""
+    _look_at_settings(target)
     text = plan.model_dump_json(exclude_defaults=True)
     if len(text) > LARGEST_CONFIG_MAP:
         raise PlanError(
@@ -354,6 +364,14 @@ def _devices(plan: Plan, target: Target, gpus: str, cores: str) -> dict[str, int
     if plan.method_spec.served and target.hosts == 1 and plan.job.device == "cpu":
         return {cores: count + 1}  # the server's
     return {gpus if plan.job.device == "cuda" else cores: count}
+
+
+def _look_at_settings(target: Target) -> None:
+    """Refuse what is written otherwise than its program takes it."""
+    for key, value in target.settings.items():
+        pattern, hint = _WRITTEN.get(key, ("", ""))
+        if pattern and value and not re.fullmatch(pattern, value, re.ASCII):
+            raise ArgumentError(f"--set {key}={value}: {hint}")
 
 
 def _install(target: Target) -> str:
