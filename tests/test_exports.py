@@ -405,6 +405,16 @@ def test_compiling_and_recomputing_are_passed_on_or_refused() -> None:
     assert "grad_checkpointing: true" in exported(recomputed, "timm")
 
 
+@pytest.mark.parametrize("name", EXPORTS)
+def test_the_run_folder_is_the_one_that_is_asked_for(name: str) -> None:
+    target = Target(run="kept/here", settings=SETTINGS.get(name, {}))
+    if name == "deepspeed":
+        with pytest.raises(ArgumentError, match="--run kept/here: deepspeed's file has no place"):
+            export(make_plan(), name, target)
+    else:
+        assert "kept/here" in export(make_plan(), name, target)
+
+
 def test_bad_words_are_refused() -> None:
     for name, settings, said in (
         ("pbs", {}, "'pbs': known are torchrun, sbatch"),

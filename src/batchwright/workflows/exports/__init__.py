@@ -75,7 +75,7 @@ EXPORTS = Registry(
     Export("lightning", "Python for a script with Lightning's Trainer", trainers.lightning),
     Export("transformers", "Python for a script with Transformers' Trainer", trainers.transformers),
     Export("accelerate", "Python for a loop with accelerate", trainers.accelerate),
-    Export("deepspeed", "DeepSpeed's configuration, JSON", trainers.deepspeed),
+    Export("deepspeed", "DeepSpeed's configuration, JSON", trainers.deepspeed, keeps_run=False),
     Export("timm", "arguments of timm's train.py, YAML", trainers.timm),
     group="batchwright.exports",
 )
@@ -112,6 +112,11 @@ def export(plan: Plan, name: str, target: Target) -> str:
         if not target.settings.get(key):
             meant = spec.settings[key]
             raise ArgumentError(f"{name} needs --set {key}=...: {meant}")
+    if not spec.keeps_run and target.run != Target.run:
+        raise ArgumentError(
+            f"--run {target.run}: {name}'s file has no place for a run folder; leave --run out and "
+            "name the folder in your script"
+        )
     if plan.workers % target.hosts:
         raise PlanError(
             f"{plan.workers} workers cannot be shared evenly among {target.hosts} hosts: give "

@@ -36,6 +36,7 @@ class Export:
         write: Makes the file's text; a `PlanError` says why it cannot.
         settings: What it can be told besides, and what each means.
         required: Those of them that it has to be told.
+        keeps_run: Whether the file says where the run is kept.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Export:
     write: Callable[[Plan, Target], str]
     settings: Mapping[str, str] = field(default_factory=dict)
     required: tuple[str, ...] = ()
+    keeps_run: bool = True
 
 
 def headline(plan: Plan) -> str:

@@ -120,6 +120,7 @@ def lightning(plan: Plan, target: Target) -> str:
         "accelerator": "gpu" if plan.job.device == "cuda" else "cpu",
         "devices": plan.workers // target.hosts,
         "num_nodes": target.hosts,
+        "default_root_dir": target.run,
         "strategy": "ddp" if plan.workers > 1 else "auto",
         "max_epochs": plan.epochs,
         "precision": {"bfloat16": "bf16-mixed", "float16": "16-mixed"}.get(
@@ -193,6 +194,7 @@ def accelerate(plan: Plan, target: Target) -> str:
         "gradient_accumulation_steps": made.accumulation,
         "mixed_precision": {"bfloat16": "bf16", "float16": "fp16"}.get(plan.precision, "no"),
         "cpu": plan.job.device == "cpu",
+        "project_dir": target.run,
         # Else the schedule goes on by as many steps at once as there are workers.
         "step_scheduler_with_optimizer": False,
     }
@@ -435,6 +437,7 @@ def timm(plan: Plan, target: Target) -> str:
         "sync_bn": job.batch_norm == "synchronized",
         "clip_grad": job.clip_norm,
         "seed": job.seed,
+        "output": target.run,
     }
     text = yaml.safe_dump(arguments, sort_keys=False)
     started = _started(plan, target).strip().replace("script.py", "train.py --config FILE DATA")
