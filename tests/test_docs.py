@@ -370,6 +370,7 @@ NOT_RUN = (
     ("docs/ray.md", "batchwright run --resume", "the same"),
     ("docs/hosts.md", "torchrun --nnodes", "needs two hosts; tests/test_hosts.py has two of one"),
     ("docs/hosts.md", "BATCHWRIGHT_KIND=a100 torchrun --nnodes", "the same"),
+    ("docs/tutorials/cluster.md", "torchrun --nnodes", "the same"),
     ("docs/data.md", "batchwright run data=hf:uoft-cs/", "data from the Hub"),
     ("docs/data.md", "batchwright run data=torchvision:SVHN", "data from the web"),
     ("docs/data.md", "batchwright run data=s3:", "a bucket; tests/test_library_data.py has one"),
@@ -728,6 +729,7 @@ def test_the_commands_of_another_page_run_in_order(page, prepared, tmp_path):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     for command in run_here(f"docs/{page}.md"):
         command = re.sub("(workers=|nproc-per-node )7", r"\g<1>2", briefly(command))
+        command = re.sub(" --set accelerator=[^ ]+", "", command)  # the plan is for processors
         entered(quickly(command), tmp_path, tmp_path)
 
 
