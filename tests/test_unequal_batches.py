@@ -71,6 +71,23 @@ def test_each_pass_over_it_is_the_next_epoch_and_set_epoch_says_another():
     )
 
 
+def test_after_a_pass_that_was_left_early_the_next_one_is_the_next_epoch():
+    sampler = bw.Sampler(SAMPLES, BATCH, rank=0, workers=1)
+    whole = [list(sampler) for _ in range(3)]
+    loader = DataLoader(torch.arange(SAMPLES), batch_sampler=sampler)
+    sampler.set_epoch(0)
+    assert next(iter(loader)).tolist() == whole[0][0]
+    left = sampler.state_dict(1)
+    assert [one.tolist() for one in loader] == whole[1]
+    sampler.load_state_dict(left)
+    assert next(iter(sampler)) == whole[0][1]  # what the checkpoint has left of its epoch
+    assert list(sampler) == whole[1]
+    sampler.load_state_dict(left)
+    next(iter(sampler))
+    sampler.set_epoch(0)
+    assert list(sampler) == whole[0]
+
+
 def test_it_goes_on_in_the_middle_of_an_epoch_with_other_workers():
     samplers = [bw.Sampler(SAMPLES, BATCH, shares=(3, 1), rank=r, workers=2) for r in range(2)]
     seen = []

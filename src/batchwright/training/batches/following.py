@@ -57,6 +57,15 @@ class Follower:
         """A backward pass is over; what comes now is this worker's own."""
         self._over = self._now()
 
+    @property
+    def timed(self) -> bool:
+        """Whether passes were timed since the epoch was divided."""
+        return bool(self._times)
+
+    def forget(self) -> None:
+        """What was timed of the pass at hand counts nothing: another begins elsewhere."""
+        self._times, self._over = [], None
+
     def leave_out(self) -> None:
         """What comes before the next pass, such as an evaluation, is no part of it."""
         self._over = None
@@ -79,7 +88,7 @@ class Follower:
         everyone: list[list[float]] = [own] * sampler.workers
         if sampler.workers > 1:
             distributed.all_gather_object(everyone, own)
-        self._times, self._over = [], None
+        self.forget()
         for index, seconds in enumerate(zip(*everyone, strict=True)):
             # The first step is cold; the last may be a tail.
             usual = index > 0 and sampler.part(index * passes).total == sampler.global_batch

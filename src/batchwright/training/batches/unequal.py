@@ -50,7 +50,8 @@ class Sampler(TorchSampler[list[int]]):
     has the same samples whatever the shares and the number of workers. Every worker has equally
     many batches: in a last step of fewer samples than workers some get one that does not count.
 
-    Each pass over the sampler is the next epoch; `set_epoch` says another.
+    Each pass over the sampler is the next epoch, also after one that was left early; `set_epoch`
+    says another.
 
     Args:
         data: The data set, or how many samples it has.
@@ -106,7 +107,7 @@ class Sampler(TorchSampler[list[int]]):
         self.global_batch, self.passes = global_batch, passes
         self._least, self._shuffle, self._seed = least * passes, shuffle, seed
         self._fill = fill and least == 1
-        self.epoch, self._done, self._handed, self._ended = 0, 0, 0, False
+        self.epoch, self._done, self._handed, self._begun = 0, 0, 0, False
         self._walk: EpochSteps | None = None
         self.set_shares(shares or [1.0] * self.workers)
 
@@ -124,9 +125,9 @@ class Sampler(TorchSampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass is this epoch; from where it was left if that is what was loaded."""
-        if epoch != self.epoch or self._ended:
+        if epoch != self.epoch or self._begun:
             self._done = 0
-        self.epoch, self._ended, self._walk = epoch, False, None
+        self.epoch, self._begun, self._walk = epoch, False, None
 
     def __len__(self) -> int:
         """Batches of this worker in a whole epoch."""
@@ -138,8 +139,9 @@ class Sampler(TorchSampler[list[int]]):
         return self.passes * len(self._sizes(self._done))
 
     def __iter__(self) -> Iterator[list[int]]:
-        if self._ended:
-            self.epoch, self._done, self._ended = self.epoch + 1, 0, False
+        if self._begun:  # the pass before is over, whether or not it came to its end
+            self.epoch, self._done = self.epoch + 1, 0
+        self._begun = True
         order = (
             epoch_order(self.samples, self.epoch, self._seed)
             if self._shuffle
@@ -161,7 +163,6 @@ class Sampler(TorchSampler[list[int]]):
                 self._handed += 1
                 # Where none is left for this worker it goes through one that does not count.
                 yield part.tolist() or [int(order[step.start])]
-        self._ended = True
 
     def part(self, index: int) -> Part:
         """What a batch is of its step; ``index`` counts those of the pass at hand, from 0."""
@@ -209,7 +210,7 @@ class Sampler(TorchSampler[list[int]]):
                     f"the sampler's state is of {key}={state[key]} and here it is {own}: resume "
                     "with the same data and seed"
                 )
-        self.epoch, self._done, self._ended, self._walk = state["epoch"], state["done"], False, None
+        self.epoch, self._done, self._begun, self._walk = state["epoch"], state["done"], False, None
         if len(state["shares"]) == self.workers:
             self.set_shares(state["shares"])
 

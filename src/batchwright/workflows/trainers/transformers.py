@@ -92,6 +92,7 @@ class ForTransformers:
         self._compute, self._step = trainer.compute_loss, trainer.training_step
         self._follower: Follower | None = None
         self._recovering: Recovering | None = None
+        self._epoch: int | None = None  # the one at hand, once the training has begun one
         self._index, self._part = -1, Part(1, 1, 1)
         self._training = False
         trainer.get_train_dataloader = self._loader
@@ -197,6 +198,7 @@ class ForTransformers:
         Raises:
             PlanError: A checkpoint of steps of another batch is gone on with.
         """
+        self._epoch = None
         assert self.sampler is not None  # noqa: S101 - the Trainer has asked for its data
         assert self.arrangement is not None  # noqa: S101 - as above
         with refused_in_a_line(first=self._trainer.args.process_index == 0):
@@ -214,8 +216,11 @@ class ForTransformers:
     def begin_epoch(self, steps: int) -> None:
         """An epoch begins, after so many steps of the training."""
         assert self.sampler is not None  # noqa: S101 - as above
-        epoch, done = divmod(steps, len(self.sampler) // self.sampler.passes)
-        self.sampler.set_epoch(epoch)
+        if self._epoch is None:  # at the start, or where a checkpoint was written
+            self._epoch, done = divmod(steps, len(self.sampler) // self.sampler.passes)
+        else:  # whose steps may be fewer: `should_epoch_stop` ends an epoch early
+            self._epoch, done = self._epoch + 1, 0
+        self.sampler.set_epoch(self._epoch)
         self._index = done * self.sampler.passes - 1
 
     def pause(self) -> None:
@@ -317,7 +322,8 @@ def _refuse_other_steps(state: Any, each: int) -> None:
         raise PlanError(
             f"the checkpoint is of a training with {before:.0f} steps an epoch, and here are "
             f"{each}, so samples would be left out or come twice: give "
-            "per_device_train_batch_size= and gradient_accumulation_steps= the global batch of then"
+            "per_device_train_batch_size= and gradient_accumulation_steps= the global batch of "
+            "then; after an epoch that `should_epoch_stop` ended the Trainer cannot find its place"
         )
 
 
