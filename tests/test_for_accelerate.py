@@ -329,6 +329,9 @@ def test_what_would_break_exactly_once_is_refused_in_a_line():
     make = partial(bw.ForAccelerate, accelerator, model, optimizer)
     with pytest.raises(PlanError, match=r"leave it out of accelerator\.prepare"):
         make(accelerator.prepare(loader()))
+    for shares in (3, ("a",), ()):
+        with pytest.raises(ArgumentError, match="give a number for each worker"):
+            make(loader(), shares=shares)
     own = loader(shuffle=False, sampler=WeightedRandomSampler(torch.ones(SAMPLES), SAMPLES))
     with pytest.raises(PlanError, match="WeightedRandomSampler decides"):
         make(own)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from numbers import Number
+from operator import index as whole
 from typing import Any, NamedTuple
 
 import torch
@@ -89,16 +91,22 @@ class Sampler(TorchSampler[list[int]]):
         rank: int | None = None,
         workers: int | None = None,
     ) -> None:
-        if not isinstance(data, int):
+        if not isinstance(data, Number):
             refuse_iterable(data)
-        self.samples = data if isinstance(data, int) else len(data)
+            data = len(data)
         own, count = place_among_workers()
-        self.rank = own if rank is None else rank
-        self.workers = count if workers is None else workers
+        rank, workers = own if rank is None else rank, count if workers is None else workers
+        self.samples, self.rank, self.workers, global_batch, passes, least, seed = _whole_numbers(
+            *(("data", data), ("rank", rank), ("workers", workers)),
+            *(("global_batch", global_batch), ("passes", passes), ("least", least), ("seed", seed)),
+        )
         if not 0 <= self.rank < self.workers:
             raise ArgumentError(f"rank={self.rank} of {self.workers} workers: count from 0")
+        for key, number in (("passes", passes), ("least", least)):
+            if number < 1:
+                raise ArgumentError(f"{key}={number} of Sampler: give a number from 1")
         fewest = least * passes * self.workers
-        if min(least, passes) < 1 or not fewest <= global_batch <= self.samples:
+        if not fewest <= global_batch <= self.samples:
             raise ArgumentError(
                 f"global_batch={global_batch} of Sampler: {self.workers} workers with {passes} "
                 f"pass(es) of at least {least} samples each and {self.samples} samples in all want "
@@ -109,10 +117,11 @@ class Sampler(TorchSampler[list[int]]):
         self._fill = fill and least == 1
         self.epoch, self._done, self._handed, self._begun = 0, 0, 0, False
         self._walk: EpochSteps | None = None
-        self.set_shares(shares or [1.0] * self.workers)
+        self.set_shares([1.0] * self.workers if shares is None else shares)
 
     def set_shares(self, shares: Sequence[float]) -> None:
         """Other shares, from the next pass over the sampler on; all workers must give the same."""
+        shares = share_numbers(shares)
         if len(shares) != self.workers:
             raise ArgumentError(
                 f"{len(shares)} shares for {self.workers} workers: give one number for each"
@@ -249,7 +258,8 @@ def weight(
         workers: How many average their gradients. 0: all of `torch.distributed`, or one.
 
     Raises:
-        ArgumentError: Several passes without ``total``, which is not known before the last.
+        ArgumentError: Several passes without ``total``, which is not known before the last; or
+            fewer samples than none, or some of a step that has none.
     """
     count = workers or place_among_workers()[1]
     if total is None:
@@ -261,9 +271,37 @@ def weight(
         if count > 1:
             distributed.all_reduce(tally)
         total = int(tally.item())
+    if samples < 0 or passes < 1 or (samples and total <= 0):
+        raise ArgumentError(
+            f"weight of samples={samples}, total={total}, passes={passes}: give the samples of "
+            "this pass and of the whole step, and how many passes it has, from 1"
+        )
     if not samples:
         return torch.nan_to_num(loss) * 0
     return loss * Part(samples, total, passes).factor(count)
+
+
+def share_numbers(shares: Any) -> tuple[float, ...]:
+    """The workers' shares as numbers.
+
+    Raises:
+        ArgumentError: They are none.
+    """
+    try:
+        numbers = () if isinstance(shares, str) else tuple(map(float, shares))
+    except (TypeError, ValueError):
+        numbers = ()
+    if not numbers:
+        raise ArgumentError(f"shares={shares!r}: give a number for each worker, such as (2, 1)")
+    return numbers
+
+
+def _whole_numbers(*named: tuple[str, Any]) -> tuple[int, ...]:
+    try:
+        return tuple(whole(value) for _, value in named)
+    except TypeError:
+        key, value = next((k, v) for k, v in named if not hasattr(v, "__index__"))
+        raise ArgumentError(f"{key}={value!r} of Sampler: give a whole number") from None
 
 
 def place_among_workers() -> tuple[int, int]:

@@ -23,7 +23,7 @@ from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan, Profile
 from batchwright.training.batches.feeding import to_device
 from batchwright.training.batches.following import Follower
-from batchwright.training.batches.unequal import weigh_gradient
+from batchwright.training.batches.unequal import share_numbers, weigh_gradient
 from batchwright.workflows.trainers.arrangement import (
     Arrangement,
     Shares,
@@ -95,6 +95,8 @@ class ForAccelerate:
     ) -> None:
         with refused_in_a_line(first=accelerator.is_main_process):
             shuffle = _checked(accelerator, loader)
+            if not (shares is None or isinstance(shares, str)):
+                shares = share_numbers(shares)
         workers, first = accelerator.num_processes, accelerator.is_main_process
         tell_taken_over(loader, first)
         self._auto = plan == "auto"

@@ -17,7 +17,13 @@ from typing import Any
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Profile
 from batchwright.training.batches.following import Follower
-from batchwright.training.batches.unequal import Part, Sampler, place_among_workers, weigh_gradient
+from batchwright.training.batches.unequal import (
+    Part,
+    Sampler,
+    place_among_workers,
+    share_numbers,
+    weigh_gradient,
+)
 from batchwright.workflows.trainers.arrangement import (
     Arrangement,
     Shares,
@@ -119,6 +125,8 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             return
         with refused_in_a_line(first=trainer.global_rank == 0):
             _refuse_options(trainer, planned=self._auto or self.plan is not None)
+            if not (self._shares is None or isinstance(self._shares, str)):
+                self._shares = share_numbers(self._shares)
         stay_in_group()
         loop, theirs = trainer.fit_loop, trainer.fit_loop._data_source
 

@@ -15,7 +15,7 @@ from batchwright.errors import PlanError
 from batchwright.records import Plan, Profile
 from batchwright.training.batches.following import Follower
 from batchwright.training.batches.recovering import Recovering
-from batchwright.training.batches.unequal import Part, Sampler, weigh_gradient
+from batchwright.training.batches.unequal import Part, Sampler, share_numbers, weigh_gradient
 from batchwright.workflows.trainers.arrangement import (
     Arrangement,
     Shares,
@@ -82,6 +82,8 @@ class ForTransformers:
     ) -> None:
         with refused_in_a_line(first=trainer.args.process_index == 0):
             _refuse_options(trainer)
+            if not (shares is None or isinstance(shares, str)):
+                shares = share_numbers(shares)
         self.plan = None if plan == "auto" else plan
         self._auto, self._shares, self._keys = plan == "auto", shares, keys
         self._recover = recover
