@@ -320,6 +320,36 @@ def test_an_automatic_batch_is_planned_by_all_workers_together(crew, tmp_path):
     assert steps[0] == steps[1] <= -(-SAMPLES // made.global_batch)
 
 
+@pytest.mark.parametrize(
+    ("how", "keys", "epochs", "words"),
+    [
+        ({"max_steps": 20}, {}, 3, "max_steps=20 is 3 epochs of your batch"),
+        ({"max_steps": 20, "gradient_accumulation_steps": 2}, {}, 6, "is 6 epochs"),
+        ({"num_train_epochs": 1.5}, {}, 2, ""),
+        ({"max_steps": 20}, {"epochs": 4}, None, ""),
+    ],
+)
+def test_an_automatic_plan_is_for_the_epochs_that_the_trainer_begins(
+    monkeypatch, capsys, tmp_path, how, keys, epochs, words
+):
+    from batchwright.workflows.trainers import transformers as ours
+
+    def planning(profile, planned):
+        raise PlanError(f"for {planned}")
+
+    monkeypatch.setattr(ours, "automatic", planning)
+    monkeypatch.setattr(ours, "probed", lambda *_, **__: None)
+    passes = how.pop("gradient_accumulation_steps", 1)
+    try:
+        trainer = trainer_of(tmp_path, passes=passes, **how)
+        bw.ForTransformers(trainer, "auto", **keys)
+        with pytest.raises(PlanError, match=f"for {epochs}$"):
+            trainer.train()
+    finally:
+        closed()
+    assert words in capsys.readouterr().err
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(Images())

@@ -8,11 +8,13 @@ shares of the next epoch.
 from __future__ import annotations
 
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Profile
+from batchwright.records.text.formatting import counted
 from batchwright.training.batches.following import Follower
 from batchwright.training.batches.recovering import Recovering
 from batchwright.training.batches.unequal import Part, Sampler, share_numbers, weigh_gradient
@@ -132,7 +134,8 @@ class ForTransformers:
             tell("dataloader_drop_last=True is left out: the last step counts, too", first=first)
         shares = self._shares
         if self._auto and self.plan is None:
-            self.plan = automatic(self._probed(theirs, **self._keys), int(args.num_train_epochs))
+            epochs = self._epochs_planned(theirs, first=first)
+            self.plan = automatic(self._probed(theirs, **self._keys), epochs)
             self._shares = shares = shares or "follow"
         if self.arrangement is None:  # a second `train()` goes on as the first
             with refused_in_a_line(first=first):
@@ -165,6 +168,28 @@ class ForTransformers:
             )
         return with_sampler(theirs, self.sampler)
 
+    def _epochs_planned(self, theirs: Any, *, first: bool) -> int | None:
+        """Epochs of the Trainer, those that begin; ``None``: the job keys say others."""
+        args = self._trainer.args
+        if "epochs" in self._keys:
+            return None
+        if args.max_steps <= 0:
+            return ceil(args.num_train_epochs)
+        epochs = ceil(args.max_steps * self._base_batch / len(theirs.dataset))
+        tell(
+            f"max_steps={args.max_steps} is {counted(epochs, 'epoch')} of your batch, for which is "
+            "planned; it stays as many steps of the plan's batch",
+            first=first,
+        )
+        return epochs
+
+    @property
+    def _base_batch(self) -> int:
+        """Samples of a step over all workers, as the Trainer's own options have it."""
+        args = self._trainer.args
+        each: int = args.train_batch_size * args.world_size
+        return each * int(args.gradient_accumulation_steps)
+
     @property
     def _counts_items(self) -> bool:
         """Whether losses are sums over labels, divided by how many all workers have."""
@@ -183,12 +208,10 @@ class ForTransformers:
             loss.backward()
             optimizer.step()
 
-        args = trainer.args
-        base = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
         training = model.training
         model.train()
         try:
-            return probed(step, loader, base_batch=base, **keys)
+            return probed(step, loader, base_batch=self._base_batch, **keys)
         finally:
             model.train(training)
 
