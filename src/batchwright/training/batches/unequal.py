@@ -93,7 +93,7 @@ class Sampler(TorchSampler[list[int]]):
     ) -> None:
         if not isinstance(data, Number):
             refuse_iterable(data)
-            data = len(data)
+            data = len(data)  # type: ignore[arg-type] # an int is a number
         own, count = place_among_workers()
         rank, workers = own if rank is None else rank, count if workers is None else workers
         self.samples, self.rank, self.workers, global_batch, passes, least, seed = _whole_numbers(

@@ -174,8 +174,8 @@ class ForTransformers:
         if "epochs" in self._keys:
             return None
         if args.max_steps <= 0:
-            return ceil(args.num_train_epochs)
-        epochs = ceil(args.max_steps * self._base_batch / len(theirs.dataset))
+            return ceil(float(args.num_train_epochs))
+        epochs = ceil(int(args.max_steps) * self._base_batch / len(theirs.dataset))
         tell(
             f"max_steps={args.max_steps} is {counted(epochs, 'epoch')} of your batch, for which is "
             "planned; it stays as many steps of the plan's batch",
