@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 import torch
+import yaml
 
 import batchwright as bw
 from batchwright.errors import ArgumentError, FileError, PlanError
@@ -69,6 +70,9 @@ def test_the_line_in_the_card_loads_it(run, tmp_path, monkeypatch):
     assert "license: unknown" in card
     assert "of the held-out images" in card
     assert "No licence was named" in card
+    for licence in ("no", "1.0"):  # which YAML would take for another value
+        head = bw.deliver(run.run_folder, tmp_path / licence, licence=licence).read_text()
+        assert yaml.safe_load(head.split("---")[1])["license"] == licence
     code = card.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
     scope = {"images": torch.rand(3, 3, 8, 8)}

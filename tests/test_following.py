@@ -15,7 +15,8 @@ def test_a_pass_lasts_from_the_end_of_the_one_before_to_its_last_gradient(monkey
     monkeypatch.setattr(following.time, "perf_counter", lambda: now)
     first, last = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     frozen = nn.Parameter(torch.ones(1), requires_grad=False)
-    follower = Follower(bw.Sampler(6, 2, rank=0, workers=1), (first, last, frozen))
+    sampler = bw.Sampler(10, 2, rank=0, workers=1)
+    follower = Follower(sampler, (first, last, frozen))
     for began, computed, over, kind in (
         (10, 13, 15, "first"),  # from its batch at hand: 3
         (18, 19, 30, "usual"),  # 15 to 19
@@ -33,4 +34,13 @@ def test_a_pass_lasts_from_the_end_of_the_one_before_to_its_last_gradient(monkey
         follower.exchanged()
     spans = [round(start.elapsed_time(end) / 1000) for start, end in follower._times]
     assert spans == [3, 4, 3, 2]
+    assert len(list(sampler)) == 5
+    follower.begin()  # the loop is left with this batch at hand
+    watched = []
+    monkeypatch.setattr(
+        follower._balancer, "watch", lambda _, seconds, usual: watched.append((*seconds, usual))
+    )
+    follower.end_epoch()
+    assert watched == [(3, False), (4, True), (3, True), (2, True)]
+    assert not follower.timed
     follower.close()

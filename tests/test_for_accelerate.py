@@ -238,6 +238,45 @@ def test_workers_stay_together_where_memory_runs_out_and_buffers_are_exchanged(c
     alike(one, other)
 
 
+def left_early(rank, passes):
+    """Samples of a pass that is left in the middle of a step, and of the two after it."""
+    accelerator, _, model, optimizer = opened(passes)
+    try:
+        feed = bw.ForAccelerate(accelerator, model, optimizer, loader(BATCH // passes))
+        each, last_of_step = [], []
+        for epoch in range(3):
+            each.append([])
+            for at, one in enumerate(feed):
+                each[-1].append((one[2].tolist(), feed.sampler.part(at).samples > 0))
+                with accelerator.accumulate(model):
+                    feed.backward(loss_of(model, one))
+                    if accelerator.sync_gradients:
+                        last_of_step.append(at % passes == passes - 1)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if epoch == 0 and at == 2 * passes:
+                    break
+            if epoch == 0:
+                left = feed.sampler.state_dict(2 * passes)
+        return each, last_of_step, left["done"], feed._follower.timed
+    finally:
+        closed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_pass_that_is_left_early_is_over(crew, passes):
+    both = crew.together(left_early, passes, workers=2)
+    for epoch in (1, 2):
+        seen = [i for one in both for batch, counts in one[0][epoch] if counts for i in batch]
+        assert sorted(seen) == list(range(SAMPLES))
+    for each, last_of_step, done, timed in both:
+        assert done == 2 * 2 * BATCH
+        assert each[0] != each[1][: len(each[0])]
+        assert all(last_of_step)
+        assert not timed
+
+
 def slowed(rank):
     with paced_passes() as take:
         slow = 0.008 if rank == 0 else 0.002
@@ -290,6 +329,9 @@ def test_what_would_break_exactly_once_is_refused_in_a_line():
     make = partial(bw.ForAccelerate, accelerator, model, optimizer)
     with pytest.raises(PlanError, match=r"leave it out of accelerator\.prepare"):
         make(accelerator.prepare(loader()))
+    for shares in (3, ("a",), ()):
+        with pytest.raises(ArgumentError, match="give a number for each worker"):
+            make(loader(), shares=shares)
     own = loader(shuffle=False, sampler=WeightedRandomSampler(torch.ones(SAMPLES), SAMPLES))
     with pytest.raises(PlanError, match="WeightedRandomSampler decides"):
         make(own)

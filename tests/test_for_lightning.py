@@ -378,6 +378,17 @@ def test_what_settles_batch_or_rate_besides_is_refused_in_a_line(other, plan, wo
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize("how", [{"max_epochs": -1}, {"max_epochs": None, "max_steps": 3}])
+def test_an_automatic_plan_without_a_number_of_epochs_is_refused_before_the_probe(how):
+    from lightning_parts import Module, trainer
+
+    module = Module()
+    with pytest.raises(PlanError, match=r"set max_epochs=, or give .*epochs=\.\.\.") as told:
+        trainer(1, bw.ForLightning("auto"), **how).fit(module, loader())
+    assert "\n" not in str(told.value)
+    assert not module.seen
+
+
 def test_a_loader_that_drops_its_last_batch_is_taken_over_and_the_trainer_left_as_it_was(capsys):
     from lightning_parts import Module, trainer
 

@@ -254,6 +254,35 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_exactly(crew, alone, tmp
         alike(one[2], alone(images)[2])
 
 
+def stopped_early(rank, folder):
+    """Samples of an epoch that a callback ends after its third step, and of the next."""
+    import transformers
+
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_epoch_stop = state.global_step == 3
+
+    try:
+        trainer = trainer_of(folder)
+        trainer.add_callback(Stop())
+        follow = bw.ForTransformers(trainer)
+        trainer.train()
+        return trainer.seen[:3], trainer.seen[3:], trainer.state.global_step, follow.sampler.epoch
+    finally:
+        closed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_after_an_epoch_that_a_callback_ends_the_next_is_whole(crew, tmp_path, workers):
+    each = crew.together(stopped_early, tmp_path, workers=workers)
+    assert sorted(i for one in each for batch in one[1] for i in batch) == list(range(SAMPLES))
+    steps = -(-SAMPLES // (workers * BATCH))
+    for first, second, taken, epoch in each:
+        assert (taken, epoch) == (3 + steps, 1)
+        assert first != second[:3]
+
+
 @pytest.mark.slow
 def test_a_checkpoint_of_another_global_batch_is_refused_in_a_line(crew, tmp_path):
     how = {"save_strategy": "steps", "save_steps": 3, "max_steps": 3}
@@ -289,6 +318,36 @@ def test_an_automatic_batch_is_planned_by_all_workers_together(crew, tmp_path):
     assert (plan.job.base_batch, plan.job.learning_rate) == (2 * BATCH, 0.1)
     assert rate == pytest.approx(0.1 * plan.learning_rate.peak / plan.learning_rate.base)
     assert steps[0] == steps[1] <= -(-SAMPLES // made.global_batch)
+
+
+@pytest.mark.parametrize(
+    ("how", "keys", "epochs", "words"),
+    [
+        ({"max_steps": 20}, {}, 3, "max_steps=20 is 3 epochs of your batch"),
+        ({"max_steps": 20, "gradient_accumulation_steps": 2}, {}, 6, "is 6 epochs"),
+        ({"num_train_epochs": 1.5}, {}, 2, ""),
+        ({"max_steps": 20}, {"epochs": 4}, None, ""),
+    ],
+)
+def test_an_automatic_plan_is_for_the_epochs_that_the_trainer_begins(
+    monkeypatch, capsys, tmp_path, how, keys, epochs, words
+):
+    from batchwright.workflows.trainers import transformers as ours
+
+    def planning(profile, planned):
+        raise PlanError(f"for {planned}")
+
+    monkeypatch.setattr(ours, "automatic", planning)
+    monkeypatch.setattr(ours, "probed", lambda *_, **__: None)
+    passes = how.pop("gradient_accumulation_steps", 1)
+    try:
+        trainer = trainer_of(tmp_path, passes=passes, **how)
+        bw.ForTransformers(trainer, "auto", **keys)
+        with pytest.raises(PlanError, match=f"for {epochs}$"):
+            trainer.train()
+    finally:
+        closed()
+    assert words in capsys.readouterr().err
 
 
 class Stream(IterableDataset):

@@ -32,7 +32,7 @@ from batchwright.records.registries.data_sources import DATA
 from batchwright.workload.data import sources
 from batchwright.workload.data.image_files import ImageFiles
 from batchwright.workload.data.image_store import ImageStore
-from batchwright.workload.data.libraries import remote
+from batchwright.workload.data.libraries import remote, torchvision_data
 from batchwright.workload.data.sources import ImageData, open_data
 from clouds import Put, played_az, played_gs
 from s3 import played_s3
@@ -363,6 +363,37 @@ def test_a_folder_of_torchvision_is_decoded_anew_when_it_changes(tmp_path: Path)
     assert left.facts.skipped == 1
 
 
+class Parts:
+    """As a class of torchvision's that has the splits train, val and test."""
+
+    wrong: Exception | None = None
+    names: tuple[str, ...] = ("train", "val", "test")
+
+    def __init__(self, split: str = "train") -> None:
+        if split not in self.names:
+            known = "', '".join(self.names)
+            raise ValueError(f"Unknown value '{split}' for argument split. Valid: '{known}'.")
+        if split == "val" and self.wrong is not None:
+            raise self.wrong
+        self.split = split
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_only_a_part_that_a_class_does_not_have_makes_way_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Job(data="torchvision:Parts")
+    assert list(torchvision_data._made(job, "Parts", Parts)) == ["train", "val"]
+    for wrong in (OSError("no route"), RuntimeError("corrupted"), ValueError("invalid literal")):
+        monkeypatch.setattr(Parts, "wrong", wrong)
+        with pytest.raises(DataError, match=f"'val'.*{wrong}.*data_args.split=train takes"):
+            torchvision_data._made(job, "Parts", Parts)
+    monkeypatch.setattr(Parts, "names", ("train", "test"))
+    assert list(torchvision_data._made(job, "Parts", Parts)) == ["train", "test"]
+
+
 def test_lsun_would_unpickle_a_file_of_the_current_folder() -> None:
     library("torchvision", "vision")
     assert "torchvision has no data set LSUN" in refused("torchvision:LSUN")
@@ -408,6 +439,9 @@ def test_columns_and_splits_that_are_not_clear_are_named(tmp_path: Path) -> None
     assert "has no split x: data_args.val is one of train" in refused(where, data_args={"val": "x"})
     assert "name one of its splits (train) with" in refused(where, data_args={"label": "kind"})
     assert "is to count once" in refused(where, data_args={"streaming": True})
+    for key in ("lable", "revision", "streaming"):
+        said = refused(where, val=0.5, data_args={"label": "kind", key: False})
+        assert said.endswith(f"data_args.image, data_args.label, and no {key}")
     assert "code of others" in refused("hf:x", data_args={"trust_remote_code": True})
     assert "looked for a folder" in refused("hf:nobody/nothing")
     twice = {"label": "kind", "train": "train", "val": "train"}

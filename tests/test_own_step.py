@@ -206,6 +206,9 @@ def failing_step(batch):
         ({"batch": lambda n: n}, ArgumentError, "go with step="),
         ({"job": "x.yaml", "step": failing_step}, ArgumentError, "not both"),
         ({"step": failing_step, "batch": lambda n: n, "samples": 0}, ArgumentError, "samples=0"),
+        ({"step": failing_step, "batch": 5}, ArgumentError, "batch=5 of probe: give a function"),
+        ({"step": "x", "batch": lambda n: n}, ArgumentError, "step='x' of probe: give a function"),
+        ({"step": failing_step, "batch": len, "samples": "100"}, ArgumentError, "samples='100'"),
     ],
 )
 def test_a_step_that_does_not_fit_is_refused_in_a_line(how, error, words):

@@ -71,6 +71,23 @@ def test_each_pass_over_it_is_the_next_epoch_and_set_epoch_says_another():
     )
 
 
+def test_after_a_pass_that_was_left_early_the_next_one_is_the_next_epoch():
+    sampler = bw.Sampler(SAMPLES, BATCH, rank=0, workers=1)
+    whole = [list(sampler) for _ in range(3)]
+    loader = DataLoader(torch.arange(SAMPLES), batch_sampler=sampler)
+    sampler.set_epoch(0)
+    assert next(iter(loader)).tolist() == whole[0][0]
+    left = sampler.state_dict(1)
+    assert [one.tolist() for one in loader] == whole[1]
+    sampler.load_state_dict(left)
+    assert next(iter(sampler)) == whole[0][1]  # what the checkpoint has left of its epoch
+    assert list(sampler) == whole[1]
+    sampler.load_state_dict(left)
+    next(iter(sampler))
+    sampler.set_epoch(0)
+    assert list(sampler) == whole[0]
+
+
 def test_it_goes_on_in_the_middle_of_an_epoch_with_other_workers():
     samplers = [bw.Sampler(SAMPLES, BATCH, shares=(3, 1), rank=r, workers=2) for r in range(2)]
     seen = []
@@ -108,12 +125,34 @@ def test_the_state_behind_the_last_batch_is_the_next_epoch():
         ({"shares": (1, 2, 3)}, "3 shares for 2 workers"),
         ({"shares": (0, 0)}, "at least one must be positive"),
         ({"rank": 2}, "rank=2 of 2 workers"),
+        ({"shares": 3}, "shares=3: give a number for each worker"),
+        ({"shares": ("a", "b")}, r"shares=\('a', 'b'\): give a number"),
+        ({"shares": "12"}, "shares='12': give a number"),
+        ({"shares": ()}, r"shares=\(\): give a number"),
+        ({"global_batch": "4"}, "global_batch='4' of Sampler: give a whole number"),
+        ({"global_batch": 4.5}, "global_batch=4.5 of Sampler: give a whole number"),
+        ({"data": 10.5}, "data=10.5 of Sampler: give a whole number"),
+        ({"passes": 0}, "passes=0 of Sampler: give a number from 1"),
+        ({"least": 0}, "least=0 of Sampler: give a number from 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_line(how, words):
     with pytest.raises(ArgumentError, match=words) as told:
-        bw.Sampler(SAMPLES, **{"global_batch": 16, "rank": 0, "workers": 2, **how})
+        bw.Sampler(**{"data": SAMPLES, "global_batch": 16, "rank": 0, "workers": 2, **how})
     assert "\n" not in str(told.value)
+
+
+def test_numbers_and_shares_may_be_those_of_numpy():
+    numpy = pytest.importorskip("numpy")
+    shares = numpy.array([3, 1])
+    sampler = bw.Sampler(numpy.int64(8), numpy.int64(4), shares=shares, rank=0, workers=2)
+    assert sampler.local_batch_sizes == (3, 1)
+
+
+@pytest.mark.parametrize("how", [(3, 0), (-3, 2), (3, -1), (3, 6, 0)])
+def test_a_weight_of_samples_that_cannot_be_is_refused_in_a_line(how):
+    with pytest.raises(ArgumentError, match=f"weight of samples={how[0]}, total={how[1]}"):
+        bw.weight(torch.tensor(1.0), *how, workers=1)
 
 
 def test_data_that_can_only_be_iterated_and_another_data_sets_state_are_refused():

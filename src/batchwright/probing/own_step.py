@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -391,8 +392,11 @@ def probe_step(
             "probe of a step= takes either batch=, a function that makes a batch of n samples, or "
             "loader=, one that makes a loader of such batches"
         )
-    if samples < 2 * SMALLEST_BATCH:
-        raise ArgumentError(f"samples={samples} of probe: give how many the training set has")
+    for key, value in (("step", step), ("batch", batch), ("loader", loader)):
+        if value is not None and not callable(value):
+            raise ArgumentError(f"{key}={value!r} of probe: give a function")
+    if not isinstance(samples, Integral) or samples < 2 * SMALLEST_BATCH:
+        raise ArgumentError(f"samples={samples!r} of probe: give how many the training set has")
     started = time.perf_counter()
     with ExitStack() as stack:
         stack.enter_context(put_aside())

@@ -38,6 +38,7 @@ class Follower:
         self._sampler, self._device = sampler, trained[0].device
         self._times: list[tuple[Moment, Moment]] = []
         self._over: Moment | None = None  # when the pass before was
+        self._computed = 0  # of these passes; not one whose loop was left with its batch at hand
         self._hook = register_multi_grad_hook(trained, self._ready, mode="all")
         self._balancer = Balancer(
             Job(rebalance_steps=0),
@@ -55,7 +56,16 @@ class Follower:
 
     def exchanged(self) -> None:
         """A backward pass is over; what comes now is this worker's own."""
-        self._over = self._now()
+        self._over, self._computed = self._now(), len(self._times)
+
+    @property
+    def timed(self) -> bool:
+        """Whether passes were timed since the epoch was divided."""
+        return bool(self._times)
+
+    def forget(self) -> None:
+        """What was timed of the pass at hand counts nothing: another begins elsewhere."""
+        self._times, self._over, self._computed = [], None, 0
 
     def leave_out(self) -> None:
         """What comes before the next pass, such as an evaluation, is no part of it."""
@@ -74,12 +84,12 @@ class Follower:
         sampler, passes = self._sampler, self._sampler.passes
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        each = [start.elapsed_time(end) / 1000 for start, end in self._times]
+        each = [start.elapsed_time(end) / 1000 for start, end in self._times[: self._computed]]
         own = [sum(each[at : at + passes]) for at in range(0, len(each) - passes + 1, passes)]
         everyone: list[list[float]] = [own] * sampler.workers
         if sampler.workers > 1:
             distributed.all_gather_object(everyone, own)
-        self._times, self._over = [], None
+        self.forget()
         for index, seconds in enumerate(zip(*everyone, strict=True)):
             # The first step is cold; the last may be a tail.
             usual = index > 0 and sampler.part(index * passes).total == sampler.global_batch

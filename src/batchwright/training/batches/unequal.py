@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from numbers import Number
+from operator import index as whole
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +52,8 @@ class Sampler(TorchSampler[list[int]]):
     has the same samples whatever the shares and the number of workers. Every worker has equally
     many batches: in a last step of fewer samples than workers some get one that does not count.
 
-    Each pass over the sampler is the next epoch; `set_epoch` says another.
+    Each pass over the sampler is the next epoch, also after one that was left early; `set_epoch`
+    says another.
 
     Args:
         data: The data set, or how many samples it has.
@@ -88,16 +91,22 @@ class Sampler(TorchSampler[list[int]]):
         rank: int | None = None,
         workers: int | None = None,
     ) -> None:
-        if not isinstance(data, int):
+        if not isinstance(data, Number):
             refuse_iterable(data)
-        self.samples = data if isinstance(data, int) else len(data)
+            data = len(data)  # type: ignore[arg-type] # an int is a number
         own, count = place_among_workers()
-        self.rank = own if rank is None else rank
-        self.workers = count if workers is None else workers
+        rank, workers = own if rank is None else rank, count if workers is None else workers
+        self.samples, self.rank, self.workers, global_batch, passes, least, seed = _whole_numbers(
+            *(("data", data), ("rank", rank), ("workers", workers)),
+            *(("global_batch", global_batch), ("passes", passes), ("least", least), ("seed", seed)),
+        )
         if not 0 <= self.rank < self.workers:
             raise ArgumentError(f"rank={self.rank} of {self.workers} workers: count from 0")
+        for key, number in (("passes", passes), ("least", least)):
+            if number < 1:
+                raise ArgumentError(f"{key}={number} of Sampler: give a number from 1")
         fewest = least * passes * self.workers
-        if min(least, passes) < 1 or not fewest <= global_batch <= self.samples:
+        if not fewest <= global_batch <= self.samples:
             raise ArgumentError(
                 f"global_batch={global_batch} of Sampler: {self.workers} workers with {passes} "
                 f"pass(es) of at least {least} samples each and {self.samples} samples in all want "
@@ -106,12 +115,13 @@ class Sampler(TorchSampler[list[int]]):
         self.global_batch, self.passes = global_batch, passes
         self._least, self._shuffle, self._seed = least * passes, shuffle, seed
         self._fill = fill and least == 1
-        self.epoch, self._done, self._handed, self._ended = 0, 0, 0, False
+        self.epoch, self._done, self._handed, self._begun = 0, 0, 0, False
         self._walk: EpochSteps | None = None
-        self.set_shares(shares or [1.0] * self.workers)
+        self.set_shares([1.0] * self.workers if shares is None else shares)
 
     def set_shares(self, shares: Sequence[float]) -> None:
         """Other shares, from the next pass over the sampler on; all workers must give the same."""
+        shares = share_numbers(shares)
         if len(shares) != self.workers:
             raise ArgumentError(
                 f"{len(shares)} shares for {self.workers} workers: give one number for each"
@@ -124,9 +134,9 @@ class Sampler(TorchSampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next pass is this epoch; from where it was left if that is what was loaded."""
-        if epoch != self.epoch or self._ended:
+        if epoch != self.epoch or self._begun:
             self._done = 0
-        self.epoch, self._ended, self._walk = epoch, False, None
+        self.epoch, self._begun, self._walk = epoch, False, None
 
     def __len__(self) -> int:
         """Batches of this worker in a whole epoch."""
@@ -138,8 +148,9 @@ class Sampler(TorchSampler[list[int]]):
         return self.passes * len(self._sizes(self._done))
 
     def __iter__(self) -> Iterator[list[int]]:
-        if self._ended:
-            self.epoch, self._done, self._ended = self.epoch + 1, 0, False
+        if self._begun:  # the pass before is over, whether or not it came to its end
+            self.epoch, self._done = self.epoch + 1, 0
+        self._begun = True
         order = (
             epoch_order(self.samples, self.epoch, self._seed)
             if self._shuffle
@@ -161,7 +172,6 @@ class Sampler(TorchSampler[list[int]]):
                 self._handed += 1
                 # Where none is left for this worker it goes through one that does not count.
                 yield part.tolist() or [int(order[step.start])]
-        self._ended = True
 
     def part(self, index: int) -> Part:
         """What a batch is of its step; ``index`` counts those of the pass at hand, from 0."""
@@ -209,7 +219,7 @@ class Sampler(TorchSampler[list[int]]):
                     f"the sampler's state is of {key}={state[key]} and here it is {own}: resume "
                     "with the same data and seed"
                 )
-        self.epoch, self._done, self._ended, self._walk = state["epoch"], state["done"], False, None
+        self.epoch, self._done, self._begun, self._walk = state["epoch"], state["done"], False, None
         if len(state["shares"]) == self.workers:
             self.set_shares(state["shares"])
 
@@ -248,7 +258,8 @@ def weight(
         workers: How many average their gradients. 0: all of `torch.distributed`, or one.
 
     Raises:
-        ArgumentError: Several passes without ``total``, which is not known before the last.
+        ArgumentError: Several passes without ``total``, which is not known before the last; or
+            fewer samples than none, or some of a step that has none.
     """
     count = workers or place_among_workers()[1]
     if total is None:
@@ -260,9 +271,37 @@ def weight(
         if count > 1:
             distributed.all_reduce(tally)
         total = int(tally.item())
+    if samples < 0 or passes < 1 or (samples and total <= 0):
+        raise ArgumentError(
+            f"weight of samples={samples}, total={total}, passes={passes}: give the samples of "
+            "this pass and of the whole step, and how many passes it has, from 1"
+        )
     if not samples:
         return torch.nan_to_num(loss) * 0
     return loss * Part(samples, total, passes).factor(count)
+
+
+def share_numbers(shares: Any) -> tuple[float, ...]:
+    """The workers' shares as numbers.
+
+    Raises:
+        ArgumentError: They are none.
+    """
+    try:
+        numbers = () if isinstance(shares, str) else tuple(map(float, shares))
+    except (TypeError, ValueError):
+        numbers = ()
+    if not numbers:
+        raise ArgumentError(f"shares={shares!r}: give a number for each worker, such as (2, 1)")
+    return numbers
+
+
+def _whole_numbers(*named: tuple[str, Any]) -> tuple[int, ...]:
+    try:
+        return tuple(whole(value) for _, value in named)
+    except TypeError:
+        key, value = next((k, v) for k, v in named if not hasattr(v, "__index__"))
+        raise ArgumentError(f"{key}={value!r} of Sampler: give a whole number") from None
 
 
 def place_among_workers() -> tuple[int, int]:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import yaml
+
 from batchwright.records import EpochRecord, RunSummary
 from batchwright.records.registries.networks import network_spec
 from batchwright.records.text.formatting import counted, percent
@@ -53,7 +55,7 @@ def model_card(
     )
     averaged = "an average of " if plan.average_epochs else ""
     parts = [
-        f"---\nlicense: {licence}\npipeline_tag: image-classification\n"
+        f"---\n{yaml.safe_dump({'license': licence})}pipeline_tag: image-classification\n"
         "tags:\n- image-classification\n- batchwright\n---",
         f"# {_plain(f'{plan.network.name} on {data.name}')}",
         f"{_plain(plan.network.name)}, {counted(plan.network.parameters, 'weight')}, trained on "

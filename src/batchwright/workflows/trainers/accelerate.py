@@ -23,7 +23,7 @@ from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan, Profile
 from batchwright.training.batches.feeding import to_device
 from batchwright.training.batches.following import Follower
-from batchwright.training.batches.unequal import weigh_gradient
+from batchwright.training.batches.unequal import share_numbers, weigh_gradient
 from batchwright.workflows.trainers.arrangement import (
     Arrangement,
     Shares,
@@ -52,6 +52,7 @@ class ForAccelerate:
 
     Each sample counts exactly once an epoch, also after a checkpoint in its middle, with any number
     of workers; gradients are means over samples, whatever the shares. Batches come on the device.
+    After a pass that is left early (`break`) the next one is the next epoch.
     `accelerator.save_state` keeps where it is, and `load_state` goes on there.
 
     Args:
@@ -94,6 +95,8 @@ class ForAccelerate:
     ) -> None:
         with refused_in_a_line(first=accelerator.is_main_process):
             shuffle = _checked(accelerator, loader)
+            if not (shares is None or isinstance(shares, str)):
+                shares = share_numbers(shares)
         workers, first = accelerator.num_processes, accelerator.is_main_process
         tell_taken_over(loader, first)
         self._auto = plan == "auto"
@@ -192,7 +195,10 @@ class ForAccelerate:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        self._index = -1
+        first = self._accelerator.is_main_process
+        if self._follower is not None and self._follower.timed:  # the pass before was left early
+            divide_next_epoch(self._follower, self.sampler, first=first)
+        self._begin_with_a_step()
         for batch in self._loader:
             self._batch = to_device(batch, self._accelerator.device)
             self._index += 1
@@ -200,7 +206,6 @@ class ForAccelerate:
                 self._follower.begin()
             yield self._batch
         self._batch = None
-        first = self._accelerator.is_main_process
         divide_next_epoch(self._follower, self.sampler, first=first)
 
     def backward(self, loss: Any, **how: Any) -> Any:
@@ -240,9 +245,17 @@ class ForAccelerate:
             self.arrangement = Arrangement(**state["arrangement"])
             self._arrange()
         self.sampler.load_state_dict(state)
+        if self._follower is not None:
+            self._follower.forget()
+        self._begin_with_a_step()
+
+    def _begin_with_a_step(self) -> None:
+        """The next batch is the first of a step, whatever was accumulated of another."""
         self._index = -1
-        # Gradients that were accumulated are lost, and the sampler begins with their step again.
-        self._accelerator.step -= self._accelerator.step % self.sampler.passes
+        if ahead := self._accelerator.step % self.sampler.passes:
+            self._accelerator.step -= ahead
+            for parameter in self._model.parameters():
+                parameter.grad = None
 
 
 def _checked(accelerator: Any, loader: Any) -> bool:

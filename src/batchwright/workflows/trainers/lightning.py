@@ -8,7 +8,7 @@ epoch by the workers' speeds in the one before.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,13 @@ from typing import Any
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Profile
 from batchwright.training.batches.following import Follower
-from batchwright.training.batches.unequal import Part, Sampler, place_among_workers, weigh_gradient
+from batchwright.training.batches.unequal import (
+    Part,
+    Sampler,
+    place_among_workers,
+    share_numbers,
+    weigh_gradient,
+)
 from batchwright.workflows.trainers.arrangement import (
     Arrangement,
     Shares,
@@ -119,6 +125,8 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             return
         with refused_in_a_line(first=trainer.global_rank == 0):
             _refuse_options(trainer, planned=self._auto or self.plan is not None)
+            if not (self._shares is None or isinstance(self._shares, str)):
+                self._shares = share_numbers(self._shares)
         stay_in_group()
         loop, theirs = trainer.fit_loop, trainer.fit_loop._data_source
 
@@ -143,7 +151,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         tell_taken_over(theirs, first)
         shares = self._shares
         if self._auto and self.plan is None and self._kept is None:
-            self.plan = self._probed(trainer, theirs)
+            with refused_in_a_line(first=first):
+                epochs = _epochs_planned(trainer, self._keys)
+            self.plan = automatic(self._probed(trainer, theirs), epochs)
             shares = shares or "follow"
         with refused_in_a_line(first=first):
             self.arrangement = arranged(
@@ -179,7 +189,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             )
         return _Feed(with_sampler(theirs, self.sampler), self.sampler, self)
 
-    def _probed(self, trainer: Any, theirs: Any) -> Plan:
+    def _probed(self, trainer: Any, theirs: Any) -> Profile:
         module, self._probing = trainer.lightning_module, True
         optimizers = trainer.optimizers or _configured(module)[0]
         base = theirs.batch_size * trainer.world_size * trainer.accumulate_grad_batches
@@ -194,7 +204,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             **self._keys,
         )
         self._probing = False
-        return automatic(profile, trainer.max_epochs)
+        return profile
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Rates, speeds and memory, now that model and optimizers are where they train."""
@@ -387,6 +397,20 @@ def _refuse_options(trainer: Any, *, planned: bool) -> None:
     ):
         if found:
             raise PlanError(f"bw.ForLightning does not go with {what}: try {try_}")
+
+
+def _epochs_planned(trainer: Any, keys: Mapping[str, Any]) -> int | None:
+    """Epochs of the Trainer, for which is planned; ``None``: the job keys say others."""
+    if "epochs" in keys:
+        return None
+    epochs: int = trainer.max_epochs
+    if epochs == -1:
+        raise PlanError(
+            'bw.ForLightning("auto") plans for a number of epochs, and the Trainer has none '
+            f"(max_epochs=-1, max_steps={trainer.max_steps}): set max_epochs=, or give "
+            'bw.ForLightning("auto", epochs=...)'
+        )
+    return epochs
 
 
 def _configured(module: Any) -> tuple[list[Any], Any]:

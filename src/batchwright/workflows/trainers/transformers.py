@@ -8,14 +8,16 @@ shares of the next epoch.
 from __future__ import annotations
 
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from batchwright.errors import PlanError
 from batchwright.records import Plan, Profile
+from batchwright.records.text.formatting import counted
 from batchwright.training.batches.following import Follower
 from batchwright.training.batches.recovering import Recovering
-from batchwright.training.batches.unequal import Part, Sampler, weigh_gradient
+from batchwright.training.batches.unequal import Part, Sampler, share_numbers, weigh_gradient
 from batchwright.workflows.trainers.arrangement import (
     Arrangement,
     Shares,
@@ -82,6 +84,8 @@ class ForTransformers:
     ) -> None:
         with refused_in_a_line(first=trainer.args.process_index == 0):
             _refuse_options(trainer)
+            if not (shares is None or isinstance(shares, str)):
+                shares = share_numbers(shares)
         self.plan = None if plan == "auto" else plan
         self._auto, self._shares, self._keys = plan == "auto", shares, keys
         self._recover = recover
@@ -92,6 +96,7 @@ class ForTransformers:
         self._compute, self._step = trainer.compute_loss, trainer.training_step
         self._follower: Follower | None = None
         self._recovering: Recovering | None = None
+        self._epoch: int | None = None  # the one at hand, once the training has begun one
         self._index, self._part = -1, Part(1, 1, 1)
         self._training = False
         trainer.get_train_dataloader = self._loader
@@ -129,7 +134,8 @@ class ForTransformers:
             tell("dataloader_drop_last=True is left out: the last step counts, too", first=first)
         shares = self._shares
         if self._auto and self.plan is None:
-            self.plan = automatic(self._probed(theirs, **self._keys), int(args.num_train_epochs))
+            epochs = self._epochs_planned(theirs, first=first)
+            self.plan = automatic(self._probed(theirs, **self._keys), epochs)
             self._shares = shares = shares or "follow"
         if self.arrangement is None:  # a second `train()` goes on as the first
             with refused_in_a_line(first=first):
@@ -162,6 +168,28 @@ class ForTransformers:
             )
         return with_sampler(theirs, self.sampler)
 
+    def _epochs_planned(self, theirs: Any, *, first: bool) -> int | None:
+        """Epochs of the Trainer, those that begin; ``None``: the job keys say others."""
+        args = self._trainer.args
+        if "epochs" in self._keys:
+            return None
+        if args.max_steps <= 0:
+            return ceil(float(args.num_train_epochs))
+        epochs = ceil(int(args.max_steps) * self._base_batch / len(theirs.dataset))
+        tell(
+            f"max_steps={args.max_steps} is {counted(epochs, 'epoch')} of your batch, for which is "
+            "planned; it stays as many steps of the plan's batch",
+            first=first,
+        )
+        return epochs
+
+    @property
+    def _base_batch(self) -> int:
+        """Samples of a step over all workers, as the Trainer's own options have it."""
+        args = self._trainer.args
+        each: int = args.train_batch_size * args.world_size
+        return each * int(args.gradient_accumulation_steps)
+
     @property
     def _counts_items(self) -> bool:
         """Whether losses are sums over labels, divided by how many all workers have."""
@@ -180,12 +208,10 @@ class ForTransformers:
             loss.backward()
             optimizer.step()
 
-        args = trainer.args
-        base = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
         training = model.training
         model.train()
         try:
-            return probed(step, loader, base_batch=base, **keys)
+            return probed(step, loader, base_batch=self._base_batch, **keys)
         finally:
             model.train(training)
 
@@ -197,6 +223,7 @@ class ForTransformers:
         Raises:
             PlanError: A checkpoint of steps of another batch is gone on with.
         """
+        self._epoch = None
         assert self.sampler is not None  # noqa: S101 - the Trainer has asked for its data
         assert self.arrangement is not None  # noqa: S101 - as above
         with refused_in_a_line(first=self._trainer.args.process_index == 0):
@@ -214,8 +241,11 @@ class ForTransformers:
     def begin_epoch(self, steps: int) -> None:
         """An epoch begins, after so many steps of the training."""
         assert self.sampler is not None  # noqa: S101 - as above
-        epoch, done = divmod(steps, len(self.sampler) // self.sampler.passes)
-        self.sampler.set_epoch(epoch)
+        if self._epoch is None:  # at the start, or where a checkpoint was written
+            self._epoch, done = divmod(steps, len(self.sampler) // self.sampler.passes)
+        else:  # whose steps may be fewer: `should_epoch_stop` ends an epoch early
+            self._epoch, done = self._epoch + 1, 0
+        self.sampler.set_epoch(self._epoch)
         self._index = done * self.sampler.passes - 1
 
     def pause(self) -> None:
@@ -317,7 +347,8 @@ def _refuse_other_steps(state: Any, each: int) -> None:
         raise PlanError(
             f"the checkpoint is of a training with {before:.0f} steps an epoch, and here are "
             f"{each}, so samples would be left out or come twice: give "
-            "per_device_train_batch_size= and gradient_accumulation_steps= the global batch of then"
+            "per_device_train_batch_size= and gradient_accumulation_steps= the global batch of "
+            "then; after an epoch that `should_epoch_stop` ended the Trainer cannot find its place"
         )
 
 

@@ -70,11 +70,17 @@ def _load(job: Job, place: str) -> Mapping[str, Any]:
         )
     library = import_library("datasets")
     folder = Path(place).expanduser()
+    saved = folder.is_dir() and any((folder / name).is_file() for name in _SAVED)
+    if saved and others:  # the library would not be told of them
+        raise DataError(
+            f"data={job.data}, which save_to_disk wrote, takes "
+            f"{', '.join(f'data_args.{key}' for key in _OURS)}, and no {min(others)}"
+        )
     shown = library.are_progress_bars_disabled()
     library.disable_progress_bars()
     try:
         with without_waiting_for_the_hub():
-            if folder.is_dir() and any((folder / name).is_file() for name in _SAVED):
+            if saved:
                 found = library.load_from_disk(str(folder))
             else:
                 found = library.load_dataset(str(folder) if folder.is_dir() else place, **others)

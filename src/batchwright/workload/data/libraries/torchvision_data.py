@@ -97,9 +97,14 @@ def _made(job: Job, name: str, kind: Any) -> dict[str, Any]:
         found = {"train": _make(job, kind, args | {"split": "train"})}
         for part in (*VAL_NAMES, *TEST_NAMES):
             try:
-                return found | {part: kind(**args, split=part)}
-            except (ValueError, RuntimeError, OSError):  # it is called otherwise, or is not there
-                continue
+                return found | {part: _make(job, kind, args | {"split": part})}
+            except DataError as error:
+                why = error.__cause__
+                if not (isinstance(why, ValueError) and f"'{part}'" in str(why)):
+                    raise DataError(
+                        f"{error}; data_args.split=train takes the training part alone"
+                    ) from why
+                # The class has no part of this name, which it says with the names that it has.
         return found
     return {"train": _make(job, kind, args)}
 
