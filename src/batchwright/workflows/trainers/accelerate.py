@@ -29,6 +29,7 @@ from batchwright.workflows.trainers.arrangement import (
     Shares,
     arranged,
     automatic,
+    batch_of,
     divide_next_epoch,
     fewest_samples,
     probed,
@@ -113,7 +114,7 @@ class ForAccelerate:
                 shares,
                 trainer="accelerate",
                 workers=workers,
-                batch=loader.batch_size,
+                batch=batch_of(loader),
                 passes=accelerator.gradient_accumulation_steps,
                 samples=len(loader.dataset),
                 accumulation=_WORDS["accumulation"],
@@ -183,7 +184,8 @@ class ForAccelerate:
             value.backward()
             inner.step()
 
-        base = loader.batch_size * accelerator.num_processes
+        with refused_in_a_line(first=accelerator.is_main_process):
+            base = batch_of(loader) * accelerator.num_processes
         base *= accelerator.gradient_accumulation_steps
         return probed(step, loader, base_batch=base, out=out, **keys)
 

@@ -23,6 +23,7 @@ from batchwright.workflows.trainers.arrangement import (
     Shares,
     arranged,
     automatic,
+    batch_of,
     divide_next_epoch,
     fewest_samples,
     leave_group_at_exit,
@@ -110,7 +111,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             SystemExit: A stop signal came; its code is 128 + the signal's number.
         """
         optimizers, _ = _configured(module)
-        base = loader.batch_size * place_among_workers()[1]
+        rank, workers = place_among_workers()
+        with refused_in_a_line(first=rank == 0):
+            base = batch_of(loader) * workers
         return _probe(module, optimizers, loader, base, nullcontext, out=out, **keys)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -151,7 +154,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
                 shares,
                 trainer="Lightning",
                 workers=workers,
-                batch=theirs.batch_size,
+                batch=batch_of(theirs),
                 passes=trainer.accumulate_grad_batches,
                 samples=len(theirs.dataset),
                 accumulation=_WORDS["accumulation"],
@@ -182,7 +185,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
     def _probed(self, trainer: Any, theirs: Any) -> Plan:
         module, self._probing = trainer.lightning_module, True
         optimizers = trainer.optimizers or _configured(module)[0]
-        base = theirs.batch_size * trainer.world_size * trainer.accumulate_grad_batches
+        base = batch_of(theirs) * trainer.world_size * trainer.accumulate_grad_batches
         module.to(trainer.strategy.root_device)
         profile = _probe(
             module,
@@ -322,6 +325,16 @@ class _Feed:
     def __init__(self, loader: Any, sampler: Sampler, training: ForLightning) -> None:
         self._loader, self._sampler, self._training = loader, sampler, training
         self.dataset, self.batch_sampler = loader.dataset, sampler
+
+    @property
+    def worker_init_fn(self) -> Callable[[int], None] | None:
+        """Begins a loader process; Lightning sets one that seeds it by rank where there is none."""
+        made: Callable[[int], None] | None = self._loader.worker_init_fn
+        return made
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, begin: Callable[[int], None]) -> None:
+        self._loader.worker_init_fn = begin
 
     def __len__(self) -> int:
         return len(self._sampler)
