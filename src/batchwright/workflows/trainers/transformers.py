@@ -21,6 +21,7 @@ from batchwright.workflows.trainers.arrangement import (
     Shares,
     arranged,
     automatic,
+    batch_of,
     divide_next_epoch,
     fewest_samples,
     leave_group_at_exit,
@@ -125,8 +126,9 @@ class ForTransformers:
         with refused_in_a_line(first=first):
             shuffle = shuffled(theirs, "the Trainer")
         if args.dataloader_drop_last:
-            tell_taken_over(theirs, first)
             tell("dataloader_drop_last=True is left out: the last step counts, too", first=first)
+        else:
+            tell_taken_over(theirs, first)
         shares = self._shares
         if self._auto and self.plan is None:
             self.plan = automatic(self._probed(theirs, **self._keys), int(args.num_train_epochs))
@@ -138,7 +140,7 @@ class ForTransformers:
                     shares,
                     trainer="the Trainer",
                     workers=workers,
-                    batch=args.train_batch_size,
+                    batch=batch_of(theirs),
                     passes=args.gradient_accumulation_steps,
                     samples=len(theirs.dataset),
                     accumulation=_WORDS["accumulation"],
@@ -181,7 +183,8 @@ class ForTransformers:
             optimizer.step()
 
         args = trainer.args
-        base = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+        with refused_in_a_line(first=args.process_index == 0):
+            base = batch_of(loader) * args.world_size * args.gradient_accumulation_steps
         training = model.training
         model.train()
         try:
