@@ -372,4 +372,6 @@ def test_what_would_break_exactly_once_is_refused_in_a_line():
     own = loader(shuffle=False, sampler=WeightedRandomSampler(torch.ones(SAMPLES), SAMPLES))
     with pytest.raises(PlanError, match="WeightedRandomSampler decides"):
         make(own)
+    with pytest.raises(PlanError, match="steps of 100 samples, and the training set has 61"):
+        make(loader(100))
     closed()

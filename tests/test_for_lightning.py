@@ -375,6 +375,12 @@ class Stream(IterableDataset):
             PlanError,
             "SequentialSampler decides",
         ),
+        (
+            loader(40),
+            {"accumulate_grad_batches": 2},
+            PlanError,
+            "steps of 80 samples, and the training set has 61: try batch_size=30 or less",
+        ),
         (loader(), {"limit_train_batches": 0.5}, PlanError, "limit_train_batches=0.5"),
         (loader(), {"limit_train_batches": 1}, PlanError, "limit_train_batches=1"),
         (loader(), {"overfit_batches": 2}, PlanError, "overfit_batches"),
@@ -382,7 +388,7 @@ class Stream(IterableDataset):
     ],
     ids=[
         *("iterable", "several", "sampler", "own batches", "own iterator", "batch sampler"),
-        *("some", "limit", "one batch", "overfit", "reload"),
+        *("some", "few", "limit", "one batch", "overfit", "reload"),
     ],
 )
 def test_what_would_break_exactly_once_is_refused_in_a_line(given, how, error, words):
@@ -503,6 +509,19 @@ def test_a_development_run_says_that_it_does_not_train_on_all_samples(capsys):
     trainer(1, bw.ForLightning(), fast_dev_run=2).fit(module, loader())
     assert len(module.seen) == 2
     assert "fast_dev_run=2: an epoch is its first 2 batches" in capsys.readouterr().err
+
+
+def test_a_step_that_fetches_its_batches_is_refused_in_a_line():
+    from lightning_parts import Module, trainer
+
+    class Fetching(Module):
+        def training_step(self, dataloader_iter):
+            batch, index, _ = next(dataloader_iter)
+            return super().training_step(batch, index)
+
+    with pytest.raises(PlanError, match="training_step takes dataloader_iter") as told:
+        trainer(1, bw.ForLightning()).fit(Fetching(), loader())
+    assert "\n" not in str(told.value)
 
 
 def test_arguments_of_a_step_may_have_any_name():

@@ -343,5 +343,11 @@ def test_what_would_break_exactly_once_is_refused_in_a_line(tmp_path):
             made.train()
         with pytest.raises(PlanError, match="auto_find_batch_size"):
             bw.ForTransformers(trainer_of(tmp_path, auto_find_batch_size=True))
+        made = trainer_of(tmp_path, batch=100)
+        bw.ForTransformers(made)
+        with pytest.raises(PlanError, match="try per_device_train_batch_size=61 or less"):
+            made.train()
+        with pytest.raises(PlanError, match=r"has a bw\.ForTransformers already"):
+            bw.ForTransformers(made, "auto")
     finally:
         closed()

@@ -117,7 +117,7 @@ class ForAccelerate:
                 batch=batch_of(loader),
                 passes=accelerator.gradient_accumulation_steps,
                 samples=len(loader.dataset),
-                accumulation=_WORDS["accumulation"],
+                words=_WORDS,
             )
         if plan is not None:
             tell(self.arrangement.words(workers, **_WORDS), first=first)

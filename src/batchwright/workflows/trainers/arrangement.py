@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -88,7 +88,7 @@ def arranged(
     batch: int,
     passes: int,
     samples: int,
-    accumulation: str,
+    words: Mapping[str, str],
 ) -> Arrangement:
     """What a plan says, or what the trainer has already where there is none.
 
@@ -100,10 +100,11 @@ def arranged(
         batch: Samples that each of them has in a pass.
         passes: That it accumulates over.
         samples: Of its training set.
-        accumulation: Its word for `passes`.
+        words: Its words for ``batch`` and ``accumulation`` (`passes`).
 
     Raises:
-        PlanError: The plan is for other workers or data, or is none that a trainer can follow.
+        PlanError: The plan is for other workers or data, or is none that a trainer can follow; or a
+            step of the trainer's own has more samples than there are.
     """
     if plan is None:
         rate, total, planned, follow = (
@@ -112,6 +113,14 @@ def arranged(
             None,
             shares in (None, "follow"),
         )
+        if total > samples:
+            most = samples // (workers * passes)
+            fewer = f"{words['batch']}={most} or less" if most else "fewer workers or passes"
+            raise PlanError(
+                f"{words['batch']}={batch} on each of {counted(workers, 'worker')} with "
+                f"{words['accumulation']}={passes} makes steps of {total} samples, and the "
+                f"training set has {samples}: try {fewer}"
+            )
     else:
         plan = record_of(plan, Plan, trainer, "plan")
         refuse_what_trainers_cannot(plan, trainer)
@@ -129,8 +138,8 @@ def arranged(
         wanted = ceil(max(row.local_batch_sizes) / row.micro_batch_size)
         if passes not in (1, wanted):
             raise PlanError(
-                f"{accumulation}={passes} and the plan accumulates over {wanted}: leave it out, "
-                "or plan again with another micro_batch="
+                f"{words['accumulation']}={passes} and the plan accumulates over {wanted}: leave "
+                "it out, or plan again with another micro_batch="
             )
         total, passes, planned = row.global_batch_size, wanted, row.local_batch_sizes
         rate = plan.learning_rate.peak / plan.learning_rate.base

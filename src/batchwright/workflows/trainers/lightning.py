@@ -122,6 +122,11 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             return
         with refused_in_a_line(first=trainer.global_rank == 0):
             _refuse_options(trainer, planned=self._auto or self.plan is not None)
+            if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+                raise PlanError(
+                    "training_step takes dataloader_iter, and so fetches its batches by itself: "
+                    "bw.ForLightning needs training_step(self, batch, batch_idx)"
+                )
         stay_in_group()
         loop, theirs = trainer.fit_loop, trainer.fit_loop._data_source
 
@@ -135,7 +140,6 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             loop._data_source, trainer.accumulate_grad_batches = theirs, passes
 
         self._undo.callback(put_back)
-        del pl_module
 
     def _loader(self, trainer: Any, source: Any) -> Any:
         """Lightning asks for its training data: the plan is settled, and the sampler made."""
@@ -157,7 +161,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
                 batch=batch_of(theirs),
                 passes=trainer.accumulate_grad_batches,
                 samples=len(theirs.dataset),
-                accumulation=_WORDS["accumulation"],
+                words=_WORDS,
             )
         if self._kept is not None:  # as the run began, which a checkpoint has told
             self.arrangement = Arrangement(**self._kept)

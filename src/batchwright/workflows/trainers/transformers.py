@@ -83,6 +83,11 @@ class ForTransformers:
     ) -> None:
         with refused_in_a_line(first=trainer.args.process_index == 0):
             _refuse_options(trainer)
+            if isinstance(getattr(trainer.get_train_dataloader, "__self__", None), ForTransformers):
+                raise PlanError(
+                    "this Trainer has a bw.ForTransformers already: give plan and shares to that "
+                    "one, or make a new Trainer"
+                )
         self.plan = None if plan == "auto" else plan
         self._auto, self._shares, self._keys = plan == "auto", shares, keys
         self._recover = recover
@@ -143,7 +148,7 @@ class ForTransformers:
                     batch=batch_of(theirs),
                     passes=args.gradient_accumulation_steps,
                     samples=len(theirs.dataset),
-                    accumulation=_WORDS["accumulation"],
+                    words=_WORDS,
                 )
             if self.plan is not None:
                 tell(self.arrangement.words(workers, **_WORDS), first=first)
