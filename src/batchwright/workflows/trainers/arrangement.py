@@ -117,7 +117,7 @@ def arranged(
             most = samples // (workers * passes)
             fewer = f"{words['batch']}={most} or less" if most else "fewer workers or passes"
             raise PlanError(
-                f"{words['batch']}={batch} on each of {counted(workers, 'worker')} with "
+                f"{words['batch']}={batch} on {counted(workers, 'worker')} with "
                 f"{words['accumulation']}={passes} makes steps of {total} samples, and the "
                 f"training set has {samples}: try {fewer}"
             )
@@ -178,7 +178,8 @@ def shuffled(loader: Any, trainer: str) -> bool:
     plain, sampler = type(batches).__name__ == "BatchSampler", getattr(batches, "sampler", None)
     name = type(sampler if plain else batches).__name__
     drawn = getattr(sampler, "replacement", False) or getattr(sampler, "_num_samples", None)
-    drawn = drawn or (name in _ORDERS and len(sampler) != len(data))  # made for other data
+    if sampler is not None and name in _ORDERS:
+        drawn = drawn or len(sampler) != len(data)  # made for other data
     if name == "DistributedSampler":
         return bool(getattr(sampler, "shuffle", True))
     if name not in _ORDERS or drawn:
