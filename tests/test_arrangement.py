@@ -33,8 +33,8 @@ def planned(micro=48, **changes):
 
 def settled(plan, shares=None, **how):
     theirs = {"workers": 2, "batch": 8, "passes": 1, "samples": SAMPLES}
-    names = {"trainer": "theirs", "accumulation": "their_passes"}
-    return arranged(plan, shares, **names, **{**theirs, **how})
+    names = {"batch": "their_batch", "accumulation": "their_passes"}
+    return arranged(plan, shares, trainer="theirs", words=names, **{**theirs, **how})
 
 
 def test_a_plan_says_batch_accumulation_and_rate_and_without_one_they_stay():
@@ -57,6 +57,8 @@ def test_a_plan_says_batch_accumulation_and_rate_and_without_one_they_stay():
     [
         (planned(), {"workers": 3}, "for 2 workers and theirs has 3: start as many, or plan again"),
         (planned(), {"samples": 7}, f"for {SAMPLES:} training samples and the data set has 7"),
+        (None, {"samples": 20, "passes": 3}, r"20: try their_batch=3 or less"),
+        (None, {"samples": 5, "passes": 3}, r"5: try fewer workers or passes"),
         (planned(), {"passes": 2}, "their_passes=2 and the plan accumulates over 1: leave it out"),
     ],
 )

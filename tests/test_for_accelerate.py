@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections import UserDict, defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import batchwright as bw
 from batchwright.errors import ArgumentError, PlanError
+from batchwright.training.batches.recovering import parts_of
 from gloo import Crew
 from paced import paced_passes
 from tight import Tight
@@ -324,6 +334,75 @@ def test_a_model_with_its_loss_is_probed_planned_and_trained(tmp_path):
     closed()
 
 
+class Named(NamedTuple):
+    inputs: Any
+    name: str
+
+
+class Thing:
+    """Moves itself, as graphs and sparse batches do."""
+
+    def __init__(self, inputs):
+        self.inputs = inputs
+
+    def to(self, device):
+        return Thing(self.inputs.to(device))
+
+
+class Held(Mapping):
+    """Can be read only."""
+
+    def __init__(self, values):
+        self.values_of = values
+
+    def __getitem__(self, key):
+        return self.values_of[key]
+
+    def __iter__(self):
+        return iter(self.values_of)
+
+    def __len__(self):
+        return len(self.values_of)
+
+
+def held(items):
+    inputs = torch.stack([one[0] for one in items])
+    keyed = defaultdict(list, inputs=inputs, names=["a"])
+    return [UserDict(inputs=inputs), keyed, Named(inputs, "a"), Thing(inputs), Held(keyed)]
+
+
+def test_batches_of_any_kind_come_on_the_device():
+    accelerator, _, model, optimizer = opened()
+    accelerator.state.device = torch.device("meta")
+    own = DataLoader(data(), BATCH, collate_fn=held)
+    for user, keyed, named, thing, read in bw.ForAccelerate(accelerator, model, optimizer, own):
+        assert (type(user), type(keyed), keyed.default_factory) == (UserDict, defaultdict, list)
+        assert (type(named), type(read), keyed["names"]) == (Named, Held, ["a"])
+        found = (user["inputs"], keyed["inputs"], named.inputs, thing.inputs, read["inputs"])
+        assert all(one.is_meta for one in found)
+    closed()
+
+
+def test_a_batch_of_any_kind_can_be_computed_in_parts():
+    keyed = defaultdict(list, inputs=torch.arange(4), name="a")
+    parts = parts_of([keyed, UserDict(keyed)], 4, 2)
+    assert [part[1]["inputs"].tolist() for part in parts] == [[0, 1], [2, 3]]
+    assert [part[0]["inputs"].tolist() for part in parts] == [[0, 1], [2, 3]]
+
+
+def test_a_batch_sampler_of_pytorch_is_taken_over_and_a_loader_with_its_own_batches_refused():
+    accelerator, _, model, optimizer = opened()
+    make = partial(bw.ForAccelerate, accelerator, model, optimizer)
+    batches = BatchSampler(SequentialSampler(data()), BATCH, False)
+    feed = make(DataLoader(data(), batch_sampler=batches))
+    assert feed.sampler.global_batch == BATCH
+    assert [i for one in feed for i in one[2].tolist()] == list(range(SAMPLES))
+    with pytest.raises(PlanError, match="class Own has __iter__ of its own") as told:
+        make(type("Own", (DataLoader,), {"__iter__": lambda self: iter(())})(data(), BATCH))
+    assert "\n" not in str(told.value)
+    closed()
+
+
 def test_what_would_break_exactly_once_is_refused_in_a_line():
     accelerator, _, model, optimizer = opened()
     make = partial(bw.ForAccelerate, accelerator, model, optimizer)
@@ -335,4 +414,6 @@ def test_what_would_break_exactly_once_is_refused_in_a_line():
     own = loader(shuffle=False, sampler=WeightedRandomSampler(torch.ones(SAMPLES), SAMPLES))
     with pytest.raises(PlanError, match="WeightedRandomSampler decides"):
         make(own)
+    with pytest.raises(PlanError, match="steps of 100 samples, and the training set has 61"):
+        make(loader(100))
     closed()

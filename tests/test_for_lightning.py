@@ -14,8 +14,11 @@ from unittest import mock
 import pytest
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -327,6 +330,21 @@ def test_a_module_is_probed_without_a_trainer_and_left_as_it_was():
         made.fit(Module(manual=True), loader())
 
 
+class Halved(DataLoader):
+    def __iter__(self):
+        for inputs, *more in super().__iter__():
+            yield inputs / 2, *more
+
+
+class Begun(DataLoader):
+    def _get_iterator(self):
+        return super()._get_iterator()
+
+
+class Batches(BatchSampler):
+    pass
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(data())
@@ -343,12 +361,35 @@ class Stream(IterableDataset):
             PlanError,
             "WeightedRandomSampler",
         ),
+        (Halved(data(), BATCH), {}, PlanError, "class Halved has __iter__ of its own"),
+        (Begun(data(), BATCH), {}, PlanError, "class Begun has _get_iterator of its own"),
+        (
+            DataLoader(data(), batch_sampler=Batches(SequentialSampler(data()), BATCH, False)),
+            {},
+            PlanError,
+            "the loader's Batches decides",
+        ),
+        (
+            DataLoader(data(), BATCH, sampler=SequentialSampler(range(9))),
+            {},
+            PlanError,
+            "SequentialSampler decides",
+        ),
+        (
+            loader(40),
+            {"accumulate_grad_batches": 2},
+            PlanError,
+            "steps of 80 samples, and the training set has 61: try batch_size=30 or less",
+        ),
         (loader(), {"limit_train_batches": 0.5}, PlanError, "limit_train_batches=0.5"),
         (loader(), {"limit_train_batches": 1}, PlanError, "limit_train_batches=1"),
         (loader(), {"overfit_batches": 2}, PlanError, "overfit_batches"),
         (loader(), {"reload_dataloaders_every_n_epochs": 1}, PlanError, "reload_dataloaders"),
     ],
-    ids=["iterable", "several", "sampler", "limit", "one batch", "overfit", "reload"],
+    ids=[
+        *("iterable", "several", "sampler", "own batches", "own iterator", "batch sampler"),
+        *("some", "few", "limit", "one batch", "overfit", "reload"),
+    ],
 )
 def test_what_would_break_exactly_once_is_refused_in_a_line(given, how, error, words):
     from lightning_parts import Module, trainer
@@ -401,6 +442,77 @@ def test_a_loader_that_drops_its_last_batch_is_taken_over_and_the_trainer_left_a
     assert type(made.fit_loop._data_source).__name__ == "_DataLoaderSource"
 
 
+def by_batch_sampler(order, drop_last=False):
+    return DataLoader(data(), batch_sampler=BatchSampler(order(data()), BATCH, drop_last))
+
+
+def test_a_batch_sampler_of_pytorch_is_taken_over(capsys):
+    from lightning_parts import Module, trainer
+
+    module, callback = Module(), bw.ForLightning()
+    trainer(1, callback, max_epochs=1).fit(module, by_batch_sampler(SequentialSampler, True))
+    assert "drop_last=True is left out" in capsys.readouterr().err
+    assert [i for batch in module.seen for i in batch] == list(range(SAMPLES))
+    assert callback.sampler.global_batch == BATCH
+
+
+def test_a_probe_takes_the_batch_of_a_batch_sampler_and_refuses_other_loaders():
+    from lightning_parts import Module
+
+    made = bw.ForLightning.probe(Module(), by_batch_sampler(RandomSampler), probe={"budget": 1})
+    assert made.job.base_batch == BATCH
+    with pytest.raises(PlanError, match="class Halved has __iter__"):
+        bw.ForLightning.probe(Module(), Halved(data(), BATCH))
+    own = DataLoader(data(), batch_sampler=Batches(SequentialSampler(data()), BATCH, False))
+    with pytest.raises(PlanError, match="Batches does not say how many samples"):
+        bw.ForLightning.probe(Module(), own)
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Random numbers drawn in the loader process."""
+
+    def __len__(self):
+        return 4 * BATCH
+
+    def __getitem__(self, index):
+        return torch.rand(6), 0, index
+
+
+def drawn(rank, begin):
+    import lightning
+
+    from lightning_parts import Module, trainer
+
+    found = []
+
+    class Noting(Module):
+        def training_step(self, batch, batch_idx):
+            found.append(batch[0])
+            return super().training_step(batch, batch_idx)
+
+    lightning.seed_everything(1, workers=True)
+    try:
+        given = DataLoader(Drawn(), BATCH, num_workers=1, worker_init_fn=begin)
+        trainer(2, bw.ForLightning(shares="equal"), max_epochs=1).fit(Noting(), given)
+    finally:
+        os.environ.pop("PL_SEED_WORKERS", None)
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    return found[0]
+
+
+def seeded(worker):
+    torch.manual_seed(7)
+
+
+@pytest.mark.slow
+def test_loader_processes_are_seeded_by_rank_as_without_us_or_as_the_user_says(crew):
+    one, other = crew.together(drawn, None, workers=2)
+    assert not torch.equal(one, other)
+    one, other = crew.together(drawn, seeded, workers=2)
+    assert torch.equal(one, other)
+
+
 def test_a_development_run_says_that_it_does_not_train_on_all_samples(capsys):
     from lightning_parts import Module, trainer
 
@@ -408,6 +520,19 @@ def test_a_development_run_says_that_it_does_not_train_on_all_samples(capsys):
     trainer(1, bw.ForLightning(), fast_dev_run=2).fit(module, loader())
     assert len(module.seen) == 2
     assert "fast_dev_run=2: an epoch is its first 2 batches" in capsys.readouterr().err
+
+
+def test_a_step_that_fetches_its_batches_is_refused_in_a_line():
+    from lightning_parts import Module, trainer
+
+    class Fetching(Module):
+        def training_step(self, dataloader_iter):
+            batch, index, _ = next(dataloader_iter)
+            return super().training_step(batch, index)
+
+    with pytest.raises(PlanError, match="training_step takes dataloader_iter") as told:
+        trainer(1, bw.ForLightning()).fit(Fetching(), loader())
+    assert "\n" not in str(told.value)
 
 
 def test_arguments_of_a_step_may_have_any_name():

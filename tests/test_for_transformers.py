@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import batchwright as bw
 from batchwright.errors import DataError, PlanError
@@ -355,6 +355,41 @@ class Stream(IterableDataset):
         return iter(Images())
 
 
+class Halved(DataLoader):
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield {**batch, "pixel_values": batch["pixel_values"] / 2}
+
+
+def test_a_loader_of_the_trainers_own_says_the_batch(tmp_path, capsys):
+    try:
+        made = trainer_of(tmp_path, num_train_epochs=1)
+        made.get_train_dataloader = lambda: DataLoader(Images(), 2 * BATCH, drop_last=True)
+        follow = bw.ForTransformers(made)
+        made.train()
+        assert follow.arrangement.global_batch == 2 * BATCH
+        assert [i for batch in made.seen for i in batch] == list(range(SAMPLES))
+        assert "drop_last=True is left out" in capsys.readouterr().err
+        made = trainer_of(tmp_path)
+        made.get_train_dataloader = lambda: Halved(Images(), BATCH)
+        with pytest.raises(PlanError, match="class Halved has __iter__ of its own"):
+            bw.ForTransformers(made).probe()
+        with pytest.raises(PlanError, match="class Halved has __iter__ of its own"):
+            made.train()
+    finally:
+        closed()
+
+
+def test_loader_processes_are_seeded_as_the_trainer_does(tmp_path):
+    try:
+        made = trainer_of(tmp_path, dataloader_num_workers=1)
+        bw.ForTransformers(made)
+        begin = made.get_train_dataloader().worker_init_fn
+        assert begin.keywords == {"num_workers": 1, "rank": 0}
+    finally:
+        closed()
+
+
 def test_what_would_break_exactly_once_is_refused_in_a_line(tmp_path):
     try:
         made = trainer_of(tmp_path, data=Stream(), max_steps=2)
@@ -367,5 +402,11 @@ def test_what_would_break_exactly_once_is_refused_in_a_line(tmp_path):
             made.train()
         with pytest.raises(PlanError, match="auto_find_batch_size"):
             bw.ForTransformers(trainer_of(tmp_path, auto_find_batch_size=True))
+        made = trainer_of(tmp_path, batch=100)
+        bw.ForTransformers(made)
+        with pytest.raises(PlanError, match="try per_device_train_batch_size=61 or less"):
+            made.train()
+        with pytest.raises(PlanError, match=r"has a bw\.ForTransformers already"):
+            bw.ForTransformers(made, "auto")
     finally:
         closed()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from typing import Any, Protocol
 
 import torch
@@ -324,22 +325,37 @@ def refuse_iterable(dataset: Any) -> None:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Move every tensor in a batch to the device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
+    """Move every tensor in a batch to the device, and whatever else has ``.to(device)``."""
+    if callable(getattr(batch, "to", None)):
+        try:
+            return batch.to(device, non_blocking=True)
+        except TypeError:  # one that takes the device alone
+            return batch.to(device)
+    if isinstance(batch, Mapping):
+        return like_mapping(batch, {key: to_device(one, device) for key, one in batch.items()})
     if isinstance(batch, (tuple, list)):
         return _like(batch, [to_device(value, device) for value in batch])
     return batch
 
 
 def _replace(batch: Batch, part: ImagePart, value: Tensor) -> Batch:
-    if isinstance(batch, dict):
-        return {**batch, part: value}
+    if isinstance(batch, Mapping):
+        return like_mapping(batch, {**batch, part: value})
     values = list(batch)
     values[int(part)] = value
     return _like(batch, values)
+
+
+def like_mapping(batch: Any, values: dict[Any, Any]) -> Any:
+    """Other values in a mapping of a batch's class."""
+    if type(batch) is dict:
+        return values
+    if isinstance(batch, MutableMapping):  # copied, as not each class is made from a dict
+        made = copy(batch)
+        for key, value in values.items():
+            made[key] = value
+        return made
+    return type(batch)(values)
 
 
 def _like(batch: Batch, values: list[Any]) -> Batch:

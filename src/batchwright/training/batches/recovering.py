@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from batchwright.training.batches.feeding import like_mapping
 from batchwright.workload.host import is_out_of_memory, release_memory
 
 Compute = Callable[[Any], Any]  # a batch to its mean loss, or a dict that holds it
@@ -342,7 +343,8 @@ def _rows(value: Any, low: int, high: int, samples: int) -> Any:
     if isinstance(value, Tensor):
         return value[low:high] if value.ndim and len(value) == samples else value
     if isinstance(value, dict) or hasattr(value, "items"):
-        return type(value)({key: _rows(one, low, high, samples) for key, one in value.items()})
+        rows_of = {key: _rows(one, low, high, samples) for key, one in value.items()}
+        return like_mapping(value, rows_of)
     if isinstance(value, (list, tuple)):
         if len(value) == samples and not any(isinstance(one, Tensor) for one in value):
             return value[low:high]  # texts, names, one for each sample

@@ -29,6 +29,7 @@ from batchwright.workflows.trainers.arrangement import (
     Shares,
     arranged,
     automatic,
+    batch_of,
     divide_next_epoch,
     fewest_samples,
     probed,
@@ -116,10 +117,10 @@ class ForAccelerate:
                 shares,
                 trainer="accelerate",
                 workers=workers,
-                batch=loader.batch_size,
+                batch=batch_of(loader),
                 passes=accelerator.gradient_accumulation_steps,
                 samples=len(loader.dataset),
-                accumulation=_WORDS["accumulation"],
+                words=_WORDS,
             )
         if plan is not None:
             tell(self.arrangement.words(workers, **_WORDS), first=first)
@@ -186,7 +187,8 @@ class ForAccelerate:
             value.backward()
             inner.step()
 
-        base = loader.batch_size * accelerator.num_processes
+        with refused_in_a_line(first=accelerator.is_main_process):
+            base = batch_of(loader) * accelerator.num_processes
         base *= accelerator.gradient_accumulation_steps
         return probed(step, loader, base_batch=base, out=out, **keys)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -28,6 +28,9 @@ Shares = Literal["follow", "equal"] | Sequence[float]
 
 _ORDERS = {"RandomSampler": True, "SeedableRandomSampler": True, "SequentialSampler": False}
 """Samplers of theirs that ours stands in for: whether they shuffle."""
+
+_LOADERS = ("torch", "torchdata", "accelerate")
+"""Whose loaders hand over batches as data set and `collate_fn` make them."""
 
 _LOADING = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
@@ -85,7 +88,7 @@ def arranged(
     batch: int,
     passes: int,
     samples: int,
-    accumulation: str,
+    words: Mapping[str, str],
 ) -> Arrangement:
     """What a plan says, or what the trainer has already where there is none.
 
@@ -97,10 +100,11 @@ def arranged(
         batch: Samples that each of them has in a pass.
         passes: That it accumulates over.
         samples: Of its training set.
-        accumulation: Its word for `passes`.
+        words: Its words for ``batch`` and ``accumulation`` (`passes`).
 
     Raises:
-        PlanError: The plan is for other workers or data, or is none that a trainer can follow.
+        PlanError: The plan is for other workers or data, or is none that a trainer can follow; or a
+            step of the trainer's own has more samples than there are.
     """
     if plan is None:
         rate, total, planned, follow = (
@@ -109,6 +113,14 @@ def arranged(
             None,
             shares in (None, "follow"),
         )
+        if total > samples:
+            most = samples // (workers * passes)
+            fewer = f"{words['batch']}={most} or less" if most else "fewer workers or passes"
+            raise PlanError(
+                f"{words['batch']}={batch} on {counted(workers, 'worker')} with "
+                f"{words['accumulation']}={passes} makes steps of {total} samples, and the "
+                f"training set has {samples}: try {fewer}"
+            )
     else:
         plan = record_of(plan, Plan, trainer, "plan")
         refuse_what_trainers_cannot(plan, trainer)
@@ -126,8 +138,8 @@ def arranged(
         wanted = ceil(max(row.local_batch_sizes) / row.micro_batch_size)
         if passes not in (1, wanted):
             raise PlanError(
-                f"{accumulation}={passes} and the plan accumulates over {wanted}: leave it out, "
-                "or plan again with another micro_batch="
+                f"{words['accumulation']}={passes} and the plan accumulates over {wanted}: leave "
+                "it out, or plan again with another micro_batch="
             )
         total, passes, planned = row.global_batch_size, wanted, row.local_batch_sizes
         rate = plan.learning_rate.peak / plan.learning_rate.base
@@ -147,7 +159,7 @@ def shuffled(loader: Any, trainer: str) -> bool:
 
     Raises:
         DataError: Its data set can only be iterated.
-        PlanError: It is no plain loader, or has a sampler of the user's own.
+        PlanError: It is no plain loader, changes its batches, or has a sampler of the user's own.
     """
     data = getattr(loader, "dataset", None)
     if data is None or not hasattr(loader, "collate_fn"):
@@ -156,17 +168,18 @@ def shuffled(loader: Any, trainer: str) -> bool:
             "torch.utils.data.DataLoader; combine data sets, such as by ConcatDataset, not loaders"
         )
     refuse_iterable(data)
-    batches = loader.batch_sampler
+    _refuse_own_batches(loader)
+    batches = _batches_of(loader)
     if batches is None:
         raise PlanError(
             "the loader has batch_size=None, so that its data set makes the batches: give it a "
             "batch_size, and a data set of single samples"
         )
-    while type(batches).__name__ == "BatchSamplerShard":  # accelerate's, around the loader's own
-        batches = batches.batch_sampler
     plain, sampler = type(batches).__name__ == "BatchSampler", getattr(batches, "sampler", None)
     name = type(sampler if plain else batches).__name__
     drawn = getattr(sampler, "replacement", False) or getattr(sampler, "_num_samples", None)
+    if sampler is not None and name in _ORDERS:
+        drawn = drawn or len(sampler) != len(data)  # made for other data
     if name == "DistributedSampler":
         return bool(getattr(sampler, "shuffle", True))
     if name not in _ORDERS or drawn:
@@ -177,9 +190,47 @@ def shuffled(loader: Any, trainer: str) -> bool:
     return _ORDERS[name]
 
 
+def batch_of(loader: Any) -> int:
+    """Samples of a batch of a loader of theirs.
+
+    Raises:
+        PlanError: It does not say, or changes its batches, which a loader of ours would not.
+    """
+    _refuse_own_batches(loader)
+    batches = _batches_of(loader)
+    if loader.batch_size is not None:
+        return int(loader.batch_size)
+    if type(batches).__name__ != "BatchSampler":
+        raise PlanError(
+            f"the loader's {type(batches).__name__} does not say how many samples a batch has: "
+            "give the loader batch_size= in place of batch_sampler="
+        )
+    return int(batches.batch_size)
+
+
+def _batches_of(loader: Any) -> Any:
+    """The batch sampler that the user gave, or PyTorch made."""
+    batches = loader.batch_sampler
+    while type(batches).__name__ == "BatchSamplerShard":  # accelerate's, around the loader's own
+        batches = batches.batch_sampler
+    return batches
+
+
+def _refuse_own_batches(loader: Any) -> None:
+    """A loader of another class goes through the data here, so that its changes would be lost."""
+    for name in ("__iter__", "_get_iterator"):
+        made = getattr(type(loader), name, None)
+        if getattr(made, "__module__", "torch").partition(".")[0] not in _LOADERS:
+            raise PlanError(
+                f"the loader's class {type(loader).__name__} has {name} of its own, which would "
+                "not run here: do what it does in the data set or in collate_fn, and give a "
+                "torch.utils.data.DataLoader"
+            )
+
+
 def tell_taken_over(loader: Any, first: bool) -> None:
     """Say what of their loader does not hold any more."""
-    if first and getattr(loader, "drop_last", False):
+    if first and getattr(_batches_of(loader), "drop_last", False):
         tell("drop_last=True is left out: the last, smaller step counts by its samples", first=True)
 
 

@@ -29,6 +29,7 @@ from batchwright.workflows.trainers.arrangement import (
     Shares,
     arranged,
     automatic,
+    batch_of,
     divide_next_epoch,
     fewest_samples,
     leave_group_at_exit,
@@ -116,7 +117,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             SystemExit: A stop signal came; its code is 128 + the signal's number.
         """
         optimizers, _ = _configured(module)
-        base = loader.batch_size * place_among_workers()[1]
+        rank, workers = place_among_workers()
+        with refused_in_a_line(first=rank == 0):
+            base = batch_of(loader) * workers
         return _probe(module, optimizers, loader, base, nullcontext, out=out, **keys)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -127,6 +130,11 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             _refuse_options(trainer, planned=self._auto or self.plan is not None)
             if not (self._shares is None or isinstance(self._shares, str)):
                 self._shares = share_numbers(self._shares)
+            if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+                raise PlanError(
+                    "training_step takes dataloader_iter, and so fetches its batches by itself: "
+                    "bw.ForLightning needs training_step(self, batch, batch_idx)"
+                )
         stay_in_group()
         loop, theirs = trainer.fit_loop, trainer.fit_loop._data_source
 
@@ -140,7 +148,6 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             loop._data_source, trainer.accumulate_grad_batches = theirs, passes
 
         self._undo.callback(put_back)
-        del pl_module
 
     def _loader(self, trainer: Any, source: Any) -> Any:
         """Lightning asks for its training data: the plan is settled, and the sampler made."""
@@ -161,10 +168,10 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
                 shares,
                 trainer="Lightning",
                 workers=workers,
-                batch=theirs.batch_size,
+                batch=batch_of(theirs),
                 passes=trainer.accumulate_grad_batches,
                 samples=len(theirs.dataset),
-                accumulation=_WORDS["accumulation"],
+                words=_WORDS,
             )
         if self._kept is not None:  # as the run began, which a checkpoint has told
             self.arrangement = Arrangement(**self._kept)
@@ -192,7 +199,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
     def _probed(self, trainer: Any, theirs: Any) -> Profile:
         module, self._probing = trainer.lightning_module, True
         optimizers = trainer.optimizers or _configured(module)[0]
-        base = theirs.batch_size * trainer.world_size * trainer.accumulate_grad_batches
+        base = batch_of(theirs) * trainer.world_size * trainer.accumulate_grad_batches
         module.to(trainer.strategy.root_device)
         profile = _probe(
             module,
@@ -332,6 +339,16 @@ class _Feed:
     def __init__(self, loader: Any, sampler: Sampler, training: ForLightning) -> None:
         self._loader, self._sampler, self._training = loader, sampler, training
         self.dataset, self.batch_sampler = loader.dataset, sampler
+
+    @property
+    def worker_init_fn(self) -> Callable[[int], None] | None:
+        """Begins a loader process; Lightning sets one that seeds it by rank where there is none."""
+        made: Callable[[int], None] | None = self._loader.worker_init_fn
+        return made
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, begin: Callable[[int], None]) -> None:
+        self._loader.worker_init_fn = begin
 
     def __len__(self) -> int:
         return len(self._sampler)

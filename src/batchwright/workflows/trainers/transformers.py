@@ -23,6 +23,7 @@ from batchwright.workflows.trainers.arrangement import (
     Shares,
     arranged,
     automatic,
+    batch_of,
     divide_next_epoch,
     fewest_samples,
     leave_group_at_exit,
@@ -86,6 +87,11 @@ class ForTransformers:
             _refuse_options(trainer)
             if not (shares is None or isinstance(shares, str)):
                 shares = share_numbers(shares)
+            if isinstance(getattr(trainer.get_train_dataloader, "__self__", None), ForTransformers):
+                raise PlanError(
+                    "this Trainer has a bw.ForTransformers already: give plan and shares to that "
+                    "one, or make a new Trainer"
+                )
         self.plan = None if plan == "auto" else plan
         self._auto, self._shares, self._keys = plan == "auto", shares, keys
         self._recover = recover
@@ -130,8 +136,9 @@ class ForTransformers:
         with refused_in_a_line(first=first):
             shuffle = shuffled(theirs, "the Trainer")
         if args.dataloader_drop_last:
-            tell_taken_over(theirs, first)
             tell("dataloader_drop_last=True is left out: the last step counts, too", first=first)
+        else:
+            tell_taken_over(theirs, first)
         shares = self._shares
         if self._auto and self.plan is None:
             epochs = self._epochs_planned(theirs, first=first)
@@ -144,10 +151,10 @@ class ForTransformers:
                     shares,
                     trainer="the Trainer",
                     workers=workers,
-                    batch=args.train_batch_size,
+                    batch=batch_of(theirs),
                     passes=args.gradient_accumulation_steps,
                     samples=len(theirs.dataset),
-                    accumulation=_WORDS["accumulation"],
+                    words=_WORDS,
                 )
             if self.plan is not None:
                 tell(self.arrangement.words(workers, **_WORDS), first=first)
@@ -175,7 +182,7 @@ class ForTransformers:
             return None
         if args.max_steps <= 0:
             return ceil(float(args.num_train_epochs))
-        epochs = ceil(int(args.max_steps) * self._base_batch / len(theirs.dataset))
+        epochs = ceil(int(args.max_steps) * self._base_batch(theirs) / len(theirs.dataset))
         tell(
             f"max_steps={args.max_steps} is {counted(epochs, 'epoch')} of your batch, for which is "
             "planned; it stays as many steps of the plan's batch",
@@ -183,12 +190,11 @@ class ForTransformers:
         )
         return epochs
 
-    @property
-    def _base_batch(self) -> int:
-        """Samples of a step over all workers, as the Trainer's own options have it."""
+    def _base_batch(self, loader: Any) -> int:
+        """Samples of a step over all workers, as the Trainer has them by itself."""
         args = self._trainer.args
-        each: int = args.train_batch_size * args.world_size
-        return each * int(args.gradient_accumulation_steps)
+        with refused_in_a_line(first=args.process_index == 0):
+            return int(batch_of(loader) * args.world_size * args.gradient_accumulation_steps)
 
     @property
     def _counts_items(self) -> bool:
@@ -211,7 +217,7 @@ class ForTransformers:
         training = model.training
         model.train()
         try:
-            return probed(step, loader, base_batch=self._base_batch, **keys)
+            return probed(step, loader, base_batch=self._base_batch(loader), **keys)
         finally:
             model.train(training)
 
