@@ -16,6 +16,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         (
             "records.agent_rules:needs_of",
+            "workflows.exports.launchers:_accelerator",
             "workflows.exports.launchers:_devices",
             "workflows.exports.launchers:ray",
             "workflows.exports.trainers:accelerate",
