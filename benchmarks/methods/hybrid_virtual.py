@@ -26,10 +26,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.harness.benchmark import Arguments, Benchmark, Found
-from benchmarks.harness.figures import Figure
 from benchmarks.harness.kept_runs import plain_runs
 from benchmarks.methods.dual_accuracy import SEEDS, SIDE, SIDES, Keys, Runner, dual
-from benchmarks.methods.hybrid import found_of
+from benchmarks.methods.hybrid import figures_of, found_of
 
 SMALL_WORKERS, EXTRA_TIME = 3, 1.1
 
@@ -46,26 +45,7 @@ BENCHMARK = Benchmark(
     "CIFAR-100 at 16 px, `resnet8`, 12 epochs in three stages of the rate, four workers of a "
     "virtual cluster with the published times of a step, three of them with the small batch, 1.1 "
     "times the time; five paired seeds; spread of an accuracy: least and most",
-    (
-        Figure("hybrid_time_saved", "share", "median", "simulated training time that `hybrid` "
-               "saves over large batches at the highest resolution"),
-        Figure("hybrid_accuracy_points", "points", "interval",
-               "its accuracy less theirs, paired seeds", above=0.0),
-        Figure("hybrid_over_dual_points", "points", "interval",
-               "its accuracy less that of two batch sizes alone"),
-        Figure("hybrid_over_cyclic_points", "points", "interval",
-               "its accuracy less that of the cycle alone"),
-        *(
-            Figure(f"seconds_{arm}_over_large", "ratio", "median",
-                   f"simulated training time over that of large batches: {words}")
-            for arm, words in ARM_WORDS.items()
-            if arm != "large"
-        ),
-        *(
-            Figure(f"accuracy_{arm}", "%", "mean", f"accuracy: {words}")
-            for arm, words in ARM_WORDS.items()
-        ),
-    ),
+    figures_of(ARM_WORDS, "simulated training time"),
     seeds=SEEDS,
     needs_data="always",
     copies=True,

@@ -23,7 +23,7 @@ from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan, Profile
 from batchwright.training.batches.feeding import to_device
 from batchwright.training.batches.following import Follower
-from batchwright.training.batches.unequal import share_numbers, weigh_gradient
+from batchwright.training.batches.unequal import weigh_gradient
 from batchwright.workflows.trainers.arrangement import (
     Arrangement,
     Shares,
@@ -33,6 +33,7 @@ from batchwright.workflows.trainers.arrangement import (
     divide_next_epoch,
     fewest_samples,
     probed,
+    read_shares,
     recovering,
     refused_in_a_line,
     scale_rates,
@@ -96,8 +97,7 @@ class ForAccelerate:
     ) -> None:
         with refused_in_a_line(first=accelerator.is_main_process):
             shuffle = _checked(accelerator, loader)
-            if not (shares is None or isinstance(shares, str)):
-                shares = share_numbers(shares)
+            shares = read_shares(shares)
         workers, first = accelerator.num_processes, accelerator.is_main_process
         tell_taken_over(loader, first)
         self._auto = plan == "auto"

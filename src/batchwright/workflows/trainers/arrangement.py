@@ -19,7 +19,7 @@ from batchwright.records.text.formatting import counted
 from batchwright.training.batches.feeding import refuse_iterable
 from batchwright.training.batches.following import Follower
 from batchwright.training.batches.recovering import Recovering
-from batchwright.training.batches.unequal import Sampler, place_among_workers
+from batchwright.training.batches.unequal import Sampler, place_among_workers, share_numbers
 from batchwright.workflows.exports.trainers import refuse_what_trainers_cannot
 from batchwright.workflows.verbs import plan as decide
 from batchwright.workflows.verbs import probe
@@ -77,6 +77,15 @@ class Arrangement:
             f"{batch}={local:g} on each of {counted(workers, 'worker')}, "
             f"{accumulation}={self.passes}, learning rate times {self.rate:.3g}{follow}"
         )
+
+
+def read_shares(shares: Shares | None) -> Shares | None:
+    """The user's word on shares; where it is one for each worker, as numbers.
+
+    Raises:
+        ArgumentError: They are neither a word nor numbers.
+    """
+    return shares if shares is None or isinstance(shares, str) else share_numbers(shares)
 
 
 def arranged(

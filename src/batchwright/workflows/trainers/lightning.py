@@ -21,7 +21,6 @@ from batchwright.training.batches.unequal import (
     Part,
     Sampler,
     place_among_workers,
-    share_numbers,
     weigh_gradient,
 )
 from batchwright.workflows.trainers.arrangement import (
@@ -34,6 +33,7 @@ from batchwright.workflows.trainers.arrangement import (
     fewest_samples,
     leave_group_at_exit,
     probed,
+    read_shares,
     recovering,
     refused_in_a_line,
     scale_rates,
@@ -128,8 +128,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             return
         with refused_in_a_line(first=trainer.global_rank == 0):
             _refuse_options(trainer, planned=self._auto or self.plan is not None)
-            if not (self._shares is None or isinstance(self._shares, str)):
-                self._shares = share_numbers(self._shares)
+            self._shares = read_shares(self._shares)
             if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
                 raise PlanError(
                     "training_step takes dataloader_iter, and so fetches its batches by itself: "

@@ -17,7 +17,7 @@ from batchwright.records import Plan, Profile
 from batchwright.records.text.formatting import counted
 from batchwright.training.batches.following import Follower
 from batchwright.training.batches.recovering import Recovering
-from batchwright.training.batches.unequal import Part, Sampler, share_numbers, weigh_gradient
+from batchwright.training.batches.unequal import Part, Sampler, weigh_gradient
 from batchwright.workflows.trainers.arrangement import (
     Arrangement,
     Shares,
@@ -28,6 +28,7 @@ from batchwright.workflows.trainers.arrangement import (
     fewest_samples,
     leave_group_at_exit,
     probed,
+    read_shares,
     recovering,
     refused_in_a_line,
     scale_rates,
@@ -85,8 +86,7 @@ class ForTransformers:
     ) -> None:
         with refused_in_a_line(first=trainer.args.process_index == 0):
             _refuse_options(trainer)
-            if not (shares is None or isinstance(shares, str)):
-                shares = share_numbers(shares)
+            shares = read_shares(shares)
             if isinstance(getattr(trainer.get_train_dataloader, "__self__", None), ForTransformers):
                 raise PlanError(
                     "this Trainer has a bw.ForTransformers already: give plan and shares to that "
