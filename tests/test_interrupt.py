@@ -68,6 +68,14 @@ def test_ctrl_c_closes_what_a_command_has_open(interrupted, tmp_path):
     assert (tmp_path / "closed").exists()
 
 
+def test_ctrl_c_in_a_finalizer_is_not_lost(interrupted):
+    """Python prints what is raised in `__del__`, and goes on."""
+    late = "class Late:\n    def __del__(self):" + PAUSE.replace("\n", "\n        ")
+    late += "\ndef network(**_):\n    Late()" + PAUSE.replace("now", "on").replace("\n", "\n    ")
+    code, err = interrupted("late", late, "run", "network=late:network")
+    assert (code, err) == (130, "error: stopped by signal 2\n")
+
+
 def test_ctrl_c_ends_a_command_that_is_ending(interrupted):
     late = "import atexit\n\n@atexit.register\ndef end():" + PAUSE.replace("\n", "\n    ")
     code, err = interrupted("late", late, "run", "network=late:nothing")

@@ -229,10 +229,14 @@ def test_a_stop_signal_waits_for_the_step_and_a_second_one_does_not(times, ends)
         layer(inputs).sum().backward()
         optimizer.step()
 
-    former = signal.getsignal(signal.SIGINT)
-    with pytest.raises(ends):
-        bw.probe(step=step, batch=lambda size: torch.ones(size, 4), samples=100)
-    assert signal.getsignal(signal.SIGINT) is former
+    outside = signal.default_int_handler  # a shell's background jobs have SIGINT ignored
+    former = signal.signal(signal.SIGINT, outside)
+    try:
+        with pytest.raises(ends):
+            bw.probe(step=step, batch=lambda size: torch.ones(size, 4), samples=100)
+        assert signal.getsignal(signal.SIGINT) is outside
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def test_a_stop_signal_after_the_last_command_counts(monkeypatch):

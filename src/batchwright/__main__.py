@@ -4,15 +4,18 @@ That is so at any time, Ctrl-C among them; while it measures or trains, somethin
 place. Nothing heavy is imported before the signals have their handler.
 """
 
+import _thread
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_PROCESS = os.getpid()
+_PROCESS, _MAIN_THREAD = os.getpid(), _thread.get_ident()
+_RETRY = 0.05  # seconds: far more than the end of a finalizer takes
 
 
 def _open_streams() -> None:
@@ -66,6 +69,12 @@ def _on_stop(do: Callable[[int, FrameType | None], None]) -> None:
         signal.signal(number, do)
 
 
+def _repeat(number: int) -> None:
+    """Signal once more, from a thread: the main one leaves meanwhile what lost the first."""
+    time.sleep(_RETRY)
+    signal.pthread_kill(_MAIN_THREAD, number)  # wakes it, too, which `interrupt_main` does not
+
+
 def main() -> None:
     """Entry point."""
     _on_stop(_end)
@@ -82,12 +91,22 @@ def main() -> None:
         stopped = number
         raise KeyboardInterrupt(number)
 
+    def lost(told: "sys.UnraisableHookArgs") -> None:
+        """Stop again where Python drops what is raised, as in `__del__` and in callbacks of C."""
+        if issubclass(told.exc_type, KeyboardInterrupt) and stopped:
+            _thread.start_new_thread(_repeat, (stopped,))
+        else:
+            former(told)
+
+    former = sys.unraisablehook
     try:
         try:
+            sys.unraisablehook = lost
             _on_stop(stop)
             command()
         finally:
             _on_stop(_end)
+            sys.unraisablehook = former
     except KeyboardInterrupt:
         number = stopped or signal.SIGINT
         _tell(number)
