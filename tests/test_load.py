@@ -12,7 +12,7 @@ import pytest
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.probing.commands import Point
-from batchwright.probing.controller import Controller
+from batchwright.probing.course.controller import Controller
 from batchwright.probing.visiting import Visitor
 from batchwright.records import MachineLoad, ProbeSettings, StepLoading
 from batchwright.records.text.load_text import BUSY_SHARE, busy_warning, load_words

@@ -14,9 +14,10 @@ from batchwright.errors import JobError, WorkerError
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.contradictions import contradictions
 from batchwright.probing import commands, visiting
-from batchwright.probing import controller as controller_module
 from batchwright.probing.commands import Point, ignored
-from batchwright.probing.controller import Controller
+from batchwright.probing.course import refinement as refinement_module
+from batchwright.probing.course.controller import Controller
+from batchwright.probing.course.refinement import Refinement
 from batchwright.probing.visiting import MAX_RESTARTS, Visitor
 from batchwright.probing.workers import Killed
 from batchwright.records import (
@@ -242,13 +243,13 @@ def measured_on(
             **changes,
         }
     )
-    usual = controller_module.plan_to_measure
+    usual = refinement_module.plan_to_measure
 
     def plan(profile):
         machine.seconds += machine.planning
         return usual(profile)
 
-    with mock.patch.object(controller_module, "plan_to_measure", plan):
+    with mock.patch.object(refinement_module, "plan_to_measure", plan):
         return controller_of(machine, job, counts, keep=keep, report_trial=report_trial).measure()
 
 
@@ -431,7 +432,7 @@ def test_stray_visits_are_outvoted_though_the_budget_is_spent(batch, visits, mon
         )
 
     with monkeypatch.context() as without:
-        without.setattr(Controller, "_reconcile", lambda self: None)
+        without.setattr(Refinement, "reconcile", lambda self: None)
         assert contradictions(probed().steps)
     profile = probed()
     assert not contradictions(profile.steps)
@@ -456,7 +457,7 @@ def test_what_stays_contradictory_ends_the_probe_in_time_and_widens_the_plans_in
 def test_points_that_agree_are_not_visited_for_it(monkeypatch):
     machines = [Machine(drift=0.05), Machine(drift=0.05)]
     usual = measured_on(machines[0], probe=LONG_VISITS)
-    monkeypatch.setattr(Controller, "_reconcile", lambda self: None)
+    monkeypatch.setattr(Refinement, "reconcile", lambda self: None)
     assert measured_on(machines[1], probe=LONG_VISITS).steps == usual.steps
 
 
@@ -788,6 +789,6 @@ def test_where_planning_takes_long_it_is_not_asked_between_all_visits(monkeypatc
         asked.append(machine.seconds)
         return make_plan(profile)
 
-    monkeypatch.setattr(controller_module, "plan_to_measure", slow_plan)
+    monkeypatch.setattr(refinement_module, "plan_to_measure", slow_plan)
     measured_on(machine, probe=ProbeSettings(budget=60))
     assert 1 <= len(asked) <= 60 / 10

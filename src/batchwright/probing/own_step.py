@@ -41,7 +41,7 @@ from batchwright.errors import (
 )
 from batchwright.probing import commands
 from batchwright.probing.bench import SMALLEST_BATCH, if_it_fits
-from batchwright.probing.controller import Controller, Progress
+from batchwright.probing.course.controller import Controller, Progress
 from batchwright.probing.executor import device_name
 from batchwright.probing.measure.collective import time_exchange
 from batchwright.probing.measure.memory import weigh

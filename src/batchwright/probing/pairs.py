@@ -17,7 +17,7 @@ from batchwright.errors import JobError
 from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
 from batchwright.probing.acquisition import VISIT_SECONDS
 from batchwright.probing.commands import Pair, PairVisited, Point, VisitPair, ignored
-from batchwright.probing.controller import PRECISION, Progress
+from batchwright.probing.course.controller import PRECISION, Progress
 from batchwright.probing.probe import measuring
 from batchwright.probing.visiting import Visitor
 from batchwright.records import Job, PairTime

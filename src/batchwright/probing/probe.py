@@ -16,7 +16,7 @@ from batchwright.errors import BatchwrightError, Interrupted, JobError
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
 from batchwright.probing.commands import Compare, Compared, Point, ignored
-from batchwright.probing.controller import COMPILATION, PRECISION, Controller, Progress
+from batchwright.probing.course.controller import COMPILATION, PRECISION, Controller, Progress
 from batchwright.probing.together import Together, with_links
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Here, Killed, Measuring, Workers

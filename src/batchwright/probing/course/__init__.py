@@ -1,0 +1,1 @@
+"""What a probe measures when, within its budget."""
