@@ -247,6 +247,20 @@ def test_the_resident_size_is_that_of_the_step_not_of_a_larger_one_before():
     assert residents[0] - residents[1] > 0.5 * (peaks[0] - peaks[1])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the largest resident size")
+def test_mapped_images_count_whole_in_the_resident_size_read_or_not(tmp_path):
+    bench, size = tiny_bench(), 64 * 2**20
+    without = weigh(bench, bench.supply(2, SIDE))[1]
+    path = tmp_path / "train.pixels"
+    path.write_bytes(bytes(size))
+    pixels = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    unread = weigh(bench, bench.supply(2, SIDE))[1]
+    pixels.sum()
+    read = weigh(bench, bench.supply(2, SIDE))[1]
+    assert 0.8 * size < unread - without < 1.2 * size
+    assert 0.8 * size < read - without < 1.2 * size
+
+
 def test_where_not_even_the_first_step_fits_the_resolution_is_named(monkeypatch):
     def full(bench, supply):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright.errors import TrainingError
+from batchwright.training.evaluate.evaluation import evaluation_batch
 from test_session import (
     CLASSES,
     FEATURES,
@@ -63,6 +64,13 @@ def test_an_evaluation_without_enough_memory_goes_on_in_smaller_parts(loaders):
             again = one.evaluate(Points(HELD_OUT), counting, forward=memory)
         assert memory.sizes == [4, 4, 4, 4, 4, 1]
         assert again == found
+
+
+@pytest.mark.parametrize(("micro", "samples"), [(64, 64), (8, 28)])
+def test_a_forward_pass_holds_the_micro_batch_or_the_pixels_of_256_small_images(micro, samples):
+    changed = {"resolution": 96, "micro_batch_size": micro}
+    stage = make_tiny_plan().stages[0].model_copy(update=changed)
+    assert evaluation_batch(make_tiny_plan().model_copy(update={"stages": (stage,)})) == samples
 
 
 def test_memory_that_runs_out_on_the_way_counts_nothing_twice():

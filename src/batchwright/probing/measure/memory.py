@@ -16,7 +16,8 @@ from torch.nn import functional
 from batchwright.probing.bench import Stepping, sides_of
 from batchwright.records import DataFacts, Job, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
-from batchwright.workload.host import autocast, release_memory
+from batchwright.workload.data.store_writer import PIXELS
+from batchwright.workload.host import autocast, free_memory, release_memory
 from batchwright.workload.recomputation import recompute
 from batchwright.workload.task import build_network, build_optimizer, freeze, set_training
 from batchwright.workload.tensor_bytes import counting_tensors
@@ -29,7 +30,8 @@ def weigh(bench: Stepping, supply: Callable[[], Any]) -> tuple[int | None, int |
     it keeps between tensors are taken from others, too. On the CPU, what was live before the step
     plus the running sum of the allocations and releases that PyTorch's profiler records. Both are
     what tensors ask for, and exactly linear in the batch between two moments of the step; the
-    resident size is neither.
+    resident size is neither. Images that are mapped into memory count whole in it, as a training
+    reads them all.
 
     Returns:
         Peak in bytes on this worker, `None` if the step does not fit on some worker: then no weight
@@ -131,8 +133,23 @@ def _forget_highest_resident() -> bool:
 
 
 def _highest_resident() -> int | None:
-    """Largest resident size since it was forgotten, in bytes."""
+    """Largest resident size since it was forgotten, and images not yet read, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+            return int(line.split()[1]) * 1024 + _unread_images()
     return None
+
+
+def _unread_images() -> int:
+    """Bytes of the mapped image files that this process has not read, at most what is free.
+
+    The kernel drops pages of a file before memory runs out: a larger file is never all there.
+    """
+    unread, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        key, *values = line.split()
+        if not key.endswith(":"):  # the next mapping: addresses, mode, offset, device, inode, path
+            ours = line.endswith(PIXELS)
+        elif ours and key in ("Size:", "Rss:"):
+            unread += int(values[0]) * 1024 * (1 if key == "Size:" else -1)
+    return min(unread, free_memory(torch.device("cpu"), 1))

@@ -19,9 +19,8 @@ from batchwright.records import Plan
 from batchwright.training.batches.feeding import Feed
 from batchwright.training.batches.sampler import Step
 from batchwright.training.signals import StopRequest
-from batchwright.workload.host import is_out_of_memory, release_memory
+from batchwright.workload.host import evaluation_samples, is_out_of_memory, release_memory
 
-_FEWEST_AT_ONCE = 256  # in a forward pass, which keeps nothing for a backward pass
 Metric = Callable[[Any, Any], Tensor | dict[str, Tensor]]
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
 
@@ -35,7 +34,7 @@ def outputs_and_labels(model: nn.Module, batch: Any) -> tuple[Any, Any]:
 def evaluation_batch(plan: Plan) -> int:
     """Samples in one forward pass of an evaluation at the plan's highest resolution."""
     top = max(plan.stages, key=lambda stage: stage.resolution)
-    return max(_FEWEST_AT_ONCE, top.micro_batch_size)
+    return evaluation_samples(top.resolution, top.micro_batch_size)
 
 
 @dataclass

@@ -34,6 +34,7 @@ from batchwright.workload.data.image_store import ImageStore, Origin
 from batchwright.workload.data.store_writer import (
     CACHE_VARIABLE,
     PARTS,
+    PIXELS,
     Header,
     Part,
     StoredFile,
@@ -217,7 +218,7 @@ def _check(path: Path, file: StoredFile, *, verify: bool) -> None:
 
 def _map(folder: Path, part: Part, header: Header) -> ImageStore:
     index = _rows(folder, part, header)
-    path = folder / f"{part}.pixels"
+    path = folder / f"{part}{PIXELS}"
     # A private mapping: whatever a program does to the tensor, the file stays as it is.
     pixels = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
     files = (header.files[path.name], header.files[f"{part}.index"])

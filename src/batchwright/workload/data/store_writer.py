@@ -22,6 +22,9 @@ Part = Literal["train", "val"]
 """Of a data set: training or held-out images."""
 
 PARTS: tuple[Part, Part] = ("train", "val")
+PIXELS = ".pixels"
+"""How the names of files with decoded images end."""
+
 CACHE_VARIABLE = "BATCHWRIGHT_CACHE"
 """Environment variable that names the folder for decoded images."""
 
@@ -81,7 +84,7 @@ class StoreWriter:
     def __init__(self, folder: Path, parts: Sequence[Part] = PARTS) -> None:
         self._folder = folder
         with clear_errors(folder.parent):
-            self._pixels = {part: _HashedFile(folder / f"{part}.pixels") for part in parts}
+            self._pixels = {part: _HashedFile(folder / f"{part}{PIXELS}") for part in parts}
         self._index: dict[Part, list[npt.NDArray[np.int64]]] = {part: [] for part in parts}
         # Times each grey level occurs in the red, green and blue of the training images.
         self._histogram = np.zeros((3, 256), np.int64)
