@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from unittest import mock
 
 import torch
@@ -169,6 +170,12 @@ def _across(func, args, kwargs, *, goes):
             _seen.waits["from memory that is not pinned"] += 1
 
 
+def _tensor(make, *args, device=None, **kwargs):
+    """`torch.tensor` calls no operation that is seen, and copies numbers as any other copy does."""
+    made = make(*args, **kwargs)
+    return made if device is None else made.to(device)
+
+
 def in_this_thread(device: torch.device) -> torch.device:
     """For `host.enter`: each thread has to learn of the device by itself."""
     _Factories().__enter__()
@@ -187,5 +194,6 @@ def far_device() -> Iterator[Seen]:
             "torch.optim.optimizer._get_fused_kernels_supported_devices", return_value=fused
         ),
         mock.patch.object(torch, "autocast", return_value=nullcontext()),
+        mock.patch.object(torch, "tensor", partial(_tensor, torch.tensor)),
     ):
         yield _seen

@@ -56,6 +56,21 @@ def test_an_error_comes_with_its_batch():
         next(made)
 
 
+def test_what_found_no_memory_beside_a_step_is_made_after_it():
+    fails = [1, 2, 2]  # the last one's second time, too
+
+    def make(number):
+        if number in fails:
+            fails.remove(number)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return (torch.tensor(number),)
+
+    made = made_ahead(make, range(3), CPU)
+    assert [int(next(made)[0]) for _ in range(2)] == [0, 1]
+    with pytest.raises(torch.OutOfMemoryError):
+        next(made)
+
+
 @pytest.mark.parametrize("store", [UNIFORM, MIXED], ids=["uniform", "mixed"])
 def test_batches_made_ahead_are_those_made_one_by_one(store):
     batches = list(torch.randperm(300).split(40))

@@ -50,7 +50,7 @@ def _is_of_cuda(node: ast.AST) -> bool:
 
 def _asks_for_device(node: ast.Compare) -> bool:
     sides = [node.left, *node.comparators]
-    told = {one.value for one in sides if isinstance(one, ast.Constant)}
+    told = {one.value for s in sides for one in ast.walk(s) if isinstance(one, ast.Constant)}
     kinds = {ast.unparse(one) for one in sides}
     on_type = any(kind.endswith((".type", "job.device")) for kind in kinds)
     return "cuda" in told or ("cpu" in told and on_type)
@@ -98,4 +98,5 @@ def test_a_new_branch_would_be_seen():
     source = "class A:\n def f(self, d):\n  if d.type == 'cuda':\n   torch.cuda.synchronize()"
     assert set(branches_in(ast.parse(source))) == {"A.f"}
     assert set(branches_in(ast.parse("def g(d): return d.type != 'cpu'"))) == {"g"}
+    assert set(branches_in(ast.parse("def i(d): return d.type in ('cuda', 'mps')"))) == {"i"}
     assert not set(branches_in(ast.parse("def h(name): return name == 'cpu'")))

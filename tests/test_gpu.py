@@ -383,6 +383,7 @@ def _free_memory_is_all_but_what_others_hold():
     "probing.executor:device_name",
     "probing.visiting:Visitor.cluster",
     "workload.host:resolve_device",
+    "workload.task:build_network",
     "workload.host:computes_in_bfloat16",
     "workload.host:half_of",
     "workload.host:arithmetic",

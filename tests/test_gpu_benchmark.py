@@ -105,6 +105,21 @@ def test_a_command_with_an_empty_folder_goes_on_from_another(taking, tmp_path, c
     assert (tmp_path / "first" / NAME).read_text() == kept
 
 
+def test_the_folder_to_send_back_is_named(taking, tmp_path, capsys):
+    assert taking("--steps", "server") == (0, ["server"])
+    told = capsys.readouterr()
+    assert f"to send back: the folder {tmp_path / 'out'}" in told.out + told.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_no_test_passes_for_done_and_the_reason_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(programme, "commit", lambda: "abc")
+    assert programme.main(["--out", str(tmp_path), "--steps", "tests"]) == 1
+    (told,) = Findings(tmp_path, "abc").of("tests").values()
+    assert told.startswith("failed with 1: ")
+    assert "sees no GPU" in told
+
+
 def test_what_other_commits_have_found_counts_for_nothing(taking):
     assert taking("--steps", "server") == (0, ["server"])
     assert taking("--steps", "server", "--commit", "other") == (0, ["server"])

@@ -183,6 +183,9 @@ def test_the_device_that_is_played_tells_what_waits():
         there = torch.arange(3.0).to(FAR)
         before = seen.count
         assert before == 1  # from memory that is not pinned
+        torch.tensor([1.0], device=FAR)
+        assert seen.count == before + 1  # so are numbers
+        before += 1
         there.mul_(2)
         assert seen.count == before
         assert there.cpu().tolist() == [0.0, 2.0, 4.0]

@@ -6,6 +6,7 @@ import copy
 import signal
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import batchwright as bw
 from batchwright.errors import ArgumentError, DataError, Interrupted, JobError, LostWorkerError
 from batchwright.probing import own_step
+from batchwright.probing.measure.timing import follow, on_any
+from far import FAR, far_device
 
 QUICK = {"probe": {"budget": 1}, "epochs": 2}
 
@@ -245,3 +248,16 @@ def test_a_stop_signal_after_the_last_command_counts(monkeypatch):
     text = Text()
     with pytest.raises(Interrupted, match="signal 15"):
         bw.probe(step=text.step, batch=text.batch, samples=100, **QUICK)
+
+
+def test_workers_agree_where_they_compute():
+    """A group of the user's own may be NCCL's alone, which takes no tensor of the CPU."""
+
+    def summed(values):
+        assert values.device == FAR
+        return values
+
+    with far_device():
+        group = SimpleNamespace(rank=0, device=FAR, sum=summed)
+        assert follow(group, 3) == 3
+        assert on_any(group, here=True)

@@ -87,6 +87,21 @@ def test_a_seed_gives_the_same_weights_and_leaves_the_callers_random_state():
     assert not same(first, build(seed=4))
 
 
+def test_no_gpu_is_touched_to_build_a_network(monkeypatch):
+    """Asking for its numbers opens a context of some hundred MiB; one that is in use has it."""
+    asked = []
+    for name in ("get_rng_state", "set_rng_state"):
+        monkeypatch.setattr(torch.cuda, name, lambda *told: asked.append(told[-1]))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    build("resnet8")
+    assert not asked
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda _: None)
+    build("resnet8")
+    assert asked == [3, 3]
+
+
 def test_a_network_is_channels_last():
     kernels = [p for p in build().parameters() if p.ndim == 4]
     assert all(k.is_contiguous(memory_format=torch.channels_last) for k in kernels)

@@ -4,7 +4,8 @@
         [--steps NAME...]
 
 All that is found goes into ``OUT/found.jsonl``, line by line, and what the steps print into
-``OUT/log.txt``; a third file keeps a profile, and nothing else is written there. Nothing needs to
+``OUT/log.txt``; a third file keeps a profile, and nothing else is written there. Send the folder
+back as it is, also where steps have failed. Nothing needs to
 be installed but the packages that the project depends on, pytest and hypothesis: what lacks is
 named at the start.
 
@@ -85,6 +86,7 @@ def main(words: Sequence[str] | None = None) -> int:
             failed |= outcome not in ("done", CUT)
             say(f"{step.name}: {outcome}, {(time.monotonic() - began) / 60:.1f} min so far")
     print(table(findings))
+    say(f"to send back: the folder {asked.out.absolute()}, as it is")
     return int(failed)
 
 
@@ -141,7 +143,13 @@ def _taken(
             return "out of time" if whole else CUT
         finally:
             _end(process)
-    return "done" if not code else f"failed with {code}"
+    return "done" if not code else f"failed with {code}: {_last_line(asked.out / 'log.txt')}"
+
+
+def _last_line(log: Path) -> str:
+    """Why a step failed, most likely."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next(filter(None, map(str.strip, reversed(lines))), "")[:200]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

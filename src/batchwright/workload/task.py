@@ -124,7 +124,9 @@ def build_network(
     asked = (arguments or {}).get("pretrained", False)
     if spec is not None and not isinstance(asked, bool):  # "no" would be taken for yes
         raise JobError(f"network={name}: network_args.pretrained is true or false, not {asked!r}")
-    with torch.random.fork_rng():
+    # Of every GPU PyTorch would by default keep the numbers, and open a context there for it.
+    used = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(used):
         torch.manual_seed(seed)
         try:
             network = constructor(num_classes=classes, **options, **(arguments or {}))

@@ -50,9 +50,14 @@ def spread(seconds: Sequence[float]) -> tuple[float, float, float]:
 
 def follow(group: Group, number: int) -> int:
     """Rank 0's ``number``: its clock decides for all, so that nobody waits for a lost step."""
-    return int(group.sum(torch.tensor([number if group.rank == 0 else 0])).item())
+    return _summed(group, number if group.rank == 0 else 0)
 
 
 def on_any(group: Group, here: bool) -> bool:
     """Whether something is so on any worker."""
-    return bool(group.sum(torch.tensor([int(here)])).item())
+    return bool(_summed(group, int(here)))
+
+
+def _summed(group: Group, number: int) -> int:
+    """Over the workers; where they compute, as a group of the user's own may be NCCL's alone."""
+    return int(group.sum(torch.tensor([number], device=group.device)).item())

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from batchwright.workload.host import enter
+from batchwright.workload.host import enter, is_out_of_memory, release_memory
 
 Request = TypeVar("Request")
 Made = tuple[Tensor, ...]
@@ -31,7 +31,8 @@ def made_ahead(
     """What ``make`` gives for each request, made in a thread while the one before is in use.
 
     On CUDA the thread's copies and kernels run beside those of the training, in a stream of their
-    own. One request more is asked for than was given out.
+    own. One request more is asked for than was given out. Where that finds no memory beside the
+    training, which is at its peak, it is made once more when its turn has come.
 
     Args:
         make: Tensors on the device for a request; called by one thread at a time.
@@ -44,7 +45,12 @@ def made_ahead(
         with torch.cuda.stream(aside):
             return make(request), None if aside is None else aside.record_event()
 
-    def taken(future: Future[tuple[Made, torch.Event | None]]) -> Made:
+    def taken(future: Future[tuple[Made, torch.Event | None]], request: Request) -> Made:
+        failed = future.exception()
+        if failed is not None and is_out_of_memory(failed):
+            failed.__traceback__ = None  # its frames hold what was made until then
+            release_memory(device)
+            future = pool.submit(work, request)
         made, copied = future.result()
         if copied is not None:
             stream = torch.cuda.current_stream(device)
@@ -55,11 +61,11 @@ def made_ahead(
 
     # A thread has a current device of its own, the first GPU at first.
     with ThreadPoolExecutor(1, "batches", enter, (device,)) as pool:
-        ahead: Future[tuple[Made, torch.Event | None]] | None = None
+        ahead: tuple[Future[tuple[Made, torch.Event | None]], Request] | None = None
         for request in requests:
-            following = pool.submit(work, request)
+            following = pool.submit(work, request), request
             if ahead is not None:
-                yield taken(ahead)
+                yield taken(*ahead)
             ahead = following
         if ahead is not None:
-            yield taken(ahead)
+            yield taken(*ahead)
