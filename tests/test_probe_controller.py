@@ -653,6 +653,18 @@ def test_why_there_is_no_trial_is_said_once_in_the_plan_and_with_what_to_give(ch
         assert taught(machine, **(changes | {"learning": enough})).trials
 
 
+def test_a_probe_without_a_plan_says_why_it_made_no_trials():
+    machine = Machine(drift=0.02, sample_seconds=0.0005, data={"train_samples": 9})
+    profile = taught(machine, learning=60)
+    said = r"^there are no trials, as there is no plan: .* give goal.least_steps=\d or less"
+    assert re.search(said, profile.trials_note)
+    goal = profile.job.goal.model_copy(update={"least_steps": 1})
+    plan = make_plan(profile, profile.job.model_copy(update={"goal": goal}))
+    told = next(one for one in plan.reasons if one.choice == "accuracy")
+    assert profile.trials_note[1:] in told.why
+    assert taught(machine, learning=0).trials_note == ""
+
+
 def test_trials_that_lose_their_workers_say_so(monkeypatch):
     machine, reports = Machine(drift=0.02, sample_seconds=0.0005), []
     usual, killed = machine._trial, []
