@@ -454,7 +454,7 @@ def test_outputs_that_are_no_classes_have_no_accuracy(network, rate_scale):
 
 @pytest.mark.parametrize("shape", [(5, 1), (5, 4, 2, 2), (5,)])
 def test_a_training_of_outputs_that_are_no_classes_is_refused(shape):
-    with pytest.raises(JobError, match="outputs of shape .* no held-out accuracy: give a tensor"):
+    with pytest.raises(JobError, match=r"outputs of shape .* no held-out accuracy: give a tensor"):
         accuracy_and_loss(torch.zeros(shape), torch.zeros(5, dtype=torch.long))
 
 
