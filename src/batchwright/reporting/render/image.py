@@ -307,9 +307,7 @@ def _legend(drawn: Figure, charts: Sequence[Chart | Lanes], title: str) -> None:
         handles=handles,
         title=title,
         loc="outside lower center",
-        ncols=next(
-            (n for n in range(len(wide), 1, -1) if _columns(wide, n) <= _WIDTH * _LETTERS), 1
-        ),
+        ncols=next(fitting, 1),
         frameon=False,
         fontsize=11,
         columnspacing=1.4,
