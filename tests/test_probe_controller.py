@@ -544,6 +544,20 @@ def test_no_trials_without_time_or_for_another_method(changes):
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "dual-batch"}, "as method=dual-batch does"),
+        ({"scaling": "gain"}, "with rates or gradients scaled by gradient noise"),
+    ],
+)
+def test_trials_that_were_asked_for_and_cannot_be_are_told(changes, said):
+    machine = Machine(drift=0.02, sample_seconds=0.0005)
+    note = taught(machine, learning=5, **changes).trials_note
+    assert note == f"there are no trials, as they do not train {said}"
+    assert taught(machine, learning=0.1, **changes).trials_note == ""
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"goal": {"max_cost": 1e-9, "price": 1}},
