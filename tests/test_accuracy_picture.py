@@ -44,6 +44,13 @@ def test_the_legend_of_the_figure_names_the_frontier():
     assert legend.count("most in that time") == 1
 
 
+def test_the_title_tells_the_epochs_that_the_times_are_of():
+    plan = make_choice()
+    to_target = plan.model_copy(update={"target_epochs": plan.epochs - 1})
+    titles = [draw_plan(plan_curves(one), one).get_suptitle() for one in (plan, to_target)]
+    assert all(f"{plan.epochs - back} epoch" in title for back, title in enumerate(titles))
+
+
 def test_every_line_holds_the_candidates_of_a_cluster_that_are_inside():
     plan = learning(make_choice())
     curves, picture = plan_curves(plan), picture_of(plan)

@@ -195,6 +195,24 @@ def test_the_report_counts_the_epochs_inside_and_names_the_worst():
     assert accuracy_words(make_summary()) == ""
 
 
+@pytest.mark.parametrize(
+    ("shares", "target", "said"),
+    [
+        ((0.3, 0.32, 0.31), 0.4, "goal.accuracy=0.4 was not reached: the best is 32.0 %."),
+        ((None, None, None), 0.4, "goal.accuracy=0.4 was not reached: it was never evaluated."),
+        ((0.3, 0.44), 0.4, None),  # it ended there
+        ((0.3, 0.32), 0.4, None),  # it may still go on
+    ],
+)
+def test_the_report_says_that_a_target_was_missed(shares, target, said):
+    run = run_of(*shares)
+    goal = run.plan.job.goal.model_copy(update={"accuracy": target})
+    plan = run.plan.model_copy(update={"job": run.plan.job.model_copy(update={"goal": goal})})
+    words = accuracy_words(run.model_copy(update={"plan": plan}))
+    assert words.startswith(said) if said else "was not reached" not in words
+    assert said is None or said in page(run.model_copy(update={"plan": plan}))
+
+
 def test_the_end_is_judged_by_the_prediction_for_it():
     reached = accuracy_comparison(run_of(0.3, 0.4, 0.42))
     assert (reached.predicted.value, reached.measured, reached.inside) == (0.5, 0.42, False)

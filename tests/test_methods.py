@@ -10,7 +10,7 @@ from batchwright.planning.candidates.optimizer import optimizers_of
 from batchwright.planning.methods import dynamic_batch
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.resolution import settled
-from batchwright.records import Job, Plan, RunSummary, Virtual
+from batchwright.records import Goal, Job, Plan, RunSummary, Virtual
 from batchwright.records.documents import change_job
 from batchwright.records.run import WorkerTime
 from samples import make_data, make_epoch, make_network, make_summary
@@ -121,6 +121,29 @@ def test_two_batches_are_taken_where_runs_tell_that_they_learn_as_much(apart, ta
     assert "by the runs given" in told
     assert f"accuracy {50 + 100 * apart:.1f} %" in told
     assert told.endswith("may lose more than goal.accuracy_tolerance") == (taken == "plain")
+
+
+@pytest.mark.parametrize(("objective", "taken"), [("time", "hybrid"), ("cost", "plain")])
+def test_the_method_has_the_least_of_what_the_goal_asks_for(objective, taken):
+    """Two groups of workers are quicker than one worker with `plain`, and cost more."""
+    profile = profile_of(counts=(1, 2, 4))
+    slow = {"seconds": 4.0, "low": 3.9, "high": 4.1}
+    waits = {"sync_seconds": 1.0, "step_seconds": 1.0, "step_low": 0.99, "step_high": 1.01}
+    profile = profile.model_copy(
+        update={
+            "collectives": tuple(one.model_copy(update=slow) for one in profile.collectives),
+            "steps": tuple(
+                one.model_copy(update=waits if one.workers > 1 else {}) for one in profile.steps
+            ),
+        }
+    )
+    asked = {"workers": "auto", "goal": Goal(objective=objective, price=1.0)}
+    runs = [run_of(planned(profile, method, **asked), 0.5) for method in ("plain", "hybrid")]
+    plan = planned(profile, "auto", runs, **asked)
+    assert plan.method == taken
+    assert f"The least predicted {objective} of the methods" in reasons(plan, "method")[0].why
+    if taken == "plain":
+        assert others(plan)["hybrid"].endswith("costs more")
 
 
 def test_a_method_that_cannot_be_is_said_to_be_not_possible():

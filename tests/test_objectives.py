@@ -58,6 +58,19 @@ def test_the_accuracy_objective_takes_the_quickest_of_the_most_accurate(limit):
     assert plan.epochs == 30
 
 
+def test_no_tolerance_takes_those_that_are_shown_as_equal():
+    exact = planned(epochs=1000, accuracy_tolerance=0.0)
+    most = planned(epochs=1000, objective="accuracy")
+    assert chosen(exact) == chosen(most)
+
+
+def test_a_target_below_guessing_leaves_the_worth_of_an_image_as_it_is():
+    usual, low = (planned(objective="time", accuracy=one) for one in (None, 0.01))
+    assert [one.efficiency for one in low.considered] == [
+        one.efficiency for one in usual.considered
+    ]
+
+
 def test_the_accuracy_objective_is_refused_where_nothing_tells_accuracy():
     bare = PROFILE.model_copy(update={"trials": ()})
     with pytest.raises(PlanError, match=r"goal\.objective=accuracy .*probe\.learning") as caught:

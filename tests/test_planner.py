@@ -383,6 +383,7 @@ def test_the_verb_takes_several_profiles_and_runs_as_records_or_files(tmp_path):
     assert by_file == by_record
     assert by_file.job.epochs == 7
     assert next(one for one in by_file.reasons if one.choice == "accuracy").value != "not known"
+    assert plan_verb(profile, runs=[run, tmp_path, run], epochs=7) == by_record  # it is one seed
     twice = plan_verb([profile, profile])
     assert twice.stages[0].global_batch_size == plan_verb(profile).stages[0].global_batch_size
     assert reason(plan_verb(profile, workers=2), "workers").source == "asked"

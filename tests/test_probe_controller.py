@@ -545,6 +545,20 @@ def test_no_trials_without_time_or_for_another_method(changes):
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "dual-batch"}, "as method=dual-batch does"),
+        ({"scaling": "gain"}, "with rates or gradients scaled by gradient noise"),
+    ],
+)
+def test_trials_that_were_asked_for_and_cannot_be_are_told(changes, said):
+    machine = Machine(drift=0.02, sample_seconds=0.0005)
+    note = taught(machine, learning=5, **changes).trials_note
+    assert note == f"there are no trials, as they do not train {said}"
+    assert taught(machine, learning=0.1, **changes).trials_note == ""
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"goal": {"max_cost": 1e-9, "price": 1}},
@@ -652,6 +666,18 @@ def test_why_there_is_no_trial_is_said_once_in_the_plan_and_with_what_to_give(ch
     if "give probe.learning=" in profile.trials_note:
         enough = int(profile.trials_note.partition("give probe.learning=")[2].partition(",")[0])
         assert taught(machine, **(changes | {"learning": enough})).trials
+
+
+def test_a_probe_without_a_plan_says_why_it_made_no_trials():
+    machine = Machine(drift=0.02, sample_seconds=0.0005, data={"train_samples": 9})
+    profile = taught(machine, learning=60)
+    said = r"^there are no trials, as there is no plan: .* give goal.least_steps=\d or less"
+    assert re.search(said, profile.trials_note)
+    goal = profile.job.goal.model_copy(update={"least_steps": 1})
+    plan = make_plan(profile, profile.job.model_copy(update={"goal": goal}))
+    told = next(one for one in plan.reasons if one.choice == "accuracy")
+    assert profile.trials_note[1:] in told.why
+    assert taught(machine, learning=0).trials_note == ""
 
 
 def test_trials_that_lose_their_workers_say_so(monkeypatch):

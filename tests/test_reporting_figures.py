@@ -7,7 +7,9 @@ import pytest
 from PIL import Image
 
 from batchwright.errors import FileError
+from batchwright.reporting.charts.chart import Axis, Chart, Point, Series
 from batchwright.reporting.render.figures import draw_run, write_figures
+from batchwright.reporting.render.image import figure
 from samples import make_epoch, make_plan, make_summary
 
 
@@ -68,6 +70,20 @@ def test_the_legend_of_the_epochs_lies_on_no_interval():
     (legend,) = figure.legends
     top = legend.get_window_extent().y1
     assert all(axes.get_tightbbox().y0 > top for axes in figure.axes)
+
+
+def test_a_legend_of_many_names_is_no_wider_than_its_figure():
+    names = ("1 worker", "2 workers", "most in that time", "chosen, 95 % intervals")
+    names += ("beyond what was measured", "measured, 1 worker", "measured, 2 workers", "chosen")
+    names += ("within 1 point of the best", "95 % interval")
+    axis, points = Axis("x", 0, 1, ()), (Point(0, 0), Point(1, 1))
+    series = [Series(name, "blue", points) for name in names]
+    drawn = figure([(3.0, [Chart("chart", axis, axis, series)])])
+    drawn.draw_without_rendering()
+    (legend,) = drawn.legends
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= drawn.bbox.width
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

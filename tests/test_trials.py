@@ -22,6 +22,7 @@ from batchwright.probing.measure import trials
 from batchwright.probing.measure.trials import GivenUp, NoAccuracy, run_trial
 from batchwright.records import DataFacts, Job
 from batchwright.training.batches.sampler import epoch_order
+from batchwright.training.loop import accuracy_and_loss
 from batchwright.workload.data.image_files import ImageFiles
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.sources import ImageData, open_data
@@ -440,14 +441,21 @@ def test_a_trial_that_takes_too_long_is_given_up():
     assert run_trial(bench, command_of(most_seconds=1e9)) is not None
 
 
+@pytest.mark.parametrize("rate_scale", [1.0, 1e38])
 @pytest.mark.parametrize("network", ["test_trials:one_number", "test_trials:maps"])
-def test_outputs_that_are_no_classes_have_no_accuracy(network):
+def test_outputs_that_are_no_classes_have_no_accuracy(network, rate_scale):
     bench, _ = bench_of(network=network, loss="test_trials:spread")
     bench.start_over()
     before = state_of(bench)
     with pytest.raises(NoAccuracy):
-        run_trial(bench, command_of())
+        run_trial(bench, command_of(rate_scale=rate_scale))
     assert_same(state_of(bench), before)
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (5, 4, 2, 2), (5,)])
+def test_a_training_of_outputs_that_are_no_classes_is_refused(shape):
+    with pytest.raises(JobError, match=r"outputs of shape .* no held-out accuracy: give a tensor"):
+        accuracy_and_loss(torch.zeros(shape), torch.zeros(5, dtype=torch.long))
 
 
 def test_a_trial_tells_how_far_it_is(monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pkgutil import resolve_name
 
 from batchwright.errors import JobError, PlanError
@@ -67,9 +68,16 @@ class Weighed:
             why = "not known to learn as much"
         elif self.least < -goal.accuracy_tolerance:
             why = "may lose more than goal.accuracy_tolerance"
-        elif self.seconds > best.seconds:
-            why = "takes longer"
+        elif self.value(goal) > best.value(goal):
+            why = "costs more" if goal.by_cost else "takes longer"
         return f"{self.words}; {why}"
+
+    def value(self, goal: Goal) -> float:
+        """What the goal has the least of: seconds of the whole training, or its cost."""
+        one = chosen_candidate(self.plan)
+        if not goal.by_cost or one.cost is None or one.train_seconds is None:
+            return self.seconds
+        return self.seconds * one.cost.value / one.train_seconds.value
 
 
 def plan_of_best(
@@ -101,9 +109,9 @@ def plan_of_best(
     }
     if not alike:
         raise problems[PLAIN.name]
-    best = min(alike, key=lambda method: alike[method].seconds)
-    plain_one = alike.get(PLAIN.name)
-    if plain_one is not None and alike[best].seconds > (1 - MIN_SAVING) * plain_one.seconds:
+    values = {method: one.value(job.goal) for method, one in alike.items()}
+    best = min(values, key=values.__getitem__)
+    if values[best] > (1 - MIN_SAVING) * values.get(PLAIN.name, inf):
         best = PLAIN.name
     others = tuple(
         Alternative(value=method, loss=weighed[method].against(weighed[best], job.goal))
@@ -114,8 +122,9 @@ def plan_of_best(
     )
     plan, tolerance = weighed[best].plan, counted_points(job.goal.accuracy_tolerance)
     described = next((one.why for one in plan.reasons if one.choice == "method"), "")
+    least = "cost" if job.goal.by_cost else "time"
     why = (
-        f"{weighed[best].words}. The least predicted time of the methods known to be at most "
+        f"{weighed[best].words}. The least predicted {least} of the methods known to be at most "
         f"{tolerance} less accurate than plain; plain itself where they save less than "
         f"{_SAVING}. {described.removeprefix('Asked for. ')}"
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil, inf
 
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.learnt import teaches
+from batchwright.planning.candidates.learnt import teaches, untaught
 from batchwright.planning.candidates.optimizer import optimizers_to_try
 from batchwright.planning.candidates.trial_choice import (
     MIN_BATCH,
@@ -21,7 +21,7 @@ from batchwright.prediction.accuracy.trainings import of_trials
 from batchwright.prediction.step_time import fit_step_time
 from batchwright.probing.commands import RunTrial, TrialRun
 from batchwright.probing.visiting import Visitor
-from batchwright.records import Plan, Prediction, Profile, Trial
+from batchwright.records import Job, Plan, Prediction, Profile, Trial
 
 MAX_TIMES = 2
 """Trials that take longer than they should, as beside others' work, end after so many times the
@@ -59,8 +59,13 @@ def run_trials(
         that do not train as trials do.
     """
     profile = profile.model_copy(update={"trials_open": False, "trials_note": ""})
-    if not profile.job.probe.learning or not teaches(profile.job):
+    job = profile.job
+    if not job.probe.learning:
         return profile
+    if not teaches(job):
+        note = f"there are no trials, as they do not train {untaught(job)}"
+        asked = job.probe.learning != Job().probe.learning
+        return profile.model_copy(update={"trials_note": note if asked else ""})
     try:
         slowness = _slowness(profile)
     except PlanError as error:  # nothing was measured that tells

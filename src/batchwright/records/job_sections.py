@@ -515,6 +515,11 @@ class Goal(Keys):
         return self.accuracy if self.objective in ("auto", "target-accuracy") else None
 
     @property
+    def by_cost(self) -> bool:
+        """Whether what it has the least of is the cost."""
+        return self.objective == "cost" or (self.least == "cost" and self.target is not None)
+
+    @property
     def bounds_workers(self) -> bool:
         """Whether it says how many workers a plan may use."""
         return bool(self.kinds or self.prices) or self.max_workers is not None

@@ -159,7 +159,17 @@ def open_task(plan: Plan, device: torch.device) -> Task:
 
 
 def accuracy_and_loss(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Whether each sample's first guess is right, and its cross entropy: two tensors (n,)."""
+    """Whether each sample's first guess is right, and its cross entropy: two tensors (n,).
+
+    Raises:
+        JobError: The outputs are no number for each class.
+    """
+    if outputs.ndim != 2 or outputs.shape[1] < 2:
+        raise JobError(
+            f"the network gives outputs of shape {tuple(outputs.shape)}, which have no held-out "
+            "accuracy: give a tensor (n, classes), or train in a loop of your own, which evaluates "
+            "by its own measures"
+        )
     loss = functional.cross_entropy(outputs.float(), labels, reduction="none")
     return {"top1": outputs.argmax(dim=1) == labels, "loss": loss}
 

@@ -186,9 +186,11 @@ def plan(
     told: list[RunSummary] = []
     for one in runs:
         if isinstance(one, str | Path):
-            told += read_summaries(one)
+            found = read_summaries(one)
         else:
-            told.append(record_of(one, RunSummary, "plan", "runs"))
+            found = [record_of(one, RunSummary, "plan", "runs")]
+        # A run that is named twice, as with its sweep, would count as two seeds.
+        told += [run for run in found if all(run.epochs != other.epochs for other in told)]
     job = priced_job(profiles, keys, texts_of(overrides))
     decided = make_plan(profiles, job, runs=told)
     tell_doubts(decided.job, decided.data)

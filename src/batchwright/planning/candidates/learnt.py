@@ -18,9 +18,6 @@ from batchwright.records.registries.optimizers import AUTO
 if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
 
-"""Methods that train as trials do: one batch, one resolution; what `auto` compares others with."""
-
-
 MAX_EPOCHS = 1000
 """Beyond so many a plan does not list accuracy epoch by epoch: it would not fit into memory."""
 
@@ -201,9 +198,7 @@ def learnt_of(
 def why_unknown(profiles: Sequence[Profile], job: Job) -> str:
     """Why trials tell nothing of a job's accuracy, and what may, in sentences."""
     if not teaches(job):
-        other = "with rates or gradients scaled by gradient noise"
-        other = other if job.method_spec.same_steps else f"as method={job.method} does"
-        return f"Trials do not train {other}, so they do not tell its accuracy."
+        return f"Trials do not train {untaught(job)}, so they do not tell its accuracy."
     if any(one.trials for one in profiles):
         return "The probe's trials had another rate, resolution, optimizer, loss or sampling."
     return _note(profiles) or "The probe had no trials: probe.learning gives it time for them."
@@ -220,6 +215,13 @@ def teaches(job: Job) -> bool:
     """Whether a job's trainings are like trials, in which nothing is scaled by gradient noise."""
     factors = job.ags.factors != "off" or job.rate_scaling == "gain"
     return job.method_spec.same_steps and not factors
+
+
+def untaught(job: Job) -> str:
+    """What of a job no trial does, in words that follow "do not train"."""
+    if job.method_spec.same_steps:
+        return "with rates or gradients scaled by gradient noise"
+    return f"as method={job.method} does"
 
 
 def _alike(measured: Job, planned: Job, keys: Sequence[str] = ()) -> bool:

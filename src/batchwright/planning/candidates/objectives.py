@@ -213,7 +213,7 @@ class _AccurateSoon(_MostAccurate):
     mends_batches = "a larger probe.budget may for their times, probe.learning for their accuracy"
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
-        return accurate(rows, self.goal.accuracy_tolerance)
+        return accurate(rows, max(EQUAL, self.goal.accuracy_tolerance))
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
         within = counted_points(self.goal.accuracy_tolerance)

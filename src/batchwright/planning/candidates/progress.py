@@ -82,8 +82,9 @@ class Progress:
         if self.learnt is None or self._misses(batch) or self._misses(other):
             return None
         one, another = ((self.optimizer(size), size) for size in (batch, other))
-        accuracy = self.target or self.learnt.accuracy(*another, self.planned).value
-        return self.learnt.model.samples_compared(one, another, accuracy)
+        accuracy = self.learnt.accuracy(*another, self.planned).value
+        at_target = self.target and self.learnt.model.samples_compared(one, another, self.target)
+        return at_target or self.learnt.model.samples_compared(one, another, accuracy)
 
     def _misses(self, batch: int) -> bool:
         return self._runs_tell or self.model(batch).misses_target(batch)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, one_line
 from batchwright.planning.candidates.learnt import teaches
 from batchwright.planning.planner import plan_to_measure
 from batchwright.probing.commands import ignored
@@ -166,8 +166,12 @@ class Controller:
 
         try:
             plan = plan_to_measure(profile.model_copy(update={"trials": ()}))
-        except BatchwrightError:  # no plan, nothing to choose
-            return profile.model_copy(update={"trials_open": False})
+        except BatchwrightError as error:  # no plan, nothing to choose
+            note = f"there are no trials, as there is no plan: {one_line(error)}"
+            wanted = profile.job.probe.learning and teaches(profile.job)
+            return profile.model_copy(
+                update={"trials_open": False, "trials_note": note if wanted else ""}
+            )
         taught = run_trials(
             self._visitor,
             profile,

@@ -86,7 +86,7 @@ def run_trial(
             began = now(bench.device)
             done = _train(bench, optimizer, course, rule, _Watch(command.most_seconds, tell))
             judged: tuple[float, float] | None = (0.0, inf)
-            if done.finite and not done.stopped:
+            if not done.stopped:  # one that diverged, too, as outputs may be no classes
                 judged = _judge(bench, held, command, fits=done.fits)
             seconds = now(bench.device) - began
     if done.stopped:
@@ -96,7 +96,7 @@ def run_trial(
     accuracy, loss = judged
     if isnan(accuracy):
         raise NoAccuracy("a trial has no accuracy to be judged by")
-    finite = isfinite(loss)
+    finite = done.finite and isfinite(loss)
     return Trial(
         optimizer=command.optimizer,
         global_batch_size=command.global_batch_size,

@@ -256,16 +256,26 @@ def epoch_accuracies(summary: RunSummary) -> dict[int, Comparison]:
 
 
 def accuracy_words(summary: RunSummary) -> str:
-    """How right the accuracy was that was predicted epoch by epoch; empty if nothing was."""
-    told = epoch_accuracies(summary)
+    """A target that was missed, and how right accuracy was that was predicted epoch by epoch."""
+    told, missed = epoch_accuracies(summary), _missed_target(summary)
     if not told:
-        return ""
+        return missed
     worst = max(told, key=lambda epoch: abs(told[epoch].points or 0.0))
     inside = sum(bool(one.inside) for one in told.values())
-    return (
+    return missed + (
         f"Accuracy lay inside its predicted interval in {inside} of {counted(len(told), 'epoch')}; "
         f"furthest off, after epoch {worst + 1}, it was {told[worst].verdict}."
     )
+
+
+def _missed_target(summary: RunSummary) -> str:
+    """That a training which is over did not reach its target, in a sentence; else empty."""
+    target = summary.plan.job.goal.target
+    if target is None or not summary.ended or reached_epoch(summary.plan, summary.epochs):
+        return ""
+    best = summary.best_accuracy
+    reached = "it was never evaluated" if best is None else f"the best is {percent(best)}"
+    return f"goal.accuracy={target:g} was not reached: {reached}. "
 
 
 def learnt_words(summary: RunSummary) -> str:

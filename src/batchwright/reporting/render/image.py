@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from math import ceil, lcm
+from itertools import accumulate, pairwise
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from batchwright.reporting.charts.chart import Axis, Box, Chart, Lanes, Series
@@ -300,14 +301,22 @@ def _legend(drawn: Figure, charts: Sequence[Chart | Lanes], title: str) -> None:
         if name
     ]
     handles += [Patch(**look) for look in patches.values()]
-    room = sum(len(one.get_label()) + _MARK_LETTERS for one in handles)
+    wide = [len(one.get_label()) + _MARK_LETTERS for one in handles]
+    fitting = (n for n in range(len(wide), 1, -1) if _columns(wide, n) <= _WIDTH * _LETTERS)
     drawn.legend(
         handles=handles,
         title=title,
         loc="outside lower center",
-        ncols=max(1, ceil(len(handles) / ceil(room / (_WIDTH * _LETTERS) or 1))),
+        ncols=next(fitting, 1),
         frameon=False,
         fontsize=11,
         columnspacing=1.4,
         handletextpad=0.5,
     )
+
+
+def _columns(wide: Sequence[int], count: int) -> int:
+    """Letters of so many columns of a legend, which is filled column by column."""
+    rows, longer = divmod(len(wide), count)
+    ends = [*accumulate([rows + 1] * longer + [rows] * (count - longer), initial=0)]
+    return sum(max(wide[start:end]) for start, end in pairwise(ends))
