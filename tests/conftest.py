@@ -74,6 +74,17 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny tensors on several threads mostly wait; and worker processes, with one, sum alike."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def clock() -> HandClock:
     """A clock that goes when a test says so."""
     from services import HandClock

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
+
+from rich.console import Console
 
 from batchwright.records import (
     Cluster,
@@ -20,6 +23,7 @@ from batchwright.records import (
     MemoryParts,
     MemoryPoint,
     NetworkFacts,
+    PairTime,
     Plan,
     Prediction,
     Profile,
@@ -318,6 +322,10 @@ def make_plan(**changes: Any) -> Plan:
     return Plan(**(fields | changes))
 
 
+def reason(plan: Plan, choice: str) -> Reason:
+    return next(one for one in plan.reasons if one.choice == choice)
+
+
 def make_epoch(epoch: int, **changes: Any) -> EpochRecord:
     """An epoch of the sample run: the first is slower, the second worker a little slower."""
     steps = TRAIN // 96
@@ -394,6 +402,20 @@ def make_server(**changes: Any) -> ServerRule:
         "extra_time": 1.05,
     }
     return ServerRule(**(fields | changes))
+
+
+def make_pair(**changes: Any) -> PairTime:
+    fields = {
+        "resolution": 32,
+        "large_workers": 3,
+        "small_workers": 1,
+        "large_batch": 500,
+        "small_batch": 83,
+        "large_seconds": 0.3,
+        "small_seconds": 0.06,
+        "repeats": 5,
+    }
+    return PairTime(**(fields | changes))
 
 
 def make_row(
@@ -624,6 +646,13 @@ def _epoch_of_rounds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> E
             for worker in range(plan.workers)
         ),
     )
+
+
+def shown(renderable: Any, width: int = 80) -> str:
+    """What a console of so many columns prints."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def png_that_claims(width: int, height: int) -> bytes:

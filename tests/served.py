@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import samples
 from batchwright.records import LearningRateRule, Plan, ServerRule
 from test_session import make_tiny_plan
 
@@ -14,17 +15,7 @@ CONSTANT = LearningRateRule(
 
 def make_server(**changes: Any) -> ServerRule:
     """Everyone for themselves, by the journal's rule, whole weights once a round."""
-    fields = {
-        "consistency": "asp",
-        "staleness": None,
-        "merge": "journal",
-        "update_factor": "ratio",
-        "exchange_steps": None,
-        "momentum": "keep",
-        "small_workers": 0,
-        "extra_time": 1.0,
-    }
-    return ServerRule(**(fields | changes))
+    return samples.make_server(**({"small_workers": 0, "extra_time": 1.0} | changes))
 
 
 def serve(

@@ -9,21 +9,11 @@ import torch
 
 from batchwright.records import Plan, ServerRule, Stage
 from batchwright.training.parameter_server.merging import Weights
-from samples import make_data, make_job, make_plan
+from samples import make_data, make_job, make_plan, make_server
 
 
 def make_rule(consistency: str = "asp", **changes: Any) -> ServerRule:
-    fields = {
-        "consistency": consistency,
-        "staleness": None,
-        "merge": "journal",
-        "update_factor": "ratio",
-        "exchange_steps": None,
-        "momentum": "keep",
-        "small_workers": 0,
-        "extra_time": 1.05,
-    }
-    return ServerRule(**(fields | changes))
+    return make_server(**({"consistency": consistency, "small_workers": 0} | changes))
 
 
 def make_server_plan(

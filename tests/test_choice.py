@@ -12,7 +12,15 @@ from batchwright.planning.candidates.objectives import pareto
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy.quality import fit_progress
 from batchwright.records import GradientNoise, Job
-from samples import make_data, make_job, make_kind_profile, make_profile, make_step, make_summary
+from samples import (
+    make_data,
+    make_job,
+    make_kind_profile,
+    make_profile,
+    make_step,
+    make_summary,
+    reason,
+)
 
 COORDINATE = st.integers(0, 8)
 MEASURED = 240  # images at once, the most that `make_kind_profile` has times of
@@ -25,10 +33,6 @@ def planned(profile=None, **changes):
     job = profile.job.model_dump() | {"workers": "auto"} | keys
     job["goal"] = job["goal"] | changes
     return make_plan(profile, Job.model_validate(job))
-
-
-def reason(plan, choice):
-    return next(one for one in plan.reasons if one.choice == choice)
 
 
 def chosen(plan):

@@ -20,7 +20,7 @@ from batchwright.probing.commands import Point
 from batchwright.probing.kinds import Place, kinds_of, said_of_all
 from batchwright.records import Goal, KindCount, Link, Plan, WorkerKind
 from batchwright.workflows.together import places_in
-from samples import make_data, make_kind_profile
+from samples import make_data, make_kind_profile, reason
 
 SIDES = (96, 128)
 FEW = {"sides": SIDES, "batches": (8, 16, 32, 64, 128)}
@@ -54,10 +54,6 @@ def cluster_of(counts, speeds, **changes):
     asked = tuple(WorkerKind(kind=n, count=c) for n, c in zip(names, counts, strict=True))
     kinds = worker_types_of(profiles, job_of(profiles[0], asked))
     return ClusterOption(tuple(zip(kinds, counts, strict=True)))
-
-
-def reason(plan, choice):
-    return next(one for one in plan.reasons if one.choice == choice)
 
 
 # ------------------------------------------------------------------------------- equal times

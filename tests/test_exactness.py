@@ -33,7 +33,7 @@ EXACT = 1e-12  # relative L2 distance of float64 gradients, all tensors together
 CLOSE = 1e-4  # the same in float32, for each tensor
 FAR = 1e-3  # what a wrong weighting misses by at least; a tenth and more is usual
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 class Images(Dataset):
@@ -206,15 +206,6 @@ def same(one, two):
 
 def global_norm(gradient):
     return math.sqrt(sum(float(g.square().sum()) for g in gradient.values() if g is not None))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As the workers have, for the same sums."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def taken(crew, case):

@@ -10,10 +10,11 @@ from batchwright.distributed.group import Group
 from batchwright.probing.bench import Bench
 from batchwright.probing.measure import gradient_noise
 from batchwright.probing.measure.gradient_noise import measure_noise, noise_of
-from batchwright.records import DataFacts, Job
+from batchwright.records import Job
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.sources import ImageData
 from batchwright.workload.loss_scaling import LossScale
+from samples import make_data
 
 CPU = torch.device("cpu")
 SIDE, CLASSES = 4, 2
@@ -44,15 +45,7 @@ def linear(num_classes):
 
 def bench_of(samples, *, group=None, dataset=Noted, **changes):
     data = dataset(samples)
-    facts = DataFacts(
-        name="noted",
-        digest="0",
-        train_samples=samples,
-        val_samples=samples,
-        split="none",
-        classes=tuple("ab"),
-        side=SIDE,
-    )
+    facts = make_data(train_samples=samples, val_samples=samples, classes=tuple("ab"), side=SIDE)
     plain = {
         "data": "test_gradient_noise:data",
         "network": "test_gradient_noise:linear",

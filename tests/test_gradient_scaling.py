@@ -44,14 +44,7 @@ from test_session import (
     train,
 )
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny tensors on several threads mostly wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rule_of(**changes):

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from batchwright.errors import PlanError
 from batchwright.probing import pairs
 from batchwright.probing.commands import Pair
-from batchwright.records import Estimate, PairTime, Plan, ProbeSettings, Profile, ServerRule
+from batchwright.records import Estimate, PairTime, Plan, ProbeSettings, Profile
 from batchwright.workflows.match_rounds import (
     AGREEMENT,
     CHOICE,
@@ -26,23 +26,9 @@ from batchwright.workflows.match_rounds import (
     settle,
     worst_difference,
 )
-from samples import make_job, make_plan, make_profile
+from samples import make_job, make_pair, make_plan, make_profile, make_server
 
 SAMPLES, LARGE_BATCH = 50_000, 500
-
-
-def make_pair(**changes) -> PairTime:
-    fields = {
-        "resolution": 32,
-        "large_workers": 3,
-        "small_workers": 1,
-        "large_batch": 500,
-        "small_batch": 83,
-        "large_seconds": 0.3,
-        "small_seconds": 0.06,
-        "repeats": 5,
-    }
-    return PairTime(**(fields | changes))
 
 
 def dual_plan(small_batch: int, share: int, *, large: int = 3, small: int = 1, **changes) -> Plan:
@@ -59,16 +45,7 @@ def dual_plan(small_batch: int, share: int, *, large: int = 3, small: int = 1, *
             "update_factors": (1.0,) * (large + small),
         }
     )
-    rule = ServerRule(
-        consistency="asp",
-        staleness=None,
-        merge="journal",
-        update_factor="ratio",
-        exchange_steps=None,
-        momentum="keep",
-        small_workers=small,
-        extra_time=1.05,
-    )
+    rule = make_server(small_workers=small)
     job = make_job(workers=large + small, method="dual-batch")
     fields = {
         "job": job,

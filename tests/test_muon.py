@@ -27,18 +27,12 @@ from batchwright.workload.task import build_network, build_optimizer, freeze
 from test_probe import tiny_image_data, tiny_job
 from test_session import FEATURES, Images, Points, make_tiny_plan
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LAYOUTS = {
     "contiguous": (torch.contiguous_format, lambda kernel: kernel.flatten(1)),
     "channels last": (torch.channels_last, lambda kernel: kernel.permute(0, 2, 3, 1).flatten(1)),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Net(nn.Module):

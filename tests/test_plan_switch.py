@@ -20,16 +20,9 @@ from batchwright.workflows.stopwatch import Stopwatch
 from samples import make_dual_plan, make_job, make_plan
 from test_session import make_model, make_session, make_tiny_plan, train, weights_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EPOCHS = 5
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny tensors on several threads mostly wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def another(plan, **row):

@@ -9,7 +9,6 @@ from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.prediction.memory import fit_memory
 from batchwright.records import (
-    Cluster,
     CollectiveTime,
     Cycle,
     DualBatch,
@@ -27,7 +26,7 @@ from batchwright.records import (
 )
 from batchwright.records.documents import load_job
 from batchwright.workflows.verbs import plan as plan_verb
-from samples import make_data, make_network
+from samples import make_cluster, make_data, make_network, reason
 
 MIB = 2**20
 SIDES = (24, 32)
@@ -76,17 +75,7 @@ def profile_of(*, workers=4, counts=None, sides=SIDES, data=CIFAR100, job=None, 
         ),
         "data": data,
         "network": make_network(parameters=75_000, least_side=4),
-        "cluster": Cluster(
-            device="cpu",
-            device_name="a processor",
-            workers=max(counts),
-            cores=4,
-            threads=1,
-            memory_bytes=4096 * MIB,
-            python="3.11",
-            torch="2.13",
-            allocator="glibc",
-        ),
+        "cluster": make_cluster(workers=max(counts), cores=4, memory_bytes=4096 * MIB),
         "steps": tuple(step_of(*point) for point in points),
         "memory": tuple(
             MemoryPoint(
@@ -121,10 +110,6 @@ def profile_of(*, workers=4, counts=None, sides=SIDES, data=CIFAR100, job=None, 
 def planned(method, profile=None, **changes):
     profile = profile or profile_of()
     return make_plan(profile, profile.job.model_copy(update={"method": method, **changes}))
-
-
-def reason(plan, choice):
-    return next(one for one in plan.reasons if one.choice == choice)
 
 
 def round_of(groups_a, groups_b, batch, share):

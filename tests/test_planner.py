@@ -8,9 +8,7 @@ import pytest
 from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.records import (
-    Cluster,
     CollectiveTime,
-    DataFacts,
     Goal,
     GradientNoise,
     Job,
@@ -26,21 +24,13 @@ from batchwright.records import (
 )
 from batchwright.records.documents import write_record
 from batchwright.workflows.verbs import plan as plan_verb
-from samples import make_profile, make_summary
+from samples import make_cluster, make_data, make_profile, make_summary, reason
 
 MIB = 2**20
 
 
 def data_of(samples=50_000):
-    return DataFacts(
-        name="cifar100",
-        digest="0" * 64,
-        train_samples=samples,
-        val_samples=100,
-        split="as published",
-        classes=("a", "b"),
-        side=32,
-    )
+    return make_data(name="cifar100", train_samples=samples, val_samples=100, classes=("a", "b"))
 
 
 def network_of(**changes):
@@ -77,17 +67,7 @@ def profile_of(samples=50_000, job=None, fixed=0.02, batches=(16, 32, 64, 128, 2
         "job": job or Job(data="cifar100:x", workers=2, precision="float32", resolutions=(32,)),
         "data": data_of(samples),
         "network": network_of(),
-        "cluster": Cluster(
-            device="cpu",
-            device_name="a processor",
-            workers=2,
-            cores=2,
-            threads=1,
-            memory_bytes=8192 * MIB,
-            python="3.11",
-            torch="2.13",
-            allocator="glibc",
-        ),
+        "cluster": make_cluster(memory_bytes=8192 * MIB),
         "steps": tuple(step_of(b, fixed - 0.003 + 0.0005 * b) for b in batches),
         "memory": tuple(memory_of(b) for b in batches[:3]),
         "memory_parts": MemoryParts(
@@ -107,10 +87,6 @@ def profile_of(samples=50_000, job=None, fixed=0.02, batches=(16, 32, 64, 128, 2
 
 def job_of(**changes):
     return profile_of().job.model_copy(update=changes)
-
-
-def reason(plan, choice):
-    return next(one for one in plan.reasons if one.choice == choice)
 
 
 def test_the_global_batch_is_the_knee_of_the_predicted_epoch_time():

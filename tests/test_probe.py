@@ -20,9 +20,10 @@ from batchwright.probing.measure.evaluation import evaluation_seconds
 from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.probe import Reporter, measure_points, probe
-from batchwright.records import DataFacts, Job, ProbeSettings, Profile
+from batchwright.records import Job, ProbeSettings, Profile
 from batchwright.reporting.render.progress import steps
 from batchwright.workload.data.sources import ImageData
+from samples import make_data
 
 CPU = torch.device("cpu")
 SIDE, CLASSES = 8, 4
@@ -68,15 +69,7 @@ def tiny_bench(**changes):
 
 
 def tiny_image_data():
-    facts = DataFacts(
-        name="tiny",
-        digest="0",
-        train_samples=8,
-        val_samples=8,
-        split="none",
-        classes=tuple("abcd"),
-        side=SIDE,
-    )
+    facts = make_data(train_samples=8, val_samples=8, classes=tuple("abcd"), side=SIDE)
     train, val, _ = tiny_data()
     return ImageData(train, val, facts, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 

@@ -18,16 +18,9 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.reduced import area_mean, reduced, reduced_sizes
 from batchwright.workload.data.store import open_store
 from batchwright.workload.data.store_writer import StoreWriter
+from samples import make_data
 
-FACTS = DataFacts(
-    name="test",
-    digest="0",
-    train_samples=9,
-    val_samples=1,
-    split="by hand",
-    classes=("a", "b"),
-    side=4,
-)
+FACTS = make_data(train_samples=9, val_samples=1, classes=("a", "b"), side=4)
 
 
 @pytest.fixture(autouse=True)

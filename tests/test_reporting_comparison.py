@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
 from itertools import pairwise
 
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from batchwright.errors import FileError
 from batchwright.reporting.charts.chart import look
@@ -26,6 +24,7 @@ from samples import (
     make_job,
     make_plan,
     make_summary,
+    shown,
 )
 from test_reporting_page import HOSTILE, Document
 
@@ -54,12 +53,6 @@ def mixed():
             a_run("both", [150, 280, 330], method="hybrid", seconds=4.0, simulated=True),
         ]
     )
-
-
-def shown(renderable, width=80):
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(renderable)
-    return console.file.getvalue()
 
 
 def test_the_common_accuracy_is_the_highest_that_every_run_reached(mixed):

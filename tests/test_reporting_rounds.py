@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from matplotlib.colors import to_rgba
 from PIL import Image
-from rich.console import Console
 
 from batchwright.records import RoundRecord
 from batchwright.reporting.charts.stages import stage_charts
@@ -47,6 +45,7 @@ from samples import (
     make_server,
     make_server_summary,
     make_summary,
+    shown,
 )
 from test_reporting_page import Document
 
@@ -59,12 +58,6 @@ def hybrid():
 @pytest.fixture(scope="module")
 def text(hybrid):
     return page(hybrid)
-
-
-def shown(renderable, width=80):
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(renderable)
-    return console.file.getvalue()
 
 
 def section(text, title):

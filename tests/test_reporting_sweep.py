@@ -31,17 +31,12 @@ from batchwright.reporting.render.figures import (
 from batchwright.reporting.render.sweep_progress import SweepProgress
 from batchwright.reporting.render.tables import sweep_table
 from run_lines import typed
+from samples import shown
 from sweeps import make_cell, make_sweep
 from test_reporting_page import HOSTILE, Document
 
 FAILED = {"state": "failed", "error": "every gradient is infinite", "accuracy": None}
 EMPTY = {"state": "waiting", "accuracy": None, "best_accuracy": None, "accuracies": ()}
-
-
-def shown(renderable, width=120):
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(renderable)
-    return console.file.getvalue()
 
 
 def test_a_sweep_reads_back_from_its_file(tmp_path):
@@ -59,14 +54,14 @@ def test_a_setting_is_told_by_mean_and_standard_error_of_its_seeds():
 
 
 def test_the_table_has_a_row_for_each_setting():
-    text = shown(sweep_table(make_sweep(replaced={0: FAILED})))
+    text = shown(sweep_table(make_sweep(replaced={0: FAILED})), width=120)
     assert text.count("±") == 1 + 2 * 6
     assert "2 of 3, 1 failed" in text
 
 
 def test_a_narrow_terminal_leaves_keys_whole():
     sweep = make_sweep({"dual.small_workers": [1, 3], "label_smoothing": [0.0, 0.1]})
-    text = shown(sweep_table(sweep), width=80)
+    text = shown(sweep_table(sweep))
     assert "dual.small_workers" in text
     assert "label_smoothing" in text
 
@@ -205,7 +200,7 @@ def test_a_terminal_shows_one_bar_and_where_each_run_is():
     progress.began("b", 4)
     progress.wrote("a", epoch_end(0))
     progress.wrote("a", step(1, 5))
-    text = shown(progress.picture())
+    text = shown(progress.picture(), width=120)
     assert "1 of 4 runs, 22 s left" in text
     assert "a epoch 2/4, accuracy 50.0 %" in " ".join(text.split())
     assert "starting" in text

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import io
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from rich.console import Console
 
 from batchwright.records import (
     Check,
@@ -14,7 +11,6 @@ from batchwright.records import (
     Estimate,
     MemoryParts,
     OutOfMemory,
-    PairTime,
     RoundCheck,
 )
 from batchwright.reporting.data.reading import (
@@ -34,16 +30,12 @@ from samples import (
     make_data,
     make_epoch,
     make_network,
+    make_pair,
     make_plan,
     make_profile,
     make_summary,
+    shown,
 )
-
-
-def shown(renderable, width=80):
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(renderable)
-    return console.file.getvalue()
 
 
 def test_all_that_was_waited_for_is_told():
@@ -221,25 +213,16 @@ def test_a_check_is_shown_point_by_point_and_in_a_sentence():
     assert "more than the 2.0 % of goal.tolerance" in check_words(make_check(1.05, tolerance=0.02))
 
 
-def make_pair(**changes):
-    fields = {
-        "resolution": 32,
-        "large_workers": 3,
-        "small_workers": 1,
-        "large_batch": 500,
-        "small_batch": 83,
-        "large_seconds": 0.3,
-        "small_seconds": 0.06,
-        "repeats": 3,
-        "ratios": (0.19, 0.2, 0.21),
-    }
-    return PairTime(**(fields | changes))
+PAIR = make_pair(ratios=(0.19, 0.2, 0.21))
 
 
 def test_rounds_with_two_batch_sizes_are_shown_with_what_is_left_between_them():
-    rounds = (
-        RoundCheck(pair=make_pair(), large_samples=13_125, small_samples=10_625),
-        RoundCheck(pair=make_pair(resolution=24), large_samples=13_125, small_samples=11_000),
+    rounds = tuple(
+        RoundCheck(pair=pair, large_samples=13_125, small_samples=samples)
+        for pair, samples in (
+            (PAIR, 10_625),
+            (PAIR.model_copy(update={"resolution": 24}), 11_000),
+        )
     )
     check = make_check(1.0, rounds=rounds)
     text = shown(check_table(check), width=120)
@@ -252,7 +235,7 @@ def test_rounds_with_two_batch_sizes_are_shown_with_what_is_left_between_them():
 
 
 def test_the_profile_s_table_shows_pairs():
-    text = shown(profile_table(make_measured(pairs=(make_pair(),))), width=120)
+    text = shown(profile_table(make_measured(pairs=(PAIR,))), width=120)
     assert "3 + 1" in text
     assert "500 and 83" in text
     assert "0.200 (0.190 to 0.210)" in text

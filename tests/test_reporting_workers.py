@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import re
 from itertools import pairwise
@@ -8,7 +7,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from rich.console import Console
 
 from batchwright.records import LocalBatches, WorkerTime
 from batchwright.records.text.plan_text import explain
@@ -25,17 +23,11 @@ from batchwright.reporting.pages.page import page
 from batchwright.reporting.render.figures import draw_run, write_figures
 from batchwright.reporting.render.tables import summary_table
 from dynamic_runs import STEPS, dynamic_epoch, dynamic_summary
-from samples import make_plan, make_summary
+from samples import make_plan, make_summary, shown
 from test_reporting_page import Document
 
 HOSTILE = "<script>$\\frac$\x1b[2J"
 FAST, SLOW = "node1/cpu:0", "node2/cpu:0"
-
-
-def shown(renderable, width=80):
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(renderable)
-    return console.file.getvalue()
 
 
 def run_of(*epochs):

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from batchwright.records import Plan, RoundRecord, RunSummary, ServerRule, Stage
+from batchwright.records import Plan, RoundRecord, RunSummary, Stage
 from batchwright.training.parameter_server.round_log import RoundLog
 from batchwright.training.recorder import Recorder
-from samples import make_plan
+from samples import make_plan, make_server
 
 SAMPLES = 100
 PLACES = ("here/cpu:0", "here/cpu:1")
@@ -28,16 +28,7 @@ def server_plan() -> Plan:
         samples_per_round=(60, 40),
         update_factors=(1.0, 2 / 3),
     )
-    rule = ServerRule(
-        consistency="asp",
-        staleness=None,
-        merge="journal",
-        update_factor="ratio",
-        exchange_steps=None,
-        momentum="keep",
-        small_workers=1,
-        extra_time=1.2,
-    )
+    rule = make_server(extra_time=1.2)
     return plan.model_copy(update={"stages": (stage,), "server": rule, "merge": "parameter server"})
 
 

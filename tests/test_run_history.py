@@ -14,7 +14,7 @@ from batchwright.planning.run_history import experience_of
 from batchwright.prediction.accuracy.quality import SEED_ERROR
 from batchwright.records import Ags, AgsRule, Goal, RunSummary
 from batchwright.records.registries.optimizers import SGD
-from samples import make_epoch, make_job, make_server, make_summary
+from samples import make_epoch, make_job, make_server, make_summary, reason
 from samples import make_plan as make_sample_plan
 from test_optimizer import profile_of
 
@@ -52,10 +52,6 @@ def run_of(
     )
 
 
-def reason_of(plan, choice):
-    return next(one for one in plan.reasons if one.choice == choice)
-
-
 def test_what_runs_with_both_showed_at_a_batch_comes_before_the_rule():
     job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
     assert make_plan(profile_of(), job).update == "muon"
@@ -63,7 +59,7 @@ def test_what_runs_with_both_showed_at_a_batch_comes_before_the_rule():
     plan = make_plan(profile_of(), job, runs=runs)
     assert plan.update == "sgd"
     assert plan.learning_rate.base == SGD.rate
-    why = reason_of(plan, "optimizer")
+    why = reason(plan, "optimizer")
     assert why.source == "measured"
     assert (
         "In the 2 runs given with batch 512, SGD reached 97.0% held out and Muon 90.0%" in why.why
@@ -72,7 +68,7 @@ def test_what_runs_with_both_showed_at_a_batch_comes_before_the_rule():
     turned = [run_of("sgd", 64, 0.90), run_of("muon", 64, 0.97)]
     plan = make_plan(profile_of(), small, runs=turned)
     assert plan.update == "muon"
-    assert reason_of(plan, "optimizer").source == "measured"
+    assert reason(plan, "optimizer").source == "measured"
 
 
 def test_it_counts_within_a_factor_of_two_and_the_nearest_comes_first():
@@ -93,7 +89,7 @@ def test_a_difference_that_seeds_could_make_leaves_the_rule_and_is_told():
     runs = [run_of("sgd", 512, 0.92), run_of("muon", 512, 0.92 - SEED_ERROR)]
     plan = make_plan(profile_of(), job, runs=runs)
     assert plan.update == "muon"
-    assert "no further apart than seeds are" in reason_of(plan, "optimizer").why
+    assert "no further apart than seeds are" in reason(plan, "optimizer").why
     many = [run_of("sgd", 512, 0.92) for _ in range(16)]
     many += [run_of("muon", 512, 0.92 - SEED_ERROR) for _ in range(16)]
     assert make_plan(profile_of(), job, runs=many).update == "sgd"
@@ -136,18 +132,18 @@ def test_the_rule_for_the_batch_is_that_which_did_best_in_the_runs():
     usual, linear = run_of("sgd", 512, 0.7), run_of("sgd", 512, 0.8, scaling="linear")
     plan = make_plan(profile_of(), job, runs=[usual, linear])
     assert (plan.learning_rate.scaling, plan.ags) == ("linear", None)
-    told = reason_of(plan, "rule for the batch")
+    told = reason(plan, "rule for the batch")
     assert (told.value, told.source) == ("scaling=linear ags.mode=off", "measured")
     assert "Of the 2 runs given with batch 512 and optimizer=sgd" in told.why
     assert [(one.value, one.loss) for one in told.alternatives] == [
         ("scaling=sqrt", "reached 70.0%")
     ]
-    assert "80.0%" in reason_of(plan, "accuracy").value
+    assert "80.0%" in reason(plan, "accuracy").value
     gain = by(run_of("sgd", 512, 0.9, scaling="none"), "gain")
     plan = make_plan(profile_of(), job, runs=[usual, linear, gain])
     assert (plan.learning_rate.scaling, plan.ags.mode) == ("none", "gain")
     assert plan.job.ags.mode == "gain"
-    assert reason_of(plan, "parts of a step")
+    assert reason(plan, "parts of a step")
     asked = job.model_copy(update={"scaling": "sqrt", "ags": Ags(mode="off")})
     plan = make_plan(profile_of(), asked, runs=[usual, linear, gain])
     assert (plan.learning_rate.scaling, plan.ags) == ("sqrt", None)
@@ -159,7 +155,7 @@ def test_a_rule_that_is_ahead_by_chance_alone_leaves_the_usual_one():
     linear = run_of("sgd", 512, 0.7 + SEED_ERROR, scaling="linear")
     plan = make_plan(profile_of(), job, runs=[run_of("sgd", 512, 0.7), linear])
     assert plan.learning_rate.scaling == "sqrt"
-    why = reason_of(plan, "rule for the batch").why
+    why = reason(plan, "rule for the batch").why
     assert "scaling=linear was ahead by no more than seeds may differ" in why
 
 
@@ -190,11 +186,11 @@ def test_each_optimizers_batches_are_judged_by_its_own_runs():
     runs = [run_of("sgd", 512, 0.4), run_of("muon", 512, 0.9)]
     goal = Goal(accuracy=0.85)
     plan = make_plan(profile_of(), job.model_copy(update={"goal": goal}), runs=runs)
-    assert "90.0%" in reason_of(plan, "accuracy").value
-    assert 9 < float(reason_of(plan, "epochs to target").value.split()[0]) < 10
+    assert "90.0%" in reason(plan, "accuracy").value
+    assert 9 < float(reason(plan, "epochs to target").value.split()[0]) < 10
     forced = job.model_copy(update={"goal": goal, "optimizer": "sgd"})
     plan = make_plan(profile_of(), forced, runs=runs)
-    assert "40.0%" in reason_of(plan, "accuracy").value
+    assert "40.0%" in reason(plan, "accuracy").value
     assert all(one.choice != "epochs to target" for one in plan.reasons)
 
 
@@ -212,19 +208,19 @@ def test_a_batch_whose_runs_missed_the_target_is_not_planned_for_it():
     goal = Goal(objective="target-accuracy", accuracy=0.85)
     plan = make_plan(profile_of(), job.model_copy(update={"goal": goal}), runs=runs)
     assert plan.stages[0].global_batch_size < 128
-    why = reason_of(plan, "global batch").why
+    why = reason(plan, "global batch").why
     assert "1 of 1 run(s) with batch 128 did not reach it in 10 epochs" in why
     one = [run_of("sgd", 8, accuracy) for accuracy in (0.9, 0.8, 0.8)]
     plan = make_plan(profile_of(), job.model_copy(update={"goal": goal}), runs=one)
-    assert "No batch within the limits is known to reach" in reason_of(plan, "global batch").why
+    assert "No batch within the limits is known to reach" in reason(plan, "global batch").why
 
 
 def test_an_accuracy_of_shorter_runs_says_after_how_many_epochs_it_was():
     job = make_job(optimizer="sgd", learning_rate="auto", global_batch=64, epochs=30)
     plan = make_plan(profile_of(), job, runs=[run_of("sgd", 64, 0.4, epochs=3)])
-    assert "after as much as 3 epochs" in reason_of(plan, "accuracy").why
+    assert "after as much as 3 epochs" in reason(plan, "accuracy").why
     plan = make_plan(profile_of(), job, runs=[run_of("sgd", 64, 0.4, epochs=30)])
-    assert "as much as" not in reason_of(plan, "accuracy").why
+    assert "as much as" not in reason(plan, "accuracy").why
 
 
 def served(run: RunSummary) -> RunSummary:
@@ -252,16 +248,16 @@ def test_runs_of_another_method_or_resolution_or_left_early_are_no_evidence(othe
     assert experience_of(profile_of(), job, runs).compared() == ()
     plan = make_plan(profile_of(), job, runs=runs)
     assert plan.update == "muon"
-    assert "Of the runs given, 1 of another method" in reason_of(plan, "gradient noise scale").why
+    assert "Of the runs given, 1 of another method" in reason(plan, "gradient noise scale").why
     plan = make_plan(profile_of(), job, runs=[other(run_of("muon", 512, 0.97))])
-    assert reason_of(plan, "accuracy").value == "not known"
+    assert reason(plan, "accuracy").value == "not known"
 
 
 def test_a_run_left_once_it_reached_the_target_tells_its_epochs():
     job = make_job(optimizer="sgd", learning_rate="auto", global_batch=64, goal=Goal(accuracy=0.2))
     left = broken_off(run_of("sgd", 64, 0.9))
     plan = make_plan(profile_of(), job, runs=[left])
-    assert float(reason_of(plan, "epochs to target").value.split()[0]) < 3
+    assert float(reason(plan, "epochs to target").value.split()[0]) < 3
     assert experience_of(profile_of(), job, [left]).compared() == ()
 
 
@@ -269,12 +265,12 @@ def test_runs_with_other_settings_are_left_out_or_stand_in_and_it_is_said():
     job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
     runs = [run_of("muon", 512, 0.9), run_of("muon", 512, 0.3, base=5.0)]
     plan = make_plan(profile_of(), job, runs=runs)
-    assert "90.0%" in reason_of(plan, "accuracy").value
-    told = reason_of(plan, "gradient noise scale").why
+    assert "90.0%" in reason(plan, "accuracy").value
+    told = reason(plan, "gradient noise scale").why
     assert "Of the runs with optimizer=muon, 1 with another rate" in told
     plan = make_plan(profile_of(), job, runs=[run_of("sgd", 512, 0.6)])
     assert plan.update == "muon"
-    assert "No run with optimizer=muon was given" in reason_of(plan, "gradient noise scale").why
+    assert "No run with optimizer=muon was given" in reason(plan, "gradient noise scale").why
 
 
 def test_runs_that_the_job_cannot_be_like_are_refused_if_there_are_no_others():

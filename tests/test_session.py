@@ -40,17 +40,10 @@ from batchwright.training.step import clock
 from batchwright.workload.muon import muon
 from samples import make_data, make_job, make_plan
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SAMPLES, FEATURES, CLASSES = 22, 4, 3
 BATCH = 5  # 22 samples are 4 full steps and a tail of 2
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny tensors on several threads mostly wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Points(Dataset):

@@ -24,6 +24,8 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from samples import make_data, make_job, make_plan
 from test_session import summary_in, weights_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SAMPLES, SIDE = 27, 12
 ROWS = (  # epochs, resolution, global batch, rate, dropout, strength
     (2, 6, 8, 0.1, 0.1, 0.0),
@@ -32,15 +34,6 @@ ROWS = (  # epochs, resolution, global batch, rate, dropout, strength
     (2, 12, 5, 0.02, 0.3, 2.0),
 )
 EPOCHS = sum(row[0] for row in ROWS)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny tensors on several threads mostly wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def images() -> ImageStore:

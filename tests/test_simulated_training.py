@@ -37,14 +37,7 @@ from batchwright.workload.task import build_optimizer
 from hosting import KEY, hosted
 from simulated_tasks import CPU, RULE, SAMPLES, make_task, make_virtual_plan
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny tensors on several threads mostly wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def train(plan, folder, *, resume=False):

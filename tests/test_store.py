@@ -13,19 +13,12 @@ from batchwright.workload.data import store_writer
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.store import open_store
 from batchwright.workload.data.store_writer import StoreWriter
+from samples import make_data
 
 SECONDS = 300  # until a wait has failed; a busy machine may take long
 
 RECIPE = {"data": "made for a test"}
-FACTS = DataFacts(
-    name="test",
-    digest="0",
-    train_samples=3,
-    val_samples=1,
-    split="by hand",
-    classes=("a", "b"),
-    side=4,
-)
+FACTS = make_data(train_samples=3, val_samples=1, classes=("a", "b"), side=4)
 
 
 @pytest.fixture(autouse=True)

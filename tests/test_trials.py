@@ -20,13 +20,14 @@ from batchwright.probing.bench import Bench
 from batchwright.probing.executor import Executor
 from batchwright.probing.measure import trials
 from batchwright.probing.measure.trials import GivenUp, NoAccuracy, run_trial
-from batchwright.records import DataFacts, Job
+from batchwright.records import Job
 from batchwright.training.batches.sampler import epoch_order
 from batchwright.training.loop import accuracy_and_loss
 from batchwright.workload.data.image_files import ImageFiles
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.task import build_network
+from samples import make_data
 
 CPU = torch.device("cpu")
 SIDE, CLASSES, IMAGES, HELD_OUT = 8, 4, 500, 100
@@ -96,15 +97,7 @@ def job_of(**changes):
 
 def bench_of(*, group=None, **changes):
     signs = Signs()
-    facts = DataFacts(
-        name="signs",
-        digest="0",
-        train_samples=IMAGES,
-        val_samples=IMAGES,
-        split="none",
-        classes=tuple("abcd"),
-        side=SIDE,
-    )
+    facts = make_data(train_samples=IMAGES, val_samples=IMAGES, classes=tuple("abcd"), side=SIDE)
     images = ImageData(signs, signs, facts, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     bench = Bench(job_of(**changes), images, group or Group(CPU))
     signs.asked.clear()

@@ -168,8 +168,12 @@ def make_plan(
     chosen = considered[kept.index(choice.row)]
     batch = chosen.global_batch_size
     update = chosen_optimizer(job, batch, compared)
-    scheduled = _scheduled_epochs(job, table, choice.row)
-    job = job.model_copy(update={"epochs": choice.row.epochs})
+    row = choice.row
+    more = range(row.epochs + 1, scheduled_epochs(job, row.epochs) + 1)  # the schedule may take
+    scheduled = row.epochs + bisect_left(  # as many of them as the limits allow
+        more, True, key=lambda epochs: bool(table.trained(row, epochs).misses)
+    )
+    job = job.model_copy(update={"epochs": row.epochs})
     by_runs: dict[str, Any] = {"scaling": job.scaling, "ags": job.ags, "epochs": scheduled}
     losses = table.losses(choice.row.cluster)
     if losses.mean < inf and job.checkpoint_seconds == "auto":
@@ -323,12 +327,6 @@ def _held_out(kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:
     together = [kind for kind in measured if kind.together]
     slowest = max(together, key=lambda kind: kind.profile.kinds[0].pace, default=None)
     return held_out(slowest or measured[0]) if measured else ()
-
-
-def _scheduled_epochs(job: Job, table: Table, row: Row) -> int:
-    """Epochs that the schedule is laid out over: as many as are wanted and the limits allow."""
-    more = range(row.epochs + 1, scheduled_epochs(job, row.epochs) + 1)
-    return row.epochs + bisect_left(more, True, key=lambda n: bool(table.trained(row, n).misses))
 
 
 def _spot_reasons(table: Table, row: Row, kinds: Sequence[WorkerType]) -> tuple[Reason, ...]:

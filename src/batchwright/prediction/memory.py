@@ -260,16 +260,14 @@ class MemoryModel:
             high = min(high, most)
             low = max(low, least * (resolution / larger[0]) ** 2)
             values.append((larger[0], value))
-        return self._between_sides(values, resolution), low, high
-
-    def _between_sides(self, values: Sequence[tuple[int, float]], resolution: int) -> float:
-        """Linear in the pixels, or in proportion to them above what always lives."""
-        if len(values) == 2:
+        if len(values) == 2:  # linear in the pixels
             (r0, m0), (r1, m1) = values
-            return m0 + (m1 - m0) * (resolution**2 - r0**2) / (r1**2 - r0**2)
-        side, value = values[0]
-        fixed = float(_floor(self.parts))
-        return fixed + max(0.0, value - fixed) * (resolution / side) ** 2
+            between = m0 + (m1 - m0) * (resolution**2 - r0**2) / (r1**2 - r0**2)
+        else:  # in proportion to them, above what always lives
+            ((side, value),) = values
+            fixed = float(_floor(self.parts))
+            between = fixed + max(0.0, value - fixed) * (resolution / side) ** 2
+        return between, low, high
 
     def _at(self, resolution: int, batch: int, workers: int) -> tuple[float, float, float]:
         measured = self._nearest_workers(workers, resolution)

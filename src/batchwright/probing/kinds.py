@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import fmean, median, stdev, variance
 
+from batchwright.prediction.contradictions import key_of
 from batchwright.prediction.fit import student_t_975
 from batchwright.probing.commands import Point
 from batchwright.probing.measure.step_time import Apart
@@ -101,7 +102,7 @@ def kinds_of(
         own = tuple(
             _of_kind(step, shares, told, point)
             for step in steps
-            if (told := visits.get(point := Point(*_key_of(step)))) and step.workers == len(places)
+            if (told := visits.get(point := Point(*key_of(step)))) and step.workers == len(places)
         )
         memory = min(places[rank].memory_bytes for rank in ranks)
         found.append(
@@ -115,10 +116,6 @@ def kinds_of(
             )
         )
     return tuple(found)
-
-
-def _key_of(step: StepTime) -> tuple[int, int, int]:
-    return step.workers, step.resolution, step.local_batch_size
 
 
 class _Shares:

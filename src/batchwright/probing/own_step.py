@@ -318,13 +318,14 @@ class OwnStep:
         bench = self.bench
         match command:
             case commands.Prepare():
+                neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", str(self.group.size)))
                 return commands.Prepared(
                     data=self.data,
                     network=self.network,
                     parts=bench.parts(),
                     device_name=device_name(bench.device),
                     threads=torch.get_num_threads(),
-                    memory_bytes=free_memory(bench.device, self._neighbours),
+                    memory_bytes=free_memory(bench.device, max(1, neighbours)),
                     allocator="as the program has set it",
                     arithmetic=arithmetic(bench.device),
                 )
@@ -354,11 +355,6 @@ class OwnStep:
                 return commands.Evaluated(seconds_per_image=_NEVER)
             case _:
                 raise PlanError(f"a step of your own cannot tell what {command.do} asks")
-
-    @property
-    def _neighbours(self) -> int:
-        """Workers on this machine."""
-        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", str(self.group.size))))
 
 
 def probe_step(

@@ -68,7 +68,12 @@ def advice_for(
         BatchwrightError: Plan and profile do not fit together, or no plan comes of them.
     """
     drift = drift_of(plan, epochs)
-    if drift is None or not drift.beyond or profile is None or not _can_change(plan):
+    if drift is None or not drift.beyond or profile is None:
+        return None
+    # It can go on with another batch, and the planner chose the one that it has.
+    if not may_change(plan) or plan.job.global_batch != "auto":
+        return None
+    if len({stage.workers for stage in plan.stages}) > 1:
         return None
     epoch = drift.done + 1  # the one in progress ends first
     if epoch >= plan.epochs:
@@ -106,15 +111,6 @@ def advice_for(
         }
     )
     return Offer(epoch=epoch, reason=reason, plan=spliced(plan, whole, epoch))
-
-
-def _can_change(plan: Plan) -> bool:
-    """Whether a run that follows the plan could go on with another batch, and the planner chose it.
-
-    All its rows are for one number of workers.
-    """
-    same = len({stage.workers for stage in plan.stages}) == 1
-    return may_change(plan) and plan.job.global_batch == "auto" and same
 
 
 def _planned_again(

@@ -68,7 +68,9 @@ class Recovering:
         """
         if not self._hooks:
             self._hooks = [
-                one.register_post_accumulate_grad_hook(partial(self._note_done, number))
+                one.register_post_accumulate_grad_hook(
+                    lambda _, number=number: self._done.add(number)
+                )
                 for number, one in enumerate(self._trained)
             ]
         samples = samples_in(batch)
@@ -135,9 +137,6 @@ class Recovering:
         """Watch the parameters no more."""
         for one in self._hooks:
             one.remove()
-
-    def _note_done(self, number: int, _: Tensor) -> None:
-        self._done.add(number)
 
     def _note_arrival(self, number: int, gradients: Sequence[Tensor]) -> None:
         self._arrived = gradients[number].detach()

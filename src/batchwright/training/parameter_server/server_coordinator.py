@@ -377,7 +377,11 @@ class ServerCoordinator:
     def _hand_out(self) -> None:
         """Give all that wait and need not what is theirs."""
         server = self.server
-        if server is not None and not self._stop and self._all_asked():
+        if server is not None and not self._stop and not self.begun:
+            self.begun = len(self._asked.keys() | self.members.gone) == self._plan.workers
+            if self.begun:
+                self._recorder.training_begins()
+        if server is not None and not self._stop and self.begun:
             again = not self.finished
             while again:  # that there is no round left for one may set others free
                 before, again = server.rounds.members, False
@@ -395,12 +399,6 @@ class ServerCoordinator:
                 for rank in list(self._asked):
                     self._reply(server, rank, None)
         self.lock.notify_all()
-
-    def _all_asked(self) -> bool:
-        if not self.begun and len(self._asked.keys() | self.members.gone) == self._plan.workers:
-            self.begun = True
-            self._recorder.training_begins()
-        return self.begun
 
     def _begin(self, server: ParameterServer, rank: int, ticket: RoundAssignment) -> None:
         self._rounds_begun[rank] = self._recorder.training_seconds, server.rounds.lead(rank)

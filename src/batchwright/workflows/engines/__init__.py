@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -113,18 +114,13 @@ def hand_over(
         BatchwrightError: What is wrong, in one line; the exit code is the run's own.
         Interrupted: Somebody stopped waiting; the run goes on.
     """
-    done = _summary_in(folder)
-    if done is None or not done.ended:
+    ended = False
+    with suppress(BatchwrightError):  # there is no summary yet
+        ended = read_record(folder / "summary.json", RunSummary).ended
+    if not ended:
         command = [sys.executable, "-m", "batchwright", *resuming_words(folder.resolve(), job)]
         reported = [] if report_to is None else ["--report-to", report_to]
         named = [part for word in trackers for part in ("--tracker", word)]
         command += [*reported, *["--follow-advice"] * follow_advice, *named, *overrides]
         resolve_name(job.launcher.submit)(folder, job, command)
     return read_summary(folder)
-
-
-def _summary_in(folder: Path) -> RunSummary | None:
-    try:
-        return read_record(folder / "summary.json", RunSummary)
-    except BatchwrightError:  # none yet
-        return None

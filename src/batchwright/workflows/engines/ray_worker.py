@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM
@@ -144,8 +144,10 @@ def _carry_out(told: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str]
                 epochs.clear()
             if ended is not None:
                 break
-        if _was_killed(process, stopping=stopping):
-            raise WorkerError(f"worker {rank} on {socket.gethostname()} was killed")
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(_LAST_SECONDS)
+            if code < 0 and not (stopping and code == -SIGTERM):  # that is what stops it
+                raise WorkerError(f"worker {rank} on {socket.gethostname()} was killed")
     finally:
         process.kill()
         process.wait()
@@ -186,15 +188,6 @@ def _start(told: Work, rank: int) -> subprocess.Popen[bytes]:
                 stderr=log,
                 pass_fds=files,
             )
-
-
-def _was_killed(process: subprocess.Popen[bytes], *, stopping: bool) -> bool:
-    """Whether a process was ended by another signal than the one that is to stop it."""
-    try:
-        code = process.wait(_LAST_SECONDS)
-        return code < 0 and not (stopping and code == -SIGTERM)
-    except subprocess.TimeoutExpired:
-        return False
 
 
 def _stop(told: Work) -> bool:

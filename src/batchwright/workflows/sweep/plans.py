@@ -70,6 +70,8 @@ class Planner:
             BatchwrightError: A cell's job, prices, data, network or batch is impossible; names the
                 cell.
         """
+        from batchwright.workload.host import half_of, resolve_device
+
         for of_setting in _by_setting(cells):
             first = of_setting[0]
             with self._named(first):
@@ -84,7 +86,8 @@ class Planner:
                         "price of a worker for an hour"
                     )
                 plan = plan_without_profile(job, self._data_of(job), self._network_of(job))
-                if not _format_is_open(job):
+                # Else its number format is for a measurement to choose.
+                if job.precision != "auto" or half_of(resolve_device(job.device)) is None:
                     self._take(of_setting, plan)
 
     def measure(self, cells: Iterable[Cell], folder: Path) -> None:
@@ -226,13 +229,6 @@ class Planner:
         except BatchwrightError as error:
             error.args = (f"cell {setting_words(self._keys, cell.values)}: {error}",)
             raise
-
-
-def _format_is_open(job: Job) -> bool:
-    """Whether the number format of a job is for a measurement to choose."""
-    from batchwright.workload.host import half_of, resolve_device
-
-    return job.precision == "auto" and half_of(resolve_device(job.device)) is not None
 
 
 def _by_setting(cells: Iterable[Cell]) -> list[list[Cell]]:

@@ -238,7 +238,7 @@ class FilePipeline:
     def _chooser(self, epoch: int | None, resolution: int) -> Callable[[Tensor], list[_Key]]:
         """What makes keys of indices."""
         if epoch is None or self._augmentation in UNCROPPED:
-            return partial(_whole_keys, resolution=resolution)
+            return lambda indices: [(index, resolution, None) for index in indices.tolist()]
         strength = min(1.0, self.strength)
         return partial(
             _drawn_keys, seed=self._seed, epoch=epoch, resolution=resolution, strength=strength
@@ -256,11 +256,6 @@ class FilePipeline:
             turns = self._warps.draw(epoch, indices, self.strength)
             images = warp(images, sent(turns, self._device))
         return self._normalization(images), labels.to(self._device, non_blocking=True)
-
-
-def _whole_keys(indices: Tensor, *, resolution: int) -> list[_Key]:
-    """Keys of images of which nothing is drawn."""
-    return [(index, resolution, None) for index in indices.tolist()]
 
 
 def _drawn_keys(
