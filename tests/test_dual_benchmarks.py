@@ -31,8 +31,13 @@ from samples import make_data, make_network
 # ----------------------------------------------------------------------------------------- rounds
 
 
+SAMPLES = {"large": (500, 500), "k105": (525, 475), "k110": (550, 450)}
+
+
 def rounds_of(exchange: float = 0.0, **seconds: tuple[float, float]) -> dict[str, Round]:
-    return {name: Round(both, (exchange, exchange)) for name, both in seconds.items()}
+    return {
+        name: Round(both, (exchange, exchange), SAMPLES[name]) for name, both in seconds.items()
+    }
 
 
 def test_rounds_are_held_against_large_ones_of_the_same_turn() -> None:
@@ -51,6 +56,8 @@ def test_rounds_are_held_against_large_ones_of_the_same_turn() -> None:
     share = figures["server_share_of_round"]
     assert (share.repeats, share.met) == (12, False)
     assert share.high == pytest.approx(0.5 / 10.6, rel=0.1)
+    pace = figures["pace_beside_small_k110"]
+    assert pace.value == pytest.approx(1.2 / 1.1)
 
 
 @pytest.mark.slow
