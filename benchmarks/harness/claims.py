@@ -400,8 +400,8 @@ DBS = Paper(
         Claim(
             "Shares as published with ResNet-101, DenseNet-121, GoogLeNet and RegNet (several "
             "workers on one GPU, as there, are refused here: decision 71)",
-            command="batchwright run method=dynamic-batch rebalance=published "
-            "network=torchvision:resnet101",
+            command="batchwright run method=dynamic-batch rebalance=published workers=4 "
+            "network=torchvision:resnet101 data=cifar100:PATH",
         ),
     ),
     benchmarks=("uneven", "shares", "shared_cores"),
