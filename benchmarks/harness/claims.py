@@ -424,6 +424,20 @@ POSTER = Paper(
             {"": "warmup.warmup_gain_points_3840"},
             over=("warmup.warmup_gain_points_3840", 0.0),
         ),
+        *(
+            Claim(
+                f"Beyond the best warm-up accuracy falls{where} (20 of 90 epochs less the best)",
+                {
+                    "60 times": f"{name}.longest_over_best_points_{60 * base}",
+                    "240 times": f"{name}.longest_over_best_points_{240 * base}",
+                },
+                over=(0.0, EACH),
+            )
+            for name, base, where in (
+                ("warmup", 16, ""),
+                ("warmup_long", 4, " in trainings of at least 1,000 steps"),
+            )
+        ),
         Claim(
             "The best warm-up is longer at the larger batch (paper: 5 and 10 of 90 epochs)",
             {
