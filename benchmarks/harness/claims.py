@@ -111,6 +111,7 @@ DUAL_BATCH = Paper(
             "Both kinds of workers end a round together",
             {
                 "longest less shortest over their mean": "dual_batch.finish_spread",
+                "with equal batches": "dual_batch.equal_finish_spread",
             },
         ),
         Claim(
