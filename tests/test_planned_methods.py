@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from batchwright.algorithms.simulated_clock import step_times
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
+from batchwright.planning.schedule import rate_schedule
 from batchwright.prediction.memory import fit_memory
 from batchwright.records import (
     Cluster,
@@ -647,6 +651,27 @@ def test_truncated_as_in_table_2_of_the_paper(small, extra, batch, share):
     assert sum(stage.samples_per_round) == plan.data.train_samples
     reason = next(one for one in plan.reasons if one.choice == "samples per round")
     assert "cut to whole numbers" in reason.why
+
+
+def test_the_words_of_the_equations_plan_the_papers_first_experiment():
+    page = (Path(__file__).parent.parent / "docs" / "methods.md").read_text(encoding="utf-8")
+    told = re.search(r"`(method=hybrid cycle\.order=fixed [^`]+)`", page)
+    assert told
+    words = told[1].split()
+    large, small = (
+        plan_without_profile(load_job(None, [*words, *more]), CIFAR100, make_network())
+        for more in ((), ("dual.small_workers=3", "dual.extra_time=1.1", "warmup_epochs=0"))
+    )
+    rates = [(80, pytest.approx(0.1)), (40, pytest.approx(0.02)), (20, pytest.approx(0.004))]
+    for plan in (large, small):
+        assert [(one.epochs, one.learning_rate) for one in plan.stages] == rates
+    assert large.stages[0].local_batch_sizes == (500,) * 4
+    assert small.stages[0].local_batch_sizes == (500, 127, 127, 127)  # table 2
+    begin, *_ = rate_schedule(large).points
+    assert begin.learning_rate == pytest.approx(0.02)
+    (end,) = (one for one in rate_schedule(large).points if one.epoch == 5)
+    assert end.learning_rate == pytest.approx(0.1)
+    assert rate_schedule(small).points[0].learning_rate == pytest.approx(0.1)
 
 
 def test_large_batches_may_be_the_largest_that_fit_as_published():
