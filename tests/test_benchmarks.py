@@ -10,6 +10,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,7 @@ from benchmarks.harness.kept_runs import Run  # noqa: E402
 from benchmarks.harness.loads import until  # noqa: E402
 from benchmarks.harness.plans import Opened, facts_of, made_up_data  # noqa: E402
 from benchmarks.harness.turns import Arm, Turn, started, take_turns  # noqa: E402
+from benchmarks.methods import warmup  # noqa: E402
 from benchmarks.methods.cyclic import BENCHMARK as CYCLIC  # noqa: E402
 from benchmarks.methods.cyclic import (  # noqa: E402
     EPOCHS,
@@ -673,6 +675,26 @@ def test_time_saved_is_of_training_alone_and_beside_it_with_evaluation() -> None
     assert found["cifar_time_saved"].met
     assert found["cifar_time_saved_with_evaluation"].value == pytest.approx(1 / 6)
     assert found["cifar_copy_seconds"].value == 3.0
+
+
+def test_warm_ups_are_held_against_none_and_the_best_by_the_same_seeds() -> None:
+    shares = {0.0: (0.30, 0.32), 1.0: (0.33, 0.34), 4.0: (0.31, 0.33)}
+    swept = SimpleNamespace(
+        keys=[SimpleNamespace(key="global_batch", values=(960,))],
+        settings=[
+            SimpleNamespace(
+                values=(960, length),
+                accuracy=SimpleNamespace(value=sum(some) / 2, standard_error=0.001),
+                done=2,
+            )
+            for length, some in shares.items()
+        ],
+        runs_of=lambda values: [SimpleNamespace(accuracy=one) for one in shares[values[1]]],
+    )
+    found = warmup.warmups_found(swept, warmup.BENCHMARK, epochs=18)
+    assert found["warmup_best_epochs_960"].value == pytest.approx(5)
+    assert found["warmup_gain_points_960"] == pytest.approx([3.0, 2.0])
+    assert found["longest_over_best_points_960"] == pytest.approx([-2.0, -1.0])
 
 
 def test_accuracy_of_cycles_is_no_worse_only_with_its_whole_interval() -> None:

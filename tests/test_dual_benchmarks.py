@@ -31,8 +31,13 @@ from samples import make_data, make_network
 # ----------------------------------------------------------------------------------------- rounds
 
 
+SAMPLES = {"large": (500, 500), "k105": (525, 475), "k110": (550, 450)}
+
+
 def rounds_of(exchange: float = 0.0, **seconds: tuple[float, float]) -> dict[str, Round]:
-    return {name: Round(both, (exchange, exchange)) for name, both in seconds.items()}
+    return {
+        name: Round(both, (exchange, exchange), SAMPLES[name]) for name, both in seconds.items()
+    }
 
 
 def test_rounds_are_held_against_large_ones_of_the_same_turn() -> None:
@@ -51,6 +56,8 @@ def test_rounds_are_held_against_large_ones_of_the_same_turn() -> None:
     share = figures["server_share_of_round"]
     assert (share.repeats, share.met) == (12, False)
     assert share.high == pytest.approx(0.5 / 10.6, rel=0.1)
+    pace = figures["pace_beside_small_k110"]
+    assert pace.value == pytest.approx(1.2 / 1.1)
 
 
 @pytest.mark.slow
@@ -137,18 +144,26 @@ def test_gains_are_paired_and_only_a_clear_one_reaches_its_goal() -> None:
 def test_update_factors_are_told_apart_by_loss_and_accuracy_of_the_same_seed() -> None:
     plans = {name: plan_of(keys, 0, cifar()) for name, keys in update_factors.arms().items()}
     assert {plan.job.server.update_factor for plan in plans.values()} == set(update_factors.FACTORS)
-    best = plan_of(first_arms()["k110-3"], 0, cifar())
-    assert {plan.stages[0].local_batch_sizes for plan in plans.values()} == {
-        best.stages[0].local_batch_sizes
-    }
+    for count in update_factors.SMALL_WORKERS:
+        beside = plan_of(first_arms()[f"k110-{count}"], 0, cifar())
+        batches = {
+            plan.stages[0].local_batch_sizes
+            for name, plan in plans.items()
+            if name.endswith(f"-{count}")
+        }
+        assert batches == {beside.stages[0].local_batch_sizes}
     runs = {
-        name: [Run(30 + seed + less, 1.0, (1,), loss=2.0 + seed - less) for seed in range(3)]
+        f"{name}-{count}": [
+            Run(30 + seed + less, 1.0, (1,), losses=(4.0, 2.0 + seed - less)) for seed in range(3)
+        ]
         for name, less in (("ratio", 0.0), ("sqrt", 0.1), ("none", 0.2))
+        for count in update_factors.SMALL_WORKERS
     }
     found = update_factors.BENCHMARK.values(update_factors.found_of(runs))
     assert set(found) == {one.name for one in update_factors.BENCHMARK.figures}
-    assert found["loss_over_none"].value == pytest.approx(0.2)
-    assert found["points_over_sqrt"].value == pytest.approx(-0.1)
+    assert found["loss_over_none_2"].value == pytest.approx(0.2)
+    assert found["losses_over_none_2"].value == pytest.approx(0.1)
+    assert found["points_over_sqrt_3"].value == pytest.approx(-0.1)
 
 
 # ----------------------------------------------------------------------------------------- hybrid

@@ -40,8 +40,10 @@ def test_a_kept_run_counts_only_for_the_very_plan_that_made_it(tmp_path: Path) -
     runs, one = KeptRuns(tmp_path / "kept", tmp_path), wanted(0)
     assert runs.kept(one) is None
     values = {"plan": one.digest, "accuracy": 33.0, "seconds": 1.0, "batches": [500, 205]}
-    (tmp_path / "kept" / "k105-3-0.json").write_text(json.dumps(values))
-    assert runs.kept(one) == Run(33.0, 1.0, (500, 205))
+    (tmp_path / "kept" / "k105-3-0.json").write_text(json.dumps(values | {"loss": 3.0}))
+    assert runs.kept(one) == Run(33.0, 1.0, (500, 205))  # older code kept one loss alone
+    (tmp_path / "kept" / "k105-3-0.json").write_text(json.dumps(values | {"losses": [4.0, 3.0]}))
+    assert runs.kept(one) == Run(33.0, 1.0, (500, 205), losses=(4.0, 3.0))
     assert runs.kept(wanted(0, "there")) is not None
     assert runs.kept(Wanted("k105-3", 0, wanted(1).plan)) is None
     assert runs.kept(wanted(0, words=("benchmarks.methods.other_optimizers", "lamb"))) is None

@@ -86,8 +86,8 @@ class Run:
     noise_scale: float | None = None
     # accuracy held out after each epoch, in percent; empty unless each was evaluated
     curve: tuple[float, ...] = ()
-    # held out, after the last epoch; ``None``: not kept, as in runs of older code
-    loss: float | None = None
+    # loss held out after each epoch, in nats; empty unless each was evaluated
+    losses: tuple[float, ...] = ()
 
 
 Runs = Mapping[str, Sequence[Run]]
@@ -144,7 +144,8 @@ class KeptRuns:
             return None
         if values.pop("plan") != one.digest:
             return None
-        lists = {key: tuple(values.get(key, ())) for key in ("batches", "curve")}
+        values.pop("loss", None)  # older code kept that of the last epoch alone
+        lists = {key: tuple(values.get(key, ())) for key in ("batches", "curve", "losses")}
         return Run(**{**values, **lists})
 
     def _carry_out(self, todo: Iterator[Wanted]) -> None:
@@ -194,13 +195,14 @@ class KeptRuns:
             epochs = summary.epochs
             scales = [epoch.noise_scale for epoch in epochs if epoch.noise_scale]
             curve = tuple(100 * epoch.top1 for epoch in epochs if epoch.top1 is not None)
+            losses = tuple(epoch.val_loss for epoch in epochs if epoch.val_loss is not None)
             run = Run(
                 100 * summary.accuracy,
                 sum(epoch.training_seconds for epoch in epochs),
                 batches,
                 noise_scale=scales[-1] if scales else None,
                 curve=curve if len(curve) == len(epochs) > 1 else (),
-                loss=epochs[-1].val_loss,
+                losses=losses if len(losses) == len(epochs) else (),
             )
         elif DIVERGED in log:
             run = Run(100 / len(one.plan.data.classes), 0.0, batches, diverged=True)

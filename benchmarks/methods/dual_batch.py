@@ -16,8 +16,11 @@ rounds of 40 to 57 s in one and the same arm.
 
 Ratios are of means over the workers in the same turn; a spread is that of a turn's rounds of both
 workers, longest less shortest over their mean, for both pairs, and beside it that of two large
-batches: what the machine alone makes. The server's share is push, merge and pull of a round of this
-fifth of CIFAR-100 (of all of it, a fifth of the share), over all arms. Pushes, each with merge and
+batches: what the machine alone makes. A plan takes a large batch to be as quick beside a small one
+as beside another large one: pace_beside_small is the first worker's seconds a sample in a round
+over those that it has with two large batches in the same turn, 1 where that is so. The server's
+share is push, merge and pull of a round of this fifth of CIFAR-100 (of all of it, a fifth of the
+share), over all arms. Pushes, each with merge and
 pull, are of a `resnet18` (11 million weights) by 2, 4 and 8 processes that do not train, for 3 s
 (--full: three times 10 s). All are medians and quartiles.
 
@@ -35,7 +38,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from batchwright.records import Job, Plan, Profile
+from batchwright.records import Job, Plan, Profile, RoundRecord
 from batchwright.records.lines.line_files import lines_of
 from batchwright.records.lines.run_lines import RoundLine
 from batchwright.workflows import verbs
@@ -70,6 +73,11 @@ BENCHMARK = Benchmark(
                "longest less shortest round of the two workers over their mean", at_most=0.03),
         Figure("equal_finish_spread", "ratio", "median",
                "the same of two workers with equal batches: the machine's own part"),
+        *(
+            Figure(f"pace_beside_small_{name}", "ratio", "median", "a large-batch worker's seconds "
+                   f"a sample beside a small batch over those beside a large one, {extra:g}")
+            for name, extra in EXTRA_TIMES.items()
+        ),
         Figure("server_share_of_round", "share", "median",
                "push, merge and pull as a share of a round", at_most=0.02),
         Figure("pushes_per_second_2", "pushes/s", "median",
@@ -105,6 +113,7 @@ class Round:
 
     seconds: tuple[float, ...]  # of each worker's round, in rank order
     exchanges: tuple[float, ...]  # seconds of it for push, merge and pull of each
+    samples: tuple[int, ...]  # that each trained on in it
 
     @property
     def mean(self) -> float:
@@ -115,6 +124,11 @@ class Round:
     def spread(self) -> float:
         """Longest less shortest over the mean."""
         return (max(self.seconds) - min(self.seconds)) / self.mean
+
+    @property
+    def pace(self) -> float:
+        """Seconds a sample of the first worker, which always has the large batch."""
+        return self.seconds[0] / self.samples[0]
 
 
 def measure_rounds(data: Path, folder: Path, *, full: bool) -> Found:
@@ -137,10 +151,14 @@ def measure_rounds(data: Path, folder: Path, *, full: bool) -> Found:
     }
     with started(starters) as arms:
         seconds = take_turns({name: partial(_turn, arms[name]) for name in arms}, turns, form=str)
-    exchanges = {name: _exchanges(folder / name) for name in plans}
+    records = {name: _records(folder / name) for name in plans}
     rounds = [
         {
-            name: Round(each[turn], tuple(worker[turn] for worker in exchanges[name]))
+            name: Round(
+                each[turn],
+                tuple(worker[turn].exchange_seconds for worker in records[name]),
+                tuple(worker[turn].samples for worker in records[name]),
+            )
             for name, each in seconds.items()
         }
         for turn in range(COLD_TURNS, turns - 1)
@@ -162,6 +180,12 @@ def rounds_found(turns: Sequence[Mapping[str, Round]]) -> dict[str, list[float]]
         },
         "finish_spread": [turn[name].spread for turn in turns for name in EXTRA_TIMES],
         "equal_finish_spread": [turn["large"].spread for turn in turns],
+        **{
+            f"pace_beside_small_{name}": ratios(
+                [turn[name].pace for turn in turns], [turn["large"].pace for turn in turns]
+            )
+            for name in EXTRA_TIMES
+        },
         "server_share_of_round": [
             share
             for turn in turns
@@ -177,13 +201,10 @@ def _turn(arm: Arm) -> tuple[float, ...]:
     return tuple(turn.seconds for turn in arm.ends())
 
 
-def _exchanges(run_folder: Path) -> list[list[float]]:
-    """Seconds of each worker's exchanges, round by round, as the run's records have them."""
+def _records(run_folder: Path) -> list[list[RoundRecord]]:
+    """The rounds of each worker, in their order."""
     rounds = [line.record for line in lines_of(run_folder) if isinstance(line, RoundLine)]
-    return [
-        [one.exchange_seconds for one in rounds if one.worker == worker]
-        for worker in range(WORKERS)
-    ]
+    return [[one for one in rounds if one.worker == worker] for worker in range(WORKERS)]
 
 
 # ------------------------------------------------------------------------------------------ plans

@@ -18,9 +18,9 @@ Two sweeps (`batchwright sweep`), the same seeds in all cells of one:
 
 The best warm-up is that with the best mean accuracy, in epochs of 90; its spread is from the
 shortest to the longest within one standard error of it. Its gain is that of the better of those
-above 0 (by the mean) less none, paired. Accuracy is held out, after the last epoch; of differences
-the spread is Student's 95 % interval. The curves epoch by epoch are drawn as figures/ in the folder
-of each sweep, which --keep keeps.
+above 0 (by the mean) less none, paired; beside it the longest less the best. Accuracy is held out,
+after the last epoch; of differences the spread is Student's 95 % interval. The curves epoch by
+epoch are drawn as figures/ in the folder of each sweep, which --keep keeps.
 
 --full takes some three quarters of an hour on two cores that compute in bfloat16; --quick checks
 warm-up 0 and 1 at 3,840.
@@ -67,6 +67,9 @@ BENCHMARK = Benchmark(
         Figure("warmup_gain_points_960", "points", "interval", "accuracy with the best warm-up "
                "above 0 less that with none, batch 960"),
         Figure("warmup_gain_points_3840", "points", "interval", "batch 3,840"),
+        Figure("longest_over_best_points_960", "points", "interval", "accuracy with the longest "
+               "warm-up, 20 of 90 epochs, less that with the best, batch 960"),
+        Figure("longest_over_best_points_3840", "points", "interval", "batch 3,840"),
         *(
             Figure(f"scaled_over_unscaled_points_{batch}", "points", "interval",
                    f"{'' if number else 'accuracy with linear scaling less that with none, '}"
@@ -145,9 +148,14 @@ def warmups_found(
         made[name] = benchmark[name].made(_epochs(best, epochs), min(near), max(near), best.done)
         warmed = max((one for one in settings if one.values[1]), key=_mean)
         without = next(one for one in settings if not one.values[1])
-        made[f"warmup_gain_points_{batch}"] = differences(
-            _percents(found, warmed.values), _percents(found, without.values)
-        )
+        longest = max(settings, key=lambda one: float(str(one.values[1])))
+        for name, one, other in (
+            ("warmup_gain", warmed, without),
+            ("longest_over_best", longest, best),
+        ):
+            made[f"{name}_points_{batch}"] = differences(
+                _percents(found, one.values), _percents(found, other.values)
+            )
     return made
 
 

@@ -210,7 +210,7 @@ def _factor(found: Served) -> tuple[Reason]:
     }[rule]
     why = (
         f"{what} In the paper's table 3, all three are within about a point; in runs of ours "
-        "`none` was half a point ahead of `ratio` (docs/measured.md)."
+        "`none` was 0.5 to 0.8 points ahead of `ratio` (docs/measured.md)."
     )
     factor = Chosen(value, why, "published", PAPER)
     return (factor.reason("update factor", f"{value:.3f} for small batches"),)
