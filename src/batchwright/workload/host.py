@@ -226,23 +226,6 @@ def release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def evaluation_samples(side: int, micro_batch_size: int) -> int:
-    """Samples in one forward pass of an evaluation.
-
-    The training's micro-batch, which without a backward pass needs less memory than in a step;
-    more where that is small: as many as have the pixels of 256 images of 32 px.
-
-    Args:
-        side: Of the images, in pixels.
-        micro_batch_size: Samples in one forward pass of the training.
-
-    Example:
-        >>> [evaluation_samples(side, 64) for side in (32, 48, 96)]
-        [256, 113, 64]
-    """
-    return max(micro_batch_size, 256 * 32**2 // side**2)
-
-
 def prepare_process(threads: int) -> str:
     """Set the number of compute threads and keep freed memory in the process.
 

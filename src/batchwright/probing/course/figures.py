@@ -11,7 +11,6 @@ from batchwright.probing.course.curves import Curves
 from batchwright.probing.measure.collective import SIZES
 from batchwright.probing.measure.evaluation import passes
 from batchwright.records import CollectiveTime, GradientNoise, UpdateTime
-from batchwright.workload.host import evaluation_samples
 
 # Shares of the budget.
 _EXCHANGE = 0.05
@@ -20,6 +19,7 @@ _EVALUATION = 0.05
 _UPDATES = 0.01  # on each optimizer
 
 _PART = 16  # samples whose gradient is taken for the noise scale
+_EVALUATION_BATCH = 256
 _EVALUATION_REPEATS = 4
 
 
@@ -77,11 +77,9 @@ def _noise(curves: Curves, report: Callable[[str], None]) -> GradientNoise | Non
 def _evaluation(curves: Curves, report: Callable[[str], None]) -> float:
     report("evaluation")
     curve = curves.all[-1]
-    visited = [p.local_batch_size for p in curves.visitor.ledger.steps if p[:2] == curve]
-    wanted = evaluation_samples(curve[1], max(visited))
     each = passes(_EVALUATION_REPEATS, curves.visitor.prepared.loaders or 0)
     affordable = _EVALUATION * curves.budget / sum(each)
-    size = max(1, min(wanted, int(affordable / curves.sample_seconds[curve])))
+    size = max(1, min(_EVALUATION_BATCH, int(affordable / curves.sample_seconds[curve])))
     while True:
         command = commands.Evaluate(workers=curve[0], batch_size=size, repeats=_EVALUATION_REPEATS)
         answer = curves.visitor.ask(command, commands.Evaluated, "evaluating")
