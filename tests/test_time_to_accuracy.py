@@ -289,7 +289,8 @@ def test_what_was_not_trained_leaves_the_prediction_in_proportion(tmp_path: Path
 def made_pair(task: str, script: str, seed: int = 0, **changes: Any) -> list[dict[str, Any]]:
     """Lines of a script and of ours, which takes ``ours`` seconds, a fifth of it for the probe."""
     seconds, ours = changes.pop("seconds", 200.0), changes.pop("ours", 50.0)
-    both = {"task": task, "seed": seed, "burner": False, "look": False, "commit": "a"}
+    both = {"task": task, "seed": seed, "burner": False, "look": False, "commit": "a",
+            "processor": changes.pop("processor", "b")}  # fmt: skip
     one = {"batch": 64, "predicted_seconds": 39.0, "measured_seconds": 40.0,
            "billed_seconds": 41.0, "predicted_resident_bytes": 9.5e8,
            "resident_bytes": 1e9}  # fmt: skip
@@ -312,6 +313,13 @@ def test_a_pair_needs_the_accuracy_that_the_script_reached_last() -> None:
     assert len(pairs_of(lines)) == 1
     assert not pairs_of([*lines, {**lines[0], "accuracy": 61.0}])
     assert not pairs_of(lines[1:])
+
+
+def test_a_report_is_of_one_processor_that_of_the_last_run() -> None:
+    lines = made_pair(SHORT, "torch", ours=40.0)
+    lines += made_pair(SHORT, "lightning", ours=80.0, processor="older")
+    (pair,) = pairs_of([*lines[2:], *lines[:2]])
+    assert pair.ratio == 5
 
 
 def test_a_goal_that_is_missed_counts_as_a_tenth() -> None:

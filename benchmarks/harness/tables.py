@@ -49,8 +49,7 @@ HEADLINES = (
         "time_to_accuracy",
         "time_to_accuracy_short",
         "time to the same accuracy, as above, scripts of two minutes (`resnet8` and `vgg8` on "
-        "25,000 images of CIFAR-100 in ten groups, `resnet8` on Imagenette at 64 px; runs of "
-        "8f6983c, 2026-11-23)",
+        "25,000 images of CIFAR-100 in ten groups, `resnet8` on Imagenette at 64 px)",
     ),
     (
         "first_contact",

@@ -49,19 +49,21 @@ hand, seed 0. Runs are made by
     python -m benchmarks.planning.time_to_accuracy_runs --data DIR --lightning-python PATH
 
 in the order of seeds, short tasks first, the uneven pair last. --full scores the lines that are in
-benchmarks/results/time-to-accuracy-runs.jsonl; a task counts from its first pair on. --quick makes
+benchmarks/results/time-to-accuracy-runs.jsonl, those of the processor that the last one is of; a
+task counts from its first pair on. --quick makes
 one pair of 1,000 images and two epochs as a check, with a data folder.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.benchmark import COMMITS, Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, Value, errors
 from benchmarks.harness.kept_runs import read_lines
 from benchmarks.planning.time_to_accuracy_runs import CHECK, LINES, Asked, Bench
@@ -138,7 +140,8 @@ class Pair:
 
 
 def pairs_of(lines: Sequence[Mapping[str, Any]]) -> list[Pair]:
-    """All pairs that are whole, by the newest line of each run."""
+    """All pairs that are whole, by the newest line of each run, on the processor of the last one."""
+    lines = [line for line in lines if line["processor"] == lines[-1]["processor"]]
     found: dict[tuple[Any, ...], Pair] = {}
     for ours in lines:
         if ours["arm"] != "ours":
@@ -266,7 +269,8 @@ def measure(arguments: Arguments, folder: Path) -> Found:
         pairs = pairs_of(read_lines(LINES))
         if not pairs:
             raise SystemExit(f"{LINES.name} has no pairs yet: make some first, see --help")
-        return found_of(pairs), {"pairs": [told(pair) for pair in pairs]}
+        commits = Counter(pair.ours["commit"] for pair in pairs)
+        return found_of(pairs), {"pairs": [told(pair) for pair in pairs], COMMITS: commits}
     if arguments.data is None:
         return {}, {}
     say("a script and our command on 1,000 images, two epochs")

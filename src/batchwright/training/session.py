@@ -391,7 +391,7 @@ class Session:
                 ``best`` (more is better).
             forward: f(model, batch) -> (outputs, labels), for batches other than such pairs.
             batch_size: Samples in one forward pass; unset: the plan's micro-batch at its highest
-                resolution, at least as many as have the pixels of 256 images of 32 px. Where
+                resolution, at least as many as have the pixels of 64 images of 32 px. Where
                 memory runs out this worker goes on with half as many, in later evaluations too,
                 and warns.
             model: Another than the session's, such as an average of its weights.

@@ -21,7 +21,7 @@ from batchwright.training.batches.sampler import Step
 from batchwright.training.signals import StopRequest
 from batchwright.workload.host import is_out_of_memory, release_memory
 
-_PIXELS = 256 * 32**2  # of a forward pass that keeps a processor busy, and takes little memory
+_PIXELS = 64 * 32**2  # of a forward pass that keeps a processor busy
 Metric = Callable[[Any, Any], Tensor | dict[str, Tensor]]
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
 
@@ -36,7 +36,7 @@ def evaluation_batch(plan: Plan) -> int:
     """Samples in one forward pass of an evaluation at the plan's highest resolution.
 
     The micro-batch, which without a backward pass needs less memory than in a training step; more
-    where that is small: as many as have the pixels of 256 images of 32 px.
+    where that is small: as many as have the pixels of 64 images of 32 px.
     """
     top = max(plan.stages, key=lambda stage: stage.resolution)
     return max(top.micro_batch_size, _PIXELS // top.resolution**2)
