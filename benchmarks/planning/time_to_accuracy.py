@@ -140,7 +140,7 @@ class Pair:
 
 
 def pairs_of(lines: Sequence[Mapping[str, Any]]) -> list[Pair]:
-    """All pairs that are whole, by the newest line of each run, on the processor of the last one."""
+    """All pairs that are whole, by each run's newest line on the processor of the last line."""
     lines = [line for line in lines if line["processor"] == lines[-1]["processor"]]
     found: dict[tuple[Any, ...], Pair] = {}
     for ours in lines:
