@@ -42,13 +42,13 @@ HEADLINES = (
         "time_to_accuracy",
         "time_to_accuracy_all",
         "time to the same accuracy: seconds of a script as people write it over those of "
-        "`batchwright run`, scripts of some fifteen minutes (`resnet8` on CIFAR-100 and on "
+        "`batchwright run`, scripts of some twelve minutes (`resnet8` on CIFAR-100 and on "
         "Imagenette at 96 px)",
     ),
     (
         "time_to_accuracy",
         "time_to_accuracy_short",
-        "time to the same accuracy, as above, scripts of two minutes (`resnet8` and `vgg8` on "
+        "time to the same accuracy, as above, scripts of two to three minutes (`resnet8` and `vgg8` on "
         "25,000 images of CIFAR-100 in ten groups, `resnet8` on Imagenette at 64 px)",
     ),
     (
