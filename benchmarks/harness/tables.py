@@ -48,8 +48,8 @@ HEADLINES = (
     (
         "time_to_accuracy",
         "time_to_accuracy_short",
-        "time to the same accuracy, as above, scripts of two to three minutes (`resnet8` and `vgg8` on "
-        "25,000 images of CIFAR-100 in ten groups, `resnet8` on Imagenette at 64 px)",
+        "time to the same accuracy, as above, scripts of two to three minutes (`resnet8` and "
+        "`vgg8` on 25,000 images of CIFAR-100 in ten groups, `resnet8` on Imagenette at 64 px)",
     ),
     (
         "first_contact",
