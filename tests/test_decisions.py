@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -80,15 +81,15 @@ def test_a_look_has_other_images_than_the_truth_and_is_judged_on_others_still(ta
 def test_batches_leave_enough_steps_and_rates_of_plans_come_first() -> None:
     assert TASKS["digits"].batches == (32, 64, 128, 256, 359)
     assert TASKS["cifar-vgg8"].batches[-1] == 2048
-    cells = list(cells_of(TASKS))
+    cells = [cell for task in TASKS for cell in cells_of(task)]
     assert len(cells) == len(set(cells))
-    assert [cell.rate_scale for cell in cells] == sorted(
-        (cell.rate_scale for cell in cells), key=RATE_SCALES.index
-    )
+    for task in TASKS:
+        scales = [cell.rate_scale for cell in cells_of(task)]
+        assert scales == sorted(scales, key=RATE_SCALES.index)
     for cell in cells:
         assert TASKS[cell.task].images // cell.batch >= MIN_STEPS
-    for task in TASKS.values():
-        assert task.epochs[1] >= 4 * task.epochs[0]
+    for one in TASKS.values():
+        assert one.epochs[1] >= 4 * one.epochs[0]
 
 
 def test_a_look_goes_from_a_sixteenth_of_the_samples_to_all() -> None:
@@ -133,6 +134,8 @@ def test_runs_are_kept_as_lines_that_count_for_the_very_plan(
     assert again.kept(one) == made
     assert again.kept(other) == Run(10.0, 0.0, (64,), diverged=True)
     assert again.kept(wanted(Cell(TASK, 64, "sgd", 1.0, 2), 1, opened())) is None
+    assert again.kept(replace(one, plan=one.alike[0], alike=(one.plan,))) == made
+    assert again.kept(replace(one, plan=one.alike[0], alike=())) is None
     monkeypatch.setattr(kept_runs.subprocess, "Popen", None)  # nothing is started
     again.gather([one, other], until=time.monotonic() + 60)
     again.gather([wanted(Cell(TASK, 32, "sgd", 1.0, 2), 0, opened())], until=time.monotonic())

@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Wanted:
     words: tuple[str, ...] = TRAIN
     # what a line of `RunLines` says of it besides
     facts: Mapping[str, Any] = field(default_factory=dict)
+    # plans whose kept runs count as this one's
+    alike: tuple[Plan, ...] = ()
 
     @property
     def title(self) -> str:
@@ -65,7 +67,11 @@ class Wanted:
             # Modules have moved since runs were first kept: they are named without their folder.
             module, *rest = self.words
             others = " ".join([f"benchmarks.{module.rpartition('.')[2]}", *rest])
-        job = self.plan.job.model_copy(update={"data": self.plan.data.name})
+        changes = {"data": self.plan.data.name}
+        if self.plan.job.activation_checkpointing == "off":
+            # It trains as "auto" does, and plans of the first kept runs did not say it.
+            changes["activation_checkpointing"] = "auto"
+        job = self.plan.job.model_copy(update=changes)
         plan = self.plan.model_copy(update={"job": job, "reasons": ()})
         return hashlib.sha256(
             (plan.model_dump_json(exclude_defaults=True) + others).encode()
@@ -255,8 +261,10 @@ class RunLines(KeptRuns):
         self._carry_out(takewhile(lambda _: time.monotonic() < until, todo))
 
     def kept(self, one: Wanted) -> Run | None:
-        """The run if a line tells of it and it was made by this very plan."""
+        """The run if a line tells of it and it was made by this very plan, or one that is alike."""
         values = self._found.get(one.digest)
+        for plan in one.alike:
+            values = values or self._found.get(replace(one, plan=plan).digest)
         if values is None:
             return None
         self._told[one.digest] = values["commit"]

@@ -5,8 +5,10 @@ The truth is a grid of whole trainings. For each task, each of two lengths, each
 training with the learning rate that a plan gives without trials, with a third of it and with three
 times it; where the best of them with seed 0 is at an end, with one rate more beyond, until the best
 is no end or is 27 times or a 27th of the plan's. Seeds 0 to 2. One worker in one process on one
-core, bfloat16 where the processor computes in it, all else as a job leaves it (a cosine, roots of
-batches in the rates, no micro-batches, usual augmentation):
+core, all else as a job leaves it (a cosine, roots of batches in the rates, no micro-batches, usual
+augmentation). Trainings are in bfloat16 where the processor computes in it, else in float32; 36
+that were made in both by older and newer code differ by 0.1 points in the mean (float32 less
+bfloat16, standard error 0.2), so a line of either precision counts, and says which it is:
 
     digits                resnet8,          8 px, 1,437 images,  3 and 12 epochs, batch  32 to   359
     cifar-resnet8         resnet8,         16 px, 8,192 images,  3 and 12 epochs, batch  32 to 2,048
@@ -39,8 +41,9 @@ of a 16th with a ninth and nine times it, too.
         [--data DIR] [--limit-minutes M]
 
 makes the runs that are missing, and adds a line for each to benchmarks/results/decisions-runs.jsonl
-or benchmarks/results/learning-curves.jsonl. The order is: seed 0 at the plan's rate, seed 0 at the
-others, seed 0 beyond the ends, seed 1, seed 2.
+or benchmarks/results/learning-curves.jsonl. The order is: seed 0, task by task, those of the
+shortest trainings first, each at the plan's rate, at the others and beyond the ends; then seed 1,
+then seed 2.
 
 What is scored are plans of each task for each of its lengths, a case each: from a profile of the
 task with trials, `goal.objective=auto`; from the same profile without them, `goal.objective=knee`.

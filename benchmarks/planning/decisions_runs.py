@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -40,8 +40,10 @@ from benchmarks.harness.plans import (
 )
 
 Optimizer = Literal["sgd", "muon"]
+Precision = Literal["float32", "bfloat16"]
 
 OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "muon")
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 BATCHES = (32, 64, 128, 256, 512, 1024, 2048)
 MIN_STEPS = 4  # of an epoch
 RATE_SCALES = (1.0, 1 / 3, 3.0)  # of the rate that a plan gives, in the order of the runs
@@ -89,13 +91,14 @@ class Task:
         return tuple(sorted({min(batch, most) for batch in LOOK_BATCHES}))
 
 
+# those that train for the shortest time first
 TASKS = {
     "digits": Task("digits", "resnet8", 8, 1437, (3, 12), 1152, 285),
     "cifar-resnet8": Task("cifar100", "resnet8", 16, 8192, (3, 12), 8192, 2000),
-    "cifar-vgg8": Task("cifar100", "vgg8", 16, 8192, (3, 12), 8192, 2000),
     "groups-resnet8": Task("cifar100-groups", "resnet8", 16, 8192, (3, 12), 8192, 2000),
-    "imagenette-resnet8": Task("imagenette", "resnet8", 64, 2048, (2, 8), 2048, 1000),
+    "cifar-vgg8": Task("cifar100", "vgg8", 16, 8192, (3, 12), 8192, 2000),
     "imagenette-mobilenet": Task("imagenette", "mobilenet_small", 32, 2048, (2, 8), 2048, 1000),
+    "imagenette-resnet8": Task("imagenette", "resnet8", 64, 2048, (2, 8), 2048, 1000),
 }
 
 # ------------------------------------------------------------------------------------------ images
@@ -214,12 +217,17 @@ class Cell:
         return f"{self.optimizer}-{self.batch}-rate{self.rate_scale:.3g}-epochs{self.epochs}"
 
 
-def job_keys(task: Task, known: Opened, epochs: int) -> dict[str, Any]:
-    """Keys of a job for a task; a command line takes them too."""
+def job_keys(
+    task: Task, known: Opened, epochs: int, precision: Precision | None = None
+) -> dict[str, Any]:
+    """Keys of a job for a task; a command line takes them too.
+
+    ``precision=None``: `quick_precision`.
+    """
     return {
         "data": known.data,
         "network": task.network,
-        "precision": quick_precision(),
+        "precision": precision or quick_precision(),
         **dict(word.split("=") for word in ONE_WORKER.split()),
         "resolutions": task.side,
         "augment": "crop" if task.data == "digits" else "crop-flip",
@@ -228,10 +236,11 @@ def job_keys(task: Task, known: Opened, epochs: int) -> dict[str, Any]:
     }
 
 
-def plan_of(cell: Cell, seed: int, known: Opened) -> Plan:
+def plan_of(cell: Cell, seed: int, known: Opened, precision: Precision | None = None) -> Plan:
     """The plan of a training: what the job leaves open is as a plan has it, but for the rate."""
     asked = {"global_batch": cell.batch, "optimizer": cell.optimizer, "seed": seed}
-    job = change_job(Job(), {**job_keys(TASKS[cell.task], known, cell.epochs), **asked})
+    keys = job_keys(TASKS[cell.task], known, cell.epochs, precision)
+    job = change_job(Job(), {**keys, **asked})
     plan = planned(job, known)
     return with_rates(plan, cell.rate_scale) if cell.rate_scale != 1 else plan
 
@@ -251,7 +260,11 @@ def wanted(cell: Cell, seed: int, known: Opened, *, prefix: str = "") -> Wanted:
         "rate": float(f"{plan.learning_rate.peak:.6g}"),
         "images": plan.data.train_samples,
     }
-    return Wanted(f"{prefix}{cell.task}-{cell.arm}", seed, plan, facts=facts)
+    # Accuracies of the two precisions are level (the head of `benchmarks.planning.decisions`), so
+    # any machine can go on where another one stopped.
+    others = (one for one in PRECISIONS if one != plan.precision)
+    alike = tuple(plan_of(cell, seed, known, precision=one) for one in others)
+    return Wanted(f"{prefix}{cell.task}-{cell.arm}", seed, plan, facts=facts, alike=alike)
 
 
 # ------------------------------------------------------------------------------------------- looks
@@ -319,12 +332,12 @@ def gather_look(
 # ------------------------------------------------------------------------------------------- truth
 
 
-def cells_of(names: Iterable[str]) -> Iterator[Cell]:
-    """The grid: all at the rate of a plan first."""
-    for scale, name in product(RATE_SCALES, names):
-        task = TASKS[name]
-        for epochs, batch, optimizer in product(task.epochs, task.batches, OPTIMIZERS):
-            yield Cell(name, batch, optimizer, scale, epochs)
+def cells_of(name: str) -> Iterator[Cell]:
+    """The grid of a task: all at the rate of a plan first."""
+    task = TASKS[name]
+    grid = product(RATE_SCALES, task.epochs, task.batches, OPTIMIZERS)
+    for scale, epochs, batch, optimizer in grid:
+        yield Cell(name, batch, optimizer, scale, epochs)
 
 
 def beyond(accuracies: Mapping[float, float]) -> float | None:
@@ -338,7 +351,9 @@ def beyond(accuracies: Mapping[float, float]) -> float | None:
 
 
 def gather_truth(runs: RunLines, data: Path, folder: Path, until: float) -> None:
-    """Make the grid seed by seed, each with what is beyond its ends where seed 0 was best there."""
+    """Make the grid seed by seed and in it task by task, each with what is beyond its ends where
+    seed 0 was best there.
+    """
 
     @cache
     def images_of(name: str) -> Opened:
@@ -347,16 +362,16 @@ def gather_truth(runs: RunLines, data: Path, folder: Path, until: float) -> None
     def one(cell: Cell, seed: int = SEEDS[0]) -> Wanted:
         return wanted(cell, seed, images_of(cell.task))
 
-    grid = list(cells_of(TASKS))
-    added: list[Cell] = []
-    runs.gather(map(one, grid), until)
-    while time.monotonic() < until and (
-        more := _cells_beyond(grid + added, lambda cell: runs.kept(one(cell)))
-    ):
-        runs.gather(map(one, more), until)
-        added += more
+    grid: list[Cell] = []
+    for name in TASKS:
+        cells = more = list(cells_of(name))
+        while more and time.monotonic() < until:
+            runs.gather(map(one, more), until)
+            more = _cells_beyond(cells, lambda cell: runs.kept(one(cell)))
+            cells += more
+        grid += cells
     for seed in SEEDS[1:]:
-        runs.gather((one(cell, seed) for cell in grid + added), until)
+        runs.gather((one(cell, seed) for cell in grid), until)
 
 
 def _cells_beyond(cells: Sequence[Cell], found: Callable[[Cell], Run | None]) -> list[Cell]:
