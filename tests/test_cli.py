@@ -586,7 +586,8 @@ def test_an_export_and_a_runs_lines_overwrite_no_file_unless_they_are_told_to(co
 @pytest.fixture
 def undrawn(monkeypatch):
     """Files of figures stay empty: to draw them takes most of a report's time."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
+    drawing = "matplotlib.backends.backend_agg.FigureCanvasAgg.print_png"
+    monkeypatch.setattr(drawing, lambda *_, **__: None)
 
 
 def test_a_report_is_written_where_the_run_is_found(command, place, undrawn):
@@ -618,7 +619,7 @@ def test_code_to_confirm_is_named_in_quotes():
         refuse_unconfirmed_code(job, (), ())
 
 
-def test_a_report_of_a_summary_goes_where_it_is_asked(command, place):
+def test_a_report_of_a_summary_goes_where_it_is_asked(command, place, undrawn):
     code, _, err = command("report", "-", "--out", "pages", stdin=make_summary().model_dump_json())
     assert code == 0, err
     assert (place / "pages" / "report.html").exists()

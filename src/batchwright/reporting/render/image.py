@@ -108,6 +108,7 @@ def file_bytes(drawn: Figure, kind: str = "png") -> bytes:
         kind: ``png``, ``pdf`` or ``svg``.
     """
     import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     unsaid = {
         "png": ("Software",),
@@ -115,6 +116,9 @@ def file_bytes(drawn: Figure, kind: str = "png") -> bytes:
         "svg": ("Creator", "Date"),
     }[kind]
     content = io.BytesIO()
+    if kind == "png":  # the same bytes as `savefig`, which draws all twice
+        FigureCanvasAgg(drawn).print_png(content, metadata=dict.fromkeys(unsaid))
+        return content.getvalue()
     with mpl.rc_context({"svg.hashsalt": "batchwright", "pdf.fonttype": 42}):
         drawn.savefig(content, format=kind, metadata=dict.fromkeys(unsaid))
     return content.getvalue()
