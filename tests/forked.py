@@ -3,12 +3,14 @@
 A start takes two seconds of a core for its imports; tests that start dozens take their time from
 all others. A command that starts workers has a fork server of its own for them, which would import
 the same again: the first of each command is forked, too, and so are workers of a torchrun that is
-started here. Where nothing is forked (elsewhere than on Linux), each starts as usual.
+started here and the verbs that a sweep or an agent runs. Where nothing is forked (elsewhere than on
+Linux), each starts as usual.
 
     python -m forked FOLDER IN OUT ERR PROGRAM WORDS...
 
 IN, OUT and ERR are paths, or ``&`` and the number of what is open already. The variable FORKED_ON
-names a network namespace and a host name, ``SPACE NAME``, and moves it there.
+names a network namespace and a host name, ``SPACE NAME``, and moves it there; FORKED_UNDRAWN leaves
+figures of reports empty, which take a second of each run.
 """
 
 from __future__ import annotations
@@ -30,9 +32,15 @@ from typing import Any
 from unittest import mock
 
 from batchwright.distributed import fork_server
-from batchwright.distributed.processes import PARENT_PID, child_environment, die_with_parent
+from batchwright.distributed.processes import (
+    PARENT_PID,
+    VERB_PARENT,
+    child_environment,
+    die_with_parent,
+)
 
 TORCHRUN = "torch.distributed.run"
+_VERBS = "batchwright.cli.verb_child"
 _NUMBERS = count()
 _COMMANDS = (  # what commands import as they come to it
     *("batchwright.cli.commands", "batchwright.workflows.verbs", "batchwright.workflows.together"),
@@ -101,9 +109,16 @@ class Forked:
 
 
 @contextmanager
-def forking(*more: str) -> Iterator[None]:
-    """Inside, those that are started are forked, with these modules imported besides."""
+def forking(*more: str, drawn: bool = True) -> Iterator[None]:
+    """Inside, those that are started are forked, with these modules imported besides.
+
+    Args:
+        more: The modules.
+        drawn: Whether figures of reports are files that one can look at.
+    """
     with ExitStack() as stack:
+        if not drawn:
+            stack.enter_context(mock.patch.dict(os.environ, FORKED_UNDRAWN="1"))
         with mock.patch.dict(os.environ, PYTHONPATH=with_tests(os.environ)):
             os.environ.pop("PYTHONUNBUFFERED", None)  # what they print comes as it does elsewhere
             stack.enter_context(fork_server.imported_once(*_COMMANDS, *more))
@@ -124,6 +139,39 @@ def command(*words: object, **how: Any) -> subprocess.CompletedProcess[str]:
     finally:
         one.kill()
     return subprocess.CompletedProcess(words, one.returncode or 0, out, err)
+
+
+class LightServer(fork_server._ForkServer):
+    """A fork server without PyTorch that several threads ask, each for processes of its own.
+
+    Args:
+        more: Modules that it imports.
+    """
+
+    def __init__(self, more: Sequence[str]) -> None:
+        self._turn = threading.Lock()
+        with mock.patch.object(fork_server, "_start_server", _start_light):
+            super().__init__(more)
+
+    @property
+    def pid(self) -> int:
+        """Its number, which its processes have as their parent's."""
+        return self._process.pid
+
+    def _listen(self) -> None:
+        with self._turn:
+            super()._listen()
+
+
+def _start_light(line: int, more: Sequence[str]) -> subprocess.Popen[bytes]:
+    light = "from batchwright.distributed import fork_server as f; f._MODULES = (); f._main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", light, str(line), *more],
+        stdin=subprocess.DEVNULL,
+        env={**child_environment(threads=1), "PYTHONPATH": with_tests(os.environ)},
+        pass_fds=[line],
+        start_new_session=True,
+    )
 
 
 class _Spare:
@@ -227,6 +275,21 @@ def _forking_workers() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _forking_verbs() -> Iterator[None]:
+    """Inside, a sweep or an agent forks its verbs, of which each takes two imports otherwise."""
+    usual = fork_server.start
+
+    def begin(module: str, arguments: Sequence[str], **how: Any) -> fork_server.Process:
+        if module == _VERBS:
+            here = os.getcwd()  # noqa: PTH109
+            module, arguments = "forked", [here, "/dev/null", "&1", "&2", _VERBS, *arguments]
+        return usual(module, arguments, **how)
+
+    with fork_server.imported_once(), mock.patch.object(fork_server, "start", begin):
+        yield
+
+
 def _name_of_caller(depth: int = 2) -> str:
     return sys._getframe(depth).f_code.co_name
 
@@ -250,12 +313,21 @@ if __name__ == "__main__":
             os.dup2(file.fileno(), number)
     os.chdir(folder)
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
-    os.environ.pop(PARENT_PID, None)  # it is a command, not a worker of somebody's
+    parent = os.environ.pop(PARENT_PID, "")  # it is a command, not a worker of somebody's
+    if program == _VERBS and parent:
+        os.environ[VERB_PARENT] = parent  # which has forked it, and goes with the sweep or agent
     if host := os.environ.pop("FORKED_ON", ""):
         _move_to(*host.split())
+    if os.environ.get("FORKED_UNDRAWN"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        FigureCanvasAgg.print_png = lambda *_, **__: None
     _Spare()
     sys.argv = [program, *words]
-    with _forking_workers() if program == TORCHRUN else nullcontext():
+    starting = _forking_workers if program == TORCHRUN else nullcontext
+    if words[:1] in (["sweep"], ["agent"]):
+        starting = _forking_verbs
+    with starting():
         if program.endswith(".py"):
             sys.path[0] = str(Path(program).parent.absolute())  # as `python SCRIPT` does
             runpy.run_path(program, run_name="__main__")

@@ -641,16 +641,21 @@ def followed(tmp_path_factory, forks):
 
 
 def entered(command: str, folder: Path, prints: Path) -> str:
-    """As `run`, without a shell where only our own commands are in it: one starts all anew."""
+    """As `run`, without a shell where none is needed: a program started by it imports all anew."""
     parts = [shlex.split(part) for part in command.split(" | ")]
-    ours = all(first == "batchwright" for first, *_ in parts)
+    ours = all(first in ("batchwright", "python", "torchrun") for first, *_ in parts)
     # What is installed is tried once.
-    if command == "batchwright doctor" or not ours or {*command} & {*"$<>&;`*?~"}:
+    unquoted = re.sub("'[^']*'", "", command)
+    if command == "batchwright doctor" or not ours or {*unquoted} & {*"$<>&;`*?~"}:
         return run(command, folder)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     said = read = ""
-    for _, *words in parts:
-        done = forked.command(*words, cwd=folder, env=env, prints=prints, stdin=read)
+    for program, *words in parts:
+        if program == "python":
+            program, *words = words
+        program = forked.TORCHRUN if program == "torchrun" else program
+        how = {"cwd": folder, "env": env, "prints": prints, "program": program, "stdin": read}
+        done = forked.command(*words, **how)
         assert not done.returncode, told(command, done)
         said, read = said + done.stderr, done.stdout
     return said + read
@@ -678,7 +683,10 @@ def briefly(command: str) -> str:
         return shortened(f"{command} global_batch=128 workers=2")
     if "method=hybrid" not in command:
         command = re.sub("epochs=[0-9]+", "epochs=2", command)
-    command = re.sub("(method=(dual-batch|hybrid)|--grid)", rf"{SMALL} \1", command)
+    if re.search("method=(dyn|dual|hyb)|--grid", command):
+        command = re.sub("method=|--grid", rf"{SMALL} \g<0>", command, count=1)
+    if "--grid" in command and "--seeds" not in command:
+        command += " --seeds 1"
     command = re.sub("(probe.budget=)", r"probe.learning=0 \1", command)
     return shortened(re.sub("(data=(cifar100|imagefolder):)", r"workers=1 \1", command))
 
@@ -712,8 +720,8 @@ def prepared(tmp_path_factory, forks):
     loop += "\nif __name__ == '__main__':\n    train_as_planned('plan.json')\n"
     (folder / "my_project.py").write_text(loop)
     network = "link.latency=5e-5 link.bandwidth=1.1e9"
-    for kind in ("a100", "t4"):
-        entered(f"batchwright probe job.yaml probe.kind={kind} --out {kind}.json", folder, folder)
+    entered("batchwright probe job.yaml probe.kind=a100 --out a100.json", folder, folder)
+    (folder / "t4.json").write_text((folder / "a100.json").read_text().replace('"a100"', '"t4"'))
     entered(f"batchwright probe job.yaml workers=2 {network} --out profile.json", folder, folder)
     entered("batchwright plan profile.json --out plan.json", folder, folder)
     entered("batchwright train plan.json --out runs/a", folder, folder)

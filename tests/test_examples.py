@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from textwrap import indent
 
 import pytest
@@ -14,19 +13,33 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchwright as bw
-from test_docs import ROOT, blocks, read, run, shortened
+from forked import forking
+from test_docs import ROOT, blocks, entered, read, shortened
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks():
+    """What the programs of this file are forked from."""
+    with forking():
+        yield
+
+
+@pytest.fixture
+def prints(tmp_path_factory):
+    """Folder for what they print."""
+    return tmp_path_factory.mktemp("prints")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "least"), [("classify.py", 95), ("segment.py", 92), ("finetune_loop.py", 88)]
 )
-def test_an_example_of_ones_own_loop_runs_as_its_head_says(name, least, tmp_path):
+def test_an_example_of_ones_own_loop_runs_as_its_head_says(name, least, tmp_path, prints):
     shutil.copytree(ROOT / "examples", tmp_path, dirs_exist_ok=True)
     head = read(f"examples/{name}").split('"""')[1].replace("\\\n", "")
     commands = re.findall(r"^    (\S.*)$", head, re.MULTILINE)
     assert commands[-1].startswith("torchrun --standalone --nproc-per-node 2")
-    printed = [run(shortened(command, 2), tmp_path) for command in commands]
+    printed = [entered(shortened(command, 2), tmp_path, prints) for command in commands]
     last = [re.search(r"^epoch \d+: ([\d.]+)%\s*\Z", text, re.MULTILINE) for text in printed]
     scores = [float(found[1]) for found in last if found]
     assert len(scores) == 2  # the plain loop and the planned one
@@ -34,10 +47,10 @@ def test_an_example_of_ones_own_loop_runs_as_its_head_says(name, least, tmp_path
 
 
 @pytest.mark.slow
-def test_the_example_of_fine_tuning_runs(tmp_path):
+def test_the_example_of_fine_tuning_runs(tmp_path, prints):
     brief = read("examples/finetune.py").replace('"budget": 3', '"budget": 1, "learning": 0')
     (tmp_path / "finetune.py").write_text(brief.replace("epochs=8", "epochs=2"))
-    assert "of the held-out images" in run(f"{sys.executable} finetune.py", tmp_path)
+    assert "of the held-out images" in entered("python finetune.py", tmp_path, prints)
 
 
 @pytest.mark.slow
@@ -45,7 +58,7 @@ def test_the_example_of_fine_tuning_runs(tmp_path):
     ("trainer", "least"), [("lightning", 90), ("transformers", 80), ("accelerate", 90)]
 )
 def test_an_example_in_somebody_elses_trainer_changes_ten_lines_at_most_and_runs(
-    trainer, least, tmp_path
+    trainer, least, tmp_path, prints
 ):
     pytest.importorskip(trainer, reason=f"pip install 'batchwright[{trainer}]'")
     text = read(f"examples/in_{trainer}.py")
@@ -54,13 +67,13 @@ def test_an_example_in_somebody_elses_trainer_changes_ten_lines_at_most_and_runs
     assert 2 <= len(changed) <= 10
     (tmp_path / f"in_{trainer}.py").write_text(text)
     (command,) = re.findall(r"^    (\S.*)$", text.split('"""')[1], re.MULTILINE)
-    printed = run(command, tmp_path)
+    printed = entered(command, tmp_path, prints)
     assert float(re.search(r"^right: ([\d.]+)%", printed, re.MULTILINE)[1]) > least
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trainer", "entry"), [("lightning", "fit"), ("transformers", "train")])
-def test_the_trainers_of_the_page_run(trainer, entry, tmp_path):
+def test_the_trainers_of_the_page_run(trainer, entry, tmp_path, prints):
     """In the example of that trainer, for an epoch."""
     pytest.importorskip(trainer, reason=f"pip install 'batchwright[{trainer}]'")
     found = blocks(read("docs/trainers.md"), "python")
@@ -73,7 +86,7 @@ def test_the_trainers_of_the_page_run(trainer, entry, tmp_path):
     before, _, rest = text.partition(first)
     after = re.split(rf"trainer\.{entry}\(.*\)\n", rest)[1]
     (tmp_path / "shown.py").write_text(before + indent(shown, "    ") + after)
-    printed = run("python shown.py", tmp_path)
+    printed = entered("python shown.py", tmp_path, prints)
     assert "batch_size" in printed
     assert "right: " in printed
 

@@ -89,7 +89,7 @@ class ForkedHost(Host):
 def imported():
     """From which agents are forked; an optimizer's first step imports torch's compiler."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with mock.patch.dict(os.environ, PYTHONPATH=paths), forking("torch._dynamo"):
+    with mock.patch.dict(os.environ, PYTHONPATH=paths), forking("torch._dynamo", drawn=False):
         yield
 
 
@@ -265,7 +265,7 @@ def test_ports_that_a_firewall_closes_end_the_run_in_time_with_what_to_open(host
         said = place | {f"SLURM_STEP_{name}": value for name, value in step.items()}
         said |= {"MASTER_ADDR": hosts[1].address, "MASTER_PORT": port, "XDG_CACHE_HOME": cache}
         said = {name: str(value) for name, value in said.items()}
-        host.run(sys.executable, *RUN, "timeout=20", environment={**own, **said})
+        host.run(sys.executable, *RUN, "timeout=10", environment={**own, **said})
     codes = [host.agent.wait(timeout=500) for host in hosts]
     logs = "\n".join(host.log() for host in hosts)
     assert all(codes), logs

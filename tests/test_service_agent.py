@@ -26,6 +26,8 @@ from batchwright.client.job_work import code_words
 from batchwright.client.offering import Limits, offer
 from batchwright.client.outbox import read_report
 from batchwright.client.submitting import follow, state_words, submit
+from batchwright.distributed import fork_server
+from batchwright.distributed.processes import VERB_PARENT
 from batchwright.errors import BatchwrightError, FileError, WorkerError
 from batchwright.records import Job
 from batchwright.records.agent_rules import GIB
@@ -34,6 +36,7 @@ from batchwright.records.service import AgentIntroduction, KeptAdvice, RunIntrod
 from batchwright.service.database.tables import jobs
 from batchwright.storage import locks
 from clients import SECONDS, Wire, a_server, epoch, lines_of, remote, step, wait_until
+from forked import LightServer, with_tests
 from run_lines import values_of
 from samples import make_job, make_plan, make_profile, make_summary
 
@@ -53,14 +56,30 @@ def made(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def verbs():
+    """From which `fake_verbs` are forked: three to a job take most of a test's time otherwise."""
+    server = LightServer(["batchwright.client.outbox", "batchwright.client.reporter_process"])
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def hold(tmp_path, monkeypatch, made):
+def hold(tmp_path, monkeypatch, made, verbs):
     """The file by which verbs are held up, or made to fail."""
-    file = tmp_path / "hold"
-    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    monkeypatch.setenv("PYTHONPATH", paths)
+    file, usual = tmp_path / "hold", fork_server.start
+
+    def start(module, words, *, environment, log):
+        if module != "fake_verbs":
+            return usual(module, words, environment=environment, log=log)
+        assert environment[VERB_PARENT] == str(os.getpid())
+        own = {**environment, VERB_PARENT: str(verbs.pid)}
+        return verbs.start(module, words, own, [log.fileno()])
+
+    monkeypatch.setenv("PYTHONPATH", with_tests(os.environ))
     monkeypatch.setenv("FAKE_MADE", str(made))
     monkeypatch.setenv("FAKE_HOLD", str(file))
+    monkeypatch.setattr(fork_server, "start", start)
     monkeypatch.setattr(job_work, "VERBS", "fake_verbs")
     monkeypatch.setattr(job_work, "STOP_SECONDS", 0.2)
     monkeypatch.setattr(lease_heartbeat, "BEAT_SECONDS", 0.05)

@@ -24,10 +24,11 @@ from batchwright.errors import ArgumentError, BatchwrightError, FileError
 from batchwright.records.documents import change_job
 from batchwright.records.service import ArtifactInfo
 from clients import SECONDS, lines_of, remote, wait_until
+from forked import Forked, command, forking
 from samples import make_job, make_plan
-from test_service_agent import JOB, Here, hold, made, reached, reached_in_process, state
+from test_service_agent import JOB, Here, hold, made, reached, reached_in_process, state, verbs
 
-__all__ = ["hold", "made", "reached_in_process"]  # fixtures
+__all__ = ["hold", "made", "reached_in_process", "verbs"]  # fixtures
 
 ENDED = ("done", "failed", "cancelled")
 
@@ -319,79 +320,68 @@ main()
 def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, monkeypatch):
     """As one that nobody interrupted; the first agent and all that it started are killed."""
     keys = {"data": "digits", "network": "resnet8", "epochs": 6, "workers": 1, "seed": 5}
-    how = {"global_batch": 32, "method": "plain", "checkpoint_steps": 10, "probe.budget": 2.0}
+    how = {"global_batch": 32, "method": "plain", "checkpoint_steps": 10}
+    how |= {"probe.budget": 2.0, "probe.learning": 0}
     job = change_job(JOB, keys | how)
-    processes = []
+    processes, log = [], tmp_path / "server.log"
+    (tmp_path / "agent.py").write_text(AGENT)
+    serve = ("-m", "batchwright.cli.commands", "serve", "--port", "0", "--rate", "10000")
+    leases = ("--lease-seconds", "5", "--keep-seconds", "0")
+    words = (*serve, *leases, "--database", f"sqlite:///{tmp_path}/service.sqlite")
+    apart = {"cwd": tmp_path, "env": os.environ, "prints": tmp_path}
 
-    def started(name, *words, **more):
-        log = (tmp_path / f"{name}.log").open("ab")
-        process = subprocess.Popen(
-            [sys.executable, *words], stdin=subprocess.DEVNULL, stderr=log, stdout=log, **more
-        )
-        processes.append(process)
-        return process
+    def agent(name):
+        words = ("agent", "--server", url, "--folder", str(tmp_path / name), "--name", name)
+        processes.append(Forked(words, program="agent.py", **apart))
+        return processes[-1]
 
-    def log_of(name):
-        return (tmp_path / f"{name}.log").read_text()
+    with forking(), log.open("wb") as said:
+        started = {"stdin": subprocess.DEVNULL, "stderr": said, "stdout": said}
+        processes.append(subprocess.Popen([sys.executable, *words], **started))
+        try:
+            wait_until(lambda: "serves at http://" in log.read_text(), "no server")
+            url = re.findall(r"serves at (http://[\d.:]+)", log.read_text())[0]
+            token = (tmp_path / "local-token").read_text().strip()
+            monkeypatch.setenv("BATCHWRIGHT_TOKEN", token)
+            with Service(url, token) as service:
+                info = submit(service, job, name="a job", auto=True)
+                place = f"/v1/jobs/{info.id}"
 
-    try:
-        serve = ("-m", "batchwright.cli.commands", "serve", "--port", "0", "--rate", "10000")
-        leases = ("--lease-seconds", "5", "--keep-seconds", "0")
-        started("server", *serve, *leases, "--database", f"sqlite:///{tmp_path}/service.sqlite")
-        wait_until(lambda: "serves at http://" in log_of("server"), "no server")
-        url = re.findall(r"serves at (http://[\d.:]+)", log_of("server"))[0]
-        token = (tmp_path / "local-token").read_text().strip()
-        monkeypatch.setenv("BATCHWRIGHT_TOKEN", token)
+                def files():
+                    found = service.get(f"{place}/artifacts")["artifacts"]
+                    return {one["name"]: one["sha256"] for one in found}
 
-        def agent(name):
-            words = ("-c", AGENT, "agent", "--server", url, "--folder", str(tmp_path / name))
-            return started(name, *words, "--name", name, start_new_session=True)
+                one = agent("one")
+                first = []
 
-        with Service(url, token) as service:
-            info = submit(service, job, name="a job", auto=True)
-            place = f"/v1/jobs/{info.id}"
+                def second_checkpoint():
+                    digest = files().get("last.pt")
+                    first.extend([digest] if digest and digest not in first else [])
+                    assert service.get(place)["state"] not in ENDED, one.said()
+                    return len(first) >= 2
 
-            def files():
-                found = service.get(f"{place}/artifacts")["artifacts"]
-                return {one["name"]: one["sha256"] for one in found}
-
-            one = agent("one")
-            first = []
-
-            def second_checkpoint():
-                digest = files().get("last.pt")
-                first.extend([digest] if digest and digest not in first else [])
-                assert service.get(place)["state"] not in ENDED, log_of("one")
-                return len(first) >= 2
-
-            wait_longer(second_checkpoint, lambda: log_of("one"))
-            os.killpg(one.pid, signal.SIGKILL)
-            one.wait()
-            agent("two")
-            wait_longer(lambda: service.get(place)["state"] in ENDED, lambda: log_of("two"))
-            assert service.get(place)["state"] == "done", log_of("two")
-            assert "goes on from the checkpoint" in log_of("two")
-            (tmp_path / "plan.json").write_text(json.dumps(service.get(f"{place}/plan")))
-            found = service.get(place)
-            epochs = service.get(f"/v1/runs/{found['run']}")["epochs_done"]
-        assert epochs == 6
-        words = ["train", str(tmp_path / "plan.json"), "--out", str(tmp_path / "whole")]
-        done = subprocess.run(
-            [sys.executable, "-m", "batchwright.cli.commands", *words, "--report-to", ""],
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        whole = weights(tmp_path / "whole")
-        again = weights(tmp_path / "two" / "jobs" / info.id / "run")
-        assert whole.keys() == again.keys()
-        assert all(torch.equal(whole[name], again[name]) for name in whole)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+                wait_longer(second_checkpoint, one.said)
+                os.killpg(one.pid, signal.SIGKILL)
+                one.wait()
+                two = agent("two")
+                wait_longer(lambda: service.get(place)["state"] in ENDED, two.said)
+                assert service.get(place)["state"] == "done", two.said()
+                assert "goes on from the checkpoint" in "".join(two.said())
+                (tmp_path / "plan.json").write_text(json.dumps(service.get(f"{place}/plan")))
+                found = service.get(place)
+                epochs = service.get(f"/v1/runs/{found['run']}")["epochs_done"]
+            assert epochs == 6
+            words = ("train", "plan.json", "--out", "whole", "--report-to", "")
+            done = command(*words, **apart)
+            assert done.returncode == 0, done.stderr
+            whole = weights(tmp_path / "whole")
+            again = weights(tmp_path / "two" / "jobs" / info.id / "run")
+            assert whole.keys() == again.keys()
+            assert all(torch.equal(whole[name], again[name]) for name in whole)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
 
 
 def wait_longer(true, told):

@@ -546,7 +546,7 @@ def environment(cache):
 
 @pytest.fixture(scope="module")
 def forks():
-    with forking():
+    with forking(drawn=False):
         yield
 
 
@@ -667,7 +667,8 @@ def held_sweep(start, tmp_path, *, waits=(), seconds=0.1):
         more = {"BATCHWRIGHT_TRACKERS": "nobody"} if rank in waits else {}
         return {**srun(rank, size), **more}
 
-    words = ("sweep", *JOB, "epochs=300", SMALL, "checkpoint_seconds=1000")
+    # A number format that is to be chosen would be tried in steps of this network, held as all are.
+    words = ("sweep", *JOB, "epochs=300", SMALL, "checkpoint_seconds=1000", "precision=float32")
     grid = ("--grid", "learning_rate=0.05,0.1", "--seeds", 1)
     started = start(*words, *grid, "--out", "s", says=says)
     end = time.monotonic() + 300
