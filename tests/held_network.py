@@ -2,7 +2,8 @@
 
 Where the folder has a file ``held`` with a path and seconds, each step of training takes so many
 seconds longer once that path is there. So a few epochs last until the test has done what it wants,
-however busy the machine is, and cost next to nothing.
+however busy the machine is, and cost next to nothing. Each process that is held says for how long
+in a file ``held-`` and its number.
 """
 
 import os
@@ -29,4 +30,5 @@ def _wait(module, _inputs):
     with suppress(FileNotFoundError):  # it is not held, or no longer
         path, _, seconds = Path("held").read_text(encoding="utf-8").partition(" ")
         if path and Path(path).exists():
+            Path(f"held-{os.getpid()}").write_text(seconds, encoding="utf-8")
             time.sleep(float(seconds))

@@ -20,7 +20,7 @@ from batchwright.errors import Interrupted, WorkerError
 from batchwright.probing import commands
 from batchwright.probing.executor import Executor
 from batchwright.probing.probe import measure_points, measuring, probe, unfinished
-from batchwright.probing.visiting import MAX_RESTARTS
+from batchwright.probing.visiting import MAX_RESTARTS, Visitor
 from batchwright.probing.workers import Killed, Workers
 from batchwright.records import Job, ProbeSettings, Profile
 from batchwright.records.documents import read_record
@@ -222,15 +222,22 @@ def test_the_end_of_the_probe_is_the_end_of_its_workers(apart):
     assert wait_until(lambda: not processes_naming(apart))
 
 
-def test_a_stop_signal_is_told_to_the_caller(folder):
+@pytest.mark.parametrize("when", ["local batch", "nothing: waiting for other programs"])
+def test_a_stop_signal_is_told_to_the_caller_at_once(folder, monkeypatch, when):
+    told = []
+
     def stop(done, total, what):
-        if "local batch" in what:
+        if when in what:
+            told.append(what)
             os.kill(os.getpid(), signal.SIGINT)
 
+    if when.startswith("nothing"):
+        monkeypatch.setattr(Visitor, "is_disturbed", lambda *_, **__: True)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Interrupted) as caught:
-        probe(job_of(), folder, progress=stop)
+        probe(job_of(probe=ProbeSettings(budget=60, steps=4)), folder, progress=stop)
     assert caught.value.exit_code == 130
+    assert len(told) == 1
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -320,7 +321,7 @@ main()
 def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, monkeypatch):
     """As one that nobody interrupted; the first agent and all that it started are killed."""
     keys = {"data": "digits", "network": "resnet8", "epochs": 6, "workers": 1, "seed": 5}
-    how = {"global_batch": 32, "method": "plain", "checkpoint_steps": 10}
+    how = {"global_batch": 32, "method": "plain", "checkpoint_steps": 10, "precision": "float32"}
     how |= {"probe.budget": 2.0, "probe.learning": 0}
     job = change_job(JOB, keys | how)
     processes, log = [], tmp_path / "server.log"
@@ -348,6 +349,7 @@ def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, m
                 place = f"/v1/jobs/{info.id}"
 
                 def files():
+                    time.sleep(0.1)  # to answer takes from what is waited for
                     found = service.get(f"{place}/artifacts")["artifacts"]
                     return {one["name"]: one["sha256"] for one in found}
 
@@ -364,7 +366,12 @@ def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, m
                 os.killpg(one.pid, signal.SIGKILL)
                 one.wait()
                 two = agent("two")
-                wait_longer(lambda: service.get(place)["state"] in ENDED, two.said)
+
+                def ended():
+                    time.sleep(0.5)
+                    return service.get(place)["state"] in ENDED
+
+                wait_longer(ended, two.said)
                 assert service.get(place)["state"] == "done", two.said()
                 assert "goes on from the checkpoint" in "".join(two.said())
                 (tmp_path / "plan.json").write_text(json.dumps(service.get(f"{place}/plan")))

@@ -656,18 +656,18 @@ def test_every_process_runs_some_cells_of_a_sweep(start, tmp_path):
     assert [one.workers for one in again.done] == [1, 1, 1, 1]
 
 
-def held_sweep(start, tmp_path, *, waits=(), seconds=0.1):
+def held_sweep(start, tmp_path, *, waits=()):
     """A sweep of two runs in two processes that takes minutes, once both runs train.
 
     Those that wait have a run that ends at once, by a tracker that nobody knows.
     """
-    (tmp_path / "held").write_text(f"s {seconds}")  # all steps
+    (tmp_path / "held").write_text("s 0.1")  # all steps
 
     def says(rank, size):
         more = {"BATCHWRIGHT_TRACKERS": "nobody"} if rank in waits else {}
         return {**srun(rank, size), **more}
 
-    # A number format that is to be chosen would be tried in steps of this network, held as all are.
+    # No number format is chosen, by steps that would be held, too.
     words = ("sweep", *JOB, "epochs=300", SMALL, "checkpoint_seconds=1000", "precision=float32")
     grid = ("--grid", "learning_rate=0.05,0.1", "--seeds", 1)
     started = start(*words, *grid, "--out", "s", says=says)
@@ -707,7 +707,12 @@ def test_a_stop_signal_to_any_ends_a_shared_sweep_with_one_line(start, tmp_path,
 @pytest.mark.slow
 def test_a_second_signal_to_another_process_ends_a_shared_sweep_at_once(start, tmp_path):
     """One that comes shortly after the first may be the same, from a launcher that signals all."""
-    started = held_sweep(start, tmp_path, seconds=60)  # a checkpoint is written after a step
+    started = held_sweep(start, tmp_path)
+    (tmp_path / "held").write_text("s 60")  # a checkpoint is written after a step
+    end = time.monotonic() + 300
+    while [one.read_text() for one in tmp_path.glob("held-*")] != ["60", "60"]:
+        assert time.monotonic() < end, started.end()
+        time.sleep(0.05)
     started.processes[0].send_signal(signal.SIGTERM)
     time.sleep(gathering._STOP_SECONDS + 2)
     started.processes[1].send_signal(signal.SIGINT)

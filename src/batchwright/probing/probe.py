@@ -99,6 +99,7 @@ def probe(
                 report_trial=reporter.trial,
                 keep=ignored if kept is None else partial(write_record, path=kept),
                 started=started,
+                sleep=workers.pause,
             )
 
         profile = None

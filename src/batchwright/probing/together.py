@@ -18,7 +18,7 @@ from batchwright.errors import Interrupted, JobError, PlanError
 from batchwright.probing.commands import Command, LinkTimed, TimeLink, ignored, read_command
 from batchwright.probing.executor import Executor, device_name
 from batchwright.probing.kinds import Place
-from batchwright.probing.workers import Answer, share_done
+from batchwright.probing.workers import Answer, pause, share_done
 from batchwright.records import Job, LinkTime, Profile
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import (
@@ -158,6 +158,10 @@ class Together:
 
     def restart(self) -> None:
         """Nothing to do: what kills a process is for whoever has started it."""
+
+    def pause(self, seconds: float) -> None:
+        """As `workers.Measuring` says."""
+        pause(seconds, self._stops)
 
     def close(self) -> None:
         """Leave the group; the others do the same when they are told."""

@@ -65,6 +65,22 @@ class Measuring(Protocol):
     def restart(self) -> None:
         """Start new workers in place of those that were killed."""
 
+    def pause(self, seconds: float) -> None:
+        """Let time pass.
+
+        Raises:
+            Interrupted: A stop signal came.
+        """
+
+
+def pause(seconds: float, stops: Callable[[], Sequence[int]]) -> None:
+    """As `Measuring.pause` says; ``stops`` are the stop signals that came so far."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if asked := stops():
+            raise Interrupted(asked[0], f"stopped by signal {asked[0]}")
+        time.sleep(min(left, POLL_SECONDS))
+
 
 class Here:
     """Carries the commands out in this process, as the only worker."""
@@ -84,6 +100,10 @@ class Here:
 
     def restart(self) -> None:
         """Nothing to do: what kills this process ends the probe."""
+
+    def pause(self, seconds: float) -> None:
+        """As `Measuring` says; signals raise here by themselves."""
+        time.sleep(seconds)
 
     def close(self) -> None:
         """Let loader processes end."""
@@ -145,6 +165,10 @@ class Workers:
         """As `Measuring` says."""
         self._end()
         self._start()
+
+    def pause(self, seconds: float) -> None:
+        """As `Measuring` says."""
+        pause(seconds, self._stops)
 
     def _start(self) -> None:
         self._starts += 1
