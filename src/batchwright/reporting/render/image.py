@@ -117,7 +117,8 @@ def file_bytes(drawn: Figure, kind: str = "png") -> bytes:
     }[kind]
     content = io.BytesIO()
     if kind == "png":  # the same bytes as `savefig`, which draws all twice
-        FigureCanvasAgg(drawn).print_png(content, metadata=dict.fromkeys(unsaid))
+        canvas: Any = FigureCanvasAgg(drawn)  # its methods have no types
+        canvas.print_png(content, metadata=dict.fromkeys(unsaid))
         return content.getvalue()
     with mpl.rc_context({"svg.hashsalt": "batchwright", "pdf.fonttype": 42}):
         drawn.savefig(content, format=kind, metadata=dict.fromkeys(unsaid))
