@@ -294,7 +294,7 @@ def test_what_nothing_meets_names_the_nearest_candidate():
         planned(deadline=5)
     assert str(caught.value) == (
         "no candidate is within the limits; the nearest, global batch 142 on 2 workers at 32 px, "
-        f"may take {nearest.train_seconds.value:.4g} s, goal.deadline=5: raise goal.deadline, or "
+        f"may take {nearest.train_seconds.high:.4g} s, goal.deadline=5: raise goal.deadline, or "
         "train fewer epochs"
     )
 

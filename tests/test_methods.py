@@ -164,6 +164,20 @@ def test_another_method_that_was_asked_for_says_what_plain_would_reach():
     assert not [one for one in bare.reasons if "method=plain" in one.why]
 
 
+def test_another_method_says_what_plain_takes_to_a_target_or_that_it_does_not_reach_it():
+    profile = taught()
+    near = {"workers": 2, "goal": Goal(accuracy=0.5)}
+    plain, plan = (planned(profile, method, **near) for method in ("plain", "dual-batch"))
+    (reason,) = reasons(plan, "accuracy")
+    assert plain.likely_epochs() < plan.epochs
+    assert f"With method=plain {plain.likely_epochs()} epochs are predicted" in reason.why
+    (reason,) = reasons(
+        planned(profile, "dual-batch", workers=2, goal=Goal(accuracy=0.99)), "accuracy"
+    )
+    said = "is not known, and method=plain has no plan to: no candidate has a chance of 10%"
+    assert said in reason.why
+
+
 def _is_of(plan: Plan, one) -> bool:
     return (one.workers, one.global_batch_size) == (plan.workers, plan.stages[0].global_batch_size)
 

@@ -247,6 +247,17 @@ def test_a_schedule_is_longer_than_the_target_takes_where_an_average_is_evaluate
     assert not [one for one in plain.reasons if one.choice == "schedule"]
 
 
+@pytest.mark.parametrize(("every", "stretched"), [(11, True), (1000, False)])
+def test_a_schedule_ends_with_the_target_where_training_would_not_end_in_it(every, stretched):
+    """Training ends at an evaluation or not at all."""
+    job = PROFILE.job.model_copy(update={"evaluate_epochs": every})
+    plan = planned(PROFILE.model_copy(update={"job": job}), accuracy=0.5)
+    needed = chosen(plan).trained_epochs
+    assert needed % 11 == 0
+    assert plan.epochs == (min(30, 2 * needed) if stretched else needed)
+    assert [one.choice for one in plan.reasons].count("schedule") == stretched
+
+
 def test_times_are_of_the_epochs_that_the_target_takes():
     plan = planned(accuracy=0.5)
     row = chosen(plan)
@@ -330,6 +341,29 @@ def test_what_a_deadline_leaves_is_to_be_had_to_the_upper_end_of_its_time(deadli
     lower = goal.model_copy(update={"accuracy": accuracy_to_give(str(caught.value))})
     made = make_plan(PROFILE, job.model_copy(update={"goal": lower}))
     assert chosen(made).train_seconds.high <= deadline
+
+
+@pytest.mark.parametrize("limits", [{"deadline": 0.01}, {"price": 1.0, "max_cost": 1e-7}])
+@pytest.mark.parametrize("batch", [512, "auto"])
+def test_limits_below_one_epoch_name_the_least_that_gives_any_training(limits, batch):
+    goal = Goal(accuracy=0.3, **limits)
+    job = PROFILE.job.model_copy(update={"global_batch": batch, "goal": goal})
+    with pytest.raises(PlanError, match="no candidate is trained for 1 epoch within") as caught:
+        make_plan(PROFILE, job)
+    said = str(caught.value)
+    assert re.search(r"the best to be had is [0-9.]+% \(.* in 1 epoch, [0-9.]+ s: give", said)
+    limit = [*limits][-1]
+    least, whole = map(float, re.findall(rf"goal\.{limit}=([0-9.e-]+)(?: and|$)", said))
+    assert float(re.search(rf" goal\.{limit}=([0-9.e-]+);", said)[1]) < least < whole
+    for accuracy, most in ((accuracy_to_give_with(said), least), (0.3, whole)):
+        given = goal.model_copy(update={"accuracy": accuracy, limit: most})
+        plan = make_plan(PROFILE, job.model_copy(update={"goal": given}))
+        taken = chosen(plan).train_seconds if limit == "deadline" else chosen(plan).cost
+        assert taken.high <= most
+
+
+def accuracy_to_give_with(said):
+    return float(re.search(r" and goal\.accuracy=([0-9.]+) or less", said)[1])
 
 
 def test_more_epochs_than_a_deadline_allows_are_named_with_the_deadline():

@@ -10,7 +10,9 @@ from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
 from batchwright.records.agent_rules import misfit
-from batchwright.workflows.prepare_job import ready, resolve
+from batchwright.training.loop import accuracy_and_loss
+from batchwright.workflows.prepare_job import check_workload, ready, resolve
+from batchwright.workload.data.sources import open_data
 from samples import make_data, make_network
 
 
@@ -209,6 +211,12 @@ def test_a_preset_that_does_not_suit_the_data_is_a_warning(capsys):
         ({"resolutions": (8, 128)}, []),
         ({"method": "hybrid", "workers": 1}, ["method=hybrid with workers=1 has one group"]),
         ({"rebalance_steps": 5, "server": {"merge": "compsac"}}, ["server.merge=", "rebalance_"]),
+        (
+            {"goal": {"objective": "time", "accuracy": 0.9}},
+            ["goal.accuracy=0.9 does not end the training with goal.objective=time: auto and"],
+        ),
+        ({"goal": {"accuracy": 0.1}}, ["goal.accuracy=0.1 is reached by guessing, which is right"]),
+        ({"goal": {"accuracy": 0.11}}, []),
         ({"method": "cyclic", "cycle": {"batches": (64, 32)}}, []),
         ({"method": "hybrid", "workers": 2, "dual": {"extra_time": 1.1}}, []),
         ({}, []),
@@ -219,3 +227,35 @@ def test_keys_that_do_nothing_with_the_method_or_the_data_are_warnings(keys, sai
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(said)
     assert all(line.startswith(f"warning: {one}") for one, line in zip(said, lines, strict=True))
+
+
+class Narrow(nn.Module):
+    """Has two outputs, whatever it is asked for."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+def summed(outputs, labels):
+    return outputs.sum()
+
+
+def test_a_network_with_fewer_outputs_than_classes_is_refused_before_anything_is_measured(cache):
+    job = Job(data="digits", network=f"{__name__}:Narrow", workers=1)
+    said = r"Narrow: gives 2 outputs for an image, and data=digits has 10 classes: have it give"
+    with pytest.raises(JobError, match=said):
+        ready(job)
+    settled = ready(job.model_copy(update={"loss": f"{__name__}:summed"}))  # wants none of them
+    plan = plan_without_profile(settled, open_data(settled).facts, make_network(name=job.network))
+    check_workload(plan)
+    with pytest.raises(JobError, match=said):
+        check_workload(plan.model_copy(update={"job": job}))
+
+
+def test_an_evaluation_says_that_outputs_are_fewer_than_classes():
+    with pytest.raises(JobError, match="gives 2 outputs for an image, and there is a label 3"):
+        accuracy_and_loss(torch.zeros(4, 2), torch.tensor([0, 1, 2, 3]))

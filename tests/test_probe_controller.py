@@ -668,6 +668,13 @@ def test_why_there_is_no_trial_is_said_once_in_the_plan_and_with_what_to_give(ch
         assert taught(machine, **(changes | {"learning": enough})).trials
 
 
+def test_a_target_that_guessing_reaches_needs_no_trials_and_a_note_says_so():
+    machine = Machine(drift=0.02, sample_seconds=0.0005)
+    profile = taught(machine, learning=0.1, goal={"accuracy": 0.1})
+    assert profile.trials_note == "there are no trials, as guessing reaches goal.accuracy=0.1"
+    assert not commanded(machine)
+
+
 def test_a_probe_without_a_plan_says_why_it_made_no_trials():
     machine = Machine(drift=0.02, sample_seconds=0.0005, data={"train_samples": 9})
     profile = taught(machine, learning=60)

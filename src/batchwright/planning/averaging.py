@@ -25,11 +25,15 @@ def averaged_epochs(job: Job) -> float | None:
 def scheduled_epochs(job: Job, needed: int) -> int:
     """Epochs that the rate's decay is laid out over, at most the job's.
 
+    Where none of them is evaluated when the target is likely to be reached, training could not end
+    there: then the schedule does.
+
     Args:
         job: Its ``epochs`` are the most.
         needed: Epochs that the training is to take.
     """
-    return min(job.epochs, STRETCH * needed) if job.averages else needed
+    stretched = job.averages and needed % job.evaluate_epochs == 0
+    return min(job.epochs, STRETCH * needed) if stretched else needed
 
 
 def averaging_reasons(job: Job) -> tuple[Reason, ...]:

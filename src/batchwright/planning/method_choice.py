@@ -25,7 +25,7 @@ from batchwright.records import (
 )
 from batchwright.records.base import Method
 from batchwright.records.registries.methods import METHODS, PLAIN
-from batchwright.records.text.formatting import counted_points, duration, shares_between
+from batchwright.records.text.formatting import counted, counted_points, duration, shares_between
 from batchwright.records.text.plan_text import chosen_candidate
 
 MIN_SAVING = 0.02
@@ -144,15 +144,24 @@ def beside_plain(
         return plan
     try:
         plain = make(PLAIN.name)
-    except PlanError:  # a limit that this plan keeps
-        return plan
+    except PlanError as error:
+        if plan.job.goal.target is None:  # a limit that this plan keeps
+            return plan
+        own = _weighed(plan, None, profile, runs)
+        why = (
+            f"method={plan.method} takes {own.words}. Whether it reaches goal.accuracy is not "
+            f"known, and method=plain has no plan to: {error}."
+        )
+        reason = Chosen("not known", why, "predicted").reason("accuracy")
+        return plan.model_copy(update={"reasons": (*plan.reasons, reason)})
     usual = _weighed(plain, plain, profile, runs)
     if usual.accuracy is None:
         return plan
     own = _weighed(plan, plain, profile, runs)
     why = (
-        f"method={plan.method} takes {own.words}. With method=plain as many epochs are predicted "
-        f"to take {duration(usual.seconds)} and to reach {usual.accuracy_words}."
+        f"method={plan.method} takes {own.words}. With method=plain "
+        f"{counted(plain.likely_epochs(), 'epoch')} are predicted to take "
+        f"{duration(usual.seconds)} and to reach {usual.accuracy_words}."
     )
     reason = Chosen(own.accuracy_words, why, "predicted").reason("accuracy")
     return plan.model_copy(update={"reasons": (*plan.reasons, reason)})

@@ -44,6 +44,13 @@ def planning_job(*profiles: Profile) -> Job:
     return job
 
 
+def as_measured(job: Job, profile: Profile) -> Job:
+    """The job with what measuring settles, where it leaves that open, as in the profile's own."""
+    keys = ("precision", "activation_checkpointing", "compile")
+    settled = {key: getattr(profile.job, key) for key in keys if getattr(job, key) == "auto"}
+    return job.model_copy(update=settled)
+
+
 def measured_job(profiles: Sequence[Profile], job: Job | None) -> Job:
     """``job`` with what is `auto` taken from the profiles'; refused where it was not measured.
 
@@ -133,6 +140,11 @@ def idle_keys(job: Job) -> tuple[str, ...]:
                 f"{key}={value} does nothing without a target: give goal.accuracy, with "
                 "goal.objective=auto or target-accuracy"
             )
+    if job.goal.accuracy is not None and job.goal.target is None:
+        found.append(
+            f"goal.accuracy={job.goal.accuracy:g} does not end the training with "
+            f"goal.objective={job.goal.objective}: auto and target-accuracy aim for it"
+        )
     stated = job.goal.target is not None and not job.method_spec.same_steps
     if stated and job.goal.confidence != usual.goal.confidence:
         found.append(

@@ -147,6 +147,8 @@ def _why_none(profile: Profile, question: Question, budget: float) -> str:
             f"there are no trials, as {question.samples} training images are too few to hold any "
             "out for them"
         )
+    if question.target is not None and question.target <= 1 / question.classes:
+        return f"there are no trials, as guessing reaches goal.accuracy={question.target:g}"
     if least == inf:
         return (
             f"there are no trials, as the whole training, {question.epochs * question.samples} "

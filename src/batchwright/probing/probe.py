@@ -13,6 +13,7 @@ from pathlib import Path
 from batchwright.distributed.joining.gathering import Gathering, stops_of_all
 from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import BatchwrightError, Interrupted, JobError
+from batchwright.planning.validation import as_measured
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
 from batchwright.probing.commands import Compare, Compared, Point, ignored
@@ -127,14 +128,7 @@ def unfinished(kept: Path, job: Job) -> Profile | None:
         profile = read_record(kept, Profile)
     except BatchwrightError:  # nothing, or something else
         return None
-    if job.precision == "auto":
-        job = job.model_copy(update={"precision": profile.job.precision})
-    if job.activation_checkpointing == "auto":
-        settled = {"activation_checkpointing": profile.job.activation_checkpointing}
-        job = job.model_copy(update=settled)
-    if job.compile == "auto":
-        job = job.model_copy(update={"compile": profile.job.compile})
-    return profile if profile.trials_open and profile.job == job else None
+    return profile if profile.trials_open and profile.job == as_measured(job, profile) else None
 
 
 def measure_points(

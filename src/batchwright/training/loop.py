@@ -170,7 +170,14 @@ def accuracy_and_loss(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
             "accuracy: give a tensor (n, classes), or train in a loop of your own, which evaluates "
             "by its own measures"
         )
-    loss = functional.cross_entropy(outputs.float(), labels, reduction="none")
+    try:
+        loss = functional.cross_entropy(outputs.float(), labels, reduction="none")
+    except IndexError:  # with a loss of the user's own nothing has looked at the outputs before
+        raise JobError(
+            f"the network gives {outputs.shape[1]} outputs for an image, and there is a label "
+            f"{int(labels.max())}: give an output for each class, or train in a loop of your own, "
+            "which evaluates by its own measures"
+        ) from None
     return {"top1": outputs.argmax(dim=1) == labels, "loss": loss}
 
 

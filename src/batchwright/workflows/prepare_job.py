@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,19 +19,22 @@ from batchwright.algorithms.simulated_clock import Cluster, step_times
 from batchwright.distributed.joining.environments import Started, joined
 from batchwright.distributed.launch import refuse_busy_port
 from batchwright.errors import ArgumentError, DataError, JobError, PlanError
+from batchwright.planning.candidates.learnt import TRAINED_KEYS
 from batchwright.planning.gradient_scaling import check_least, check_step
 from batchwright.planning.methods.simulated import stated_line
 from batchwright.planning.resolution import preset_doubts, settled, with_recipe
 from batchwright.planning.validation import (
+    PLANNING_KEYS,
+    as_measured,
     check_batch,
     check_micro_batches,
     idle_keys,
     least_local,
 )
-from batchwright.records import DataFacts, Job, Plan
+from batchwright.records import DataFacts, Job, Plan, Profile
 from batchwright.records.base import Keys
-from batchwright.records.documents import change_job, load_job
-from batchwright.records.job import check_job, groups_known, other_keys_come
+from batchwright.records.documents import change_job, load_job, read_record
+from batchwright.records.job import as_written, check_job, groups_known, other_keys_come
 from batchwright.records.registries.data_sources import DRAWN, source_of
 from batchwright.records.registries.networks import least_side
 from batchwright.records.text.formatting import counted
@@ -119,11 +122,13 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
             f"global_batch={job.global_batch} is larger than the {facts.train_samples} training "
             f"images of data={job.data}: choose {facts.train_samples} or less"
         )
-    from batchwright.workload.task import network_facts
+    from batchwright.workload.task import check_outputs, network_facts
 
     job = resolve(job, facts)
     built = _check_network(job, facts)
-    network = network_facts(job.network, built, max(_sides(job, facts)), facts.channels)
+    side = max(_sides(job, facts))
+    network = network_facts(job.network, built, side, facts.channels)
+    check_outputs(job, built, side, facts)
     _check_batch(job, facts, least_local(network))
     _check_stated_extra_time(job, facts, least_local(network))
     tell_doubts(job, facts)
@@ -150,7 +155,7 @@ def _check_batch(job: Job, data: DataFacts, least: int) -> None:
 def tell_idle(job: Job) -> None:
     """Say on stderr which keys do nothing with the job's method."""
     for line in idle_keys(job):
-        print(f"warning: {line}", file=sys.stderr)  # noqa: T201
+        _to_stderr(f"warning: {line}")
 
 
 def tell_doubts(job: Job, data: DataFacts) -> None:
@@ -160,20 +165,25 @@ def tell_doubts(job: Job, data: DataFacts) -> None:
     """
     drawn = source_of(job.data).takes_val and data.split.endswith(DRAWN)
     if job.val is not None and not drawn:
-        print(  # noqa: T201
+        _to_stderr(
             f"warning: val={job.val:g} does nothing: {data.name} has held-out images of its own "
-            f"({data.split})",
-            file=sys.stderr,
+            f"({data.split})"
+        )
+    target, guessed = job.goal.target, 1 / len(data.classes)
+    if target is not None and target <= guessed:
+        _to_stderr(
+            f"warning: goal.accuracy={target:g} is reached by guessing, which is right in "
+            f"{guessed:.3g} of all cases where classes={len(data.classes)}: give more, or training "
+            "ends with its first evaluation"
         )
     top = max(_sides(job, data))
     if top > _MOST_ENLARGED * data.side:  # files are read at the top resolution, whatever their own
-        print(  # noqa: T201
+        _to_stderr(
             f"warning: resolutions={top} for images of {data.name}, which have {data.side} px: "
-            "enlarging adds time and memory by the square, and nothing to see",
-            file=sys.stderr,
+            "enlarging adds time and memory by the square, and nothing to see"
         )
     for doubt in preset_doubts(job.preset, data) if job.preset else ():
-        print(f"warning: cycle.preset={job.cycle.preset} {doubt}", file=sys.stderr)  # noqa: T201
+        _to_stderr(f"warning: cycle.preset={job.cycle.preset} {doubt}")
 
 
 def resolve(job: Job, data: DataFacts) -> Job:
@@ -329,6 +339,8 @@ def check_workload(plan: Plan) -> None:
         BatchwrightError: Port, data, network or weights do not fit the plan.
     """
     _refuse_busy_port(plan.job)
+    from batchwright.workload.task import check_outputs
+
     facts = _open_data(plan.job).facts
     if facts.digest != plan.data.digest:
         raise PlanError(
@@ -337,7 +349,7 @@ def check_workload(plan: Plan) -> None:
             f"(digest {plan.data.digest[:12]}), here {facts.train_samples} of {facts.name} "
             f"({facts.digest[:12]}); probe and plan again, or say data=KIND:PATH"
         )
-    _check_network(plan.job, facts)
+    check_outputs(plan.job, _check_network(plan.job, facts), plan.top_resolution, facts)
 
 
 def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:
@@ -370,7 +382,7 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
         left = load_weights(network, job.weights)
         if left:
             shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
-            print(f"not in {job.weights}, so trained from scratch: {shown}", file=sys.stderr)  # noqa: T201
+            _to_stderr(f"not in {job.weights}, so trained from scratch: {shown}")
     freeze(network, job.frozen)
     if job.activation_checkpointing == "on":
         recompute(network)
@@ -384,23 +396,72 @@ def with_job(plan: Plan, job: Job) -> Plan:
     Raises:
         PlanError: It differs in another key.
     """
-    for key in Job.model_fields:
-        planned, asked = getattr(plan.job, key), getattr(job, key)
-        if key == "goal":  # the deadline is training's own to keep
-            planned = planned.model_copy(update={"deadline": asked.deadline})
-        while isinstance(planned, Keys) and planned != asked:  # name the part that differs
-            part = next(
-                name
-                for name in type(planned).model_fields
-                if getattr(planned, name) != getattr(asked, name)
-            )
-            key, planned, asked = f"{key}.{part}", getattr(planned, part), getattr(asked, part)
-        if planned != asked and key not in TRAINING_KEYS:
+    for key, planned, asked in _differences(plan.job, job):
+        # Sections of training's own may differ in any part; the deadline is its own to keep.
+        if key.partition(".")[0] not in TRAINING_KEYS and key != "goal.deadline":
             raise PlanError(
-                f"{key}={asked} differs from the plan's {key}={planned}: plan again with it "
-                f"(training itself takes {', '.join(TRAINING_KEYS)}, goal.deadline)"
+                f"{key}={as_written(asked)} differs from the plan's {key}={as_written(planned)}: "
+                f"plan again with it (training itself takes {', '.join(TRAINING_KEYS)}, "
+                "goal.deadline)"
             )
     return plan.model_copy(update={"job": job})
+
+
+def _differences(before: Keys, now: Keys, section: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Keys, with their sections, in which two jobs differ, each with both values."""
+    for name in type(before).model_fields:
+        key, old, new = f"{section}{name}", getattr(before, name), getattr(now, name)
+        if old != new and isinstance(old, Keys) and isinstance(new, Keys):
+            yield from _differences(old, new, f"{key}.")
+        elif old != new:
+            yield key, old, new
+
+
+def measured_before(folder: Path, job: Job) -> Profile | None:
+    """What a run that has no plan yet has measured, of the job as it is now; `None` if nothing.
+
+    A line on stderr says what is done with it. Its trials are open where more of them are wanted.
+
+    Args:
+        folder: Of the run.
+        job: From `ready`. It may differ from the one measured in what changes neither measurements
+            nor trials, and in `probe.learning`.
+
+    Raises:
+        PlanError: It differs in more.
+        FileError: The profile cannot be read.
+    """
+    path = folder / "profile.json"
+    if not path.exists():
+        _to_stderr(f"{folder} has no profile yet: measuring from the beginning")
+        return None
+    profile = read_record(path, Profile)
+    if data_facts(job).digest != profile.data.digest:
+        raise PlanError(
+            f"{path} was measured with other images than data={job.data} has now: begin a run of "
+            "its own in another folder (--out)"
+        )
+    job, changed = as_measured(job, profile), []
+    free = PLANNING_KEYS - {"workers", "resolutions"}
+    for key, before, now in _differences(profile.job, job):
+        if key.partition(".")[0] in free.difference(TRAINED_KEYS if profile.trials else ()):
+            changed += [] if key == "goal.kinds" else [f"{key}={as_written(now)}"]
+        elif key != "probe.learning":
+            raise PlanError(
+                f"{path} was measured with {key}={as_written(before)}, and "
+                f"{key}={as_written(now)} is asked for: go on with it as it was, or begin a run "
+                "of its own in another folder (--out)"
+            )
+    more = job.probe.learning != profile.job.probe.learning or profile.trials_open
+    profile = profile.model_copy(update={"job": job, "trials_open": more})
+    if not more:
+        now_with = f", with {', '.join(changed)}" if changed else ""
+        _to_stderr(f"{path} has all that was measured: planning by it{now_with}")
+    return profile
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)  # noqa: T201 - for the person who waits
 
 
 def refuse_unconfirmed_code(job: Job, keys: Iterable[str], overrides: Iterable[str]) -> None:

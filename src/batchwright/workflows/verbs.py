@@ -82,6 +82,7 @@ from batchwright.workflows.prepare_job import (
     check_training,
     check_workload,
     job_of,
+    measured_before,
     ready,
     refuse_unconfirmed_code,
     tell_doubts,
@@ -490,13 +491,14 @@ def run(
             return hand_over(folder, job, **telling)
         held.enter_context(_workers_of(job))
         job = ready(job)
+        before = measured_before(folder, job) if resume else None
         if not resume:
             folder = held.enter_context(new_run_folder(run_folder, job))
             note_begun(folder, asked)
         watch.lap(_OPENING)
         write_text(job_yaml(job), folder / "job.yaml")
         held.enter_context(_resumable(folder, job))
-        decided = _planned_in(folder, job, watch)
+        decided = _planned_in(folder, job, watch, before)
         if on_plan is not None:
             on_plan(decided)
         write_inputs(folder, decided, None)
@@ -504,12 +506,18 @@ def run(
         return _reported(conduct(folder, decided, watch, resume=False, **telling))
 
 
-def _planned_in(folder: Path, job: Job, watch: Stopwatch) -> Plan:
-    """Measure a resolved job and decide, all in its run folder, which keeps the profile."""
-    logs = folder / "logs" / "probe"
+def _planned_in(folder: Path, job: Job, watch: Stopwatch, before: Profile | None) -> Plan:
+    """Measure a resolved job and decide, all in its run folder, which keeps the profile.
+
+    ``before`` is what an earlier start has measured of it, if anything.
+    """
+    logs, kept = folder / "logs" / "probe", folder / "profile.json"
     make_folder(logs)
+    if before is not None:
+        write_record(before, kept)
     # The profile is of use even if no plan comes of it.
-    profile = _probe_in(logs, job, folder / "profile.json")
+    whole = before is not None and not before.trials_open
+    profile = before if before is not None and whole else _probe_in(logs, job, kept)
     planned = priced_here(profile.job, profile)
     if planned != profile.job:
         profile = profile.model_copy(update={"job": planned})

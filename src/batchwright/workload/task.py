@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from batchwright.errors import FileError, JobError
-from batchwright.records import Job, NetworkFacts
+from batchwright.records import DataFacts, Job, NetworkFacts
 from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.text.formatting import counted
@@ -283,12 +283,8 @@ def _failure(network: nn.Module, side: int, channels: int) -> str | None:
     Raises:
         JobError: It is too large for the memory, which says nothing of the network.
     """
-    was_training = network.training
-    network.eval()
     try:
-        with torch.no_grad():
-            device = next(network.parameters()).device
-            network(torch.zeros(1, channels, side, side, device=device))
+        _outputs(network, side, channels)
     except Exception as error:  # noqa: BLE001 - the user's code may fail in any way
         if is_out_of_memory(error):
             raise JobError(
@@ -296,9 +292,42 @@ def _failure(network: nn.Module, side: int, channels: int) -> str | None:
                 "network: give a smaller one"
             ) from None
         return in_words(error)
+    return None
+
+
+def _outputs(network: nn.Module, side: int, channels: int) -> Any:
+    """What ``network`` puts out for one black image of ``side`` pixels."""
+    was_training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            device = next(network.parameters()).device
+            return network(torch.zeros(1, channels, side, side, device=device))
     finally:
         network.train(was_training)
-    return None
+
+
+def check_outputs(job: Job, network: nn.Module, side: int, data: DataFacts) -> None:
+    """Refuse a network that has no output for some class, where cross entropy asks for one.
+
+    Args:
+        job: As it is trained.
+        network: On any device; it takes images of ``side`` pixels.
+        side: In pixels.
+        data: The data set.
+
+    Raises:
+        JobError: It has fewer outputs than the data have classes.
+    """
+    if job.loss != "cross_entropy":  # another one may want anything
+        return
+    outputs, classes = _outputs(network, side, data.channels), len(data.classes)
+    if isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] < classes:
+        raise JobError(
+            f"network={job.network}: gives {counted(outputs.shape[1], 'output')} for an image, and "
+            f"data={job.data} has {classes} classes: have it give an output for each, as many as "
+            "the num_classes that it is called with"
+        )
 
 
 # ----------------------------------------------------------------------------------- fine-tuning

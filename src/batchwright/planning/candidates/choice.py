@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import floor, inf, isfinite
+from math import ceil, floor, inf, isfinite, log10
 from operator import attrgetter
 
 from batchwright.errors import PlanError
@@ -23,7 +23,7 @@ from batchwright.planning.candidates.progress import FAR, Progress
 from batchwright.planning.candidates.table import Miss, Row, mebibytes
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.collective import fit_collectives
-from batchwright.records import Alternative, Goal, Job, Reason, Source
+from batchwright.records import Alternative, Estimate, Goal, Job, Reason, Source
 from batchwright.records.text.formatting import counted, duration
 
 _ADVICE = {
@@ -233,7 +233,7 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained
             if reached is not None:
                 found.append((reached, trained(row, epochs), sorted(over)))
     if not found:
-        return ""
+        return _none_in_time(goal, rows, progress, trained)
     least = max(reached.value for reached, *_ in found) - EQUAL
     reached, row, limited = min(
         (one for one in found if one[0].value >= least),
@@ -254,16 +254,69 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained
         advice += f", or epochs={enough}{''.join(beyond)}"
     within = [
         f"epochs={progress.planned}",
-        *(f"{one}={attrgetter(one.removeprefix('goal.'))(goal):g}" for one in limited),
+        *(f"{one}={_value_of(goal, one):g}" for one in limited),
     ]
     return (
         f"no candidate has a chance of {MIN_CHANCE:.0%} to reach "
-        f"goal.accuracy={progress.target:g} within {' and '.join(within)}; the best to be had is "
-        f"{reached.value:.1%} ({reached.low:.1%} to {reached.high:.1%}), with "
-        f"{progress.optimizer(row.batch)}, global batch {row.batch} and "
-        f"{counted(row.cluster.workers, 'worker')} in {counted(row.epochs, 'epoch')}, "
-        f"{duration(row.train_seconds)}: give {advice}"
+        f"goal.accuracy={progress.target:g} within {' and '.join(within)}; "
+        f"{_to_be_had(reached, row, progress)}: give {advice}"
     )
+
+
+def _to_be_had(reached: Estimate, row: Row, progress: Progress) -> str:
+    return (
+        f"the best to be had is {reached.value:.1%} ({reached.low:.1%} to {reached.high:.1%}), "
+        f"with {progress.optimizer(row.batch)}, global batch {row.batch} and "
+        f"{counted(row.cluster.workers, 'worker')} in {counted(row.epochs, 'epoch')}, "
+        f"{duration(row.train_seconds)}"
+    )
+
+
+def _none_in_time(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained) -> str:
+    """The training that needs the least more time or cost, where these do not do for any at all.
+
+    Empty where nothing is within other limits.
+    """
+    found = []
+    for row in rows:
+        shortest = trained(row, progress.least or 1)
+        reached = progress.accuracy(row.batch, shortest.epochs)
+        over = {miss.limit for miss in shortest.misses}
+        if reached is not None and over and over <= {"goal.deadline", "goal.max_cost"}:
+            found.append((max(miss.times for miss in shortest.misses), reached, shortest))
+    if not found:
+        return ""
+    _, reached, row = min(found, key=lambda one: (one[0], *by_time(one[2])))
+
+    def enough(row: Row) -> str:
+        """The limits that it misses, as they would have to be."""
+        limits = ((one.limit, one.times * _value_of(goal, one.limit)) for one in row.misses)
+        return " and ".join(f"{name}={_rounded_up(value):g}" for name, value in limits)
+
+    sure, needed = progress.sure(row.batch, row.epochs), progress.needed(row.batch)
+    advice = enough(row)
+    if needed != row.epochs:
+        lower = "a lower goal.accuracy"
+        if sure is not None:
+            lower = f"goal.accuracy={floor(1000 * sure) / 1000:g} or less"
+        advice += f" and {lower}"
+        advice += "" if needed is None else f", or {enough(trained(row, needed))}"
+    limits = " and ".join(f"{one.limit}={_value_of(goal, one.limit):g}" for one in row.misses)
+    return (
+        f"no candidate is trained for {counted(row.epochs, 'epoch')} within {limits}; with the "
+        "least more than that, "
+        f"{_to_be_had(reached, row, progress)}: give {advice}"
+    )
+
+
+def _value_of(goal: Goal, limit: str) -> float:
+    return float(attrgetter(limit.removeprefix("goal."))(goal))
+
+
+def _rounded_up(value: float) -> float:
+    """A positive number that is at most one percent larger, in three digits."""
+    unit = 10.0 ** (floor(log10(value)) - 2)
+    return float(f"{ceil(value / unit) * unit:.3g}")
 
 
 def _why_none(rows: Sequence[Row]) -> str:
@@ -446,8 +499,8 @@ def compared(other: Row, chosen: Row) -> str:
 def _points(other: Row, chosen: Row) -> str:
     apart = 100 * ((other.accuracy or 0.0) - (chosen.accuracy or 0.0))
     if abs(apart) < _MIN_POINTS:
-        return "the same accuracy"
-    return f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accuracy"
+        return "as much accuracy predicted"
+    return f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accuracy predicted"
 
 
 def _share(other: float, chosen: float, what: str) -> str:

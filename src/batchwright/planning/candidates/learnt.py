@@ -226,10 +226,10 @@ def untaught(job: Job) -> str:
 
 def _alike(measured: Job, planned: Job, keys: Sequence[str] = ()) -> bool:
     """Whether two jobs of one workload train alike for as long, and agree in further keys."""
-    return all(getattr(measured, key) == getattr(planned, key) for key in (*_TRAINING_KEYS, *keys))
+    return all(getattr(measured, key) == getattr(planned, key) for key in (*TRAINED_KEYS, *keys))
 
 
-_TRAINING_KEYS = (
+TRAINED_KEYS = (
     *("learning_rate", "base_batch", "scaling", "decay", "warmup_epochs", "warmup_start"),
     *("warmup_law", "clip_norm", "label_smoothing", "sampling"),
 )

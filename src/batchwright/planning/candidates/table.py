@@ -270,7 +270,7 @@ class Table:
 
     def _over(self, limit: str, verb: str, value: float, most: float, row: Row) -> Iterable[Miss]:
         """A miss if the upper end of the interval is above the limit."""
-        high = value if value > most else value * self.spread(row)[1]
+        high = value * self.spread(row)[1]
         if high > most:
             unit = " s" if limit == "goal.deadline" else ""
             text = f"may {verb} {high:.4g}{unit}, {limit}={most:g}"
@@ -369,4 +369,4 @@ class Table:
 
 def mebibytes(size: float) -> str:
     """Bytes for a person."""
-    return f"{size / 2**20:.1f} MiB"
+    return f"{size / 2**20:.1f} MiB" if size >= 2**17 else f"{counted(round(size), 'byte')}"
