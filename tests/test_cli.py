@@ -137,8 +137,9 @@ def folder_of_images(place):
         (["data=digit"], "data=digit is unknown; did you mean digits?"),
         (["data=mnist"], "data=mnist is unknown; choose one of digits, cifar10:PATH"),
         (["data=cifar100"], "data=cifar100 needs the folder: data=cifar100:PATH"),
+        (["data=/"], "data=/ is a folder: did you mean data=imagefolder:/?"),
         (["data=cifar100:/nowhere"], "/nowhere"),
-        (["data=imagefolder:/nowhere"], "/nowhere"),
+        (["data=imagefolder:/nowhere"], "/nowhere does not exist: give one that holds a folder of"),
         (["data=no_such_module:data"], "module 'no_such_module' cannot be imported"),
         (["network=resnet9"], "network=resnet9: unknown; did you mean resnet"),
         (["network=no_such_module:net"], "cannot be imported: there is no no_such_module in /"),
@@ -150,7 +151,15 @@ def folder_of_images(place):
         (["frozen=*"], "leaves no parameter to train"),
         (["epochs=0"], "epochs = '0'"),
         (["epochs=-5"], "epochs = '-5'"),
-        (["epochs=many"], "epochs = 'many'"),
+        (
+            ["epochs=many"],
+            "epochs = 'many': input should be a valid integer; write, for instance, ",
+        ),
+        (["goal.accuracy=90"], "should be less than 1; write, for instance, goal.accuracy=0.9"),
+        (
+            ["goal.deadline=10m"],
+            "a valid number; write, for instance, goal.deadline=3600, in secon",
+        ),
         (["epocs=3"], "unknown job key 'epocs': did you mean 'epochs'?"),
         (["learning_rate=nan"], "learning_rate = 'nan'"),
         (["global_batch=100000"], "global_batch=100000 is larger than the 1437 training images"),
@@ -483,7 +492,7 @@ def test_trackers_and_deliveries_that_cannot_be_are_refused(refused, words, said
 def test_reporting_needs_a_finished_run(refused, place):
     (place / "empty").mkdir()
     assert "there is no file nowhere" in refused("report", "nowhere")
-    assert "empty holds no summary.json: the run has not finished" in refused("report", "empty")
+    assert "empty holds no summary.json: no run has finished there" in refused("report", "empty")
     (place / "summary.json").write_text("{}")
     assert "summary.json is not a valid summary" in refused("report", "summary.json")
 

@@ -643,7 +643,11 @@ def test_trials_go_on_from_those_that_were_kept():
             {},
             r"as probe.learning=0.001 of the training, 0.\d+ s, is too little for one",
         ),
-        ({"learning": 1.0}, {}, r"as probe.learning=1, 1 s, is too .* give probe.learning=\d+, in"),
+        (
+            {"learning": 1.0},
+            {},
+            r"as probe.learning=1, 1.00 s, is too .* give probe.learning=\d+, in",
+        ),
         (
             {"learning": 60, "goal": {"least_steps": 1}},
             {"train_samples": 9},

@@ -204,7 +204,7 @@ def test_a_job_that_slurm_has_forgotten_is_no_job_to_follow(programs, tmp_path):
     programs("sbatch", "echo 8")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "job.yaml").write_text("launch: slurm\n", encoding="utf-8")
-    with pytest.raises(BatchwrightError, match=r"holds no summary\.json: the run has not finished"):
+    with pytest.raises(BatchwrightError, match=r"holds no summary\.json: no run has finished"):
         bw.run(run_folder=tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "logs" / "slurm" / "job").read_text("utf-8") == "8\n"
 

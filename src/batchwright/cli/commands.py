@@ -50,39 +50,56 @@ if TYPE_CHECKING:
     from batchwright.records import Plan
 
 
+_OTHER_VERBS = {
+    "resume": "`batchwright run --resume --out RUN`",
+    "compare": "`batchwright report RUN RUN...`, which compares runs",
+}
+"""What to write in place of a command that there is not."""
+
+
 class _Commands(TyperGroup):
-    """Answers an unknown command or option in one line, with what was probably meant."""
+    """Answers a command line that is wrong in one line, with what was probably meant."""
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
-        with _unknown_options_refused():
+        with _usage_refused():
             return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: Any) -> Any:
-        with _unknown_options_refused():
+        with _usage_refused():
             return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and not ctx.resilient_parsing:  # as a shell completes
             near = difflib.get_close_matches(args[0], self.commands, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(self.commands)}"
+            if args[0] in _OTHER_VERBS:
+                hint = f"write {_OTHER_VERBS[args[0]]}"
             raise ArgumentError(f"there is no command {args[0]!r}: {hint}")
         return super().resolve_command(ctx, args)
 
 
+_USAGE = ("NoSuchOption", "MissingParameter", "BadParameter", "BadOptionUsage", "UsageError")
+"""What click raises where a command line is wrong; an empty one, which gets help, is none."""
+
+
 @contextmanager
-def _unknown_options_refused() -> Iterator[None]:
+def _usage_refused() -> Iterator[None]:
     try:
         yield
     except Exception as error:
         # Typer brings a click of its own, or takes the one that is installed.
-        if type(error).__name__ != "NoSuchOption":
+        if type(error).__name__ not in _USAGE:
             raise
-        missing: Any = error
-        hint = _key_for(missing.option_name)
-        if not hint and missing.possibilities:
-            hint = f"did you mean {missing.possibilities[0]}?"
-        hint = hint or f"{missing.ctx.command_path} --help lists them"
-        raise ArgumentError(f"there is no option {missing.option_name}: {hint}") from None
+        wrong: Any = error
+        asked = f"{wrong.ctx.command_path} --help" if wrong.ctx else "batchwright --help"
+        if type(error).__name__ != "NoSuchOption":
+            said = wrong.format_message().rstrip(".")
+            raise ArgumentError(f"{said[0].lower()}{said[1:]}: see {asked}") from None
+        hint = _key_for(wrong.option_name)
+        if not hint and wrong.possibilities:
+            hint = f"did you mean {wrong.possibilities[0]}?"
+        hint = hint or f"{asked} lists them"
+        raise ArgumentError(f"there is no option {wrong.option_name}: {hint}") from None
 
 
 def _key_for(option: str) -> str:
@@ -219,7 +236,7 @@ def plan(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="PROFILE.json... [KEY=VALUE]...",
+            metavar="PROFILE.json|KEY=VALUE",
             help="From probe, one or more; - is stdin. Then job keys to change.",
             autocompletion=completion.files_first,
         ),
@@ -304,7 +321,7 @@ def schedule(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="PLAN.json|RUN|PROFILE.json|JOB.yaml [KEY=VALUE]...",
+            metavar="PLAN.json|RUN|PROFILE.json|JOB.yaml|KEY=VALUE",
             help="A plan, a run folder, a profile, a job with its global batch, or - for stdin.",
             autocompletion=completion.files_first,
         ),
@@ -338,7 +355,7 @@ def schedule(
 def simulate(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="PLAN.json [KEY=VALUE]...", help="From plan; - is stdin."),
+        typer.Argument(metavar="PLAN.json|KEY=VALUE", help="From plan; - is stdin."),
     ],
     profile: Annotated[
         list[str] | None,

@@ -22,6 +22,7 @@ from batchwright.prediction.step_time import fit_step_time
 from batchwright.probing.commands import RunTrial, TrialRun
 from batchwright.probing.visiting import Visitor
 from batchwright.records import Job, Plan, Prediction, Profile, Trial
+from batchwright.records.text.formatting import duration
 
 MAX_TIMES = 2
 """Trials that take longer than they should, as beside others' work, end after so many times the
@@ -158,7 +159,7 @@ def _why_none(profile: Profile, question: Question, budget: float) -> str:
     if least > budget:
         share = f"probe.learning={asked:g}" + (" of the training" if asked < 1 else "")
         return (
-            f"there are no trials, as {share}, {budget:.2g} s, is too little for one: give "
+            f"there are no trials, as {share}, {duration(budget)}, is too little for one: give "
             f"probe.learning={ceil(max(1.0, least))}, in seconds, or more"
         )
     return ""

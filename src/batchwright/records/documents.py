@@ -20,7 +20,7 @@ from batchwright.errors import ArgumentError, FileError, JobError
 from batchwright.records import Job, Record
 from batchwright.records.base import record_text
 from batchwright.records.job_sections import names_prices
-from batchwright.records.text.job_keys import job_keys, unknown_key
+from batchwright.records.text.job_keys import job_keys, unknown_key, value_problem
 from batchwright.records.text.problems import described, first_problem, key_of, shorten
 from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
 from batchwright.storage.files import is_file, is_there, write_whole
@@ -176,7 +176,7 @@ def change_job(
         wrong = key_of(error.errors()[0])
         wrong = next((table for table in _TABLES if wrong.startswith(table)), wrong)
         in_file = wrong in {k for k, _ in from_file} - {k for k, _ in given}
-        raise JobError(first_problem(error, "job key ", place if in_file else "")) from None
+        raise JobError(value_problem(error, place if in_file else "")) from None
 
 
 def read_record(path: str | Path, model: type[AnyRecord]) -> AnyRecord:

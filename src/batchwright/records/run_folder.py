@@ -156,11 +156,11 @@ def read_summary(run: str | Path) -> RunSummary:
     if path.is_dir():
         path = path / "summary.json"
         if not path.exists():
-            how = "continue it as it was begun; in a loop of your own, with Session(resume=True)"
+            how = "name a run's folder, or continue the run as it was begun (Session(resume=True))"
             with suppress(BatchwrightError):  # a loop of somebody's own leaves no job there
                 job = load_job(Path(run) / "job.yaml")
                 how = f"continue it with `{resuming_command(run, job)}`"
-            raise FileError(f"{run} holds no summary.json: the run has not finished; {how}")
+            raise FileError(f"{run} holds no summary.json: no run has finished there; {how}")
     return read_record(path, RunSummary).model_copy(update={"run_folder": str(path.parent)})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ValidationError
 
-from batchwright.records.text.problems import first_problem, shorten
+from batchwright.records.text.problems import first_problem, key_of, shorten
 
 _WORDS = {
     "data=imagefolder:PATH": "dataset dataset_path data_dir data_path data_root root path images "
@@ -81,6 +81,10 @@ OTHER_WORDS = {word: form for form, words in _WORDS.items() for word in words.sp
 """What to write in place of such a word."""
 
 
+_FORMS = {form.partition("=")[0]: form for form in reversed(_WORDS)}
+"""How a key is written, with the unit of its value."""
+
+
 def job_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Every key of a job in order, nested ones with a dot, such as ``probe.budget``."""
     keys = []
@@ -122,11 +126,19 @@ def job_problem(error: ValidationError, known: Sequence[str]) -> str:
     if problem["type"] == "model_type":
         return f"job key {key} = {shorten(problem['input'])}: {_of_its_own(key, known)}"
     if problem["type"] != "extra_forbidden" or any(isinstance(part, int) for part in parts):
-        return first_problem(error, "job key ")
+        return value_problem(error)
     if key in known:
         section, _, name = key.partition(".")
         return f"job key {key!r}: write {section}={{{name!r}: ...}}"
     return unknown_key(key, known)
+
+
+def value_problem(error: ValidationError, place: str = "") -> str:
+    """What is wrong with a key's value; of a number also how it is written, with its unit."""
+    said, problem = first_problem(error, "job key ", place), error.errors()[0]
+    form, kind = _FORMS.get(key_of(problem)), problem["type"]
+    number = kind.endswith("_parsing") or kind.startswith(("less_than", "greater_than"))
+    return f"{said}; write, for instance, {form}" if form and number else said
 
 
 def _of_its_own(section: str, known: Sequence[str]) -> str:

@@ -27,7 +27,12 @@ def first_problem(error: ValidationError, what: str, place: str = "") -> str:
     if problem["type"] == "extra_forbidden":
         return f"{what}{key} is unknown"
     # One message for each type that the key may have, and for its parts if it takes several.
-    messages = [p["msg"] for p in problems if f"{key_of(p)}.".startswith(f"{key}.")]
+    # Not how it was tried, as in ", unable to parse string as a number".
+    messages = [
+        p["msg"].partition(", unable to")[0]
+        for p in problems
+        if f"{key_of(p)}.".startswith(f"{key}.")
+    ]
     texts = [message[0].lower() + message[1:] for message in dict.fromkeys(messages)]
     message = " or ".join(
         [texts[0], *(text.removeprefix("input should be ") for text in texts[1:])]

@@ -48,7 +48,8 @@ def list_images(path: Path, job: Job) -> Listing:
 
 def _listed(path: Path, job: Job) -> Listing:
     if not path.is_dir():
-        raise DataError(f"{path} {'is not a folder' if path.exists() else 'does not exist'}")
+        wrong = "is not a folder" if path.exists() else "does not exist"
+        raise DataError(f"{path} {wrong}: give one that holds a folder of images for each class")
     folder = _Folder(path.resolve())
     start, held_out = folder.parts()
     if held_out and not start:
