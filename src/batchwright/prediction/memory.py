@@ -12,11 +12,12 @@ all others, without statistics:
 What an allocator rounds, and what breaks this in the points themselves, goes into a stated margin.
 
 The resident size of the process is what it is without the step, and a step's tensors as often as
-the allocator keeps them: a line in the predicted peak M, whose slope is known beforehand,
+the allocator keeps them. In the steps that a probe weighs, that is a line in the predicted peak M,
+whose slope is known beforehand, so that a few small batches, whose sizes scatter by more than they
+differ, do not set it; a training's heap holds more on the CPU, by h with each byte above those that
+every step reaches, F:
 
-.. math:: R = a + k M, \qquad k = 1.5 \pm 0.5
-
-so that a few small batches, whose sizes scatter by more than they differ, do not set the slope.
+.. math:: R = a + k M + h (M - F), \qquad k = 1.5 \pm 0.5, \quad h = 0.7 \pm 0.35
 """
 
 from __future__ import annotations
@@ -41,8 +42,15 @@ RESIDENT_ERROR = 0.05
 """Assumed standard error of a resident size: what allocators keep strays so far."""
 
 RESIDENT_SLOPE, RESIDENT_SLOPE_ERROR = 1.5, 0.5
-"""Resident bytes with each byte of tensors, and its standard error. Assumed: 1.0 to 2.1 were
-measured where batches were up to 32 times as large as the smallest."""
+"""Resident bytes with each byte of tensors in a weighed step, and its standard error. Assumed: 1.0
+to 2.1 were measured where batches were up to 32 times as large as the smallest."""
+
+HELD, HELD_ERROR = {"cpu": 0.7, "cuda": 0.0}, {"cpu": 0.35, "cuda": 0.0}
+"""Resident bytes that a training's heap holds beyond a weighed step's, with each byte of tensors
+above those that every step reaches, and their standard error: glibc before 2.38 rarely puts a
+tensor where another of its size was, for it asks for 96 bytes more to align it. A heap that has
+known small batches only, and was just trimmed, shows less of that. With the error as wide as that,
+the interval holds a weighed step, too, which `check` measures."""
 
 _MAX_SAMPLES = 2**24
 
@@ -121,6 +129,8 @@ class _Resident:
         points: How many.
         slope: Resident bytes with each byte of tensors.
         slope_error: Its standard error.
+        floor: Bytes that every step reaches, whatever the batch.
+        held: What a training's heap holds besides with each byte above, and its standard error.
     """
 
     peak: float
@@ -128,12 +138,15 @@ class _Resident:
     points: int
     slope: float
     slope_error: float
+    floor: int
+    held: tuple[float, float]
 
     def at(self, peak: float) -> Estimate:
-        """Resident size of a step with so many peak bytes; never below these."""
+        """Resident size of a training with so many peak bytes; never below these."""
         away, scatter = peak - self.peak, RESIDENT_ERROR * self.size
-        error = hypot(away * self.slope_error, scatter / sqrt(self.points), scatter)
-        value = max(peak, self.size + self.slope * away)
+        held, held_error = (max(0.0, peak - self.floor) * one for one in self.held)
+        error = hypot(away * self.slope_error, held_error, scatter / sqrt(self.points), scatter)
+        value = max(peak, self.size + self.slope * away + held)
         return Estimate(value=value, low=max(0.0, value - 2 * error), high=value + 2 * error)
 
 
@@ -341,7 +354,11 @@ def fit_memory(
         max(MARGIN[device], violation),
         tuple(notes),
         bounds,
-        {key: fitted for key, group in groups.items() if (fitted := _fit_resident(group))},
+        {
+            key: fitted
+            for key, group in groups.items()
+            if (fitted := _fit_resident(group, _floor(parts), device))
+        },
         extra,
     )
 
@@ -428,7 +445,7 @@ def _bounds(group: Mapping[int, MemoryPoint], parts: MemoryParts | None) -> _Bou
     return _Bounds(batches, peaks, always, floor, worst)
 
 
-def _fit_resident(group: Mapping[int, MemoryPoint]) -> _Resident | None:
+def _fit_resident(group: Mapping[int, MemoryPoint], floor: int, device: str) -> _Resident | None:
     """Least squares with `RESIDENT_SLOPE` as one more observation of the slope."""
     known = [(p.peak_bytes, p.resident_bytes) for p in group.values() if p.resident_bytes]
     if not known:
@@ -438,4 +455,5 @@ def _fit_resident(group: Mapping[int, MemoryPoint]) -> _Resident | None:
     seen = sum((x - peak) ** 2 for x, _ in known) / scatter
     across = sum((x - peak) * (y - size) for x, y in known) / scatter
     slope = (across + weight * RESIDENT_SLOPE) / (seen + weight)
-    return _Resident(peak, size, len(known), slope, (seen + weight) ** -0.5)
+    held = HELD[device], HELD_ERROR[device]
+    return _Resident(peak, size, len(known), slope, (seen + weight) ** -0.5, floor, held)
