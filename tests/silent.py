@@ -2,13 +2,15 @@
 
 What `torch.distributed.all_reduce` and `broadcast` of this backend do is gloo's; but where gloo's
 ``wait`` raises, because a worker is gone, this one returns as if nothing had happened, what was
-queued is never done, and to leave the group blocks until somebody aborts it, as NCCL's may. Objects
-go by gloo, as they do beside NCCL.
+queued is never done, and to leave the group blocks until somebody aborts it, as NCCL's may. The
+first one connects: its call waits for a key that worker 0 leaves in the store, then for all workers
+to come, and no timeout ends that. Objects go by gloo, as they do beside NCCL.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -52,17 +54,31 @@ class _Group(ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._gloo = ProcessGroupGloo(store, rank, size, timeout)
+        self._store, self._connected = store, False
+
+    def _connect(self) -> None:
+        if self._connected:
+            return
+        if self.rank() == 0:
+            self._store.set("id", "of worker 0")
+        self._store.wait(["id"], timedelta(hours=1))
+        self._store.add("came", 1)
+        while self._store.add("came", 0) < self.size():
+            time.sleep(0.01)
+        self._connected = True
 
     def getBackendName(self) -> str:  # noqa: N802 - as PyTorch calls it
         return "silent"
 
     def allreduce(self, tensors, options):
+        self._connect()
         try:
             return _Work(self._gloo.allreduce(tensors, options))
         except RuntimeError:
             return _Work(_Never())
 
     def broadcast(self, tensors, options):
+        self._connect()
         return self._gloo.broadcast(tensors, options)
 
     def allgather(self, outputs, inputs, options):

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from functools import partial
 from threading import get_ident as thread
 from unittest import mock
 
@@ -14,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 import silent
-from batchwright.distributed import group, transports
+from batchwright.distributed import group, heartbeat, transports
 from batchwright.distributed.buckets import Bucket
 from batchwright.distributed.group import Group, _refuse_one_gpu, naming_the_lost
-from batchwright.distributed.heartbeat import RollCall
+from batchwright.distributed.heartbeat import RollCall, presence
 from batchwright.errors import JobError, LostWorkerError
 from batchwright.training import loop, session
 from batchwright.workload import host
@@ -120,6 +121,8 @@ def test_an_error_of_the_workers_own_device_is_not_laid_on_others(kind):
         "CUDA error: out of memory",
         "CUDA driver error: out of memory",  # of segments that grow
         "HIP out of memory. Tried to allocate 2.00 GiB",
+        "NCCL error in: NCCLUtils.cpp:1, ...\nLast error:\nCuda failure 2 'out of memory'",
+        "NCCL error in: NCCLUtils.cpp:1, ...\nLast error:\nFailed to CUDA calloc 4194304 bytes",
         "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
@@ -220,10 +223,10 @@ def test_weights_whose_numbers_share_memory_get_a_gradient_that_does_not():
 # ---------------------------------------------------------------------------------- real processes
 
 
-def together(work, workers, *, killed=(), stand_in=True):
+def together(work, workers, *, killed=(), stand_in=True, port=None):
     """What ``work(rank)`` returns, or the error it ends with, of workers that are not killed."""
     context = multiprocessing.get_context("forkserver")
-    port, pipes, processes = free_port(), [], []
+    port, pipes, processes = port or free_port(), [], []
     for rank in range(workers):
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(work, rank, workers, port, theirs, stand_in))
@@ -282,6 +285,42 @@ def test_the_others_name_a_worker_that_is_killed_and_leave():
         assert one.startswith("LostWorkerError: lost contact"), one
         assert "worker 1 " in one
         assert "ended without a word" in one
+
+
+def connects_until_one_is_killed(rank, victim):
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store outlives the workers
+    if rank == victim:
+        silent.Silent.connect = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    Group(CPU, timeout=SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_killed_before_the_first_exchange_is_named(victim):
+    """Of NCCL's, the host itself waits there; for worker 0 it does so at the store."""
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    work = partial(connects_until_one_is_killed, victim=victim)
+    for one in together(work, 3, killed=[victim], port=server.port):
+        assert one.startswith("LostWorkerError: lost contact"), one
+        assert f"worker {victim} " in one
+        assert "ended without a word" in one
+
+
+def test_a_roll_call_gets_a_word_while_something_else_waits_at_the_store():
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("localhost", server.port, is_master=False)
+    if not hasattr(store, "clone"):
+        pytest.skip("PyTorch is too old to open a second connection")
+    call = RollCall(store, 0, [presence("here")] * 2, "agent:1")
+    waiting = threading.Thread(target=store.wait, args=(["late"],))
+    waiting.start()
+    try:
+        assert heartbeat._asked(lambda: call._read("beat/0"), seconds=SECONDS)
+        assert waiting.is_alive()
+    finally:
+        server.set("late", "here")
+        waiting.join()
+        call.close()
 
 
 def trains_until(happens):

@@ -15,9 +15,9 @@ fits into any number of commands: where one may take ten minutes, say ``--minute
 each begins with an empty folder, ``--resume`` names the one that came back from the command before.
 A step that would not end in what is left waits for the next command, if another would.
 
-The 45 minutes reach something of each kind: of the papers' trainings a tenth of the epochs of two
-(`hybrid` and large batches alone) and two warm-ups of the poster. All of them with all 140 epochs,
-and all eight warm-ups, are another 45: say ``--minutes 90`` for all, or name them with ``--steps``.
+The papers' trainings are another 45 minutes: a tenth of the epochs of two of them (`hybrid` and
+large batches alone) with two warm-ups of the poster, then all with all 140 epochs, and all eight
+warm-ups. Say ``--minutes 90`` for all, or name them with ``--steps``.
 
 Without ``--data`` (a folder with ``cifar-100-python/``) images are made up that can be learnt: of
 as many, of the same size. ``--dry-run`` says what would be done; ``--tiny`` does all of it in

@@ -16,20 +16,20 @@ class Step:
 
 FIRST = (
     Step("machine", 1, "what all else is measured on"),
-    Step("tests", 8, "pytest -m gpu: does the CUDA path work at all"),
+    Step("tests", 7, "pytest -m gpu: does the CUDA path work at all"),
     Step("speed-32", 5, "our loop against plain steps and Lightning, resnet18 at 32 px"),
     Step("predictions", 6, "step, memory and batch limit, memory really running out"),
     Step("speed-224", 5, "the same speeds, resnet50 at 224 px"),
     Step("autocast", 2, "bfloat16 against float32"),
-    Step("server", 1, "dual batch: a parameter server beside one GPU"),
-    Step("papers", 5, "the papers' trainings in short: hybrid and large batches, two warm-ups"),
+    Step("server", 3, "dual batch with the server beside one GPU, against a run without one"),
+    Step("virtual", 5, "a virtual cluster of four, resnet18, 0 and 3 workers on the small batch"),
     Step("accuracy", 7, "time to accuracy against a plain script"),
-    Step("card", 5, "the batch at which the whole memory of the GPU runs out"),
+    Step("card", 4, "the batch at which the whole memory of the GPU runs out"),
 )
 """Most valuable first; the limits add up to 45 minutes, and none is longer than 8."""
 
 AFTERWARDS = (
-    Step("virtual", 5, "`batchwright run` on a virtual cluster, 0 and 3 workers, small batches"),
+    Step("papers", 5, "the papers' trainings in short: hybrid and large batches, two warm-ups"),
     Step("hybrid-3", 8, "the papers' scale: hybrid, resnet18, 140 epochs, 3 of 4 small batches"),
     Step("large", 8, "the same with large batches alone, at 32 px"),
     Step("hybrid-0", 8, "large batches alone, through 24 and 32 px"),

@@ -32,7 +32,7 @@ import batchwright as bw
 from batchwright.prediction.memory import max_local_batch_size
 from batchwright.probing.measure.timing import now
 from batchwright.probing.probe import measure_points
-from batchwright.records import Job, Plan, Profile
+from batchwright.records import Job, Plan, Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
 from batchwright.training.parameter_server.merging import pack, unpack
 from batchwright.workload.data.cifar import EDITIONS
@@ -421,20 +421,47 @@ def autocast(here: Here) -> None:
 
 
 def server(here: Here) -> None:
-    """What a round with a parameter server costs a GPU: weights to the host and back."""
-    network = "resnet8" if here.tiny else "resnet18"
+    """Dual batch with a server beside one GPU, whose weights go to the host and back each round.
+
+    One worker, as two cannot be on one GPU: with the large batch, then with the small one; and the
+    same training without a server.
+    """
+    network, epochs = ("resnet8", 1) if here.tiny else ("resnet18", 3)
+    _weights_to_the_host(here, network)
+    for what, method in (
+        ("without a server", ("method=plain", "launch=in-process")),
+        ("a server, large batch", ("method=dual-batch", "dual.small_workers=0", "launch=local")),
+        ("a server, small batch", ("method=dual-batch", "dual.small_workers=1", "launch=local")),
+    ):
+        if here.has(f"{network}, {what}: accuracy"):
+            continue
+        summary = _run(here, network, epochs, *method, "workers=1", probe=15)
+        last = summary.epochs[-1]
+        here.found(f"{network}, {what}: s of the last epoch", last.training_seconds)
+        exchange = sum(one.communication_seconds for one in last.workers)
+        here.found(f"{network}, {what}: s of it for the exchange", exchange)
+        here.found(f"{network}, {what}: accuracy", summary.accuracy)
+
+
+def _weights_to_the_host(here: Here, network: str) -> None:
+    """What an exchange takes the GPU's side alone."""
+    if here.has(f"{network}, weights taken: s"):
+        return
     model = build_network(network, classes=CLASSES, side=32, seed=0).to(here.device)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    for name, work in (("handed in", lambda: pack(model)), ("taken", None)):
-        weights = pack(model)
-        call = work or (lambda kept=weights: unpack(kept, model))
-        call()
+    here.found(f"{network}, weights: MiB", size / 2**20)
+    weights = pack(model)
+    for name, work in (
+        ("handed in", lambda: pack(model)),
+        ("taken", lambda: unpack(weights, model)),
+    ):
+        work()
         seconds = []
         for _ in range(3 if here.tiny else 20):
             began = now(here.device)
-            call()
+            work()
             seconds.append(now(here.device) - began)
-        here.found(f"{network}, {size / 2**20:.1f} MiB {name}: s", median(seconds))
+        here.found(f"{network}, weights {name}: s", median(seconds))
 
 
 def virtual(here: Here) -> None:
@@ -444,16 +471,24 @@ def virtual(here: Here) -> None:
         what = f"{network}, {small} of 4 workers with the small batch"
         if here.has(f"{what}: accuracy"):
             continue
-        method = ["method=dual-batch", f"dual.small_workers={small}"] if small else ["method=plain"]
+        method = ("method=dual-batch", f"dual.small_workers={small}", "launch=virtual", "workers=4")
         began = time.monotonic()
-        result = batchwright(
-            "run", f"data={here.image_data()}", f"network={network}", f"device={here.kind}",
-            *method, "launch=virtual", "workers=4", f"epochs={epochs}", "probe.learning=0",
-            f"probe.budget={5 if here.tiny else 20}", "--out", here.work / f"virtual-{small}",
-            cwd=here.work,
-        )  # fmt: skip
+        summary = _run(here, network, epochs, *method, probe=20)
         here.found(f"{what}: real seconds", time.monotonic() - began)
-        here.found(f"{what}: accuracy", result["test_accuracy"])
+        simulated = sum(epoch.training_seconds for epoch in summary.epochs)
+        here.found(f"{what}: simulated seconds", simulated)
+        here.found(f"{what}: accuracy", summary.accuracy)
+
+
+def _run(here: Here, network: str, epochs: int, *words: str, probe: float) -> RunSummary:
+    """What came of a `batchwright run` on CIFAR-100, or images like it."""
+    folder = here.work / f"{here.name}-{len(list(here.work.iterdir()))}"
+    batchwright(
+        "run", f"data={here.image_data()}", f"network={network}", f"device={here.kind}", *words,
+        f"epochs={epochs}", "probe.learning=0", f"probe.budget={5 if here.tiny else probe}",
+        "--out", folder, cwd=here.work,
+    )  # fmt: skip
+    return read_record(folder / "summary.json", RunSummary)
 
 
 def accuracy(here: Here) -> None:
@@ -471,6 +506,8 @@ def accuracy(here: Here) -> None:
         )  # fmt: skip
         here.found("accuracy at the end", result["test_accuracy"])
         here.found(f"{where}: `batchwright run`", time.monotonic() - began)
+    if here.has(f"{where}: a plain script"):
+        return
     words = [
         *(sys.executable, "-m", "benchmarks.planning.plain_torch", "--data", here.image_data()),
         *("--network", "resnet8", "--side", "32", "--epochs", str(epochs), "--rate", "0.1"),
@@ -494,10 +531,10 @@ TAKE: dict[str, Callable[[Here], None]] = {
     "speed-224": speed_224,
     "autocast": autocast,
     "server": server,
-    "papers": papers.short,
+    "virtual": virtual,
     "accuracy": accuracy,
     "card": card,
-    "virtual": virtual,
+    "papers": papers.short,
     "hybrid-3": partial(papers.published, small=3, cycles=True),
     "large": partial(papers.published, small=0, cycles=False),
     "hybrid-0": partial(papers.published, small=0, cycles=True),

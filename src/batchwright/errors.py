@@ -52,6 +52,10 @@ class TrainingError(WorkerError):
     """Training itself cannot go on, for example because every gradient is infinite."""
 
 
+class BrokenStepError(TrainingError):
+    """A step changed something here and could not be ended: only the last checkpoint is whole."""
+
+
 class Interrupted(BatchwrightError):  # noqa: N818 - a stop that was asked for is no error
     """A signal stopped the run after a checkpoint. Exit code 128 + the signal's number."""
 

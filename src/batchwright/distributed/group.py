@@ -92,9 +92,11 @@ class Group:
                 present,
                 store_keeper(),
             )
-        if self.size > 1 and not self._transport.shares:
+        if self.size > 1:
             try:
-                _refuse_one_gpu(self.gather((socket.gethostname(), identity(device))))
+                if not self._transport.shares:
+                    _refuse_one_gpu(self.gather((socket.gethostname(), identity(device))))
+                self._connect()
             except BaseException:
                 self.close()
                 raise
@@ -153,6 +155,7 @@ class Group:
         part = copy.copy(self)
         part.handle, part.size, part._owned = handle, size, False
         part.places, part._roll_call = self.places[:size], None
+        part._connect()
         return part
 
     def alone(self) -> Self:
@@ -161,6 +164,11 @@ class Group:
         part.handle, part.rank, part.size, part._owned = None, 0, 1, False
         part.places, part._roll_call = (self.places[self.rank],), None
         return part
+
+    def _connect(self) -> None:
+        if self.size > 1:
+            with naming_the_lost():
+                self._transport.connect(self.handle)
 
     def share(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give everyone rank 0's values, in place."""

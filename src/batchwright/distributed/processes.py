@@ -24,6 +24,7 @@ from typing import NoReturn
 from batchwright.distributed.exit_reports import leave_report
 from batchwright.errors import (
     BatchwrightError,
+    BrokenStepError,
     DeadlineReached,
     Interrupted,
     LostWorkerError,
@@ -182,7 +183,8 @@ def _exit_code(work: Callable[[], None]) -> int:
     except BatchwrightError as error:
         # The launcher also stops a worker by a signal because another one failed.
         stopped = isinstance(error, Interrupted) and not isinstance(error, DeadlineReached)
-        secondary = stopped or isinstance(error, LostWorkerError)
+        # After either of these a start from the last checkpoint goes on.
+        secondary = stopped or isinstance(error, LostWorkerError | BrokenStepError)
         leave_report(one_line(error), error.exit_code, secondary=secondary)
         print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201 - the worker's own log
         return error.exit_code

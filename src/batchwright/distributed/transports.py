@@ -53,6 +53,15 @@ class Gloo:
     def prepare(self) -> None:
         """Before the group is joined."""
 
+    def connect(self, handle: dist.ProcessGroup | None) -> None:
+        """All workers of a group together, before its first exchange: be connected with the others.
+
+        Gloo is as soon as the group is joined.
+
+        Raises:
+            RuntimeError: Another worker is gone or silent.
+        """
+
     def read(self, values: Tensor) -> Tensor:
         """``values`` on the CPU, once all exchanges before are over.
 
@@ -87,10 +96,35 @@ class Queued(Gloo):
     def abort(self) -> None:
         """Have the device let go of exchanges that do not end."""
 
+    def connect(self, handle: dist.ProcessGroup | None) -> None:
+        """See `Gloo.connect`; the others are looked after meanwhile, as in every exchange.
+
+        NCCL connects inside the first exchange of a group: its host waits there for all workers,
+        and for one that was killed it waits for ever. So a thread makes that exchange.
+        """
+        failed: list[RuntimeError] = []
+
+        def first() -> None:
+            try:
+                enter(self.device)  # see `_within`
+                dist.all_reduce(torch.zeros(1, device=self.device), group=handle)
+            except RuntimeError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=first, name="connecting", daemon=True)
+        thread.start()
+        self._wait(lambda: not thread.is_alive())
+        if failed:
+            raise failed[0]
+        self.settle()
+
     def settle(self) -> None:
         """Wait until the device has done all that is queued; see `Gloo.settle`."""
+        self._wait(self.mark())
+
+    def _wait(self, done: Callable[[], bool]) -> None:
         try:
-            _await(self.mark(), self._timeout)
+            _await(done, self._timeout)
         except TimeoutError as error:
             self.give_up()
             raise RuntimeError(str(error)) from None

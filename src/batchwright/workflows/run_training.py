@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -15,7 +16,7 @@ from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.launch import run_workers
 from batchwright.distributed.launch_with_server import run_with_server
 from batchwright.distributed.worker_processes import Companion
-from batchwright.errors import BatchwrightError, NewPlan, PlanError, one_line
+from batchwright.errors import BatchwrightError, BrokenStepError, NewPlan, PlanError, one_line
 from batchwright.planning.gradient_scaling import unmeasured_noise
 from batchwright.planning.schedule import rate_schedule
 from batchwright.planning.validation import least_local
@@ -232,16 +233,26 @@ def train_here(run: Begun) -> None:
     """Train with one worker, in this process."""
     from batchwright.training.loop import train
 
+    resume = run.resume
     with following(run.look):
-        try:
-            train(
-                run.plan,
-                run_folder=run.folder,
-                resume=run.resume,
-                follow_advice=run.follow_advice,
-            )
-        except NewPlan:
-            return  # the caller sees that the folder's plan is another
+        for left in reversed(range(run.plan.job.restarts + 1)):
+            try:
+                train(
+                    run.plan,
+                    run_folder=run.folder,
+                    resume=resume,
+                    follow_advice=run.follow_advice,
+                )
+            except NewPlan:
+                return  # the caller sees that the folder's plan is another
+            except BrokenStepError as error:
+                if not left:
+                    raise
+                run.shown.update(note(f"{one_line(error)}; the training was started again"))
+            else:
+                return
+            resume = True
+            gc.collect()  # what it held in circles of objects is to make room for the next
 
 
 def train_simulated(run: Begun) -> None:

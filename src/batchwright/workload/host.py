@@ -193,6 +193,9 @@ _OUT_OF_MEMORY = (
     "HIP out of memory",  # the same on AMD's GPUs
     " error: out of memory",  # CUDA's, HIP's, or the driver's: outside of PyTorch's allocator
     "Triton Error [CUDA]: out of memory",
+    "Cuda failure 'out of memory'",  # NCCL's, whose connections take some
+    "Cuda failure 2 'out of memory'",  # as before, from NCCL 2.19 on
+    "Failed to CUDA calloc",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # no room for its handle
     "CUDNN_STATUS_ALLOC_FAILED",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer, Tally, WorkerNote
-from batchwright.errors import TrainingError
+from batchwright.errors import BrokenStepError, TrainingError
 from batchwright.records import Plan, Stage
 from batchwright.training.batches.batch_split import Division
 from batchwright.training.batches.sampler import Step
@@ -28,6 +28,7 @@ from batchwright.training.step.epoch_totals import met
 from batchwright.training.step.gradient_scaling import Adaptation, Adaptive, multiply
 from batchwright.training.step.normalization import Statistics
 from batchwright.workload.compilation import Compilation
+from batchwright.workload.extras import in_words
 from batchwright.workload.host import NARROW, autocast, is_out_of_memory, release_memory
 from batchwright.workload.loss_scaling import LossScale
 
@@ -213,7 +214,7 @@ class Stepper:
             updater.clear()
 
         # One message: what the workers have to tell each other rides behind the last gradients.
-        tally = self._reducer.finish(own, 0.0 if own.missing else share)
+        tally = self._summed(own, samples, share)
         seconds = self._clock.lap(meter, "communication")
         book_waiting(meter, seconds, [n.seconds for n in tally.notes], self._group.rank)
 
@@ -272,6 +273,31 @@ class Stepper:
         self._clock.lap(meter, "compute")
         self._sharing.after_step(step, tally)
         return updated
+
+    def _summed(self, own: Tally, samples: int, share: float) -> Tally:
+        """The figures of all workers, whose gradients are summed; see `Reducer.finish`.
+
+        Here a device tells of what it could not do before, so of gradients that may be wrong. One
+        worker takes the step again. Several cannot: the others may hold the sums already.
+
+        Raises:
+            BrokenStepError: Memory ran out, and there are other workers.
+        """
+        try:
+            return self._reducer.finish(own, 0.0 if own.missing else share)
+        except (RuntimeError, MemoryError) as error:
+            if own.missing or not is_out_of_memory(error):
+                raise
+            if self._group.size > 1:
+                raise BrokenStepError(
+                    f"{self._group.places[self._group.rank]} ran out of memory while gradients "
+                    "were summed over the workers, of whom others may have the sums already: the "
+                    "step cannot be repeated, and only the last checkpoint is whole "
+                    f"({in_words(error)})"
+                ) from error
+        self._updater.clear()
+        self._missing = self._out_of_memory = True
+        return self._reducer.finish(self._own_tally(samples), 0.0)
 
     @property
     def _scale(self) -> LossScale:
@@ -469,8 +495,49 @@ class Updater:
             multiply([p.grad for p in self._trained], (clip * factors).tolist())
         elif clip != 1:
             torch._foreach_mul_(self._gradients(), clip)
-        self._optimizer.step()
+        self._step()
         return True
+
+    def _step(self) -> None:
+        """Step the optimizer; once more where memory ran out before it had changed anything.
+
+        That is in its first step, which makes its state. Fused kernels leave no version behind; but
+        Adam's raise each ``step`` before, and SGD notes its momentum only after.
+
+        Raises:
+            BrokenStepError: Some weights may be updated, and would be once more.
+            TrainingError: There is no memory for the state.
+        """
+        state = self._optimizer.state
+        before = None if state else [p._version for p in self._parameters]
+        try:
+            self._optimizer.step()
+            return
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            made = [one for entry in state.values() for one in entry.values()]
+            begun = before != [p._version for p in self._parameters] or not (
+                all("step" in entry for entry in state.values())
+                and all(one._version == 0 for one in made if isinstance(one, Tensor))
+            )
+            if begun:
+                raise BrokenStepError(
+                    "memory ran out while the optimizer stepped, and some weights may be updated: "
+                    "to repeat the step would update them twice, so only the last checkpoint is "
+                    f"whole ({in_words(error)})"
+                ) from error
+        state.clear()  # an entry may be half made
+        release_memory(self._parameters[0].device)
+        try:
+            self._optimizer.step()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TrainingError(
+                f"there is no memory for the optimizer's state ({in_words(error)}): take a smaller "
+                "network or another optimizer, or free memory"
+            ) from error
 
     def clear(self) -> None:
         """Drop all gradients, those too that the optimizer does not have."""

@@ -1,0 +1,134 @@
+"""Memory that runs out behind the backward pass: in the exchange, in the update."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from batchwright.distributed import exit_reports, processes
+from batchwright.errors import BrokenStepError, TrainingError
+from batchwright.training import loop
+from batchwright.workflows.run_training import Begun, train_here
+from test_session import FEATURES, make_session, make_tiny_plan
+
+
+class ShortOfMemory(torch.optim.AdamW):
+    """Some of its first steps find no memory for the state."""
+
+    fails = 0
+
+    def _init_group(self, *words):
+        found = super()._init_group(*words)
+        if self.fails:
+            self.fails -= 1
+            self.state[self.param_groups[0]["params"][0]].pop("exp_avg")  # half of it is there
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return found
+
+
+def trained(network, optimizer, happens=lambda _: None):
+    """Steps that were taken again in one epoch."""
+    with make_session(network, optimizer, plan=make_tiny_plan(epochs=1)) as one:
+        happens(one)
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(network(features), labels))
+    return one._run.state.meter.repeated
+
+
+def weights_after(fails, happens=lambda _: None):
+    torch.manual_seed(0)
+    network = nn.Linear(FEATURES, 3)
+    optimizer = ShortOfMemory([{"params": [one]} for one in network.parameters()], lr=0.1)
+    optimizer.fails = fails
+    return trained(network, optimizer, happens), network.weight.detach().clone()
+
+
+def test_an_optimizer_that_found_no_memory_for_its_state_steps_once_more():
+    assert torch.equal(weights_after(1)[1], weights_after(0)[1])
+    with pytest.raises(TrainingError, match="no memory for the optimizer's state"):
+        weights_after(2)
+
+
+class RunsOutLater(torch.optim.SGD):
+    """Memory runs out when it has stepped its first group."""
+
+    fails = True
+
+    def step(self, closure=None):
+        super().step(closure)
+        if self.fails:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_update_that_is_half_done_is_not_repeated(fused):
+    network = nn.Linear(FEATURES, 3)
+    optimizer = RunsOutLater(network.parameters(), lr=0.1, momentum=0.9, fused=fused)
+    with pytest.raises(BrokenStepError, match=r"would update them twice.*last checkpoint is whole"):
+        trained(network, optimizer)
+
+
+def out_of_memory_once(reducer, monkeypatch):
+    finish, fails = reducer.finish, [True]
+
+    def fail(*words):
+        if fails and fails.pop():
+            raise RuntimeError("CUDA error: out of memory")
+        return finish(*words)
+
+    monkeypatch.setattr(reducer, "finish", fail)
+
+
+def test_a_step_whose_figures_found_no_memory_is_taken_again(monkeypatch):
+    def happens(one):
+        out_of_memory_once(one._run._reducer, monkeypatch)
+
+    _, undisturbed = weights_after(0)
+    repeated, weights = weights_after(0, happens)
+    assert repeated == 1
+    torch.testing.assert_close(weights, undisturbed, rtol=1e-5, atol=1e-6)
+
+
+def test_with_several_workers_others_may_hold_its_sums_already(monkeypatch):
+    def happens(one):
+        out_of_memory_once(one._run._reducer, monkeypatch)
+        cpu = torch.device("cpu")
+        several = SimpleNamespace(size=2, rank=0, places=("here/cuda:0",), device=cpu)
+        monkeypatch.setattr(one._run.stepper, "_group", several)
+
+    with pytest.raises(BrokenStepError, match="here/cuda:0 ran out of memory while gradients"):
+        weights_after(0, happens)
+
+
+def test_whoever_started_a_worker_goes_on_after_a_broken_step(tmp_path, monkeypatch):
+    def work():
+        raise BrokenStepError("half done")
+
+    monkeypatch.setenv(exit_reports.ERRORS_FOLDER, str(tmp_path))
+    assert processes._exit_code(work) == 1
+    assert [one["secondary"] for one in exit_reports.reports_in(tmp_path)] == [True]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_so_does_a_training_in_this_process(restarts, tmp_path, monkeypatch):
+    begun, told = [], []
+
+    def train(plan, *, run_folder, resume, follow_advice):
+        begun.append(resume)
+        if len(begun) == 1:
+            raise BrokenStepError("half done")
+
+    monkeypatch.setattr(loop, "train", train)
+    shown = SimpleNamespace(update=lambda line: told.append(line.text))
+    plan = make_tiny_plan(restarts=restarts)
+    run = Begun(tmp_path, plan, None, lambda: None, shown, resume=False, follow_advice=False)
+    with nullcontext() if restarts else pytest.raises(BrokenStepError):
+        train_here(run)
+    assert begun == [False, True][: restarts + 1]
+    assert told == ["half done; the training was started again"] * restarts
