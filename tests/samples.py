@@ -35,6 +35,7 @@ from batchwright.records import (
     StepTime,
     WorkerTime,
 )
+from batchwright.records.profile import JOINED
 
 TRAIN, VAL, EPOCHS = 1437, 360, 30
 LOCAL_BATCHES = (4, 8, 16, 32, 64)
@@ -121,7 +122,7 @@ def make_cluster(**changes: Any) -> Cluster:
         "memory_bytes": 3 * 2**30,
         "python": "3.11.2",
         "torch": "2.13.0",
-        "allocator": "glibc, mmap and trim thresholds raised",
+        "allocator": f"glibc, mmap and trim thresholds raised{JOINED}",
     }
     return Cluster(**(facts | changes))
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from batchwright.errors import BatchwrightError, JobError
-from batchwright.workload import host
+from batchwright.records.profile import JOINED
+from batchwright.workload import allocator, host
 
 CPU = torch.device("cpu")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
@@ -168,7 +169,22 @@ def test_thresholds_are_raised_unless_the_user_has_set_them():
 
 def test_a_preloaded_allocator_is_left_alone(monkeypatch):
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libfoo.so:/usr/lib/libjemalloc.so.2")
-    assert host._raise_thresholds() == "libjemalloc.so.2 preloaded, left as it is"
+    assert allocator.set_up() == "libjemalloc.so.2 preloaded, left as it is"
+    assert allocator.joining_pieces(os.environ) == dict(os.environ)
+
+
+@linux
+@pytest.mark.slow
+def test_a_started_process_joins_small_pieces_unless_the_user_has_set_up_the_allocator():
+    if not prepared().startswith("glibc"):
+        pytest.skip("another C library")
+    assert prepared(**allocator.joining_pieces({})).endswith(f"raised{JOINED}")
+    other = {"GLIBC_TUNABLES": "glibc.rtld.nns=4"}
+    both = allocator.joining_pieces(other)
+    assert both["GLIBC_TUNABLES"].startswith("glibc.rtld.nns=4:glibc.malloc.tcache_count=0")
+    assert allocator.joining_pieces(both) == both
+    for own in ({"MALLOC_MMAP_MAX_": "0"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}):
+        assert allocator.joining_pieces(own) == own
 
 
 def test_collectives_use_the_loopback_interface(monkeypatch):

@@ -27,7 +27,7 @@ ARROWS = {
     "prediction": {"errors", "records"},
     "algorithms": {"errors", "records", "prediction.drift"},
     "workload": {"errors", "storage", "records"},
-    "distributed": {"errors", "storage", "records", "workload.host"},
+    "distributed": {"errors", "storage", "records", "workload.allocator", "workload.host"},
     "reporting": {"errors", "storage", "records"},
     "client": {"errors", "storage", "records", "distributed"},
     "planning": {"errors", "records", "prediction", "algorithms"},

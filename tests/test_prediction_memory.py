@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
-from batchwright.prediction.memory import fit_memory, max_local_batch_size
+from batchwright.prediction.memory import HELD, fit_memory, max_local_batch_size
 from batchwright.records import MemoryParts, MemoryPoint, OutOfMemory
 from samples import make_profile
 
@@ -133,7 +133,7 @@ def test_the_resident_size_has_an_interval_of_about_a_tenth():
     points = [memory_point(b, straight(b), resident=300_000_000 + 700_000 * b) for b in (8, 64)]
     model = fit_memory(points, PARTS)
     estimate = model.resident(32, 32)
-    assert estimate.value == pytest.approx(322_400_000 + 0.7 * (straight(32) - FLOOR), rel=0.01)
+    assert estimate.value == pytest.approx(322_400_000, rel=0.01)
     assert estimate.high >= 1.1 * estimate.value
     assert model.resident(48, 32) is None
     assert fit_memory([memory_point(8, straight(8))], PARTS).resident(32, 8) is None
@@ -147,17 +147,17 @@ def test_small_batches_whose_resident_sizes_scatter_do_not_set_the_slope():
     }  # a line through these: 1.4 MB a sample
     points = [memory_point(b, straight(b), resident=size) for b, size in sizes.items()]
     estimate = fit_memory(points, PARTS).resident(32, 256)
-    true = 347_000_000 + 1.5 * (straight(256) - straight(5)) + 0.7 * (straight(256) - FLOOR)
+    true = 347_000_000 + 1.5 * (straight(256) - straight(5))
     assert estimate.low < true < estimate.high
     assert estimate.value == pytest.approx(true, rel=0.05)
     assert estimate.high - estimate.low > 2 * 0.5 * straight(256)  # the slope is not known better
 
 
-def test_a_training_on_the_cpu_holds_more_than_a_weighed_step_and_the_interval_has_both():
+def test_where_pieces_are_kept_apart_a_training_holds_more_and_the_interval_has_a_step_too():
     points = [memory_point(b, straight(b), resident=345_000_000) for b in (2, 8)]
-    cpu, cuda = (fit_memory(points, PARTS, device=d).resident(32, 256) for d in ("cpu", "cuda"))
-    assert cpu.value - cuda.value == pytest.approx(0.7 * (straight(256) - FLOOR))
-    assert cpu.low < cuda.value < cpu.high
+    joined, apart = (fit_memory(points, PARTS, apart=a).resident(32, 256) for a in (False, True))
+    assert apart.value - joined.value == pytest.approx(HELD * (straight(256) - FLOOR))
+    assert apart.low < joined.value < apart.high
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from batchwright.probing.visiting import MAX_RESTARTS, Visitor
 from batchwright.probing.workers import Killed, Workers
 from batchwright.records import Job, ProbeSettings, Profile
 from batchwright.records.documents import read_record
+from batchwright.records.profile import JOINED
 from forked import Forked, forking
 from test_launch import processes_naming, wait_until
 
@@ -123,6 +124,8 @@ def test_one_and_two_workers_are_measured_where_the_job_leaves_it_open(folder):
     assert len({point.local_batch_size for point in profile.memory}) >= 3
     assert all(point.sync_seconds > 0 for point in profile.steps if point.workers == 2)
     assert profile.cluster.workers == 2
+    allocator = profile.cluster.allocator
+    assert allocator.endswith(JOINED) or not allocator.startswith("glibc")
     assert profile.job.workers == "auto"
     assert {one.operation for one in profile.collectives} == {"all-reduce", "push-pull"}
     sizes = {one.bytes for one in profile.collectives}

@@ -320,7 +320,7 @@ def _become(order: _Order, files: list[int], parent: int) -> None:
     for descriptor in moved:
         os.close(descriptor)
     os.environ.clear()
-    os.environ.update(order.environment)
+    os.environ.update(order.environment)  # of a caller in which glibc is set up as it is here
     os.environ[PARENT_PID] = str(parent)
     die_with_parent(PARENT_PID)
     name = f"worker {order.environment.get('RANK', '')}"

@@ -32,6 +32,7 @@ from batchwright.errors import (
     one_line,
 )
 from batchwright.storage.locks import keep_handed
+from batchwright.workload.allocator import joining_pieces
 
 PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its workers
 LAUNCH = "BATCHWRIGHT_LAUNCH"  # names the launch, the same after each of its restarts
@@ -161,11 +162,12 @@ def _flush_files() -> None:
 def child_environment(threads: int | None, without: tuple[str, ...] = ()) -> dict[str, str]:
     """This process's variables for one that ends with it, but those that begin with ``without``.
 
-    It has so many compute threads; unset: as the variables say already.
+    It has so many compute threads; unset: as the variables say already. glibc joins small freed
+    pieces there (`workload.allocator`).
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    return {**spinning_shortly(kept), **own, PARENT_PID: str(os.getpid())}
+    return {**joining_pieces(spinning_shortly(kept)), **own, PARENT_PID: str(os.getpid())}
 
 
 def worker_main(work: Callable[[], None]) -> None:

@@ -21,6 +21,7 @@ from batchwright.records import (
     Profile,
     StepTime,
 )
+from batchwright.records.profile import JOINED
 
 Point = TypeVar("Point")
 
@@ -100,6 +101,12 @@ def _refuse_difference(facts: Iterable[tuple[str, object, object]], advice: str)
             )
 
 
+def _set_up_alike(first: Profile, other: Profile) -> bool:
+    """Whether allocators differ at most in what a process that a user starts cannot choose."""
+    one, another = (profile.cluster.allocator.removesuffix(JOINED) for profile in (first, other))
+    return one == another
+
+
 def _merged(profiles: Sequence[Profile]) -> Profile:
     """Profiles of one kind as one."""
     first = profiles[0]
@@ -110,6 +117,7 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
             (
                 (f"{kind_of(first)}'s {key}", getattr(first.cluster, key), value)
                 for key in _HARDWARE
+                if key != "allocator" or not _set_up_alike(first, other)
                 if (value := getattr(other.cluster, key)) != getattr(first.cluster, key)
             ),
             "probe both in one environment, or name the kinds with probe.kind",

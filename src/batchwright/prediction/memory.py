@@ -14,10 +14,10 @@ What an allocator rounds, and what breaks this in the points themselves, goes in
 The resident size of the process is what it is without the step, and a step's tensors as often as
 the allocator keeps them. In the steps that a probe weighs, that is a line in the predicted peak M,
 whose slope is known beforehand, so that a few small batches, whose sizes scatter by more than they
-differ, do not set it; a training's heap holds more on the CPU, by h with each byte above those that
-every step reaches, F:
+differ, do not set it. Where glibc keeps small freed pieces apart (`workload.allocator`), the heap
+of a training holds more, by h with each byte above those that every step reaches, F; else h is 0:
 
-.. math:: R = a + k M + h (M - F), \qquad k = 1.5 \pm 0.5, \quad h = 0.7 \pm 0.35
+.. math:: R = a + k M + h (M - F), \qquad k = 1.5 \pm 0.5, \quad h = 0.5 \pm 0.35
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ RESIDENT_SLOPE, RESIDENT_SLOPE_ERROR = 1.5, 0.5
 """Resident bytes with each byte of tensors in a weighed step, and its standard error. Assumed: 1.0
 to 2.1 were measured where batches were up to 32 times as large as the smallest."""
 
-HELD, HELD_ERROR = {"cpu": 0.7, "cuda": 0.0}, {"cpu": 0.35, "cuda": 0.0}
+HELD, HELD_ERROR = 0.5, 0.35
 """Resident bytes that a training's heap holds beyond a weighed step's, with each byte of tensors
-above those that every step reaches, and their standard error: glibc before 2.38 rarely puts a
-tensor where another of its size was, for it asks for 96 bytes more to align it. A heap that has
-known small batches only, and was just trimmed, shows less of that. With the error as wide as that,
-the interval holds a weighed step, too, which `check` measures."""
+above those that every step reaches, and their standard error, where small freed pieces are kept
+apart: a heap that has known small batches only, and was just trimmed, shows less of that. With the
+error as wide as that, the interval holds a weighed step, too, which `check` measures."""
 
 _MAX_SAMPLES = 2**24
 
@@ -318,6 +317,7 @@ def fit_memory(
     *,
     device: str = "cpu",
     extra: int = 0,
+    apart: bool = False,
 ) -> MemoryModel:
     """Model of measured peaks, in any order.
 
@@ -326,6 +326,7 @@ def fit_memory(
         parts: Bytes whatever the batch; unset, bounds beyond the points are wider.
         device: ``cpu`` or ``cuda``, for the margin.
         extra: Bytes that a training keeps besides, which no step of a probe has.
+        apart: Whether the heap of a training keeps small freed pieces apart.
 
     Raises:
         PlanError: No points, or one below what the parts alone take.
@@ -340,6 +341,7 @@ def fit_memory(
             group[point.local_batch_size] = point
     bounds = {key: _bounds(group, parts) for key, group in sorted(groups.items())}
     violation = max(one.violation for one in bounds.values())
+    held = (HELD, HELD_ERROR) if apart else (0.0, 0.0)
     notes = []
     if violation > MARGIN[device]:
         notes.append(
@@ -357,7 +359,7 @@ def fit_memory(
         {
             key: fitted
             for key, group in groups.items()
-            if (fitted := _fit_resident(group, _floor(parts), device))
+            if (fitted := _fit_resident(group, _floor(parts), held))
         },
         extra,
     )
@@ -401,6 +403,7 @@ def max_local_batch_size(
         profile.memory_parts,
         device=profile.cluster.device,
         extra=average_bytes(profile.job.averages, profile.network),
+        apart=profile.cluster.pieces_apart,
     )
     side = resolution or model.resolutions[-1]
     count = workers or profile.cluster.workers
@@ -445,7 +448,9 @@ def _bounds(group: Mapping[int, MemoryPoint], parts: MemoryParts | None) -> _Bou
     return _Bounds(batches, peaks, always, floor, worst)
 
 
-def _fit_resident(group: Mapping[int, MemoryPoint], floor: int, device: str) -> _Resident | None:
+def _fit_resident(
+    group: Mapping[int, MemoryPoint], floor: int, held: tuple[float, float]
+) -> _Resident | None:
     """Least squares with `RESIDENT_SLOPE` as one more observation of the slope."""
     known = [(p.peak_bytes, p.resident_bytes) for p in group.values() if p.resident_bytes]
     if not known:
@@ -455,5 +460,4 @@ def _fit_resident(group: Mapping[int, MemoryPoint], floor: int, device: str) -> 
     seen = sum((x - peak) ** 2 for x, _ in known) / scatter
     across = sum((x - peak) * (y - size) for x, y in known) / scatter
     slope = (across + weight * RESIDENT_SLOPE) / (seen + weight)
-    held = HELD[device], HELD_ERROR[device]
     return _Resident(peak, size, len(known), slope, (seen + weight) ** -0.5, floor, held)

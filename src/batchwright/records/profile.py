@@ -22,6 +22,9 @@ from batchwright.records.base import (
 from batchwright.records.job import Job
 from batchwright.records.text.formatting import duration, number
 
+JOINED = ", small pieces joined"
+"""How `Cluster.allocator` ends where glibc joins small freed pieces, so that tensors fit again."""
+
 
 class DataFacts(Record):
     """What a plan needs to know of a data set, and how it is recognized again."""
@@ -59,10 +62,18 @@ class Cluster(Record):
     memory_bytes: Count = Field(description="Memory one worker may use, in bytes.")
     python: str = Field(description="Python version.")
     torch: str = Field(description="PyTorch version.")
-    allocator: str = Field(description="How the memory allocator was set.")
+    allocator: str = Field(
+        description="How the memory allocator was set; ends in what `JOINED` says where it joins "
+        "small freed pieces."
+    )
     arithmetic: str = Field(
         "", description="What float32 is on a GPU (TF32), and how cuDNN chooses; empty on the CPU."
     )
+
+    @property
+    def pieces_apart(self) -> bool:
+        """Whether small freed pieces are kept apart in the heap, so that tensors fit less well."""
+        return self.device == "cpu" and not self.allocator.endswith(JOINED)
 
 
 class StepLoading(Record):

@@ -6,7 +6,6 @@ Python or PyTorch stands.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import socket
@@ -19,6 +18,7 @@ import torch
 
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.records import Precision
+from batchwright.workload import allocator
 
 THREADS = "BATCHWRIGHT_THREADS"
 """Environment variable: compute threads of a worker, as a sweep divides the cores."""
@@ -29,9 +29,6 @@ CPU_WORKERS = 2
 """Worker processes on a machine without GPU, where the job does not say."""
 
 _GIB = 2**30
-
-# Parameters of glibc's mallopt, from <malloc.h>.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 
 
 def usable_cores() -> int:
@@ -230,43 +227,13 @@ def release_memory(device: torch.device) -> None:
 
 
 def prepare_process(threads: int) -> str:
-    """Set the number of compute threads and keep freed memory in the process.
-
-    By default glibc hands large freed blocks back to the kernel, and each training step faults
-    them in again. Raising its mmap and trim thresholds keeps them. Measured with resnet8 at 32 px
-    on two cores, float32, page faults and milliseconds per step: at batch 128 14,600 and 59
-    became 260 and 44; at batch 512 167,000 and 355 became fewer than 400 and 200. A
-    mmap threshold of 32 MiB, where glibc's own adaptation ends, leaves 15,000 faults at batch 512.
-
-    Nothing is changed where the user has set these thresholds or preloads another allocator.
+    """Set the number of compute threads, and up the memory allocator (`workload.allocator`).
 
     Returns:
         The state of the allocator, in words.
     """
     torch.set_num_threads(threads)
-    return _raise_thresholds()
-
-
-def _raise_thresholds() -> str:
-    preloaded = [Path(p).name for p in os.environ.get("LD_PRELOAD", "").replace(":", " ").split()]
-    other = next((name for name in preloaded if "malloc" in name), None)
-    if other:
-        return f"{other} preloaded, left as it is"
-    try:
-        version = os.confstr("CS_GNU_LIBC_VERSION")
-    except (AttributeError, ValueError):  # no confstr on Windows; no such name without glibc
-        return "not glibc, left as it is"
-    for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_"):
-        if variable in os.environ:
-            return f"{version}, as set by {variable}"
-    if "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
-        return f"{version}, as set by GLIBC_TUNABLES"
-    mallopt = ctypes.CDLL(None).mallopt
-    # Older versions refuse a mmap threshold above 32 MiB; no mapped blocks at all serves as well.
-    kept = mallopt(_M_MMAP_THRESHOLD, _GIB) or mallopt(_M_MMAP_MAX, 0)
-    if not (kept and mallopt(_M_TRIM_THRESHOLD, 2 * _GIB - 1)):
-        return f"{version}, thresholds refused"
-    return f"{version}, mmap and trim thresholds raised"
+    return allocator.set_up()
 
 
 def free_memory(device: torch.device, workers: int) -> int:

@@ -286,6 +286,7 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> WorkerT
             profile.memory_parts,
             device=profile.cluster.device,
             extra=average_bytes(job.averages, profile.network),
+            apart=profile.cluster.pieces_apart,
         ),
         # Scaled by the area of the images from the highest resolution measured.
         evaluation_seconds=profile.evaluation_seconds_per_image

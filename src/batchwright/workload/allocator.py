@@ -1,0 +1,82 @@
+"""How glibc's allocator is set up in processes that train.
+
+**Thresholds.** By default it hands large freed blocks back to the kernel, and each training step
+faults them in again. Raising its mmap and trim thresholds keeps them. Measured with resnet8 at
+32 px on two cores, float32, page faults and milliseconds per step: at batch 128 14,600 and 59
+became 260 and 44; at batch 512 167,000 and 355 became fewer than 400 and 200. A mmap threshold of
+32 MiB, where glibc's own adaptation ends, leaves 15,000 faults at batch 512.
+
+**Pieces.** PyTorch aligns tensors, for which glibc before 2.38 takes 96 bytes more and frees what
+is left over. It keeps such small pieces apart, so where a tensor was, another of its size does not
+fit again. Where it joins them at once, the heap of resnet8 at batch 256 grows by 1.4 bytes in place
+of 2.4 for each of a step's tensors, and steps take 3 % less. That can be asked for before a process
+starts only, so not in one that the user starts.
+
+Nothing is changed where the user has set up the allocator, or preloads another one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from batchwright.records.profile import JOINED
+
+_TUNABLES = "GLIBC_TUNABLES"
+_JOINING = "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"
+
+_GIB = 2**30
+
+# Parameters of glibc's mallopt, from <malloc.h>.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+
+
+def joining_pieces(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a process that is to be started, with those that have glibc join pieces."""
+    others = environment.get(_TUNABLES, "")
+    if sys.platform != "linux" or _preloaded(environment) or _set_by(environment):
+        return dict(environment)
+    if _JOINING in others:
+        return dict(environment)
+    return {**environment, _TUNABLES: ":".join(filter(None, [others, _JOINING]))}
+
+
+def set_up() -> str:
+    """Raise the thresholds in this process.
+
+    Returns:
+        The state of the allocator, in words, which end in `JOINED` where it joins pieces.
+    """
+    if other := _preloaded(os.environ):
+        return f"{other} preloaded, left as it is"
+    try:
+        version = os.confstr("CS_GNU_LIBC_VERSION")
+    except (AttributeError, ValueError):  # no confstr on Windows; no such name without glibc
+        return "not glibc, left as it is"
+    if variable := _set_by(os.environ):
+        return f"{version}, as set by {variable}"
+    mallopt = ctypes.CDLL(None).mallopt
+    # Older versions refuse a mmap threshold above 32 MiB; no mapped blocks at all serves as well.
+    kept = mallopt(_M_MMAP_THRESHOLD, _GIB) or mallopt(_M_MMAP_MAX, 0)
+    if not (kept and mallopt(_M_TRIM_THRESHOLD, 2 * _GIB - 1)):
+        return f"{version}, thresholds refused"
+    joined = JOINED if _JOINING in os.environ.get(_TUNABLES, "") else ""
+    return f"{version}, mmap and trim thresholds raised{joined}"
+
+
+def _preloaded(environment: Mapping[str, str]) -> str:
+    """File name of another allocator that is loaded beforehand; empty: none."""
+    paths = environment.get("LD_PRELOAD", "").replace(":", " ").split()
+    return next((Path(one).name for one in paths if "malloc" in Path(one).name), "")
+
+
+def _set_by(environment: Mapping[str, str]) -> str:
+    """The variable by which the user has set up glibc's allocator; empty: none."""
+    for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_"):
+        if variable in environment:
+            return variable
+    others = environment.get(_TUNABLES, "").replace(_JOINING, "")
+    return _TUNABLES if "glibc.malloc." in others else ""
