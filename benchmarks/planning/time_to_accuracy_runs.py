@@ -425,7 +425,10 @@ def trained_facts(run: Path) -> dict[str, Any]:
     share = len(summary.epochs) / ((chosen and chosen.trained_epochs) or plan.epochs)
     memory = None
     if profile:
-        model = fit_memory(profile.memory, profile.memory_parts, device=profile.cluster.device)
+        cluster = profile.cluster
+        model = fit_memory(
+            profile.memory, profile.memory_parts, device=cluster.device, apart=cluster.pieces_apart
+        )
         most = min(stage.micro_batch_size, max(stage.local_batch_sizes))
         memory = model.resident(stage.resolution, most, workers=stage.workers)
     measured = sum(one.training_seconds + one.evaluation_seconds for one in summary.epochs)
