@@ -32,7 +32,6 @@ from batchwright.errors import (
     one_line,
 )
 from batchwright.storage.locks import keep_handed
-from batchwright.workload.allocator import joining_pieces
 
 PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its workers
 LAUNCH = "BATCHWRIGHT_LAUNCH"  # names the launch, the same after each of its restarts
@@ -165,6 +164,9 @@ def child_environment(threads: int | None, without: tuple[str, ...] = ()) -> dic
     It has so many compute threads; unset: as the variables say already. glibc joins small freed
     pieces there (`workload.allocator`).
     """
+    # It loads pydantic, which a process that only reports does without.
+    from batchwright.workload.allocator import joining_pieces
+
     kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     return {**joining_pieces(spinning_shortly(kept)), **own, PARENT_PID: str(os.getpid())}
