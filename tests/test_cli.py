@@ -538,7 +538,7 @@ def test_a_stop_says_the_whole_command_that_goes_on(key, value, words):
 
 def test_a_run_that_has_not_finished_says_how_to_go_on(refused, place):
     (place / "run").mkdir()
-    assert "with Session(resume=True)" in refused("report", "run")
+    assert "(Session(resume=True))" in refused("report", "run")
     (place / "run" / "job.yaml").write_text("network: mine:network\n")
     command = "`batchwright run --resume --out run network=mine:network`"
     assert f"continue it with {command}" in refused("report", "run")

@@ -196,8 +196,12 @@ def test_auto_takes_a_loss_and_nothing_else_does():
     [{}, {"passes": 2, "batch": BATCH // 2}, {"room": 4}, {"back": 4}],
     ids=["plain", "accumulating", "out of memory", "in backward"],
 )
-def test_gradients_are_those_of_one_process(crew, alone, how):
-    both = crew.together(trained_with, (3, 1), how, workers=2)
+def test_gradients_are_those_of_one_process(alone, how):
+    crew = Crew()  # see test_an_automatic_batch_is_planned_by_all_workers_together
+    try:
+        both = crew.together(trained_with, (3, 1), how, workers=2)
+    finally:
+        crew.close()
     seen = [i for one in both for batch in one[0] for i in batch]
     assert sorted(seen) == sorted(2 * list(range(SAMPLES)))
     for one in both:

@@ -75,6 +75,7 @@ class RollCall:
         # By a connection of its own: where a process group waits for a key of the store, as NCCL's
         # does for worker 0, nobody else gets a word through the same one, and beats would stop.
         own = store.clone() if hasattr(store, "clone") else store  # older PyTorch has none
+        self._kept = store  # which in worker 0's process answers, also once its group is gone
         self._store = PrefixStore(f"batchwright/roll-call/{present[0].token}", own)
         self._rank, self._present = rank, tuple(present)
         self._keeper = keeper
