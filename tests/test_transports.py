@@ -311,7 +311,7 @@ def test_a_roll_call_gets_a_word_while_something_else_waits_at_the_store():
     store = dist.TCPStore("localhost", server.port, is_master=False)
     if not hasattr(store, "clone"):
         pytest.skip("PyTorch is too old to open a second connection")
-    call = RollCall(store, 0, [presence("here")] * 2, "agent:1")
+    call = RollCall(store, 0, [presence("here")] * 2, "agent:1", apart=True)
     waiting = threading.Thread(target=store.wait, args=(["late"],))
     waiting.start()
     try:

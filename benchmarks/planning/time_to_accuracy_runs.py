@@ -435,6 +435,7 @@ def trained_facts(run: Path) -> dict[str, Any]:
     return {
         "probe_seconds": sum(one.seconds for one in summary.before if one.name == "probe"),
         "trials_seconds": sum(one.seconds for one in profile.trials) if profile else 0.0,
+        "trials_note": profile.trials_note if profile else "",
         "batch": stage.global_batch_size,
         "optimizer": plan.update,
         "method": plan.method,

@@ -91,6 +91,7 @@ class Group:
                 self.rank,
                 present,
                 store_keeper(),
+                apart=self._transport.waits_at_store,
             )
         if self.size > 1:
             try:

@@ -55,6 +55,9 @@ class RollCall:
         keeper: Address of a store that someone outside the workers holds; empty: worker 0 does,
             and must not leave before the others have looked.
         patience: Seconds without a beat, after which `misses_one` misses a worker.
+        apart: Whether to take a connection to the store of its own. Where a process group waits for
+            a key of the store, as NCCL's does for worker 0, nobody else gets a word through the
+            same one, and beats would stop.
 
     Attributes:
         current: The one that this process beats for, if any; once it is closed, the one before it.
@@ -70,11 +73,13 @@ class RollCall:
         present: Sequence[Presence],
         keeper: str = "",
         patience: float = LONG_SILENCE,
+        *,
+        apart: bool = False,
     ) -> None:
         self._patience = patience
-        # By a connection of its own: where a process group waits for a key of the store, as NCCL's
-        # does for worker 0, nobody else gets a word through the same one, and beats would stop.
-        own = store.clone() if hasattr(store, "clone") else store  # older PyTorch has none
+        own = (
+            store.clone() if apart and hasattr(store, "clone") else store
+        )  # older PyTorch has none
         self._kept = store  # which in worker 0's process answers, also once its group is gone
         self._store = PrefixStore(f"batchwright/roll-call/{present[0].token}", own)
         self._rank, self._present = rank, tuple(present)

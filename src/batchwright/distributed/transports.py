@@ -41,10 +41,12 @@ class Gloo:
     Attributes:
         backend: What `torch.distributed.init_process_group` takes.
         shares: Whether several workers may be on one device.
+        waits_at_store: Whether a group waits at the store while it is connected.
     """
 
     backend = "gloo"
     shares = True
+    waits_at_store = False
 
     def __init__(self, device: torch.device, timeout: float) -> None:
         self.device, self._timeout = device, timeout
@@ -87,6 +89,8 @@ class Gloo:
 
 class Queued(Gloo):
     """Exchanges that are queued on a device, of which the host hears nothing by itself."""
+
+    waits_at_store = True
 
     @abstractmethod
     def mark(self) -> Callable[[], bool]:
