@@ -116,7 +116,7 @@ AS_ACCURATE = 1.0  # points
 BENCHMARK = Benchmark(
     "decisions",
     "Decisions",
-    "Plans of six tasks for two lengths each, scored by a grid of whole trainings",
+    "Plans of tasks of which whole trainings are made (docs/log.md says which), two lengths each",
     (
         Figure("regret_points", "points", "mean", "accuracy of the best candidate that is about as "
                "fast less that of the one that the plan takes", at_most=1.0),
