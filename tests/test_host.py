@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchwright.distributed import processes
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.records.profile import JOINED
 from batchwright.workload import allocator, host
@@ -185,6 +186,14 @@ def test_a_started_process_joins_small_pieces_unless_the_user_has_set_up_the_all
     assert allocator.joining_pieces(both) == both
     for own in ({"MALLOC_MMAP_MAX_": "0"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}):
         assert allocator.joining_pieces(own) == own
+
+
+@linux
+def test_beside_a_gpu_pieces_are_not_joined(monkeypatch):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    for places, joins in (((os.devnull,), False), ((), True)):
+        monkeypatch.setattr(processes, "_GPU_DRIVERS", places)
+        assert ("GLIBC_TUNABLES" in processes.child_environment(threads=1)) == joins
 
 
 def test_collectives_use_the_loopback_interface(monkeypatch):

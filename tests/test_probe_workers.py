@@ -125,7 +125,7 @@ def test_one_and_two_workers_are_measured_where_the_job_leaves_it_open(folder):
     assert all(point.sync_seconds > 0 for point in profile.steps if point.workers == 2)
     assert profile.cluster.workers == 2
     allocator = profile.cluster.allocator
-    assert allocator.endswith(JOINED) or not allocator.startswith("glibc")
+    assert allocator.endswith(JOINED) or torch.cuda.is_available() or "raised" not in allocator
     assert profile.job.workers == "auto"
     assert {one.operation for one in profile.collectives} == {"all-reduce", "push-pull"}
     sizes = {one.bytes for one in profile.collectives}

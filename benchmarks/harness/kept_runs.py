@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,25 @@ class Wanted:
 
     @property
     def digest(self) -> str:
-        """Names what is trained, wherever its data are, and by which command: SHA-256, in hex.
+        """Names what is trained, wherever its data are, and by which command: SHA-256, in hex."""
+        return self.digests[0]
 
-        What is as it is by default does not enter, so runs stay kept when jobs and plans gain a
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """`digest`, and those of other runs that count as this one."""
+        plans = [self.plan, *self.alike]
+        # Plans of the first kept runs did not say that nothing is recomputed, as "auto" now does.
+        first = [
+            plan.model_copy(
+                update={"job": plan.job.model_copy(update={"activation_checkpointing": "auto"})}
+            )
+            for plan in plans
+            if plan.job.activation_checkpointing == "off"
+        ]
+        return tuple(self._digest(plan) for plan in (*plans, *first))
+
+    def _digest(self, plan: Plan) -> str:
+        """What is as it is by default does not enter, so runs stay kept when jobs and plans gain a
         field.
         """
         others = ""
@@ -67,12 +83,8 @@ class Wanted:
             # Modules have moved since runs were first kept: they are named without their folder.
             module, *rest = self.words
             others = " ".join([f"benchmarks.{module.rpartition('.')[2]}", *rest])
-        changes = {"data": self.plan.data.name}
-        if self.plan.job.activation_checkpointing == "off":
-            # It trains as "auto" does, and plans of the first kept runs did not say it.
-            changes["activation_checkpointing"] = "auto"
-        job = self.plan.job.model_copy(update=changes)
-        plan = self.plan.model_copy(update={"job": job, "reasons": ()})
+        job = plan.job.model_copy(update={"data": plan.data.name})
+        plan = plan.model_copy(update={"job": job, "reasons": ()})
         return hashlib.sha256(
             (plan.model_dump_json(exclude_defaults=True) + others).encode()
         ).hexdigest()
@@ -148,7 +160,7 @@ class KeptRuns:
             values = json.loads(self._file(one).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        if values.pop("plan") != one.digest:
+        if values.pop("plan") not in one.digests:
             return None
         values.pop("loss", None)  # older code kept that of the last epoch alone
         lists = {key: tuple(values.get(key, ())) for key in ("batches", "curve", "losses")}
@@ -262,9 +274,7 @@ class RunLines(KeptRuns):
 
     def kept(self, one: Wanted) -> Run | None:
         """The run if a line tells of it and it was made by this very plan, or one that is alike."""
-        values = self._found.get(one.digest)
-        for plan in one.alike:
-            values = values or self._found.get(replace(one, plan=plan).digest)
+        values = next((self._found[name] for name in one.digests if name in self._found), None)
         if values is None:
             return None
         self._told[one.digest] = values["commit"]

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchwright.distributed.processes import has_gpu_driver
 from batchwright.errors import BatchwrightError
 from batchwright.records import Plan
 from batchwright.records.agent_rules import GIB, Offer
 from batchwright.records.text.problems import first_problem
 
-_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA's, AMD's, and those of WSL
 _LOOK = """
 import json, torch
 found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -117,7 +117,7 @@ def _gpus() -> list[tuple[str, int]]:
     """Model and bytes of each GPU that PyTorch sees, asked in a process of its own; none without a
     driver, or where PyTorch cannot tell.
     """
-    if not any(os.path.exists(place) for place in _DEVICES):  # noqa: PTH110 - devices
+    if not has_gpu_driver():
         return []
     try:
         told = subprocess.run(

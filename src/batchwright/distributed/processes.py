@@ -33,6 +33,8 @@ from batchwright.errors import (
 )
 from batchwright.storage.locks import keep_handed
 
+_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA's, AMD's, and those of WSL
+
 PARENT_PID = "BATCHWRIGHT_PARENT"  # the launcher's process, for its workers
 LAUNCH = "BATCHWRIGHT_LAUNCH"  # names the launch, the same after each of its restarts
 STORE_SOCKET = "BATCHWRIGHT_STORE_SOCKET"  # descriptor at which worker 0 holds the store
@@ -161,15 +163,23 @@ def _flush_files() -> None:
 def child_environment(threads: int | None, without: tuple[str, ...] = ()) -> dict[str, str]:
     """This process's variables for one that ends with it, but those that begin with ``without``.
 
-    It has so many compute threads; unset: as the variables say already. glibc joins small freed
-    pieces there (`workload.allocator`).
+    It has so many compute threads; unset: as the variables say already. Without a GPU, glibc joins
+    small freed pieces there (`workload.allocator`).
     """
     # It loads pydantic, which a process that only reports does without.
     from batchwright.workload.allocator import joining_pieces
 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    return {**joining_pieces(spinning_shortly(kept)), **own, PARENT_PID: str(os.getpid())}
+    kept = spinning_shortly(kept)
+    if not has_gpu_driver():
+        kept = joining_pieces(kept)
+    return {**kept, **own, PARENT_PID: str(os.getpid())}
+
+
+def has_gpu_driver() -> bool:
+    """Whether this machine has what a GPU's driver brings along; PyTorch is not asked."""
+    return any(os.path.exists(place) for place in _GPU_DRIVERS)  # noqa: PTH110 - devices
 
 
 def worker_main(work: Callable[[], None]) -> None:
