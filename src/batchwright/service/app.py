@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from importlib.metadata import version
 
 from anyio import CapacityLimiter
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -17,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
+from batchwright import __version__
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import Problem
 from batchwright.service.adviser import Adviser
@@ -86,7 +86,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     store.database.meter = meters.note_write
     app = FastAPI(
         title="Batchwright",
-        version=version("batchwright"),
+        version=__version__,
         summary="Plans for image trainings, runs that report, jobs that agents carry out.",
         openapi_url=None,  # served by api.operation, to those who may read
         docs_url=None,  # would load scripts from elsewhere

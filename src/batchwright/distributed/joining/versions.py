@@ -1,7 +1,7 @@
 """What of a host's installation must be the same on all hosts, told so that a difference shows.
 
-Numbers of packages do not tell enough. That of an editable checkout is the one it had when it was
-installed, whatever its files are by now; and builds of one PyTorch for several CUDA versions, or a
+Numbers of packages do not tell enough. That of a checkout changes with a release only, whatever is
+changed between two; and builds of one PyTorch for several CUDA versions, or a
 nightly one, may share a number, too.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 import sys
 from functools import cache
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 
 import torch
+
+from batchwright import __version__
 
 _ROOT = Path(__file__).parents[2]
 
@@ -30,7 +31,7 @@ def versions() -> dict[str, str]:
         code = path.read_bytes()
         digest.update(f"{path.relative_to(_ROOT).as_posix()} {len(code)}\n".encode() + code)
     return {
-        "batchwright": f"{metadata.version('batchwright')} (source {digest.hexdigest()[:8]})",
+        "batchwright": f"{__version__} (source {digest.hexdigest()[:8]})",
         "torch": f"{torch.__version__} (commit {commit}, {', '.join(built_for or ['no GPUs'])})",
         "Python": ".".join(map(str, sys.version_info[:2])),
     }

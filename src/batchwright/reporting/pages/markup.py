@@ -6,8 +6,8 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from html import escape
-from importlib.metadata import version
 
+from batchwright import __version__
 from batchwright.records.text.formatting import number
 from batchwright.records.text.problems import printable
 from batchwright.reporting.charts.chart import Chart, Lanes
@@ -52,7 +52,7 @@ def document(kind: str, title: str, head: str, body: Iterable[str]) -> str:
 {parts}
 </main>
 <footer>
-Batchwright {safe(version("batchwright"))}. Intervals are meant to hold 95 times in 100.
+Batchwright {safe(__version__)}. Intervals are meant to hold 95 times in 100.
 </footer>
 </body>
 </html>

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
@@ -22,6 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
+from batchwright import __version__
 from batchwright.records.text.formatting import counted, duration, number, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.pages.live_page import Part
@@ -154,7 +154,7 @@ def shown_live(live: Live, have: str = "") -> dict[str, Any]:
 
 def digest_of(*values: object) -> str:
     """A short digest of some values, the version of this program among them."""
-    text = "\x00".join([version("batchwright"), *map(str, values)])
+    text = "\x00".join([__version__, *map(str, values)])
     return sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -194,7 +194,7 @@ def _environment() -> Environment:
     }
     environment.globals |= {
         "asset": asset_url,
-        "version": version("batchwright"),
+        "version": __version__,
         "navigation": NAVIGATION,
         "may": _may,
     }
