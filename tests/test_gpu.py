@@ -163,6 +163,9 @@ def right(outputs, labels):
     "workload.data.pipeline:_Level.here",
     "workload.data.pipeline:flip",
     "workload.data.copying:sent",
+    "workload.data.copying:fetched",
+    "workload.data.copying:on_its_way",
+    "training.step.stepper:Updater.ahead",
 )
 def test_a_training_learns_what_the_cpu_learns_and_tells_time_and_memory(tmp_path):
     here = train(GPU, run_folder=tmp_path / "gpu")
@@ -378,8 +381,7 @@ def _free_memory_is_all_but_what_others_hold():
     "probing.measure.memory:weigh",
     "probing.bench:Bench.hold_images",
     "probing.measure.timing:now",
-    "probing.measure.timing:passing",
-    "probing.measure.timing:passing.when",
+    "probing.bench:Bench._ahead",
     "probing.executor:device_name",
     "probing.visiting:Visitor.cluster",
     "workload.host:resolve_device",

@@ -110,6 +110,60 @@ def test_a_step_makes_the_host_wait_once_and_trains_as_on_the_cpu(kind):
     assert told == there
 
 
+def updates_of(plan, build, device=FAR, *, spoil=None, clear=None, **options):
+    """Of each step: waits before the optimizer stepped, and after; and all that was learnt.
+
+    ``spoil`` is a step whose loss is infinite, ``clear`` one before which the state is gone.
+    """
+    with far_device() as seen:
+        torch.manual_seed(0)
+        network = resnet8(CLASSES).to(memory_format=torch.channels_last).to(device)
+        optimizer, found, begun = build(network), [], [0]
+        optimizer.register_step_pre_hook(lambda *_: begun.append(seen.count))
+        weight = options.pop("weight", None)
+        with Session(network, optimizer, pipeline(device), plan=plan, **options) as session:
+            for _ in session.epochs():
+                for images, labels in session.batches():
+                    if len(found) == clear:
+                        optimizer.state.clear()
+                    loss = criterion(network(images), labels)
+                    before = seen.count
+                    done = session.step(
+                        loss * torch.inf if len(found) == spoil else loss, weight=weight
+                    )
+                    found.append((begun[-1] - before, seen.count - before, done))
+        learnt = (*network.parameters(), *network.buffers())
+        return found, torch.cat([one.detach().cpu().double().flatten() for one in learnt])
+
+
+@pytest.mark.parametrize("kind", ["plain", "adamw"])
+def test_the_update_is_on_its_way_before_the_host_waits(kind):
+    found, _ = updates_of(*KINDS[kind][:2])
+    assert found[0] == (1, 1, True)  # the optimizer has no state yet
+    assert set(found[1:]) == {(0, 1, True)}
+
+
+@pytest.mark.parametrize("kind", ["clip", "muon", "float16"])
+def test_an_update_that_takes_a_number_of_the_host_comes_after(kind):
+    plan, build, options = KINDS[kind]
+    found, _ = updates_of(plan, build, **options)
+    assert {before for before, _, done in found if done} == {1}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"spoil": 0}, {"spoil": 3}, {"clear": 3}, {"clear": 3, "spoil": 3}, {"weight": 7.0}],
+    ids=str,
+)
+def test_a_step_that_is_not_as_usual_ends_as_on_the_cpu(told):
+    plan, build, _ = KINDS["plain"]
+    found, learnt = updates_of(plan, build, **told)
+    there, expected = updates_of(plan, build, torch.device("cpu"), **told)
+    assert [done for *_, done in found] == [done for *_, done in there]
+    assert [done for *_, done in found].count(False) == ("spoil" in told)
+    torch.testing.assert_close(learnt, expected)
+
+
 @pytest.mark.parametrize("store", ["whole", "photographs"])
 def test_so_does_one_whose_images_come_from_the_cpu_a_batch_ahead(monkeypatch, store):
     monkeypatch.setattr(copying, "enter", in_this_thread)
@@ -165,8 +219,8 @@ def of_two(rank, kind):
         "gain": (plan_for((6, 6), rule=GAIN), by_sgd, {}),
         "ags": (with_ags(plan_for((6, 6))), by_sgd, {}),
     }[kind]
-    steps, _, _, waits = waits_of(plan, build, **options)
-    return steps, waits
+    steps, weights, _, waits = waits_of(plan, build, **options)
+    return steps, weights, waits
 
 
 @pytest.mark.slow
@@ -174,8 +228,9 @@ def of_two(rank, kind):
     "kind", ["plain", "accumulation", "clip", "dynamic-batch", "muon", "gain", "ags"]
 )
 def test_so_does_a_step_of_several_workers(crew, kind):
-    for steps, waits in crew.together(of_two, kind, workers=2):
-        assert max(steps) <= HOST_SYNCHRONIZATIONS_PER_STEP, waits
+    (steps, weights, waits), (_, others, _) = crew.together(of_two, kind, workers=2)
+    assert max(steps) <= HOST_SYNCHRONIZATIONS_PER_STEP, waits
+    assert torch.equal(weights, others)
 
 
 def test_the_device_that_is_played_tells_what_waits():

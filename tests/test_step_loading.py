@@ -103,9 +103,9 @@ class Machine:
 
 def visited(monkeypatch, machine, most_steps):
     bench = machine if isinstance(machine, Machine) else Machine(*machine)
-    monkeypatch.setattr(step_time, "now", lambda device: bench.seconds)
     # Its own name: a thread that another test left may sleep, too.
-    monkeypatch.setattr(step_time, "time", SimpleNamespace(sleep=bench.sleep))
+    clock = SimpleNamespace(sleep=bench.sleep, perf_counter=lambda: bench.seconds)
+    monkeypatch.setattr(step_time, "time", clock)
     monkeypatch.setattr(step_time, "follow", lambda group, number: number)
     steps, _, told = visit_beside_loading(bench, bench, 8, 8, seconds=inf, most_steps=most_steps)
     return steps, told

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +32,7 @@ from batchwright.distributed.joining.environments import (
 from batchwright.distributed.rendezvous import choose_interface, meet, store_keeper
 from batchwright.distributed.transports import transport_for
 from batchwright.errors import JobError, LostWorkerError
+from batchwright.workload.data.copying import fetched, nothing
 from batchwright.workload.host import identity, is_out_of_memory
 
 _PORTS = (
@@ -192,15 +193,16 @@ class Group:
                 self._transport.settle()
         return values
 
-    def read(self, values: torch.Tensor) -> torch.Tensor:
+    def read(self, values: torch.Tensor, meanwhile: Callable[[], None] = nothing) -> torch.Tensor:
         """A tensor on the CPU, once all that was sent before has arrived.
 
-        Of all that a step does, this alone makes the host wait for the device.
+        Of all that a step does, this alone makes the host wait for the device, which has what
+        ``meanwhile`` gives it to do.
         """
         if self.size == 1:
-            return values.cpu()
+            return fetched(values, meanwhile)
         with naming_the_lost():
-            return self._transport.read(values)
+            return self._transport.read(values, meanwhile)
 
     def gather(self, value: Any) -> list[Any]:
         """Every worker's value (picklable), in rank order, on all of them."""

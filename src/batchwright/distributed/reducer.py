@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ __all__ = ["Reducer", "Tally", "WorkerNote", "buffer_bytes", "sqr_norms"]
 BUCKET_BYTES = 8 * 2**20  # large enough that latency is small, small enough to overlap
 _ATTEMPTS = 3  # steps in which some worker's backward pass was not seen before that is let be
 _SCALARS = 7  # weight, loss, stop, checkpoint, missing, uncompiled, parts
-_LOSS = 1  # its place among them
+_LOSS, _MISSING = 1, 4  # their places among them
 
 
 class WorkerNote(NamedTuple):
@@ -82,6 +83,22 @@ class Tally:
     local_sqr_norms: Tensor | None = None
     sqr_norms: Tensor | None = None  # squared norm of the summed gradient, of the same shape
     notes: tuple[WorkerNote, ...] = ()  # what all workers say of themselves, in rank order
+    went_ahead: bool = False  # whether the device has done what `Ahead` says
+
+
+class Ahead(NamedTuple):
+    """What a device goes on with before the host has read the figures of a step.
+
+    A host that reads first and then says what to do leaves the device idle meanwhile: of a step of
+    11.5 ms on an H100, 2.9 ms. So the device is told beforehand what follows where all is as usual:
+    every gradient is there, their sum is finite, and the weight is what it should be.
+    """
+
+    weight: float
+    """Of all samples of the step."""
+    act: Callable[[Tensor], None]
+    """Gives the device something to do. It is called with a float32 scalar there: 0 where all is as
+    usual, else 1, and then nothing may change: the host has to decide."""
 
 
 class Reducer:
@@ -220,7 +237,7 @@ class Reducer:
                 if self._given[index].requires_grad:
                     bucket.missing += self._arrivals[index] or 1
 
-    def finish(self, tally: Tally, share: float) -> Tally:
+    def finish(self, tally: Tally, share: float, ahead: Ahead | None = None) -> Tally:
         """Wait for all buckets; then every worker holds the sum of all gradients in ``.grad``.
 
         A parameter that got a gradient on no worker keeps ``None``.
@@ -229,6 +246,7 @@ class Reducer:
             tally: This worker's own figures; its parts are counted here.
             share: Part of the step's weight of this worker's last micro-batch, whose gradients are
                 in ``.grad``; 0 for a worker that has none.
+            ahead: What the device goes on with.
 
         Returns:
             The figures summed over all workers.
@@ -241,10 +259,10 @@ class Reducer:
             self._drop()
         tally = replace(tally, parts=self._parts + (share > 0))
         if self._buckets:
-            found = self._exchange(tally, share)
+            found = self._exchange(tally, share, ahead)
             self._record(found)
         else:
-            found = self._sum_up(replace(tally, notes=(tally.note,)), share)
+            found = self._sum_up(replace(tally, notes=(tally.note,)), share, ahead)
         self._drop()
         return found
 
@@ -318,7 +336,7 @@ class Reducer:
 
         return arrived
 
-    def _exchange(self, tally: Tally, share: float) -> Tally:
+    def _exchange(self, tally: Tally, share: float, ahead: Ahead | None) -> Tally:
         """Several workers: all gradients and figures are summed over them."""
         self._armed = False
         for bucket in self._buckets[self._next :]:
@@ -331,7 +349,7 @@ class Reducer:
             for bucket in self._buckets:
                 bucket.wait()
         self._next = 0
-        return self._read_tail()
+        return self._read_tail(ahead)
 
     def _record(self, tally: Tally) -> None:
         """After the first whole step the workers agree on the order in which gradients come."""
@@ -375,14 +393,17 @@ class Reducer:
             if isinstance(number, Tensor):  # known to the device alone so far
                 tail[place].copy_(number)
 
-    def _read_tail(self) -> Tally:
+    def _read_tail(self, ahead: Ahead | None) -> Tally:
         for bucket in self._buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
         tail, count = self._buckets[-1].tail, len(self.parameters)
         squares = torch.cat([bucket.sum_sqr_norms() for bucket in self._buckets])
-        read = self._group.read(torch.cat([tail.double(), squares]))
-        told, squares = read.split([len(tail), len(squares)])
+        usual = None
+        if ahead is not None:
+            usual = (tail[0] == ahead.weight) & (tail[_MISSING] == 0)
+            usual = usual & (tail[_SCALARS : _SCALARS + count].amin() > 0) & _finite(squares)
+        told, squares, went = self._read([tail, squares], ahead, usual)
         numbers = told.tolist()
         weight, loss, stop, checkpoint, missing, uncompiled, parts = numbers[:_SCALARS]
         present = numbers[_SCALARS : _SCALARS + count]
@@ -407,7 +428,28 @@ class Reducer:
             notes=tuple(
                 WorkerNote(*notes[first : first + fields]) for first in range(0, len(notes), fields)
             ),
+            went_ahead=went,
         )
+
+    def _read(
+        self, numbers: Sequence[Tensor], ahead: Ahead | None, usual: Tensor | None
+    ) -> tuple[Any, ...]:
+        """Vectors of the device, read all at once, and whether it has gone on meanwhile.
+
+        Args:
+            numbers: They come back in float64.
+            ahead: What it goes on with.
+            usual: Whether all is, on the device; ``None``: it does not go on.
+        """
+        sizes = [len(one) for one in numbers]
+        if ahead is None or usual is None:
+            read = self._group.read(torch.cat([one.double() for one in numbers]))
+            return (*read.split(sizes), False)
+        otherwise = usual.logical_not().float()
+        every = torch.cat([*(one.double() for one in numbers), otherwise.double().view(1)])
+        read = self._group.read(every, partial(ahead.act, otherwise))
+        *found, last = read.split([*sizes, 1])
+        return (*found, not last)
 
     # --------------------------------------------------------------------------------- one worker
 
@@ -417,35 +459,43 @@ class Reducer:
         for bucket in self._buckets:
             bucket.forget()
 
-    def _sum_up(self, tally: Tally, share: float) -> Tally:
+    def _sum_up(self, tally: Tally, share: float, ahead: Ahead | None) -> Tally:
         """One worker: ``.grad`` gets the sums, and the tally their norms; S if there are parts."""
         squares = self._own_sqr_norms()
         if self._norms is None:
-            return self._on_the_host(tally, None, squares)
+            return self._on_the_host(tally, None, squares, ahead)
         totals = summed(self._sums, [p.grad for p in self.parameters])
         for parameter, total in zip(self.parameters, totals, strict=True):
             parameter.grad = total
         return self._on_the_host(
-            tally, self._norms + squares / (share or 1.0), self._own_sqr_norms()
+            tally, self._norms + squares / (share or 1.0), self._own_sqr_norms(), ahead
         )
 
-    def _on_the_host(self, tally: Tally, local: Tensor | None, squares: Tensor) -> Tally:
+    def _on_the_host(
+        self, tally: Tally, local: Tensor | None, squares: Tensor, ahead: Ahead | None
+    ) -> Tally:
         """The tally with these norms, S and that of the sum; read from the device all at once."""
         loss = tally.loss if isinstance(tally.loss, Tensor) else squares.new_zeros(())
-        parts = (
-            [loss.view(1), squares] if local is None else [loss.view(1), squares, local.double()]
-        )
-        read = self._group.read(torch.cat(parts))
-        loss, squares, local_read = read.split([1, len(squares), len(read) - 1 - len(squares)])
+        here = ahead is not None and tally.weight == ahead.weight and not tally.missing
+        usual = _finite(squares) if here else None
+        numbers = [loss.view(1), squares, squares[:0] if local is None else local]
+        loss, squares, local_read, went = self._read(numbers, ahead, usual)
         return replace(
             tally,
             loss=float(loss) if isinstance(tally.loss, Tensor) else tally.loss,
             local_sqr_norms=None if local is None else local_read.to(local.dtype),
             sqr_norms=squares,
+            went_ahead=went,
         )
 
     def _own_sqr_norms(self) -> Tensor:
         return sqr_norms(self.parameters, per_tensor=self._per_tensor)
+
+
+def _finite(squares: Tensor) -> Tensor:
+    """Whether a sum is finite, in two kernels: what is not, leaves NaN of itself."""
+    total = squares.sum()
+    return total - total == 0
 
 
 def summed(

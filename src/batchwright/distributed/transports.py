@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from batchwright.distributed.heartbeat import BEAT_SECONDS, RollCall
+from batchwright.workload.data.copying import fetched, nothing, on_its_way
 from batchwright.workload.host import enter
 
 _POLL_SECONDS = 50e-6  # between two looks at the device: what a message may be noticed late
@@ -64,13 +65,17 @@ class Gloo:
             RuntimeError: Another worker is gone or silent.
         """
 
-    def read(self, values: Tensor) -> Tensor:
+    def read(self, values: Tensor, meanwhile: Callable[[], None] = nothing) -> Tensor:
         """``values`` on the CPU, once all exchanges before are over.
+
+        Args:
+            values: On the device.
+            meanwhile: Gives the device more to do, for which the host does not wait.
 
         Raises:
             RuntimeError: Another worker is gone or silent.
         """
-        return values.cpu()
+        return fetched(values, meanwhile)
 
     def settle(self) -> None:
         """Wait until all exchanges are over.
@@ -173,11 +178,11 @@ class Nccl(Queued):
         event.record(torch.cuda.current_stream(self.device))
         return event.query
 
-    def read(self, values: Tensor) -> Tensor:
-        """``values`` in pinned memory, to which they are copied without making the host wait."""
-        here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        here.copy_(values, non_blocking=True)
-        self.settle()
+    def read(self, values: Tensor, meanwhile: Callable[[], None] = nothing) -> Tensor:
+        """See `Gloo.read`; the others are looked after meanwhile, too."""
+        here, there = on_its_way(values)
+        meanwhile()
+        self._wait(there.query)
         return here
 
     def abort(self) -> None:

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import Reducer, Tally, buffer_bytes
+from batchwright.distributed.reducer import Ahead, Reducer, Tally, buffer_bytes
 from batchwright.errors import JobError
-from batchwright.probing.measure.timing import now, passing
 from batchwright.records import Job, MemoryParts, OptimizerName, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.training.batches.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.training.batches.sampler import balancing_weights
+from batchwright.training.step.clock import clock_for
+from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.workload.compilation import Compilation, compile_training
 from batchwright.workload.data.image_files import FilePipeline, ImageFiles
 from batchwright.workload.data.image_store import ImageStore
@@ -30,6 +31,7 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import AtResolution, ImageData, resized, to_resolution
 from batchwright.workload.host import NARROW, autocast, dtype_of, is_out_of_memory
 from batchwright.workload.loss_scaling import LossScale
+from batchwright.workload.optimizers import leaves_out_steps, unless
 from batchwright.workload.recomputation import recompute
 from batchwright.workload.task import (
     build_loss,
@@ -57,7 +59,6 @@ class Taken(NamedTuple):
     fits: bool = True
     finite: bool = True  # whether the gradient was; else the weights are the starting ones
     stopped: bool = False  # whether a worker wants to stop after it
-    exchanged: float = 0.0  # when the exchange of gradients was over
 
 
 class Stepping(Protocol):
@@ -129,6 +130,7 @@ class Bench:
         group.share(self._weights())  # or each would start over with its own
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
+        self._clock = clock_for(self.device)
         self.join(group)
 
     def recompute(self, *, on: bool) -> None:
@@ -348,15 +350,17 @@ class Bench:
             Seconds of input, forward, backward and update, and seconds of waiting for what of the
             gradients' exchange the backward pass did not hide.
         """
-        start = now(self.device)
+        meter, clock = EpochMeter(), self._clock
+        clock.go_on()
         share = 1 / (self.group.size * len(supplies))
         own = self._backward(supplies, [share] * len(supplies))
         self._set_rates(own)
-        passed = passing(self.device)  # in a training the host goes on here, too
-        exchanged = self._finish(own, share).exchanged
-        computed = min(passed(), exchanged)
-        end = now(self.device)
-        return (computed - start) + (end - exchanged), exchanged - computed
+        clock.lap(meter, "compute")
+        self._finish(own, share, meter)
+        # On a GPU the update may be under way still: it is in the time of the next step, as this
+        # one has that of the step before, and nothing waits for it, as in a training.
+        clock.lap(meter, "compute")
+        return meter.compute, meter.communication
 
     def try_step(self, supply: Callable[[], Batch]) -> bool:
         """One training step, if it fits into memory on all workers; else nothing is changed."""
@@ -443,18 +447,36 @@ class Bench:
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = share * parameters.setdefault("initial_lr", parameters["lr"])
 
-    def _finish(self, own: Tally, share: float) -> Taken:
-        """Exchange and update, as `Session` does."""
+    def _ahead(self, own: Tally) -> Ahead | None:
+        """The update, where it needs nothing that the host has to read first; see `Updater.ahead`.
+
+        All workers have as many samples here.
+        """
+        if self.device.type == "cpu" or self.job.clip_norm is not None or own.missing:
+            return None
+        if self._precision in NARROW or not leaves_out_steps(self.optimizer):
+            return None
+
+        def update(unusual: Tensor) -> None:
+            with unless(self.optimizer, unusual):
+                self.optimizer.step()
+
+        return Ahead(own.weight * self.group.size, self._clock.passing(update))
+
+    def _finish(self, own: Tally, share: float, meter: EpochMeter | None = None) -> Taken:
+        """Exchange and update, as `Session` does; what the exchange took goes into the meter."""
         failed = bool(self.compilation.failure) and not self._failure_told
-        tally = self._reduction.finish(replace(own, uncompiled=float(failed)), share)
+        tally = self._reduction.finish(
+            replace(own, uncompiled=float(failed)), share, self._ahead(own)
+        )
         assert tally.sqr_norms is not None  # noqa: S101 - every reducer gives them
-        exchanged = now(self.device)
+        self._clock.lap(meter or EpochMeter(), "communication")
         if tally.uncompiled:  # what fails one worker's compiler is compiled on none of them
             reasons = self.group.gather(self.compilation.failure)
             self.compilation.failure, self._failure_told = next(filter(None, reasons)), True
         if tally.missing:
             self._clear()
-            return Taken(fits=False, exchanged=exchanged)
+            return Taken(fits=False)
         scale, clip = self.scale, self.job.clip_norm
         norm = math.sqrt(float(tally.sqr_norms.sum())) / scale.scale
         finite = math.isfinite(norm)
@@ -462,7 +484,7 @@ class Bench:
             self.scale = scale.after(good=finite)
             if not finite and scale.scale > 1:  # left out: nothing is wrong yet
                 self._clear()
-                return Taken(stopped=bool(tally.stop), exchanged=exchanged)
+                return Taken(stopped=bool(tally.stop))
         gradients = [p.grad for p in self.trained if p.grad is not None]
         factor = 1 / scale.scale
         if not finite:
@@ -471,9 +493,10 @@ class Bench:
             factor *= clip / norm
         if finite and factor != 1:
             torch._foreach_mul_(gradients, factor)
-        self.optimizer.step()
+        if not tally.went_ahead:
+            self.optimizer.step()
         self._clear()
-        return Taken(finite=finite, stopped=bool(tally.stop), exchanged=exchanged)
+        return Taken(finite=finite, stopped=bool(tally.stop))
 
     def start_over(self) -> None:
         """Back to the first weights: a diverged network computes with NaN and never updates."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from batchwright.records import Job
 
@@ -50,6 +51,27 @@ def adamw(network: nn.Module, job: Job, rate: float) -> torch.optim.Optimizer:
     return without_compiler(torch.optim.AdamW)(
         decaying_and_other(network, job), lr=rate, fused=True
     )
+
+
+def leaves_out_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `unless` works: a fused optimizer of torch's, which has a state.
+
+    The first step makes that, and one of `torch.optim.SGD` that is left out leaves it unwritten.
+    """
+    return bool(optimizer.state) and getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+@contextmanager
+def unless(optimizer: torch.optim.Optimizer, flag: Tensor) -> Iterator[None]:
+    """Inside, a step changes nothing where the device finds 1 in ``flag``, a float32 scalar, not 0.
+
+    It is how `torch.amp.GradScaler` has a fused optimizer leave out steps that overflow.
+    """
+    optimizer.found_inf = flag  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del optimizer.found_inf  # type: ignore[attr-defined]
 
 
 def decaying_and_other(network: nn.Module, job: Job) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from statistics import fmean, mean
 from typing import Any
 
 from batchwright.probing.bench import Batch, Bench, Stepping
-from batchwright.probing.measure.timing import follow, now
+from batchwright.probing.measure.timing import follow
 from batchwright.records import StepLoading
 from batchwright.training.batches.feeding import Feed
 from batchwright.workload.data.loading import Totals
@@ -144,9 +144,9 @@ def _of_a_batch(before: Totals, after: Totals) -> tuple[float, float]:
 
 def _fed_step(bench: Bench, stream: Iterator[Batch]) -> tuple[float, float, float]:
     """Seconds of waiting for the batch, of computing and of waiting for the exchange."""
-    start = now(bench.device)
+    start = time.perf_counter()
     batch = next(stream)
-    waited = now(bench.device) - start
+    waited = time.perf_counter() - start
     return waited, *bench.step(lambda: batch)
 
 

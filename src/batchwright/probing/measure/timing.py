@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median, quantiles
 
 import torch
@@ -16,28 +16,6 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def passing(device: torch.device) -> Callable[[], float]:
-    """Marks all that was given to ``device`` so far, without waiting for it.
-
-    Returns:
-        Tells when the device was through with it, in seconds as `now` has them; to be asked after
-        the next `now`.
-    """
-    if device.type != "cuda":
-        at = time.perf_counter()
-        return lambda: at
-    mark = torch.cuda.Event(enable_timing=True)
-    mark.record(torch.cuda.current_stream(device))
-
-    def when() -> float:
-        end = torch.cuda.Event(enable_timing=True)
-        end.record(torch.cuda.current_stream(device))
-        end.synchronize()
-        return time.perf_counter() - float(mark.elapsed_time(end)) / 1000
-
-    return when
 
 
 def spread(seconds: Sequence[float]) -> tuple[float, float, float]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from batchwright.algorithms.simulated_clock import Cluster, step_times
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import Reducer, Tally, WorkerNote, summed
+from batchwright.distributed.reducer import Ahead, Reducer, Tally, WorkerNote, summed
 from batchwright.records import WorkerTime
 from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.batches.sampler import Step
@@ -170,7 +170,7 @@ class Gatherer(Reducer):
             self._totals = summed(self._totals, self._sums)
         self._drop()
 
-    def finish(self, tally: Tally, share: float) -> Tally:
+    def finish(self, tally: Tally, share: float, ahead: Ahead | None = None) -> Tally:
         """Every parameter has the sum of all workers' gradients, the last one's included."""
         notes = tuple(
             WorkerNote(seconds, tally.note.ahead, tally.note.micro_batch)
@@ -185,7 +185,7 @@ class Gatherer(Reducer):
         parts = self._total_parts
         norms = self._total_norms if parts > 1 or self._workers > 1 else None
         tally = replace(tally, parts=parts, notes=notes)
-        return self._on_the_host(tally, norms, self._own_sqr_norms())
+        return self._on_the_host(tally, norms, self._own_sqr_norms(), ahead)
 
 
 class SimulatedClock(StepClock):

@@ -27,6 +27,10 @@ class StepClock:
         """Nothing is booked of the time since the last lap."""
         self._mark = time.perf_counter()
 
+    def go_on(self) -> None:
+        """As `restart`, while a device may still be at work on the step before."""
+        self._mark = time.perf_counter()
+
     def leave_out(self, seconds: float) -> None:
         """So many of the seconds since the last lap are booked elsewhere."""
         self._mark += seconds
@@ -40,6 +44,10 @@ class StepClock:
         if part != "communication":
             self._busy += seconds
         return seconds
+
+    def passing(self, work: Callable[..., None]) -> Callable[..., None]:
+        """Gives a device ``work`` for which the host is not going to wait in this lap."""
+        return work
 
     def computed(self) -> float:
         """Seconds of computing since this was last asked."""
@@ -69,7 +77,8 @@ class DeviceClock(StepClock):
     """
 
     def __init__(self, moment: Callable[[], Moment]) -> None:
-        self._began, self._ready = moment(), moment()
+        self._began, self._ready, self._read = moment(), moment(), moment()
+        self._goes_on = False
         super().__init__()
         self._begin()
 
@@ -99,9 +108,25 @@ class DeviceClock(StepClock):
         self._begin()
         return seconds - late
 
+    def passing(self, work: Callable[..., None]) -> Callable[..., None]:
+        """As `StepClock.passing`; its time on the device is that of the next lap."""
+
+        def marked(*given: Any) -> None:
+            self._read.record()
+            self._goes_on = True
+            work(*given)
+
+        return marked
+
     def _begin(self) -> None:
-        """The device has nothing to do: its clock and the host's are compared from here on."""
-        self._began.record()
+        """Where the host has waited for the device: their clocks are compared from here on.
+
+        The device has nothing to do, or goes on behind what the host has waited for.
+        """
+        if self._goes_on:
+            self._began, self._read, self._goes_on = self._read, self._began, False
+        else:
+            self._began.record()
         self._began_at = time.perf_counter()
 
 

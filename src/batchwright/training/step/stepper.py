@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import Reducer, Tally, WorkerNote
+from batchwright.distributed.reducer import Ahead, Reducer, Tally, WorkerNote
 from batchwright.errors import BrokenStepError, TrainingError
 from batchwright.records import Plan, Stage
 from batchwright.training.batches.batch_split import Division
@@ -31,6 +31,7 @@ from batchwright.workload.compilation import Compilation
 from batchwright.workload.extras import in_words
 from batchwright.workload.host import NARROW, autocast, is_out_of_memory, release_memory
 from batchwright.workload.loss_scaling import LossScale
+from batchwright.workload.optimizers import leaves_out_steps, unless
 
 MAX_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
 
@@ -213,8 +214,15 @@ class Stepper:
         if own.missing:  # it has no gradients to give, and takes part: the others wait
             updater.clear()
 
+        # By what steps before have shown: a factor that knew its gradient would bend its direction.
+        adaptation = self._adaptive.of_step(step.samples)
+        ahead = None
+        if self._plan.precision not in NARROW and not own.missing:
+            ahead = updater.ahead(*self._sharing.position, adaptation)
         # One message: what the workers have to tell each other rides behind the last gradients.
-        tally = self._summed(own, samples, share)
+        tally = self._summed(
+            own, samples, share, Ahead(step.samples, self._clock.passing(ahead)) if ahead else None
+        )
         seconds = self._clock.lap(meter, "communication")
         book_waiting(meter, seconds, [n.seconds for n in tally.notes], self._group.rank)
 
@@ -238,10 +246,10 @@ class Stepper:
         if tally.local_sqr_norms is not None and scale.scale != 1:
             tally = replace(tally, local_sqr_norms=tally.local_sqr_norms / scale.scale**2)
         self._warn_of_weights(step, tally)
-        # By what steps before have shown: a factor that knew its gradient would bend its direction.
-        adaptation = self._adaptive.of_step(step.samples)
         self._adaptive.learn(tally, norms, batch=step.samples)
-        updated = tally.weight > 0 and updater.apply(norms, *self._sharing.position, adaptation)
+        updated = tally.went_ahead or (
+            tally.weight > 0 and updater.apply(norms, *self._sharing.position, adaptation)
+        )
         updater.clear()
         self._statistics.end(updated=updated)
         if self._plan.precision in NARROW and tally.weight:
@@ -274,7 +282,7 @@ class Stepper:
         self._sharing.after_step(step, tally)
         return updated
 
-    def _summed(self, own: Tally, samples: int, share: float) -> Tally:
+    def _summed(self, own: Tally, samples: int, share: float, ahead: Ahead | None) -> Tally:
         """The figures of all workers, whose gradients are summed; see `Reducer.finish`.
 
         Here a device tells of what it could not do before, so of gradients that may be wrong. One
@@ -284,7 +292,7 @@ class Stepper:
             BrokenStepError: Memory ran out, and there are other workers.
         """
         try:
-            return self._reducer.finish(own, 0.0 if own.missing else share)
+            return self._reducer.finish(own, 0.0 if own.missing else share, ahead)
         except (RuntimeError, MemoryError) as error:
             if own.missing or not is_out_of_memory(error):
                 raise
@@ -451,6 +459,33 @@ class Updater:
         if factor != 1:
             torch._foreach_mul_(self._gradients(), factor)
         return tally.sqr_norms.cpu() * factor**2
+
+    def ahead(
+        self, samples_seen: float, stage: Stage, adaptation: Adaptation
+    ) -> Callable[[Tensor], None] | None:
+        """The update as the device can take it before the host knows anything of the gradients.
+
+        Only where no number of the host's is needed for it, as clipping needs the norm, and the
+        optimizer can be told to leave a step out. On the CPU there is no device to be kept busy.
+
+        The arguments are those of `apply`.
+
+        Returns:
+            What `distributed.reducer.Ahead` takes; ``None``: `apply` is to be called.
+        """
+        waits = self._clip_norm is not None or adaptation.factors is not None
+        known = len(self._optimizer.state) >= len(self._trained)
+        if waits or not known or self._parameters[0].device.type == "cpu":
+            return None
+        if not leaves_out_steps(self._optimizer):
+            return None
+
+        def update(unusual: Tensor) -> None:
+            self._set_rates(samples_seen, stage, adaptation.gain)
+            with unless(self._optimizer, unusual):
+                self._step()
+
+        return update
 
     def apply(
         self,

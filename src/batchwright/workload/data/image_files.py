@@ -251,7 +251,7 @@ class FilePipeline:
         flat, sides, labels = squares
         images = _resized(flat.to(self._device, non_blocking=True), sides, resolution)
         if epoch is not None and self._augmentation in FLIPPED:
-            flip(images, sent(draw(self._seed, epoch, indices).flip, self._device))
+            images = flip(images, sent(draw(self._seed, epoch, indices).flip, self._device))
         if epoch is not None and self._warps:
             turns = self._warps.draw(epoch, indices, self.strength)
             images = warp(images, sent(turns, self._device))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from threading import Lock
 from typing import NamedTuple
 
@@ -95,6 +95,7 @@ class ImagePipeline:
         self.strength = 1.0
         self._drawn, self._drawn_starts = -1, (-1, 0.0, 0)
         self._tables: dict[tuple[str, torch.device], Tensor] = {}
+        self._brought: tuple[Tensor, torch.device, Tensor] | None = None
         self._lock = Lock()  # one batch may be made ahead, in a thread
         height, width = store.shape or (0, 1)
         self._whole = height == width and not side < height <= _LARGEST_MARGIN * side
@@ -147,7 +148,7 @@ class ImagePipeline:
             if self._augmentation in UNCROPPED:
                 pixels = self._still(level, indices)
             elif self._whole:
-                pixels = _shift(level.gather(indices, self._device), *self._starts(level, indices))
+                pixels = _shift(self._whole_ones(level, indices), *self._starts(level, indices))
             else:
                 pixels = self._crop(level, indices, self._draws)
             made = [pixels, self._chosen("labels", level, indices)]
@@ -160,7 +161,7 @@ class ImagePipeline:
     def _finished(self, gathered: tuple[Tensor, ...], resolution: int) -> tuple[Tensor, Tensor]:
         pixels, labels, *drawn = gathered
         if self._augmentation in FLIPPED:
-            flip(pixels, drawn.pop(0))
+            pixels = flip(pixels, drawn.pop(0))
         return self._normalize(pixels, resolution, *drawn), labels
 
     def evaluation_batch(self, indices: Tensor, *, resolution: int) -> tuple[Tensor, Tensor]:
@@ -198,8 +199,16 @@ class ImagePipeline:
 
     def _still(self, level: _Level, indices: Tensor) -> Tensor:
         if self._whole:
-            return level.gather(indices, self._device)
+            return self._whole_ones(level, indices)
         return self._crop(level, indices, None)
+
+    def _whole_ones(self, level: _Level, indices: Tensor) -> Tensor:
+        """Some whole images, on the device; uint8 (n, height, width, 3)."""
+        if level.images is None:
+            every = [level.store.image(index) for index in indices.tolist()]
+            return sent(torch.stack(every), self._device)
+        found = level.images.index_select(0, self._at(level.pixels.device, indices))
+        return found if level.here else sent(found, self._device)
 
     def _draw(self, epoch: int) -> None:
         """Draw for all samples of an epoch at once: between steps each small operation counts."""
@@ -237,8 +246,15 @@ class ImagePipeline:
             else:
                 every = self._draws.flip if name == "flip" else self._all_starts
             self._tables[name, place] = sent(every, place)
-        found = self._tables[name, place].index_select(0, sent(indices, place))
+        found = self._tables[name, place].index_select(0, self._at(place, indices))
         return found if level.here else sent(found, self._device)
+
+    def _at(self, place: torch.device, indices: Tensor) -> Tensor:
+        """Indices where they are looked up; those of one batch are brought there once."""
+        brought = self._brought
+        if brought is None or brought[0] is not indices or brought[1] != place:
+            brought = self._brought = indices, place, sent(indices, place)
+        return brought[2]
 
     def _crop(self, level: _Level, indices: Tensor, draws: Draws | None) -> Tensor:
         """A square of each image, the middle one without draws; uint8 (n, side, side, 3)."""
@@ -337,13 +353,6 @@ class _Level:
         if not self.whole or self.store.images is None:
             return None
         return self.pixels.view(self.store.images.shape)
-
-    def gather(self, indices: Tensor, device: torch.device) -> Tensor:
-        """Some whole images, on the device; uint8 (n, height, width, 3)."""
-        if self.images is None:
-            return sent(torch.stack([self.store.image(i) for i in indices.tolist()]), device)
-        found = self.images.index_select(0, sent(indices, self.pixels.device))
-        return found if self.here else sent(found, device)
 
 
 # ---------------------------------------------------------------------------------- random numbers
@@ -465,23 +474,31 @@ def _shift(images: Tensor, starts: Tensor, pad: int) -> Tensor:
         return images
     count, side = images.shape[:2]
     padded = functional.pad(images, (0, 0, pad, pad, pad, pad))
-    image_bytes, row_bytes = padded.stride(0), padded.stride(1)
-    place = images.device
-    firsts = starts + torch.arange(0, count * image_bytes, image_bytes, device=place)
-    rows = firsts[:, None] + torch.arange(0, side * row_bytes, row_bytes, device=place)
+    rows = starts[:, None] + _row_starts(
+        count, padded.stride(0), side, padded.stride(1), images.device
+    )
     return stretches_of(padded.view(-1), rows.view(-1), side)
 
 
-def flip(images: Tensor, chosen: Tensor) -> None:
-    """Mirror the ``chosen`` ones of ``images`` (n, side, side, 3) left to right, in place.
+@lru_cache(16)  # a GPU starts each small operation by itself
+def _row_starts(
+    images: int, image_bytes: int, rows: int, row_bytes: int, place: torch.device
+) -> Tensor:
+    """Where each row of each image of a batch starts in it, in bytes: int64 (images, rows)."""
+    firsts = torch.arange(0, images * image_bytes, image_bytes)
+    return sent(firsts[:, None] + torch.arange(0, rows * row_bytes, row_bytes), place)
 
-    On a GPU all are mirrored and some of them taken: how many are chosen only the GPU knows.
+
+def flip(images: Tensor, chosen: Tensor) -> Tensor:
+    """``images`` (n, side, side, 3) of which the ``chosen`` ones are mirrored left to right.
+
+    On a GPU all are mirrored and some of them taken: how many are chosen only the GPU knows. On
+    the CPU it is done in place.
     """
     if images.device.type != "cpu":
-        images.copy_(torch.where(chosen.view(-1, 1, 1, 1), images.flip(2), images))
-        return
+        return torch.where(chosen.view(-1, 1, 1, 1), images.flip(2), images)
     where = chosen.nonzero().squeeze(1)
-    images.index_copy_(0, where, images.index_select(0, where).flip(2))
+    return images.index_copy_(0, where, images.index_select(0, where).flip(2))
 
 
 def warp(images: Tensor, turns: Tensor) -> Tensor:
