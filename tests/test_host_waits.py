@@ -143,6 +143,27 @@ def test_the_update_is_on_its_way_before_the_host_waits(kind):
     assert set(found[1:]) == {(0, 1, True)}
 
 
+def test_the_next_images_are_made_before_the_host_waits(monkeypatch):
+    made, plan = [], plan_for()
+    finished = ImagePipeline._finished
+
+    def noted(self, *given):
+        made.append(seen.count)
+        return finished(self, *given)
+
+    monkeypatch.setattr(ImagePipeline, "_finished", noted)
+    with far_device() as seen:
+        network = resnet8(CLASSES).to(memory_format=torch.channels_last).to(FAR)
+        with Session(network, by_sgd(network), pipeline(FAR), plan=plan) as session:
+            for _ in session.epochs():
+                made.clear()
+                for step, (images, labels) in enumerate(session.batches()):
+                    before = seen.count
+                    session.step(criterion(network(images), labels))
+                    last = step == SAMPLES // BATCH - 1
+                    assert made[step + 1 :] == ([] if last else [before])
+
+
 @pytest.mark.parametrize("kind", ["clip", "muon", "float16"])
 def test_an_update_that_takes_a_number_of_the_host_comes_after(kind):
     plan, build, options = KINDS[kind]

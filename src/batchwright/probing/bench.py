@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -59,6 +59,30 @@ class Taken(NamedTuple):
     fits: bool = True
     finite: bool = True  # whether the gradient was; else the weights are the starting ones
     stopped: bool = False  # whether a worker wants to stop after it
+
+
+@dataclass(frozen=True, eq=False)
+class RandomBatches:
+    """Makes a training batch each time it is called.
+
+    Attributes:
+        source: Of the images.
+        indices: Draws those of a batch.
+        resolution: Image side, in pixels.
+    """
+
+    source: ImagePipeline
+    indices: Callable[[], Tensor]
+    resolution: int
+
+    def __call__(self) -> Batch:
+        """The next one."""
+        return self.source.training_batch(self.indices(), epoch=0, resolution=self.resolution)
+
+    @property
+    def made_there(self) -> bool:
+        """See `ImagePipeline.makes_there`."""
+        return self.source.makes_there(self.resolution)
 
 
 class Stepping(Protocol):
@@ -131,6 +155,7 @@ class Bench:
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
         self._clock = clock_for(self.device)
+        self._early: tuple[Callable[[], Batch], Batch] | None = None
         self.join(group)
 
     def recompute(self, *, on: bool) -> None:
@@ -218,9 +243,8 @@ class Bench:
         """A function that makes a training batch of ``size`` samples each time it is called."""
         source = self._train
         if isinstance(source, ImagePipeline):
-            return lambda: source.training_batch(
-                self._random_indices(size, len(source)), epoch=0, resolution=resolution
-            )
+            indices = partial(self._random_indices, size, len(source))
+            return RandomBatches(source, indices, resolution)
         images, labels = source
         rows = torch.arange(size, device=images.device) % len(labels)
         images = to_resolution(images[rows], resolution)
@@ -355,6 +379,9 @@ class Bench:
         share = 1 / (self.group.size * len(supplies))
         own = self._backward(supplies, [share] * len(supplies))
         self._set_rates(own)
+        supply = supplies[0]
+        if isinstance(supply, RandomBatches) and supply.made_there and not own.missing:
+            self._early = supply, supply()  # as `training.step.micro_batches.Early` does
         clock.lap(meter, "compute")
         self._finish(own, share, meter)
         # On a GPU the update may be under way still: it is in the time of the next step, as this
@@ -417,7 +444,10 @@ class Bench:
             last = place == len(shares) - 1
             if last:
                 self._reduction.arm()
-            mean = self._pass(batch := supply(), share)
+            early, self._early = self._early, None
+            batch = early[1] if early is not None and early[0] is supply else supply()
+            del early
+            mean = self._pass(batch, share)
             if mean is None:
                 return Tally(weight=0.0, loss=0.0, missing=1.0)
             samples = len(batch[1])

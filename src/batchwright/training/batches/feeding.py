@@ -58,6 +58,9 @@ class Feed(Protocol):
     def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
         """A batch for each tensor of sample indices, in order; may ask for them ahead."""
 
+    def made_there(self, resolution: int) -> bool:
+        """Whether a GPU makes the batches, and nothing has to be waited for."""
+
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
         """One training batch here and now, beside those that `training` has asked for."""
 
@@ -103,6 +106,10 @@ class PipelineFeed:
         """(images, labels) with augmentation."""
         return self._pipeline.training_batches(batches, epoch=epoch, resolution=resolution)
 
+    def made_there(self, resolution: int) -> bool:
+        """See `ImagePipeline.makes_there`."""
+        return self._pipeline.makes_there(resolution)
+
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
         """The same, one batch."""
         return self._pipeline.training_batch(indices, epoch=epoch, resolution=resolution)
@@ -140,6 +147,11 @@ class FileFeed:
     def training(self, batches: Iterable[Tensor], epoch: int, resolution: int) -> Iterator[Batch]:
         """(images, labels) with augmentation."""
         return self._pipeline.batches(batches, epoch=epoch, resolution=resolution)
+
+    def made_there(self, resolution: int) -> bool:
+        """They are decoded here."""
+        del resolution
+        return False
 
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
         """The same, one batch, decoded in this process."""
@@ -220,6 +232,11 @@ class DatasetFeed:
         """The data set's own batches, resized if asked."""
         for batch in self._fetch(batches, epoch):
             yield self._resized(batch, resolution)
+
+    def made_there(self, resolution: int) -> bool:
+        """The data set makes them here."""
+        del resolution
+        return False
 
     def single(self, indices: Tensor, epoch: int, resolution: int) -> Batch:
         """One such batch, fetched in this process."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +18,7 @@ from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.training.step.stepper import Stepper
+from batchwright.workload.data.copying import nothing
 
 
 class Once:
@@ -78,6 +81,25 @@ class Once:
         self._batches.close()
 
 
+class Early(Iterator[Batch]):
+    """Batches of which the next may be made before it is asked for.
+
+    Args:
+        batches: Are made one at a time, when they are asked for.
+    """
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches, self._made = batches, deque[Batch]()
+
+    def __next__(self) -> Batch:
+        return self._made.popleft() if self._made else next(self._batches)
+
+    def make(self) -> None:
+        """Make the next, if there is one."""
+        if not self._made:
+            self._made.extend(islice(self._batches, 1))
+
+
 class Turns:
     """How the workers of a process take turns with its network; one alone has it for itself."""
 
@@ -135,6 +157,10 @@ class MicroBatches:
         loading = self._feed.loading
         loaded = loading.totals.cpu_seconds
         fed = self._feed.training(walk.ahead(), epoch, resolution)
+        self._stepper.meanwhile = nothing
+        if self._feed.made_there(resolution):
+            fed = early = Early(fed)
+            self._stepper.meanwhile = early.make
         with self._memory.of_epoch():
             while self._state.step < len(walk):
                 index = self._state.step
@@ -149,6 +175,7 @@ class MicroBatches:
                     before, loaded = loaded, loading.totals.cpu_seconds
                     self._state.meter.loading += loaded - before
                 after_step(step)
+        self._stepper.meanwhile = nothing
 
     def _fed(
         self, fed: Iterator[Batch], parts: list[tuple[int, Tensor]], epoch: int, resolution: int

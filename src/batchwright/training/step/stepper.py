@@ -28,6 +28,7 @@ from batchwright.training.step.epoch_totals import met
 from batchwright.training.step.gradient_scaling import Adaptation, Adaptive, multiply
 from batchwright.training.step.normalization import Statistics
 from batchwright.workload.compilation import Compilation
+from batchwright.workload.data.copying import nothing
 from batchwright.workload.extras import in_words
 from batchwright.workload.host import NARROW, autocast, is_out_of_memory, release_memory
 from batchwright.workload.loss_scaling import LossScale
@@ -84,6 +85,7 @@ class Stepper:
         tally: Of the last step that was counted.
         repeat: Whether the last step must be done again, because memory ran out somewhere, or a
             compiler failed.
+        meanwhile: Called once all backward passes of a step are on their way to the device.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Stepper:
         self._weights_told = False
         self.tally = Tally(0.0, 0.0)
         self.repeat = False
+        self.meanwhile: Callable[[], None] = nothing
 
     def open(self, samples: int, step: Step, *, last: bool) -> None:
         """A micro-batch is handed to the loop; autocast is on until its `step`."""
@@ -193,6 +196,8 @@ class Stepper:
                 "session.step() found no gradient: is the loss computed from the session's model, "
                 "and is any parameter trained (requires_grad)?"
             )
+        if not self._missing:
+            self.meanwhile()
         return self._exchange_and_update(micro.step, micro.samples, micro.share)
 
     def step_without_samples(self, step: Step) -> None:

@@ -127,13 +127,17 @@ class ImagePipeline:
 
         Images that have to be brought to a GPU are gathered and copied one batch ahead.
         """
-        if self._device.type == "cpu" or self._level(resolution).here:
+        if self._device.type == "cpu" or self.makes_there(resolution):
             for indices in batches:
                 yield self.training_batch(indices, epoch=epoch, resolution=resolution)
             return
         make = partial(self._gathered, epoch=epoch, resolution=resolution)
         for gathered in made_ahead(make, batches, self._device):
             yield self._finished(gathered, resolution)
+
+    def makes_there(self, resolution: int) -> bool:
+        """Whether the images are on a GPU, which makes training batches of them by itself."""
+        return self._level(resolution).here
 
     def _gathered(self, indices: Tensor, epoch: int, resolution: int) -> tuple[Tensor, ...]:
         """Pixels of training images, cropped or shifted, labels, whether to mirror each, if any is,
