@@ -163,8 +163,8 @@ def right(outputs, labels):
     "workload.data.pipeline:_Level.here",
     "workload.data.pipeline:flip",
     "workload.data.copying:sent",
-    "workload.data.copying:fetched",
-    "workload.data.copying:on_its_way",
+    "distributed.transports:fetched",
+    "distributed.transports:on_its_way",
     "training.step.stepper:Updater.ahead",
 )
 def test_a_training_learns_what_the_cpu_learns_and_tells_time_and_memory(tmp_path):

@@ -52,6 +52,8 @@ ARROWS = {
         "planning",
         "training.batches",
         "training.evaluate",
+        "training.step.clock",
+        "training.step.epoch_totals",
     },
     "workflows": {
         "errors",
@@ -92,6 +94,7 @@ ARROWS = {
     "__main__": {"cli", "distributed"},
     "__init__": {
         "errors",
+        "storage.version",
         "records",
         "prediction.memory",
         "workload.muon",

@@ -19,13 +19,13 @@ def distribution(name):
     return found(name)
 
 metadata.distribution = distribution
-from batchwright import __version__
+from batchwright.storage.version import VERSION
 from batchwright.distributed.joining.versions import versions
 from batchwright.reporting.pages.markup import document
 from batchwright.service.pages.rendering import digest_of
 
-assert __version__ in versions()["batchwright"]
-assert __version__ in document("report", "title", "", "")
+assert VERSION in versions()["batchwright"]
+assert VERSION in document("report", "title", "", "")
 assert digest_of(1)
 """
 

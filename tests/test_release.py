@@ -28,7 +28,7 @@ CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
 def test_the_version_stands_in_one_place_and_is_that_of_the_newest_changes():
     build = tomllib.loads(read("pyproject.toml"))["tool"]["hatch"]
     assert PROJECT["dynamic"] == ["version"]
-    assert build["version"]["path"] == "src/batchwright/__init__.py"
+    assert build["version"]["path"] == "src/batchwright/storage/version.py"
     released = re.findall(
         r"^## ([\d.]+) \((\d{4}-\d\d-\d\d)\)$", read("CHANGELOG.md"), re.MULTILINE
     )
@@ -50,7 +50,7 @@ def test_the_recipe_wants_what_the_package_wants():
     text = read("recipe/meta.yaml")
     recipe = yaml.safe_load(re.sub(r"^\{%.*%\}$", "", text, flags=re.MULTILINE))
     assert re.search(
-        re.search(r"regex_pattern='(.+?)'", text)[1], read("src/batchwright/__init__.py")
+        re.search(r"regex_pattern='(.+?)'", text)[1], read("src/batchwright/storage/version.py")
     )
     wanted = {f"python {PROJECT['requires-python']}"}
     for line in PROJECT["dependencies"]:

@@ -13,11 +13,13 @@
 
 `bw.run` does all of it. What the verbs return has ``save(path)``, and `bw.load` reads it again.
 
-Names are imported when first used, so that planning and serving start without torch. Nothing else
-is imported here either: the command catches Ctrl-C from the first moment that it can.
+Names are imported when first used, so that planning and serving start without torch. Next to
+nothing else is imported here either: the command catches Ctrl-C from the first moment that it can.
 """
 
 from __future__ import annotations
+
+from batchwright.storage.version import VERSION
 
 TYPE_CHECKING = False  # as `typing.TYPE_CHECKING`, which takes longer to load than all of this
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from batchwright.workload.model_files import load_model
     from batchwright.workload.muon import muon
 
-__version__ = "0.2.0"
+__version__ = VERSION
 
 _HOME = {
     "BatchwrightError": "errors",

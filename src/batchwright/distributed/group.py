@@ -30,9 +30,8 @@ from batchwright.distributed.joining.environments import (
     read_opened,
 )
 from batchwright.distributed.rendezvous import choose_interface, meet, store_keeper
-from batchwright.distributed.transports import transport_for
+from batchwright.distributed.transports import fetched, nothing, transport_for
 from batchwright.errors import JobError, LostWorkerError
-from batchwright.workload.data.copying import fetched, nothing
 from batchwright.workload.host import identity, is_out_of_memory
 
 _PORTS = (

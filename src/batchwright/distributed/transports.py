@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from batchwright.distributed.heartbeat import BEAT_SECONDS, RollCall
-from batchwright.workload.data.copying import fetched, nothing, on_its_way
 from batchwright.workload.host import enter
 
 _POLL_SECONDS = 50e-6  # between two looks at the device: what a message may be noticed late
@@ -30,6 +29,33 @@ _SHORT_SECONDS = 1e-3  # within which others only get their turn between two loo
 _GIVE_UP_SECONDS = 10.0  # for what should take none, and may wait for a worker that is gone
 _WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # of newer versions of NCCL; also for slices (MIG)
+
+
+def nothing() -> None:
+    """What is done meanwhile where there is nothing to do."""
+
+
+def fetched(values: Tensor, meanwhile: Callable[[], None] = nothing) -> Tensor:
+    """``values`` on the CPU; the device has what ``meanwhile`` gives it to do while the host waits.
+
+    The host waits for all that was queued before, and for nothing of ``meanwhile``.
+    """
+    if values.device.type != "cuda":
+        meanwhile()
+        return values.cpu()
+    here, there = on_its_way(values)
+    meanwhile()
+    there.synchronize()
+    return here
+
+
+def on_its_way(values: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+    """``values`` of a GPU in pinned memory, to be read once the device has passed the event."""
+    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    here.copy_(values, non_blocking=True)
+    there = torch.cuda.Event()
+    there.record(torch.cuda.current_stream(values.device))
+    return here, there
 
 
 class Gloo:

@@ -16,7 +16,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from batchwright import __version__
 from batchwright.errors import BatchwrightError
 from batchwright.records.service import Problem
 from batchwright.service.adviser import Adviser
@@ -45,6 +44,7 @@ from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import USED_SECONDS
 from batchwright.service.webhook import Webhook
+from batchwright.storage.version import VERSION
 
 log = logging.getLogger("batchwright.service")
 
@@ -86,7 +86,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     store.database.meter = meters.note_write
     app = FastAPI(
         title="Batchwright",
-        version=__version__,
+        version=VERSION,
         summary="Plans for image trainings, runs that report, jobs that agents carry out.",
         openapi_url=None,  # served by api.operation, to those who may read
         docs_url=None,  # would load scripts from elsewhere

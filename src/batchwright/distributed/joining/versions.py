@@ -1,8 +1,8 @@
 """What of a host's installation must be the same on all hosts, told so that a difference shows.
 
 Numbers of packages do not tell enough. That of a checkout changes with a release only, whatever is
-changed between two; and builds of one PyTorch for several CUDA versions, or a
-nightly one, may share a number, too.
+changed between two; and builds of one PyTorch for several CUDA versions, or a nightly one, may
+share a number, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from batchwright import __version__
+from batchwright.storage.version import VERSION
 
 _ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def versions() -> dict[str, str]:
         code = path.read_bytes()
         digest.update(f"{path.relative_to(_ROOT).as_posix()} {len(code)}\n".encode() + code)
     return {
-        "batchwright": f"{__version__} (source {digest.hexdigest()[:8]})",
+        "batchwright": f"{VERSION} (source {digest.hexdigest()[:8]})",
         "torch": f"{torch.__version__} (commit {commit}, {', '.join(built_for or ['no GPUs'])})",
         "Python": ".".join(map(str, sys.version_info[:2])),
     }

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from html import escape
 
-from batchwright import __version__
 from batchwright.records.text.formatting import number
 from batchwright.records.text.problems import printable
 from batchwright.reporting.charts.chart import Chart, Lanes
 from batchwright.reporting.pages.style import STYLE
 from batchwright.reporting.render import svg
+from batchwright.storage.version import VERSION
 
 
 def safe(text: str) -> str:
@@ -52,7 +52,7 @@ def document(kind: str, title: str, head: str, body: Iterable[str]) -> str:
 {parts}
 </main>
 <footer>
-Batchwright {safe(__version__)}. Intervals are meant to hold 95 times in 100.
+Batchwright {safe(VERSION)}. Intervals are meant to hold 95 times in 100.
 </footer>
 </body>
 </html>

@@ -21,7 +21,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
-from batchwright import __version__
 from batchwright.records.text.formatting import counted, duration, number, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.pages.live_page import Part
@@ -29,6 +28,7 @@ from batchwright.service.access import csrf_of
 from batchwright.service.pages.assets import asset_url
 from batchwright.service.problems import ServiceProblem
 from batchwright.service.store.tokens import Caller
+from batchwright.storage.version import VERSION
 
 NAVIGATION = (
     ("/runs", "Runs"),
@@ -154,7 +154,7 @@ def shown_live(live: Live, have: str = "") -> dict[str, Any]:
 
 def digest_of(*values: object) -> str:
     """A short digest of some values, the version of this program among them."""
-    text = "\x00".join([__version__, *map(str, values)])
+    text = "\x00".join([VERSION, *map(str, values)])
     return sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -194,7 +194,7 @@ def _environment() -> Environment:
     }
     environment.globals |= {
         "asset": asset_url,
-        "version": __version__,
+        "version": VERSION,
         "navigation": NAVIGATION,
         "may": _may,
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from batchwright.distributed.transports import nothing
 from batchwright.training.batches.batch_split import Division
 from batchwright.training.batches.epoch_steps import EpochSteps
 from batchwright.training.batches.feeding import Batch, Feed
@@ -18,7 +19,6 @@ from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.training.step.stepper import Stepper
-from batchwright.workload.data.copying import nothing
 
 
 class Once:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Ahead, Reducer, Tally, WorkerNote
+from batchwright.distributed.transports import nothing
 from batchwright.errors import BrokenStepError, TrainingError
 from batchwright.records import Plan, Stage
 from batchwright.training.batches.batch_split import Division
@@ -28,7 +29,6 @@ from batchwright.training.step.epoch_totals import met
 from batchwright.training.step.gradient_scaling import Adaptation, Adaptive, multiply
 from batchwright.training.step.normalization import Statistics
 from batchwright.workload.compilation import Compilation
-from batchwright.workload.data.copying import nothing
 from batchwright.workload.extras import in_words
 from batchwright.workload.host import NARROW, autocast, is_out_of_memory, release_memory
 from batchwright.workload.loss_scaling import LossScale

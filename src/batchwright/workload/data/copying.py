@@ -25,33 +25,6 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def nothing() -> None:
-    """What is done meanwhile where there is nothing to do."""
-
-
-def fetched(values: Tensor, meanwhile: Callable[[], None] = nothing) -> Tensor:
-    """``values`` on the CPU; the device has what ``meanwhile`` gives it to do while the host waits.
-
-    The host waits for all that was queued before, and for nothing of ``meanwhile``.
-    """
-    if values.device.type != "cuda":
-        meanwhile()
-        return values.cpu()
-    here, there = on_its_way(values)
-    meanwhile()
-    there.synchronize()
-    return here
-
-
-def on_its_way(values: Tensor) -> tuple[Tensor, torch.cuda.Event]:
-    """``values`` of a GPU in pinned memory, to be read once the device has passed the event."""
-    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    here.copy_(values, non_blocking=True)
-    there = torch.cuda.Event()
-    there.record(torch.cuda.current_stream(values.device))
-    return here, there
-
-
 def made_ahead(
     make: Callable[[Request], Made], requests: Iterable[Request], device: torch.device
 ) -> Iterator[Made]:
