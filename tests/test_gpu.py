@@ -465,7 +465,8 @@ def test_nccl_reads_aborts_and_leaves(tmp_path):
     dist.init_process_group(transport.backend, init_method=where, rank=0, world_size=1)
     values = torch.arange(3.0, device=GPU)
     dist.all_reduce(values)
-    assert transport.read(values).tolist() == [0.0, 1.0, 2.0]
+    assert transport.read(values, lambda: dist.all_reduce(values)).tolist() == [0.0, 1.0, 2.0]
+    transport.settle()
     told = [None]
     dist.all_gather_object(told, "by gloo")
     assert told == ["by gloo"]
