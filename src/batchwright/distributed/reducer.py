@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from batchwright.distributed.buckets import (
     with_room_for_tail,
 )
 from batchwright.distributed.group import Group, naming_the_lost
+from batchwright.distributed.transports import nothing
 from batchwright.errors import TrainingError
 
 __all__ = ["Reducer", "Tally", "WorkerNote", "buffer_bytes", "sqr_norms"]
@@ -399,11 +400,13 @@ class Reducer:
                 parameter.grad = view
         tail, count = self._buckets[-1].tail, len(self.parameters)
         squares = torch.cat([bucket.sum_sqr_norms() for bucket in self._buckets])
-        usual = None
+        go_on = nothing
         if ahead is not None:
-            usual = (tail[0] == ahead.weight) & (tail[_MISSING] == 0)
-            usual = usual & (tail[_SCALARS : _SCALARS + count].amin() > 0) & _finite(squares)
-        told, squares, went = self._read([tail, squares], ahead, usual)
+            unusual = (tail[0] != ahead.weight) | (tail[_MISSING] != 0) | _infinite(squares)
+            unusual = unusual | (tail[_SCALARS : _SCALARS + count].amin() <= 0)
+            go_on = partial(ahead.act, unusual.float())
+        read = self._group.read(torch.cat([tail.double(), squares]), go_on)
+        told, squares = read.split([len(tail), len(squares)])
         numbers = told.tolist()
         weight, loss, stop, checkpoint, missing, uncompiled, parts = numbers[:_SCALARS]
         present = numbers[_SCALARS : _SCALARS + count]
@@ -412,6 +415,9 @@ class Reducer:
             for parameter, workers in zip(laid, present, strict=True):
                 if not workers:
                     parameter.grad = None
+        # What the device has found, from the same numbers.
+        as_usual = ahead is not None and weight == ahead.weight and all(present)
+        went = as_usual and not missing and not _infinite(squares)
         fields = len(WorkerNote._fields)
         notes = numbers[-fields * self._group.size :]
         norms = told[_SCALARS + count : -len(notes)].to(tail.dtype)  # as they were sent
@@ -428,28 +434,8 @@ class Reducer:
             notes=tuple(
                 WorkerNote(*notes[first : first + fields]) for first in range(0, len(notes), fields)
             ),
-            went_ahead=went,
+            went_ahead=bool(went),
         )
-
-    def _read(
-        self, numbers: Sequence[Tensor], ahead: Ahead | None, usual: Tensor | None
-    ) -> tuple[Any, ...]:
-        """Vectors of the device, read all at once, and whether it has gone on meanwhile.
-
-        Args:
-            numbers: They come back in float64.
-            ahead: What it goes on with.
-            usual: Whether all is, on the device; ``None``: it does not go on.
-        """
-        sizes = [len(one) for one in numbers]
-        if ahead is None or usual is None:
-            read = self._group.read(torch.cat([one.double() for one in numbers]))
-            return (*read.split(sizes), False)
-        otherwise = usual.logical_not().float()
-        every = torch.cat([*(one.double() for one in numbers), otherwise.double().view(1)])
-        read = self._group.read(every, partial(ahead.act, otherwise))
-        *found, last = read.split([*sizes, 1])
-        return (*found, not last)
 
     # --------------------------------------------------------------------------------- one worker
 
@@ -476,26 +462,29 @@ class Reducer:
     ) -> Tally:
         """The tally with these norms, S and that of the sum; read from the device all at once."""
         loss = tally.loss if isinstance(tally.loss, Tensor) else squares.new_zeros(())
-        here = ahead is not None and tally.weight == ahead.weight and not tally.missing
-        usual = _finite(squares) if here else None
-        numbers = [loss.view(1), squares, squares[:0] if local is None else local]
-        loss, squares, local_read, went = self._read(numbers, ahead, usual)
+        parts = [loss.view(1), squares] + ([] if local is None else [local.double()])
+        go_on = nothing
+        if ahead is not None and tally.weight == ahead.weight and not tally.missing:
+            go_on = partial(ahead.act, _infinite(squares).float())
+        read = self._group.read(torch.cat(parts), go_on)
+        loss, squares, local_read = read.split([1, len(squares), len(read) - 1 - len(squares)])
+        went = go_on is not nothing and not _infinite(squares)  # as the device has found
         return replace(
             tally,
             loss=float(loss) if isinstance(tally.loss, Tensor) else tally.loss,
             local_sqr_norms=None if local is None else local_read.to(local.dtype),
             sqr_norms=squares,
-            went_ahead=went,
+            went_ahead=bool(went),
         )
 
     def _own_sqr_norms(self) -> Tensor:
         return sqr_norms(self.parameters, per_tensor=self._per_tensor)
 
 
-def _finite(squares: Tensor) -> Tensor:
-    """Whether a sum is finite, in two kernels: what is not, leaves NaN of itself."""
-    total = squares.sum()
-    return total - total == 0
+def _infinite(squares: Tensor) -> Tensor:
+    """Whether their sum is not finite, a scalar; such a number less itself is NaN."""
+    total = squares[0] if len(squares) == 1 else squares.sum()
+    return total - total != 0
 
 
 def summed(

@@ -47,7 +47,7 @@ class LossScale:
     def scaled(self, loss: Tensor, share: float) -> Tensor:
         """A mean loss times its share of a step, for the backward pass."""
         if self.scale == 1:
-            return loss * share
+            return loss if share == 1 else loss * share  # each operation takes a host some time
         return loss.float() * (self.scale * share)  # more than float16 itself may hold
 
     def after(self, *, good: bool) -> LossScale:

@@ -166,7 +166,8 @@ class Stepper:
                 self._scale.scaled(value, mean_over / micro.step.samples).backward()
             # Not looked at before the gradients are on their way: that waits for the device.
             told = value.detach().to(self._group.device, torch.float64).view(())
-            self._loss = told * mean_over + self._loss
+            weighted = told * mean_over
+            self._loss = weighted + self._loss if isinstance(self._loss, Tensor) else weighted
         except Exception as error:
             self._out_of_memory = is_out_of_memory(error)
             # A backward pass is compiled when it is due; what fails there may be of any class.
