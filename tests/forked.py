@@ -308,6 +308,9 @@ if __name__ == "__main__":
     for number, path, mode in ((0, read, "rb"), (1, out, "wb"), (2, err, "wb")):
         if path.startswith("&"):  # it is open already
             os.dup2(int(path[1:]), number)
+            if number:  # Python's own was made for a file, and this may be a pipe
+                stream = open(number, "w", closefd=False)  # noqa: SIM115 - open to its end
+                setattr(sys, ("stdout", "stderr")[number - 1], stream)
             continue
         with open(path, mode) as file:  # noqa: PTH123 - as the shell does
             os.dup2(file.fileno(), number)
