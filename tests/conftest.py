@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from services import HandClock, Service
 
 LONGEST = (
-    *("ray", "hosts", "docs", "slurm", "started_by_others", "kept_folders", "examples"),
-    *("probe_workers", "for_transformers", "for_accelerate", "for_lightning", "recovery"),
-    *("service_takeover", "loading", "locks", "session_workers", "launch", "server_session"),
-    *("exports", "loads"),
+    *("ray", "hosts", "docs", "started_by_others", "slurm", "examples", "loading"),
+    *("service_takeover", "probe_workers", "kept_folders", "for_lightning", "for_accelerate"),
+    *("for_transformers", "exports", "recovery", "launch", "locks", "server_session"),
+    *("session_workers", "loads"),
 )
 """Files of tests that take half a minute or more in all, longest first."""
 

@@ -28,10 +28,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from batchwright.distributed import fork_server
+from batchwright.distributed import fork_server, worker_processes
 from batchwright.distributed.processes import (
     PARENT_PID,
     VERB_PARENT,
@@ -41,6 +42,7 @@ from batchwright.distributed.processes import (
 
 TORCHRUN = "torch.distributed.run"
 _VERBS = "batchwright.cli.verb_child"
+_SERVER = "batchwright.training.parameter_server.server_process"
 _NUMBERS = count()
 _COMMANDS = (  # what commands import as they come to it
     *("batchwright.cli.commands", "batchwright.workflows.verbs", "batchwright.workflows.together"),
@@ -290,6 +292,48 @@ def _forking_verbs() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _forking_servers() -> Iterator[None]:
+    """Inside, a parameter server is forked, which imports as long as its workers do."""
+    usual = worker_processes.subprocess
+    with ExitStack() as stack:
+
+        def begin(words: Sequence[str], **how: Any) -> object:
+            if words[2] != _SERVER:
+                return usual.Popen(words, **how)
+            if getattr(fork_server._of_thread, "server", None) is None:
+                stack.enter_context(fork_server.imported_once())
+            return _Piped(words[2:], how["env"], how["stderr"], how["pass_fds"])
+
+        stands = SimpleNamespace(**{**vars(usual), "Popen": begin})
+        stack.enter_context(mock.patch.object(worker_processes, "subprocess", stands))
+        yield
+
+
+class _Piped:
+    """A forked process with pipes to its input and output; is asked as a `Popen` with them is."""
+
+    def __init__(
+        self, words: Sequence[str], env: Mapping[str, str], log: Any, files: Sequence[int]
+    ) -> None:
+        read, write = os.pipe(), os.pipe()
+        err = os.dup(2 if log is None else log if isinstance(log, int) else log.fileno())
+        theirs = [read[0], write[1], err]
+        order = [os.getcwd(), *(f"&{one}" for one in theirs), *words]  # noqa: PTH109
+        with open(err, "wb", closefd=False) as said:
+            self._process = fork_server.start(
+                "forked", order, environment=env, log=said, files=[*theirs, *files]
+            )
+        for one in theirs:
+            os.close(one)
+        self.stdin, self.stdout = os.fdopen(read[1], "wb"), os.fdopen(write[0], "rb")
+        self.poll, self.wait = self._process.poll, self._process.wait
+        self.kill = self._process.kill
+
+    def terminate(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+
+
 def _name_of_caller(depth: int = 2) -> str:
     return sys._getframe(depth).f_code.co_name
 
@@ -308,6 +352,9 @@ if __name__ == "__main__":
     for number, path, mode in ((0, read, "rb"), (1, out, "wb"), (2, err, "wb")):
         if path.startswith("&"):  # it is open already
             os.dup2(int(path[1:]), number)
+            if number:  # Python's own was made for a file, and this may be a pipe
+                stream = open(number, "w", closefd=False)  # noqa: SIM115 - open to its end
+                setattr(sys, ("stdout", "stderr")[number - 1], stream)
             continue
         with open(path, mode) as file:  # noqa: PTH123 - as the shell does
             os.dup2(file.fileno(), number)
@@ -322,12 +369,13 @@ if __name__ == "__main__":
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
         FigureCanvasAgg.print_png = lambda *_, **__: None
-    _Spare()
+    if program != _SERVER:  # which starts nothing, and holds a lock that goes with it
+        _Spare()
     sys.argv = [program, *words]
     starting = _forking_workers if program == TORCHRUN else nullcontext
     if words[:1] in (["sweep"], ["agent"]):
         starting = _forking_verbs
-    with starting():
+    with starting(), _forking_servers():
         if program.endswith(".py"):
             sys.path[0] = str(Path(program).parent.absolute())  # as `python SCRIPT` does
             runpy.run_path(program, run_name="__main__")

@@ -45,6 +45,10 @@ class Slurm:
         """Our command, on the cluster's login node."""
         return Forked([*map(str, words)], cwd=folder, env=self.environment, prints=self._prints)
 
+    def with_variables(self, more: dict[str, str]) -> Slurm:
+        """The same cluster for commands that have these, too, as their tasks then do."""
+        return Slurm(self._prints, {**self.environment, **more})
+
     def start_again_at_once(self, number: str) -> None:
         """Spare a job that was queued again its two minutes."""
         until(lambda: "BeginTime" in self.ask("squeue", "-h", "-j", number, "-o", "%r"))

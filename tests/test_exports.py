@@ -19,12 +19,14 @@ import batchwright as bw
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.cli.commands import app
 from batchwright.errors import ArgumentError, JobError, PlanError
+from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Estimate, Plan
 from batchwright.records.documents import read_record
 from batchwright.workflows.exports import EXPORTS, export
 from batchwright.workflows.exports.target import Target
+from batchwright.workflows.prepare_job import data_facts
 from gloo import free_port
-from samples import make_cyclic_plan, make_dual_plan, make_job, make_plan
+from samples import make_cyclic_plan, make_dual_plan, make_job, make_network, make_plan
 
 SETTINGS = {
     "kubernetes": {"image": "registry.local/train:1", "claim": "runs"},
@@ -500,10 +502,10 @@ def test_the_command_writes_the_file(tmp_path: Path) -> None:
 def test_two_hosts_train_by_the_script_of_torchrun(tmp_path: Path) -> None:
     """Two agents of torchrun on this machine, started by the same script, and started again."""
     keys = {"data": "digits", "network": "resnet8", "epochs": 1, "global_batch": 128}
-    keys |= {"workers": 2, "port": free_port(), "probe": {"budget": 1, "learning": 0}}
-    profile = bw.probe(bw.Job(**keys))
+    job = bw.Job(**keys, workers=2, port=free_port(), device="cpu")
     plan, script = tmp_path / "plan.json", tmp_path / "train.sh"
-    plan.write_text(bw.plan(profile).model_dump_json())
+    made = plan_without_profile(job, data_facts(job), make_network(name=job.network))
+    plan.write_text(made.model_dump_json())
     script.write_text(
         export(read_record(plan, Plan), "torchrun", Target(2, str(plan), str(tmp_path / "run")))
     )

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 from benchmarks.cluster.hosts import epochs_in, lost_or_repeated  # noqa: E402
 from benchmarks.harness import wire  # noqa: E402
+from benchmarks.harness.loads import children  # noqa: E402
 from benchmarks.harness.namespaces import (  # noqa: E402
     Host,
     NoHosts,
@@ -81,6 +82,11 @@ class ForkedHost(Host):
         env = {**environment, "FORKED_ON": f"{self.space} node-{self.letter}"}
         self.agent = Forked(more, program=program, cwd=self.folder, env=env, prints=self.folder)
 
+    def workers(self):
+        """What the agent has forked, too: the process that forks its workers, and these."""
+        here = super().workers()
+        return [*here, *(one for each in here for one in children(each))]
+
     def log(self):
         return self.said + ("".join(self.agent.said()) if self.agent else "")
 
@@ -94,23 +100,13 @@ def imported():
 
 
 @pytest.fixture
-def hosts(tmp_path):
+def hosts(tmp_path, imported):
     """Two hosts on one wire; the second one's address, and so its rank, comes first."""
-    yield from on_one_wire(tmp_path, Host)
-
-
-@pytest.fixture
-def forked_hosts(tmp_path, imported):
-    """The same for runs in which none goes: whole processes end and start as on real hosts."""
-    yield from on_one_wire(tmp_path, ForkedHost)
-
-
-def on_one_wire(folder, kind):
     made = []
     try:
         refuse_without_namespaces()
         for letter, address in (("a", "10.77.0.2"), ("b", "10.77.0.1")):
-            made.append(kind(letter, address, folder))
+            made.append(ForkedHost(letter, address, tmp_path))
         first, second = made
         command(
             *("ip", "link", "add", first.card, "netns", first.space, "type", "veth"),
@@ -178,10 +174,7 @@ def wait_until(done, hosts, seconds=300):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["plain", "dynamic-batch", "cyclic", "dual-batch", "hybrid"])
-def test_every_method_trains_on_two_hosts_with_unequal_workers(
-    forked_hosts, tmp_path, cache, method
-):
-    hosts = forked_hosts
+def test_every_method_trains_on_two_hosts_with_unequal_workers(hosts, tmp_path, cache, method):
     for host, workers in zip(hosts, (2, 1), strict=True):
         # One kind, as the job says: what else runs here may slow down one of them throughout.
         words = (*RUN, SMALL, f"method={method}", "epochs=4", "probe.kind=cpu")
@@ -301,10 +294,11 @@ DELAY, BANDWIDTH = 2e-3, 25e6  # seconds; bytes per second, 200 Mbit
 
 
 @pytest.fixture
-def apart(tmp_path):
+def apart(tmp_path, imported):
     """Two hosts with a wire between them that takes its time."""
+    here = {"delay": DELAY, "bandwidth": BANDWIDTH, "kind": ForkedHost}
     try:
-        with hosts_apart(tmp_path, delay=DELAY, bandwidth=BANDWIDTH) as made:
+        with hosts_apart(tmp_path, **here) as made:
             yield made
     except NoHosts as reason:
         pytest.skip(str(reason))

@@ -30,6 +30,7 @@ from batchwright.training.parameter_server.messages import (
 )
 from batchwright.training.parameter_server.server_client import ServerClient
 from batchwright.training.parameter_server.server_process import ServerProcess
+from batchwright.training.parameter_server.server_run import ServerRun
 from batchwright.training.parameter_server.transport import connect
 from gloo import Crew
 from hosting import KEY, Pictures, Points, hosted, make_model, train, values_of, without_compiler
@@ -324,6 +325,17 @@ def test_a_worker_that_leaves_without_a_word_leaves_its_round_to_the_others():
         other.bye()
         other.close()
     assert sorted(starts) == [0, 12]
+
+
+def test_a_worker_has_left_the_server_that_it_waits_for():
+    """Else each waits for the other, as long as either has patience."""
+    done = []
+    told = {
+        name: SimpleNamespace(**{one: lambda *_, one=one: done.append(one) for one in names})
+        for name, names in (("_client", ("bye", "close")), ("_child", ("wait",)))
+    }
+    ServerRun.finish(SimpleNamespace(**told, _settle=lambda: None))
+    assert done == ["bye", "close", "wait"]
 
 
 def test_a_run_whose_first_weights_will_never_come_ends():

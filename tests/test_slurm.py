@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import stat
@@ -25,6 +26,7 @@ from batchwright.workflows.exports import EXPORTS, export
 from batchwright.workflows.exports.target import Target
 from batchwright.workflows.prepare_job import data_facts
 from forked import forking
+from forked_tasks import forking_tasks
 from samples import make_job, make_network, make_plan, make_summary
 from slurm import Slurm, cluster, until
 
@@ -290,9 +292,18 @@ def test_a_log_that_no_node_could_open_names_nodes_and_disk(programs, submitted)
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
+def whole(tmp_path_factory):
+    """A cluster on which each task is a Python of its own."""
     with cluster(tmp_path_factory.mktemp("slurm")) as running, forking():
         yield running
+
+
+@pytest.fixture(scope="module")
+def slurm(whole: Slurm, tmp_path_factory):
+    """The same cluster with tasks that are forked."""
+    with forking_tasks(tmp_path_factory.mktemp("tasks") / "log") as more:
+        paths = os.pathsep.join([more["PYTHONPATH"], whole.environment["PYTHONPATH"]])
+        yield whole.with_variables({**more, "PYTHONPATH": paths})
 
 
 KEYS = ("data=digits", "launch=slurm", "device=cpu", "workers=2", "nodes=2", "epochs=2")
@@ -314,9 +325,9 @@ def number_in(folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_run_is_submitted_and_followed_to_its_end(slurm: Slurm, tmp_path):
+def test_a_run_is_submitted_and_followed_to_its_end(whole: Slurm, tmp_path):
     words = ("run", *KEYS, *PROBE, NETWORK, "slurm.time=10", "--out", "a run", "--json")
-    out, err = (command := slurm.batchwright(*words, folder=tmp_path)).communicate()
+    out, err = (command := whole.batchwright(*words, folder=tmp_path)).communicate()
     assert command.returncode == 0, err
     assert re.search(r"slurm job \d+: running on n\[1-2\]\n", err)
     assert err.count("epoch 2/2: ") == err.count("\nper worker") == 1

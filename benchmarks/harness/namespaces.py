@@ -147,6 +147,7 @@ def hosts_apart(
     delay: float,
     bandwidth: float,
     cores: Sequence[int] = (),
+    kind: type[Host] = Host,
 ) -> Iterator[list[Host]]:
     """Hosts between which each packet takes its time.
 
@@ -156,6 +157,7 @@ def hosts_apart(
         delay: Of a packet in one direction, in seconds; what it really is, `wire.ping_pong` shows.
         bandwidth: Of each host, in bytes per second in one direction.
         cores: Which the hosts have in turn, one each; empty: all have all.
+        kind: Of which class they are.
 
     Raises:
         NoHosts: They cannot be made here.
@@ -168,7 +170,7 @@ def hosts_apart(
         hosts = []
         for number in range(count):
             core = cores[number % len(cores)] if cores else None
-            host = Host("abcdefgh"[number], f"10.78.0.{number + 1}", folder, core)
+            host = kind("abcdefgh"[number], f"10.78.0.{number + 1}", folder, core)
             made.callback(host.remove)
             hosts.append(host)
         wire = subprocess.Popen(

@@ -259,6 +259,7 @@ class ServerRun:
         """Take leave; returns when the server has written everything."""
         self._settle()
         self._client.bye()
+        self._client.close()  # the server waits for all to go, and is waited for below
         if self._child is not None:
             self._child.wait(_LAST_SECONDS)
 

@@ -1,0 +1,83 @@
+"""Tasks that a scheduler starts, forked as commands are (`forked`).
+
+A scheduler starts ``python -m batchwright`` itself, on what it takes for other hosts: that Python
+then asks, before it imports anything (`tasks/sitecustomize.py`), for a fork of a process that has.
+
+    python -m forked_tasks LINE
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from batchwright.distributed import fork_server
+from batchwright.distributed.processes import PARENT_PID, die_with_parent
+
+
+@contextmanager
+def forking_tasks(log: Path) -> Iterator[dict[str, str]]:
+    """Inside, and inside of `forked.forking`, what is started with these variables is forked.
+
+    Args:
+        log: Takes what goes wrong.
+    """
+    name = f"forked-tasks-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, log.open("wb") as said:
+        line.bind(f"\0{name}")
+        line.listen()
+        number = line.fileno()
+        server = fork_server.start(
+            "forked_tasks", [str(number)], environment=os.environ, log=said, files=[number]
+        )
+        try:
+            yield {"FORKED_TASKS": name, "PYTHONPATH": str(Path(__file__).parent / "tasks")}
+        finally:
+            server.kill()
+
+
+def _serve(listener: socket.socket) -> fork_server._Order | None:
+    """Have a fork server of its own for each task; returns in these and in what they fork."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    parent, lines = os.getpid(), {}
+    while True:
+        line, _ = listener.accept()
+        for other, pid in [*lines.items()]:
+            if _is_gone(other):  # what it has forked, with its ports, goes before the next begins
+                os.waitpid(pid, 0)
+                del lines[other]
+                other.close()
+        pid = os.fork()
+        if pid:
+            lines[line] = pid
+            continue
+        for one in (listener, *lines):
+            one.close()
+        os.environ[PARENT_PID] = str(parent)
+        die_with_parent(PARENT_PID)
+        with line:
+            return fork_server._serve(line)
+
+
+def _is_gone(line: socket.socket) -> bool:
+    try:
+        return not line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        order = _serve(listener)
+    if order is not None:
+        sys.argv[1:] = order.arguments
+        sys.modules.pop(order.module, None)  # it runs as the main one
+        runpy.run_module(order.module, run_name="__main__", alter_sys=True)
