@@ -97,15 +97,11 @@ def settled_goal(goal: Goal, progress: Progress) -> Goal:
     """The goal with an objective that can be followed.
 
     In place of `auto` with an accuracy to reach it is `target-accuracy`, as far as anything tells
-    how progress depends on the batch; else `knee` where nothing tells accuracy.
+    how progress depends on the batch.
     """
-    if goal.objective != "auto":
-        return goal
-    if goal.accuracy is not None and progress.compares:
+    if goal.objective == "auto" and goal.accuracy is not None and progress.compares:
         return goal.model_copy(update={"objective": "target-accuracy"})
-    if progress.tells_accuracy:
-        return goal
-    return goal.model_copy(update={"objective": "knee"})
+    return goal
 
 
 def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
