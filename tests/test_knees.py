@@ -1,5 +1,6 @@
 """`candidates.knees`: a cluster's knee on straight and bent curves, its interval, its words."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -88,6 +89,24 @@ def test_the_knee_counts_the_update_that_each_batch_is_given(optimizer, fixed, k
     assert f"{2 * knee} would save {saved[knee]:.1%}" in why(plan)
     if optimizer == "muon":  # the same update for all leaves a line
         assert plan.knees[0].closed_form == pytest.approx(0.0252 * 9 / 0.0008)
+
+
+def test_a_knee_that_another_update_makes_has_no_interval_beside_it():
+    """On a GPU a step may take 8 ms however small, and Muon's update as much again."""
+    profile = make_profile(
+        steps=tuple(
+            make_step(1, batch, seconds=max(0.008, 0.0036 + 16e-6 * batch))
+            for batch in (2**n for n in range(4, 13))
+        ),
+        data=make_data(train_samples=100_000),
+        job=make_job(optimizer="auto", learning_rate="auto", workers=1),
+        updates=(update("sgd", 0.0001), update("muon", 0.0085)),
+        collectives=(),
+    )
+    plan = make_plan(profile)
+    (knee,) = plan.knees
+    assert (knee.global_batch_size, knee.low, knee.high) == (256, None, None)
+    assert re.search(r"512 would take \d+\.\d% more\.", why(plan))
 
 
 def test_on_a_bent_curve_the_doubling_rule_goes_by_the_curve():

@@ -20,7 +20,7 @@ from batchwright.planning.candidates.objectives import (
     target_seconds,
 )
 from batchwright.planning.candidates.progress import FAR, Progress
-from batchwright.planning.candidates.table import Miss, Row, mebibytes
+from batchwright.planning.candidates.table import Miss, Row, in_memory
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.collective import fit_collectives
 from batchwright.records import Alternative, Estimate, Goal, Job, Reason, Source
@@ -403,7 +403,7 @@ def _exchange(cluster: ClusterOption) -> str:
         return ""
     size = profile.network.trained_bytes
     seconds = fit_collectives(profile.collectives).seconds(size, count)
-    return f"Exchanging {mebibytes(size)} of gradients takes {1e3 * seconds:.1f} ms alone."
+    return f"Exchanging {in_memory(size)} of gradients takes {1e3 * seconds:.1f} ms alone."
 
 
 def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:

@@ -176,7 +176,8 @@ class Objective:
         if not others:
             return ""
         more = [f"{len(others) - _FEW_LEVEL} more"] if len(others) > _FEW_LEVEL else []
-        named = " and ".join([*others[:_FEW_LEVEL], *more])
+        *first, last = [*others[:_FEW_LEVEL], *more]
+        named = f"{', '.join(first)} and {last}" if first else last
         mends = self.mends_batches if batches else self.mends
         return f"Level with {named}: what was measured does not tell which is better; {mends}."
 
@@ -396,7 +397,8 @@ class _AtTheKnee(Objective):
             )
         twice = 2 * at.batch
         saves = 1 - knee.per_sample(twice) / at.per_sample
-        says = f"saves at most {share} of the time per image: {twice} would save {saves:.1%}"
+        would = f"save {saves:.1%}" if saves >= 0 else f"take {-saves:.1%} more"
+        says = f"saves at most {share} of the time per image: {twice} would {would}"
         if row.batch == at.batch:
             return f"The smallest batch whose doubling {says}."
         missed = " and ".join(miss.text for miss in at.misses)
