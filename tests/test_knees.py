@@ -99,7 +99,9 @@ def test_a_knee_that_another_update_makes_has_no_interval_beside_it():
             for batch in (2**n for n in range(4, 13))
         ),
         data=make_data(train_samples=100_000),
-        job=make_job(optimizer="auto", learning_rate="auto", workers=1),
+        job=make_job(
+            optimizer="auto", learning_rate="auto", workers=1, network_args={"pretrained": True}
+        ),
         updates=(update("sgd", 0.0001), update("muon", 0.0085)),
         collectives=(),
     )
