@@ -278,5 +278,13 @@ def test_a_step_in_little_writes_what_it_finds(tmp_path, capsys):
     found = Findings(tmp_path, programme._commit())
     assert any("session over resident batch" in what for what in found.of("speed-32"))
     assert "PyTorch" in found.of("machine")
+    trained = {
+        what: value
+        for what, value in found.of("server").items()
+        if what.endswith(("rate", "local batches")) and "small" not in what
+    }
+    assert len(trained) == 4
+    assert len({*trained.values()}) == 2  # accuracies of unlike trainings say nothing
+    assert "epoch 1/1" in (tmp_path / "log.txt").read_text()
     assert "handed in" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == {NAME, "log.txt"}  # all else is elsewhere

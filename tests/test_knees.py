@@ -263,6 +263,19 @@ def test_the_interval_of_a_knee_off_the_line_follows_from_the_errors_of_two_step
         assert saved == pytest.approx(share, abs=0.0005)
 
 
+def test_a_knee_that_another_update_makes_has_no_interval_beside_it():
+    """On a GPU Muon's update may take longer than the rest of a step."""
+    kind = kind_of(0.004, 16e-6)
+    kind.times = SimpleNamespace(comparison_error=lambda workers, side, sizes: 0.01)
+    kind.fitted_line = lambda workers, side: None
+    cluster, seconds = ClusterOption(((kind, 1),)), {64: 0.005, 256: 0.008, 512: 0.0205}
+    for more, told in ((0.0, True), (0.0085, False)):
+        fit = fit_of(cluster, seconds, lambda batch, more=more: more if batch > 256 else 0.0)
+        found = knee_record(replace(fit, row=fit.rows[1]), 0.05, named=False, ends=True)
+        assert (found.low is not None) == told
+        assert found.high is None or told
+
+
 def test_there_is_no_interval_without_a_knee_nor_for_several_kinds_or_passes():
     alone = fit_of(ClusterOption(((kind_of(0.04, 0.001), 2),)), {80: 0.2})
     several = fit_of(

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from math import exp, log
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -408,7 +409,8 @@ def test_why_accuracy_is_not_known_is_said():
 
 
 def test_what_may_tell_level_batches_apart_is_named():
-    auto, time = (OBJECTIVES[name](Goal(objective=name), (), None) for name in ("auto", "time"))
+    told = SimpleNamespace(tells_accuracy=True)
+    auto, time = (OBJECTIVES[name](Goal(objective=name), (), told) for name in ("auto", "time"))
     assert "probe.learning" not in auto.level_words(["2 workers"])
     assert "probe.budget" in auto.level_words(["2 workers"])
     words = auto.level_words(["64"], batches=True)

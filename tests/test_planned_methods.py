@@ -17,6 +17,7 @@ from batchwright.records import (
     Cycle,
     DualBatch,
     Goal,
+    GradientNoise,
     Job,
     Link,
     MemoryParts,
@@ -155,6 +156,55 @@ def test_the_round_is_predicted_from_computing_alone_and_one_exchange():
     assert ratio == pytest.approx(1.05, abs=0.01)
     assert stage.predicted_epoch_seconds.low < stage.predicted_epoch_seconds.value
     assert (stage.sample_seconds, stage.step_seconds) == pytest.approx((0.0005, FIXED))
+
+
+def of_large_gpus(**changes):
+    """Four workers whose steps take 8 ms however small, and exchange gradients in half a second."""
+    batches = (16, 64, 256, 512, 1024, 2048)
+    points = [
+        (side, b, max(0.008, 0.0036 + 16e-6 * b * (side / 32) ** 2))
+        for side in SIDES
+        for b in batches
+    ]
+    noise = GradientNoise(noise_scale=230.0, trace=230.0, sqr_norm=1, parts=32, repeats=1)
+    steps = tuple(
+        step_of(4, side, b).model_copy(
+            update={
+                "compute_seconds": seconds,
+                "sync_seconds": 0.5,
+                "step_seconds": seconds + 0.5,
+                "step_low": 0.99 * (seconds + 0.5),
+                "step_high": 1.01 * (seconds + 0.5),
+            }
+        )
+        for side, b, seconds in points
+    )
+    cluster = make_cluster(workers=4, cores=4, memory_bytes=80 * 1024 * MIB)
+    job = {"network_args": {"pretrained": True}}  # so nothing tells accuracy
+    return profile_of(steps=steps, cluster=cluster, noise=noise, job=job, **changes)
+
+
+@pytest.mark.parametrize("method", ["dual-batch", "hybrid"])
+def test_the_large_batch_is_that_of_a_worker_alone_and_not_all_that_memory_and_data_hold(method):
+    profile = of_large_gpus()
+    plan, plain = (
+        planned(method, profile, scaling="sqrt"),
+        planned("plain", profile, scaling="sqrt"),
+    )
+    top = plan.stages[-1]
+    assert plain.stages[0].local_batch_sizes[0] > 512  # larger ones pay for the exchange
+    assert top.local_batch_sizes[0] == 512
+    assert plan.learning_rate.peak == pytest.approx(0.1 * 2)
+    why = reason(plan, "large batch").why
+    assert "What `plain` would choose for one worker" in why
+    assert "the upper end of the gradient noise scale" in why
+    if method == "hybrid":  # images of 24 px take 9/16 of the memory
+        assert plan.stages[0].local_batch_sizes[0] == pytest.approx(512 * 16 / 9, rel=0.01)
+    most = {"dual": DualBatch(large_batches="memory")}
+    assert planned(method, profile, **most).stages[-1].local_batch_sizes[0] == 50_000 // 4 // 10
+    knee = planned(method, profile, goal=Goal(objective="knee")).stages[-1]
+    assert knee.local_batch_sizes[0] > 512
+    assert "beyond" not in reason(planned(method), "large batch").why  # no noise is known there
 
 
 def test_a_worker_of_a_server_has_no_buffers_to_exchange_gradients():

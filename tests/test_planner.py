@@ -122,6 +122,58 @@ def test_without_a_knee_the_largest_batch_is_taken_and_the_reason_says_so():
     assert plan.knees[0].global_batch_size is None
 
 
+def of_large_gpu(noise_scale=230.0):
+    """A worker whose steps take 8 ms however small, so that doublings pay to the end."""
+    batches = (16, 64, 256, 512, 1024, 2048, 4096, 5000)
+    seconds = [max(0.008, 0.0036 + 16e-6 * b) for b in batches]
+    noise = None
+    if noise_scale:
+        noise = GradientNoise(
+            noise_scale=noise_scale, trace=noise_scale, sqr_norm=1, parts=32, repeats=1
+        )
+    learnt_before = {"pretrained": True}  # so nothing tells accuracy
+    changes = {"workers": 1, "optimizer": "sgd", "scaling": "sqrt", "network_args": learnt_before}
+    return profile_of(
+        job=profile_of().job.model_copy(update=changes),
+        batches=batches,
+        cluster=make_cluster(workers=1, memory_bytes=80 * 1024 * MIB),
+        steps=tuple(
+            step_of(b, one - 0.003, workers=1) for b, one in zip(batches, seconds, strict=True)
+        ),
+        memory=tuple(memory_of(b, workers=1) for b in batches[:3]),
+        noise=noise,
+    )
+
+
+def test_the_batch_ends_where_larger_ones_cost_more_progress_than_they_save_time():
+    """Where small steps take as long as larger ones, time alone leaves ten steps an epoch."""
+    profile = of_large_gpu()
+    free = make_plan(profile)
+    scale, batch = 230.0, free.stages[0].global_batch_size
+    told = reason(free, "global batch")
+    assert batch == 512
+    assert "the upper end of the gradient noise scale" in told.why
+    assert "as much progress would take" in told.why
+    rows = {one.global_batch_size: one for one in free.considered}
+    to_progress = {
+        size: one.epoch_seconds.value / one.efficiency.value for size, one in rows.items()
+    }
+    assert all(to_progress[batch] < to_progress[size] for size in rows if size > batch)
+    knee = make_plan(profile, profile.job.model_copy(update={"goal": Goal(objective="knee")}))
+    at_knee = knee.stages[0].global_batch_size
+    assert at_knee > 4 * scale
+    assert f"By time alone doublings pay up to {at_knee} (goal.objective=knee)" in told.why
+    assert f"1 worker, global batch {at_knee}" in [
+        one.value.split(" (")[0] for one in reason(free, "workers").alternatives
+    ]
+
+
+def test_without_a_noise_scale_or_with_a_large_one_the_knee_holds():
+    taken = [make_plan(of_large_gpu(scale)).stages[0].global_batch_size for scale in (None, 5000.0)]
+    assert min(taken) > 1024
+    assert taken[0] == taken[1]
+
+
 def test_every_batch_that_leaves_fewer_than_ten_steps_an_epoch_is_refused():
     for samples in (100, 1437, 50_000):
         plan = make_plan(profile_of(samples=samples))

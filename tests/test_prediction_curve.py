@@ -131,3 +131,16 @@ def test_a_single_point_borrows_the_shape_of_another_curve(truth):
     assert curve.standard_error(32) > shape.standard_error(32)
     assert curve.extrapolates(33)
     assert "resolution 24" in curve.caveat
+
+
+def test_beyond_steps_that_wait_for_their_host_it_goes_on_as_the_large_ones_do():
+    """As measured on an H100: 8 ms up to some 256 images, from there on 16 us an image."""
+
+    def seconds(batch):
+        return max(0.008, 0.0036 + 16e-6 * batch)
+
+    batches = [16, 32, 64, 128, 256, 512, 1024, 2048]
+    curve = fit_curve(batches, [seconds(b) for b in batches], [0.01] * len(batches))
+    assert not curve.linear
+    for batch in (2500, 4096, 10_000):
+        assert curve.at(batch) == pytest.approx(seconds(batch), rel=1e-9)

@@ -666,7 +666,7 @@ def test_why_there_is_no_trial_is_said_once_in_the_plan_and_with_what_to_give(ch
     told = next(one for one in plan.reasons if one.choice == "accuracy")
     assert told.value == "not known"
     assert profile.trials_note[1:] in told.why
-    assert "goal.objective=auto goes by time alone" in told.why
+    assert "goal.objective=auto goes by time" in told.why
     if "give probe.learning=" in profile.trials_note:
         enough = int(profile.trials_note.partition("give probe.learning=")[2].partition(",")[0])
         assert taught(machine, **(changes | {"learning": enough})).trials

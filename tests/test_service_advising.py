@@ -8,7 +8,7 @@ import pytest
 
 from batchwright.algorithms.splicing import spliced
 from batchwright.planning.planner import make_plan
-from batchwright.records import EpochRecord, Job, WorkerTime
+from batchwright.records import EpochRecord, GradientNoise, Job, WorkerTime
 from batchwright.records.lines.run_lines import EpochLine
 from batchwright.records.service import Advice, AgentIntroduction, JobProgress
 from batchwright.service.adviser import Adviser
@@ -24,10 +24,11 @@ TRAIN = 50_000
 
 
 def profile_of(**keys):
-    """Two workers on 50,000 images, measured quietly: the exchange is short."""
+    """Two workers on 50,000 images, measured quietly: the exchange is short, and noise large."""
     steps = tuple(make_step(n, b) for n in (1, 2) for b in LOCAL_BATCHES)
     job = make_job(**({"workers": "auto", "warmup_epochs": "auto"} | keys))
-    return make_profile(steps=steps, job=job, data=make_data(train_samples=TRAIN))
+    noise = GradientNoise(noise_scale=5000, trace=5000, sqr_norm=1, parts=2, repeats=40)
+    return make_profile(steps=steps, job=job, data=make_data(train_samples=TRAIN), noise=noise)
 
 
 def lines(plan, count, *, computing=1.0, exchange=0.0, first=0, slow_first=True):
@@ -174,6 +175,11 @@ def test_a_slower_exchange_calls_for_a_larger_batch():
     assert offer.plan.job == PLAN.job
     assert offer.plan.learning_rate == PLAN.learning_rate
     assert offer.plan.reasons[0].source == "measured"
+
+
+def test_a_slower_exchange_calls_for_no_batch_that_is_not_worth_its_time():
+    noise = PROFILE.noise.model_copy(update={"noise_scale": 200.0})
+    assert advised(profile=PROFILE.model_copy(update={"noise": noise}), **SLOW_LINK) is None
 
 
 def test_one_change_goes_four_times_as_far_at_most_and_says_so():

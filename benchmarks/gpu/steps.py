@@ -424,23 +424,43 @@ def server(here: Here) -> None:
     """Dual batch with a server beside one GPU, whose weights go to the host and back each round.
 
     One worker, as two cannot be on one GPU: with the large batch, then with the small one; and the
-    same training without a server.
+    same training as with the large one without a server.
     """
+    batch = _batch(here)
     network, epochs = ("resnet8", 1) if here.tiny else ("resnet18", 3)
     _weights_to_the_host(here, network)
     for what, method in (
-        ("without a server", ("method=plain", "launch=in-process")),
+        (
+            "without a server",
+            ("method=plain", "launch=in-process", f"global_batch={batch}", "optimizer=sgd"),
+        ),
         ("a server, large batch", ("method=dual-batch", "dual.small_workers=0", "launch=local")),
         ("a server, small batch", ("method=dual-batch", "dual.small_workers=1", "launch=local")),
     ):
         if here.has(f"{network}, {what}: accuracy"):
             continue
+        if "method=dual-batch" in method:
+            method = (*method, f"dual.large_batches={batch}")
         summary = _run(here, network, epochs, *method, "workers=1", probe=15)
         last = summary.epochs[-1]
+        _trained(here, f"{network}, {what}", summary)
         here.found(f"{network}, {what}: s of the last epoch", last.training_seconds)
         exchange = sum(one.communication_seconds for one in last.workers)
         here.found(f"{network}, {what}: s of it for the exchange", exchange)
         here.found(f"{network}, {what}: accuracy", summary.accuracy)
+
+
+def _batch(here: Here) -> int:
+    """Of the trainings that are compared: one that learns in three epochs."""
+    return 64 if here.tiny else 256
+
+
+def _trained(here: Here, what: str, summary: RunSummary) -> None:
+    """With which batches and rate, as accuracies of unlike ones are not to be compared."""
+    stage = summary.plan.stages[-1]
+    batches = ", ".join(map(str, stage.local_batch_sizes))
+    here.found(f"{what}: local batches", batches)
+    here.found(f"{what}: rate", stage.learning_rate)
 
 
 def _weights_to_the_host(here: Here, network: str) -> None:
@@ -465,15 +485,22 @@ def _weights_to_the_host(here: Here, network: str) -> None:
 
 
 def virtual(here: Here) -> None:
-    """Dual batch on a virtual cluster of four, with 0 and 3 workers on the small batch."""
+    """Dual batch on a virtual cluster of four, with 0 and 3 workers on the small batch.
+
+    The large batch is the one that `server` trains with.
+    """
     network, epochs = ("resnet8", 1) if here.tiny else ("resnet18", 3)
     for small in (0, 3):
         what = f"{network}, {small} of 4 workers with the small batch"
         if here.has(f"{what}: accuracy"):
             continue
-        method = ("method=dual-batch", f"dual.small_workers={small}", "launch=virtual", "workers=4")
+        method = (
+            *("method=dual-batch", f"dual.small_workers={small}"),
+            *(f"dual.large_batches={_batch(here)}", "launch=virtual", "workers=4"),
+        )
         began = time.monotonic()
         summary = _run(here, network, epochs, *method, probe=20)
+        _trained(here, what, summary)
         here.found(f"{what}: real seconds", time.monotonic() - began)
         simulated = sum(epoch.training_seconds for epoch in summary.epochs)
         here.found(f"{what}: simulated seconds", simulated)
@@ -486,7 +513,7 @@ def _run(here: Here, network: str, epochs: int, *words: str, probe: float) -> Ru
     batchwright(
         "run", f"data={here.image_data()}", f"network={network}", f"device={here.kind}", *words,
         f"epochs={epochs}", "probe.learning=0", f"probe.budget={5 if here.tiny else probe}",
-        "--out", folder, cwd=here.work,
+        "--out", folder, cwd=here.work, shown=True,
     )  # fmt: skip
     return read_record(folder / "summary.json", RunSummary)
 
@@ -502,7 +529,7 @@ def accuracy(here: Here) -> None:
             "run", f"data={here.image_data()}", "network=resnet8", f"device={here.kind}",
             f"goal.accuracy={target}", f"epochs={epochs}",
             *(["probe.budget=5", "probe.learning=0"] if here.tiny else []),
-            "--out", here.work / "accuracy", cwd=here.work,
+            "--out", here.work / "accuracy", cwd=here.work, shown=True,
         )  # fmt: skip
         here.found("accuracy at the end", result["test_accuracy"])
         here.found(f"{where}: `batchwright run`", time.monotonic() - began)

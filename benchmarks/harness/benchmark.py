@@ -214,12 +214,13 @@ def module_of(name: str) -> str:
     return f"benchmarks.{name}"
 
 
-def batchwright(*words: object, cwd: Path = ROOT) -> dict[str, Any]:
-    """What a command prints as JSON; its own messages go to standard error if it fails."""
+def batchwright(*words: object, cwd: Path = ROOT, shown: bool = False) -> dict[str, Any]:
+    """What a command prints as JSON; its messages are told if it fails, or where ``shown``."""
     told = [sys.executable, "-m", "batchwright", *map(str, words), "--json"]
-    done = subprocess.run(told, capture_output=True, text=True, check=False, cwd=cwd)
+    out = None if shown else subprocess.PIPE
+    done = subprocess.run(told, stdout=subprocess.PIPE, stderr=out, text=True, check=False, cwd=cwd)
     if done.returncode:
-        raise SystemExit(f"{shlex.join(told[2:])} failed:\n{done.stderr}")
+        raise SystemExit(f"{shlex.join(told[2:])} failed:\n{done.stderr or ''}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 

@@ -156,8 +156,10 @@ def make_plan(
     progress = _progress(merged, told, compared, learnt)
     check_progress(job, progress)
     unknown, goal = why_unknown(given, job), settled_goal(job.goal, progress)
-    if goal.objective == "knee" and job.goal.objective != "knee":
-        unknown += " So goal.objective=auto goes by time alone, as knee does."
+    if goal.objective == "auto" and not progress.tells_accuracy:
+        noise = progress.noise(job.base_batch)
+        by = "alone, as knee does" if noise is None else "and gradient noise"
+        unknown += f" So goal.objective=auto goes by time {by}."
     progress, job = replace(progress, unknown=unknown), job.model_copy(update={"goal": goal})
     table = Table(job=job, data=data, clusters=clusters, compared=compared, epochs=progress.trained)
     table.check_asked()

@@ -52,6 +52,14 @@ class Curve:
         batches = self.batches
         if batches[0] <= batch <= batches[-1]:
             return between(batches, self.seconds, batch)
+        if batch > batches[-1]:
+            # Go on as the upper half does: below it, a step may take as long for fewer samples, as
+            # on a GPU that waits for its host, and a line through all is too flat.
+            half = max((i for i, one in enumerate(batches) if 2 * one <= batches[-1]), default=0)
+            rise = self.seconds[-1] - self.seconds[half]
+            if rise > 0:
+                slope = rise / (batches[-1] - batches[half])
+                return self.seconds[-1] + slope * (batch - batches[-1])
         # Go on as the line does, from the nearest measured point.
         edge = 0 if batch < batches[0] else -1
         return self.seconds[edge] * self.line.at(batch) / self.line.at(batches[edge])

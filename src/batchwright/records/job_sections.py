@@ -131,7 +131,8 @@ class DualBatch(Keys):
     large_batches: Literal["auto", "knee", "memory"] | tuple[Count, ...] = Field(
         "auto",
         description="Local batch of the other workers: one for all resolutions, or one for each. "
-        "`knee`: what `plain` would choose at the highest, larger below as the memory leaves; "
+        "`knee`: what `plain` would choose for one such worker at the highest, larger below as the "
+        "memory leaves; "
         "`memory`: the largest that fits the memory, as published; `auto`: those of "
         "`cycle.preset` where they fit, else `knee`.",
     )
@@ -413,8 +414,9 @@ class Goal(Keys):
     objective: Literal["auto", "knee", "time", "cost", "accuracy", "target-accuracy"] = Field(
         "auto",
         description="`auto`: the least time of the candidates that are as accurate as the best, "
-        "within `goal.accuracy_tolerance`, and `knee` where nothing tells accuracy; with "
-        "`goal.accuracy`, `target-accuracy`; `knee`: the "
+        "within `goal.accuracy_tolerance`; where nothing tells accuracy, `knee`, or a smaller "
+        "batch where gradient noise says that larger ones save less time than they cost progress; "
+        "with `goal.accuracy`, `target-accuracy`; `knee`: the "
         "smallest global batch, and the fewest workers, after which more pay little; `time`: the "
         "least time; `cost`: the least cost; `accuracy`: the most accurate within the limits; "
         "`target-accuracy`: the least time, or `goal.least`, to `goal.accuracy`, where the plan "

@@ -20,7 +20,7 @@ from batchwright.planning.candidates.objectives import (
     target_seconds,
 )
 from batchwright.planning.candidates.progress import FAR, Progress
-from batchwright.planning.candidates.table import Miss, Row, mebibytes
+from batchwright.planning.candidates.table import Miss, Row, in_memory
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.collective import fit_collectives
 from batchwright.records import Alternative, Estimate, Goal, Job, Reason, Source
@@ -97,15 +97,11 @@ def settled_goal(goal: Goal, progress: Progress) -> Goal:
     """The goal with an objective that can be followed.
 
     In place of `auto` with an accuracy to reach it is `target-accuracy`, as far as anything tells
-    how progress depends on the batch; else `knee` where nothing tells accuracy.
+    how progress depends on the batch.
     """
-    if goal.objective != "auto":
-        return goal
-    if goal.accuracy is not None and progress.compares:
+    if goal.objective == "auto" and goal.accuracy is not None and progress.compares:
         return goal.model_copy(update={"objective": "target-accuracy"})
-    if progress.tells_accuracy:
-        return goal
-    return goal.model_copy(update={"objective": "knee"})
+    return goal
 
 
 def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
@@ -407,7 +403,7 @@ def _exchange(cluster: ClusterOption) -> str:
         return ""
     size = profile.network.trained_bytes
     seconds = fit_collectives(profile.collectives).seconds(size, count)
-    return f"Exchanging {mebibytes(size)} of gradients takes {1e3 * seconds:.1f} ms alone."
+    return f"Exchanging {in_memory(size)} of gradients takes {1e3 * seconds:.1f} ms alone."
 
 
 def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:

@@ -9,6 +9,7 @@ from math import hypot, inf, log, sqrt
 from operator import attrgetter, le
 from typing import ClassVar
 
+from batchwright.algorithms.batch_size import knee_point
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.level import (
@@ -19,6 +20,7 @@ from batchwright.planning.candidates.level import (
 )
 from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Row
+from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Goal
 from batchwright.records.text.formatting import counted, counted_points
@@ -135,6 +137,19 @@ class Objective:
         ]
         return self.best(near) if near else best
 
+    def alone(
+        self,
+        batches: Sequence[int],  # noqa: ARG002
+        per_sample: Callable[[int], float],  # noqa: ARG002
+    ) -> Chosen[int] | None:
+        """The batch for a worker that steps by itself, where nothing else than these steps matters.
+
+        Args:
+            batches: Those within the limits, rising, at least one.
+            per_sample: Seconds of such a step for each sample in it, of any batch.
+        """
+        return None
+
     def sizes(self, rows: Sequence[Row]) -> list[Row]:
         """The best candidate of each cluster, small clusters first."""
         by_cluster: dict[ClusterOption, list[Row]] = {}
@@ -161,7 +176,8 @@ class Objective:
         if not others:
             return ""
         more = [f"{len(others) - _FEW_LEVEL} more"] if len(others) > _FEW_LEVEL else []
-        named = " and ".join([*others[:_FEW_LEVEL], *more])
+        *first, last = [*others[:_FEW_LEVEL], *more]
+        named = f"{', '.join(first)} and {last}" if first else last
         mends = self.mends_batches if batches else self.mends
         return f"Level with {named}: what was measured does not tell which is better; {mends}."
 
@@ -290,17 +306,33 @@ class _AtTheKnee(Objective):
     def sizes(self, rows: Sequence[Row]) -> list[Row]:
         """The candidate of each cluster at its knee or nearest to it, small clusters first."""
         allowed = set(rows)
-        found = {
-            knee.cluster: knee.best for knee in self.knees if knee.best and knee.best in allowed
-        }
+        by_cluster = ((knee.cluster, self.taken(knee)) for knee in self.knees)
+        found = {cluster: row for cluster, row in by_cluster if row and row in allowed}
         # A batch that is asked for stands for its cluster.
         asked = [row for row in rows if row.cluster not in found]
         return sorted([*found.values(), *asked], key=lambda row: row.order)
 
+    def taken(self, knee: KneeFit) -> Row | None:
+        """What stands for a cluster by its knee; `None` if nothing is within the limits."""
+        return knee.best
+
+    def alone(
+        self, batches: Sequence[int], per_sample: Callable[[int], float]
+    ) -> Chosen[int] | None:
+        gain = self.goal.doubling_gain
+        knee = knee_point(batches, per_sample, gain)
+        why = f"the smallest batch whose doubling saves at most {gain:.1%} of the time per image"
+        if knee is None:
+            knee = batches[-1]
+            why = f"each doubling up to here saves more than {gain:.1%} of the time per image"
+        return Chosen(knee, f"What `plain` would choose for one worker: {why}.", "predicted")
+
     def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
         sizes, gain = self.sizes(rows), self.goal.doubling_gain
         knee = next((knee for knee in self.knees if knee.cluster is chosen.cluster), None)
-        batches = level_batches(chosen, rows, knee, gain)
+        batches: tuple[Row, ...] = ()
+        if knee is None or knee.best in (None, chosen):
+            batches = level_batches(chosen, rows, knee, gain)
         if not _priced(sizes):
             return (*batches, *level_sizes(chosen, _quickest(sizes), error, gain))
 
@@ -365,7 +397,8 @@ class _AtTheKnee(Objective):
             )
         twice = 2 * at.batch
         saves = 1 - knee.per_sample(twice) / at.per_sample
-        says = f"saves at most {share} of the time per image: {twice} would save {saves:.1%}"
+        would = f"save {saves:.1%}" if saves >= 0 else f"take {-saves:.1%} more"
+        says = f"saves at most {share} of the time per image: {twice} would {would}"
         if row.batch == at.batch:
             return f"The smallest batch whose doubling {says}."
         missed = " and ".join(miss.text for miss in at.misses)
@@ -375,8 +408,49 @@ class _AtTheKnee(Objective):
         )
 
 
+class _WorthItsTime(_AtTheKnee):
+    """The knee, or a smaller batch where gradient noise says that images are worth less by then.
+
+    A GPU may go on saving time up to thousands of images a step, most of which teach nothing.
+    """
+
+    def taken(self, knee: KneeFit) -> Row | None:
+        best = knee.best
+        if best is None:
+            return None
+        rows = {row.batch: row for row in knee.rows if not row.misses and row.batch <= best.batch}
+        return rows[self.progress.worthwhile([*rows], lambda batch: rows[batch].epoch_seconds)]
+
+    def alone(
+        self, batches: Sequence[int], per_sample: Callable[[int], float]
+    ) -> Chosen[int] | None:
+        found = super().alone(batches, per_sample)
+        up_to = [batch for batch in batches if found is None or batch <= found.value]
+        batch = self.progress.worthwhile(up_to, per_sample)
+        if batch == up_to[-1]:
+            return found
+        larger = up_to[up_to.index(batch) + 1]
+        why = self.progress.why_no_larger(batch, larger, per_sample(larger) / per_sample(batch))
+        return Chosen(batch, f"What `plain` would choose for one worker. {why}", "predicted")
+
+    def why_batch(self, row: Row, knee: KneeFit | None) -> str:
+        if knee is None or knee.best is None or knee.best.batch <= row.batch:
+            return super().why_batch(row, knee)
+        larger = next(one for one in knee.rows if one.batch > row.batch)
+        seconds = larger.epoch_seconds / row.epoch_seconds
+        return (
+            f"{self.progress.why_no_larger(row.batch, larger.batch, seconds)} By time alone "
+            f"doublings pay up to {knee.best.batch} (goal.objective=knee)."
+        )
+
+
+def _auto(goal: Goal, knees: Sequence[KneeFit], progress: Progress) -> Objective:
+    kind = _AccurateSoon if progress.tells_accuracy else _WorthItsTime
+    return kind(goal, knees, progress)
+
+
 OBJECTIVES: dict[str, Callable[[Goal, Sequence[KneeFit], Progress], Objective]] = {
-    "auto": _AccurateSoon,
+    "auto": _auto,
     "accuracy": _MostAccurate,
     "cost": _LeastCost,
     "knee": _AtTheKnee,

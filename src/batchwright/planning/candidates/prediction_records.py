@@ -13,7 +13,7 @@ from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.local_batches import largest_shares
 from batchwright.planning.candidates.objectives import pareto
 from batchwright.planning.candidates.progress import FAR, Progress
-from batchwright.planning.candidates.table import FAR_OFF, Row, Table, mebibytes
+from batchwright.planning.candidates.table import FAR_OFF, Row, Table, in_memory
 from batchwright.planning.candidates.worker_types import WorkerType
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import product
@@ -229,11 +229,11 @@ def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
     kind, _ = row.cluster.members[0]
     whose = "goal.memory" if goal.memory else "what the device has free for one worker"
     why = (
-        f"At most {mebibytes(found.peak_bytes.high)} predicted for {found.micro_batch_size} "
-        f"images at once; the limit is {mebibytes(kind.limit)}, {whose}."
+        f"At most {in_memory(found.peak_bytes.high)} predicted for {found.micro_batch_size} "
+        f"images at once; the limit is {in_memory(kind.limit)}, {whose}."
     )
     peak = Chosen(
-        f"{mebibytes(found.peak_bytes.value)} per worker",
+        f"{in_memory(found.peak_bytes.value)} per worker",
         " ".join([why, *map(_sentence, kind.memory.notes)]),
         _PREDICTED,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, log
 from statistics import NormalDist
@@ -226,6 +226,49 @@ class Progress:
         if epochs is None:
             return inf if self._misses(batch) else None
         return epochs.value
+
+    def noise(self, batch: int) -> Estimate | None:
+        """Gradient noise scale, by the model of a batch's optimizer; `None` if nothing tells it."""
+        return self.model(batch).noise_scale
+
+    def doubtful_from(self, batch: int) -> float:
+        """Batch beyond which the images of a larger one may be worth less than the time it saves.
+
+        It is the upper end of the gradient noise scale, where samples and steps weigh the same
+        (McCandlish et al. 2018, section 2.3), and no less than the base batch; infinite where the
+        noise scale is not known.
+        """
+        noise = self.noise(batch)
+        return inf if noise is None else max(self.base_batch, noise.high)
+
+    def worthwhile(self, batches: Sequence[int], seconds: Callable[[int], float]) -> int:
+        """The largest of rising batches that is worth its time.
+
+        Up to `doubtful_from` each is; beyond it the one with the least time to equal progress.
+        ``seconds`` are those per sample, or of any number of samples.
+        """
+        sure = [batch for batch in batches if batch <= self.doubtful_from(batch)]
+        return min(
+            batches[max(0, len(sure) - 1) :],
+            key=lambda batch: seconds(batch) * (self.relative_epochs(batch) or 1.0),
+        )
+
+    def why_no_larger(self, batch: int, larger: int, seconds: float) -> str:
+        """Why `worthwhile` goes no further, in a sentence.
+
+        ``seconds`` are those of an epoch with the next larger batch over those with the batch.
+        """
+        own, others = self.relative_epochs(batch), self.relative_epochs(larger)
+        longer = (others or 1.0) * seconds / (own or 1.0) - 1
+        end = self.doubtful_from(batch)
+        what = "the upper end of the gradient noise scale"
+        if end == self.base_batch:
+            what = f"base_batch, and {what}"
+        return (
+            f"Larger batches save time, but beyond {number(end)} samples, {what}, their images are "
+            f"worth less: with {larger} as much progress would take {longer:.0%} more time than "
+            f"with {batch}."
+        )
 
     @property
     def compares(self) -> bool:

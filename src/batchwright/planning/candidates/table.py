@@ -257,7 +257,7 @@ class Table:
                 high = self.peak(row, kind, share).high
                 text = (
                     f"{self.parts(row, kind, share)[0]} images at once on a worker may take "
-                    f"{mebibytes(high)}, the limit is {mebibytes(kind.limit)}"
+                    f"{in_memory(high)}, the limit is {in_memory(kind.limit)}"
                 )
                 yield Miss("goal.memory", text, high / kind.limit)
         if self.losses(row.cluster).endless(row.train_seconds):
@@ -367,6 +367,8 @@ class Table:
         kind.check_parts(-(-asked // smallest.workers))
 
 
-def mebibytes(size: float) -> str:
-    """Bytes for a person."""
+def in_memory(size: float) -> str:
+    """Bytes for a person, with enough digits to tell them from a limit."""
+    if size >= 10 * 2**30:
+        return f"{size / 2**30:.2f} GiB"
     return f"{size / 2**20:.1f} MiB" if size >= 2**17 else f"{counted(round(size), 'byte')}"

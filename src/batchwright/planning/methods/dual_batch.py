@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batchwright.planning.candidates.table import mebibytes
+from batchwright.planning.candidates.table import in_memory
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.learning_rates import rate_at_top
 from batchwright.planning.methods.group_reasons import group_reasons
@@ -94,7 +94,7 @@ def _memory(stages: Sequence[Stage], limit: int) -> tuple[Reason, ...]:
         return ()
     peak = max(peaks, key=lambda one: one.high)
     why = (
-        f"At most {mebibytes(peak.high)} predicted, on a large-batch worker; the limit is "
-        f"{mebibytes(limit)}."
+        f"At most {in_memory(peak.high)} predicted, on a large-batch worker; the limit is "
+        f"{in_memory(limit)}."
     )
-    return (Chosen(f"{mebibytes(peak.value)} per worker", why, "predicted").reason("memory"),)
+    return (Chosen(f"{in_memory(peak.value)} per worker", why, "predicted").reason("memory"),)

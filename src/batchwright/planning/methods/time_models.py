@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from batchwright.algorithms.batch_size import candidates
 from batchwright.algorithms.dual_batch import Relative
 from batchwright.algorithms.partition import apportion
 from batchwright.errors import PlanError
@@ -150,8 +151,23 @@ class Measured:
         }
 
     def large_batch(self) -> Chosen[int]:
-        """Local batch of `plain` at the highest resolution."""
+        """Local batch at the highest resolution, as `plain` would choose it for one worker.
+
+        With several, `plain` has to make up for an exchange of gradients in each step, which
+        workers of a server do without. Where the batch is given, or the objective goes by something
+        else than the knee, it is `plain`'s.
+        """
+        goal, kind, side = self.table.job.goal, self._kind, max(sides(self.job))
         batch = max(largest_shares(self.choice.row.cluster, self.choice.row.totals))
+        most = self.data.train_samples // self.workers // goal.least_steps
+        found = candidates(
+            1, min(most, self.fitting(side) or most), least_local=kind.smallest_measured
+        )
+        if self.table.job.global_batch == "auto" and found:
+            pace = self.pace(batch)
+            own = self.choice.objective.alone(found, lambda n: pace.seconds(side, n) / n)
+            if own is not None:
+                return own
         return Chosen(batch, "What `plain` would choose as local batch.", "predicted")
 
     def fitting(self, side: int) -> int | None:

@@ -70,7 +70,7 @@ def large_batches_of(
     Args:
         job: Resolved.
         sides: Resolutions, low to high.
-        top: What `plain` would choose at the highest.
+        top: At the highest, where the job leaves it open.
         share: Samples of one worker in a round with large batches alone.
         fitting: Most samples that fit the memory, by resolution; `None`: not known.
     """
@@ -91,16 +91,15 @@ def large_batches_of(
         return Chosen((usual,) * len(sides), f"{top.why}{_NOT_THE_LARGEST}", top.source)
     grown = [max(usual, min(most, usual * (room or 0) // rooms[-1])) for room in rooms[:-1]]
     why = (
-        "What `plain` would choose as local batch at the highest resolution, and below it more by "
-        f"as much as more fits the memory, with goal.least_steps={job.goal.least_steps} steps a "
-        f"round at least.{_NOT_THE_LARGEST}"
+        f"{top.why} Below the highest resolution more by as much as more fits the memory, with "
+        f"goal.least_steps={job.goal.least_steps} steps a round at least.{_NOT_THE_LARGEST}"
     )
     return Chosen((*grown, usual), why, "predicted")
 
 
 _NOT_THE_LARGEST = (
-    " The paper takes the largest batch that fits (dual.large_batches=memory); beyond the knee it "
-    "saves little time and leaves few steps."
+    " The paper takes the largest batch that fits (dual.large_batches=memory), which leaves a "
+    "round few steps where the memory is large."
 )
 
 
