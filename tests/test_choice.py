@@ -27,8 +27,10 @@ MEASURED = 240  # images at once, the most that `make_kind_profile` has times of
 
 
 def planned(profile=None, **changes):
-    """A plan of the sample profile, with keys of its job or goal changed."""
+    """A plan of the sample profile, by time unless keys of its job or goal say otherwise."""
     profile = profile or make_profile()
+    if "accuracy" not in changes:
+        changes = {"objective": "knee"} | changes
     keys = {key: changes.pop(key) for key in tuple(changes) if key in Job.model_fields}
     job = profile.job.model_dump() | {"workers": "auto"} | keys
     job["goal"] = job["goal"] | changes
