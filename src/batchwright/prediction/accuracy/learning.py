@@ -93,6 +93,9 @@ PRIOR = Prior(
     level=Normal(-0.1, 2.4), slope=Normal(0.75, 0.4), critical=Normal(4.9, 0.6), seed=0.06
 )
 """Means and spreads over seven tasks (docs/log.md)."""
+FEW_TASKS = 1.34
+"""Quantile of an eighth task by the mean and spread of seven over the normal one: Student's t with
+six degrees of freedom, times sqrt(1 + 1/7)."""
 
 
 class Aim(NamedTuple):
@@ -152,7 +155,8 @@ class LearningModel:
         error = hypot(self._error(row, candidate.samples), short.error)
         if held_out:
             error = hypot(error, _noise(_unit(middle), held_out, self.classes, 0.0))
-        low, high = middle - Z_975 * error, middle + Z_975 * error
+        wide = Z_975 * error * (1.0 if self.observed else FEW_TASKS)
+        low, high = middle - wide, middle + wide
         if not self.observed:  # the usual approximation (MacKay 1992) of a normal logit's mean
             middle = min(high, max(low, middle / sqrt(1 + pi * error**2 / 8)))
         return _estimate(*(self._share(at) for at in (middle, low, high)))
