@@ -69,8 +69,11 @@ def test_a_plan_with_trials_tells_the_accuracy_after_each_epoch():
     assert last.low < chosen.accuracy.low < chosen.accuracy.high < last.high
 
 
-def test_a_plan_without_trials_is_what_it_was():
-    plan = make_plan(taught().model_copy(update={"trials": ()}))
+def test_accuracy_is_told_by_epoch_without_trials_too_but_not_where_nothing_tells():
+    bare = taught().model_copy(update={"trials": ()})
+    end = make_plan(bare).epoch_accuracy[-1]
+    assert end.high - end.low > 0.8
+    plan = make_plan(bare, bare.job.model_copy(update={"scaling": "gain"}))
     assert plan.epoch_accuracy == ()
     assert "epoch_accuracy" not in plan.model_dump(exclude_defaults=True)
 

@@ -20,7 +20,9 @@ from batchwright.prediction.accuracy.learning import PRIOR, Prior, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
 from batchwright.records import Estimate, Goal, RunSummary, Trial
 from batchwright.records.registries.optimizers import OPTIMIZERS, Normal
+from batchwright.records.text.plan_text import EXPECTED, explain
 from batchwright.reporting.data.reading import compared_rows
+from batchwright.reporting.pages.page_plan import choice_charts
 from samples import make_job, make_profile, make_summary
 from test_choice import chosen, reason
 
@@ -314,8 +316,16 @@ def test_trials_decide_optimizer_and_batch():
         and one.train_seconds.value < row.train_seconds.value
     ]
     assert not quicker
-    assert all(one.accuracy is None for one in without.considered)
-    assert reason(without, "accuracy").value == "not known"
+    untold = reason(without, "accuracy")
+    assert untold.source == "assumed"
+    assert "as other tasks' trainings lead to expect: nothing of it was measured" in untold.why
+    assert "The probe had no trials: probe.learning" in untold.why
+    wide, narrow = chosen(without).accuracy, row.accuracy
+    assert wide.low < narrow.low < narrow.high < wide.high
+    assert "expected from other tasks' trainings, " in reason(without, "global batch").why
+    assert EXPECTED in explain(without)
+    assert EXPECTED not in explain(plan)
+    assert EXPECTED in choice_charts(without, None)
 
 
 def test_what_an_image_is_worth_is_by_the_trials():
@@ -386,8 +396,9 @@ def test_trials_of_all_profiles_count_each_once():
 )
 def test_trials_count_for_nothing_where_training_is_another(keys):
     profile = taught()
-    plan = make_plan(profile, type(profile.job)(**(profile.job.model_dump() | keys)))
-    assert all(one.accuracy is None for one in plan.considered)
+    job = type(profile.job)(**(profile.job.model_dump() | keys))
+    bare = profile.model_copy(update={"trials": ()})
+    assert make_plan(profile, job).considered == make_plan(bare, job).considered
 
 
 def test_why_accuracy_is_not_known_is_said():
@@ -395,15 +406,15 @@ def test_why_accuracy_is_not_known_is_said():
     asked = bare.model_copy(update={"trials_note": "there are no trials, as it is late"})
     told = {
         "The probe had no trials: probe.learning": (bare, {}),
-        "There are no trials, as it is late. So goal.objective=auto goes by time": (asked, {}),
+        "There are no trials, as it is late": (asked, {}),
         "The probe's trials had another rate": (taught(), {"clip_norm": 0.1}),
-        "with rates or gradients scaled by gradient noise": (taught(), {"scaling": "gain"}),
+        "by gradient noise, so they do not tell its accuracy. So goal.objective=auto goes by time "
+        "alone, as knee does. Finished runs of this task would tell, also those of a loop of your "
+        "own": (taught(), {"scaling": "gain"}),
     }
     for words, (profile, keys) in told.items():
         plan = make_plan(profile, type(profile.job)(**(profile.job.model_dump() | keys)))
-        why = reason(plan, "accuracy").why
-        assert words in why
-        assert "Finished runs of this task would tell, also those of a loop of your own" in why
+        assert words in reason(plan, "accuracy").why
     cyclic = taught().job.model_copy(update={"method": "cyclic"})
     assert "do not train as method=cyclic does" in why_unknown([taught()], cyclic)
 
@@ -449,8 +460,8 @@ def test_what_is_not_known_to_be_accurate_is_not_chosen_for_it():
 def test_trials_of_another_training_count_for_nothing(changes):
     job = make_job(optimizer="auto", learning_rate="auto")
     profile = make_profile(job=job, trials=(trial("sgd", 32, 3000, 0.4, **changes),))
-    plan = make_plan(profile)
-    assert all(one.accuracy is None for one in plan.considered)
+    bare = profile.model_copy(update={"trials": ()})
+    assert make_plan(profile).considered == make_plan(bare).considered
 
 
 def test_other_methods_are_not_judged_by_trials():

@@ -196,7 +196,7 @@ def test_epochs_that_trials_tell_are_not_called_unknown():
     plan = planned(accuracy=0.5)
     assert "as the trials tell" in reason(plan, "epochs to target").why
     assert "no run was given" not in reason(plan, "gradient noise scale").why
-    bare = planned(make_profile(), accuracy=0.5)
+    bare = planned(make_profile(job=make_job(scaling="gain")), accuracy=0.5)
     assert "not known, for no run was given" in reason(bare, "gradient noise scale").why
 
 
@@ -210,13 +210,30 @@ def test_runs_tell_the_epochs_likewise():
 
 
 def test_where_nothing_tells_the_epochs_stay():
-    plan = planned(make_profile(), accuracy=0.9)
+    plan = planned(make_profile(job=make_job(scaling="gain")), accuracy=0.9)
     assert plan.epochs == 30
     assert "number of epochs is not known" in reason(plan, "global batch").why
-    unknown = make_profile(noise=None, job=make_job(scaling="linear"))
+    unknown = make_profile(noise=None, job=make_job(scaling="gain"))
     with pytest.raises(PlanError, match="no gradient noise scale"):
         planned(unknown, accuracy=0.9, objective="target-accuracy")
     assert planned(unknown, accuracy=0.9).epochs == 30  # by the knee
+
+
+BARE = PROFILE.model_copy(update={"trials": ()})
+
+
+def test_other_tasks_tell_a_target_and_refuse_none():
+    """By their word alone a target out of reach is tried, and one in reach takes fewer epochs."""
+    for target, expected in ((0.98, 30), (0.2, 30)):
+        plan = planned(BARE, accuracy=target, epochs=1000 if target < 0.5 else 30)
+        told = reason(plan, "epochs to target")
+        assert told.source == "assumed"
+        assert "as other tasks' trainings lead to expect" in told.why
+        assert (plan.target_epochs or plan.epochs) <= expected
+        assert all(not one.refused or "least_steps" in one.refused for one in plan.considered)
+    assert (
+        "the most that may be trained" in reason(planned(BARE, accuracy=0.98), "global batch").why
+    )
 
 
 def test_methods_that_are_laid_out_keep_their_epochs():
@@ -490,11 +507,10 @@ def test_runs_that_trained_otherwise_leave_the_law_alone(run):
     ]
 
 
-def test_runs_alone_make_no_law():
-    """The optimizer would then be chosen by what other tasks showed."""
-    bare = PROFILE.model_copy(update={"trials": ()})
-    plan = planned(bare, runs=[run_beside_trials()])
+def test_without_trials_runs_tell_accuracy_and_other_tasks_what_optimizers_differ_by():
+    plan = planned(BARE, runs=[run_beside_trials()])
     assert "by the runs given at equal progress" in reason(plan, "accuracy").why
+    assert "By the runs given, and what other tasks showed" in reason(plan, "optimizer").why
 
 
 def test_the_optimizer_is_that_which_needs_fewer_epochs_for_the_target():

@@ -7,7 +7,7 @@ import torch
 
 from batchwright.distributed.group import Group
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.optimizer import MUON_ABOVE, chosen_optimizer, extra_seconds
+from batchwright.planning.candidates.optimizer import Compared, chosen_optimizer, extra_seconds
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.probing.bench import Bench
@@ -18,6 +18,7 @@ from batchwright.training.loop import open_task
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.muon import Muon
 from samples import make_cluster, make_data, make_job, make_network, make_profile
+from test_choice import chosen
 from test_probe import tiny_image_data, tiny_job
 
 SGD_SECONDS, MUON_SECONDS = 0.0001, 0.0041
@@ -36,10 +37,10 @@ def profile_of(**changes) -> Profile:
     return make_profile(job=job, updates=updates)
 
 
-def test_the_rule_is_by_the_batch_over_the_one_that_the_rate_is_for():
-    job = Job(base_batch=64)
-    assert chosen_optimizer(job, int(MUON_ABOVE * 64)) == "sgd"
-    assert chosen_optimizer(job, int(MUON_ABOVE * 64) + 1) == "muon"
+def test_the_optimizer_is_as_asked_or_predicted_near_the_batch_and_else_sgd():
+    told = [Compared(64, 0.6, 0.5, 0.1, runs=0), Compared(512, 0.5, 0.6, 0.1, runs=0)]
+    expected = {16: "sgd", 64: "sgd", 300: "muon", 1024: "muon", 2048: "sgd"}
+    assert {batch: chosen_optimizer(Job(), batch, told) for batch in expected} == expected
     assert chosen_optimizer(Job(optimizer="adamw"), 100_000) == "adamw"
     assert chosen_optimizer(Job(optimizer="muon"), 2) == "muon"
 
@@ -76,41 +77,55 @@ def test_a_rate_that_costs_muon_is_told_with_the_way_out():
         assert (other.update, other.learning_rate.base) == ("muon", 0.1)
 
 
-def test_a_large_batch_is_given_muon_and_a_reason():
-    plan = make_plan(profile_of(global_batch=512))
-    assert plan.update == "muon"
-    (reason,) = (one for one in plan.reasons if one.choice == "optimizer")
-    assert reason.value == "muon"
-    assert "4 times" in reason.why
-    small = make_plan(profile_of(global_batch=32))
-    assert small.update == "sgd"
-    (reason,) = (one for one in small.reasons if one.choice == "optimizer")
-    assert "The batch is 0.25 times" in reason.why
+@pytest.mark.parametrize("batch", [32, 512])
+def test_without_trials_the_optimizer_is_that_which_other_tasks_lead_to_expect(batch):
+    plan = make_plan(profile_of(global_batch=batch))
+    bare = plan_without_profile(plan.job, plan.data, plan.network)
+    assert plan.update == bare.update == "muon"
+    for one in (plan, bare):
+        (reason,) = (one for one in one.reasons if one.choice == "optimizer")
+        assert (reason.value, reason.source) == ("muon", "assumed")
+        assert "There are no trials: by what other tasks' trainings showed" in reason.why
     asked = make_plan(make_profile(job=make_job(optimizer="sgd", global_batch=512)))
     assert all(one.choice != "optimizer" for one in asked.reasons)
 
 
+@pytest.mark.parametrize(
+    "keys", [{"weights": "w.pt"}, {"network_args": {"pretrained": True}}], ids=str
+)
+def test_other_tasks_tell_nothing_of_weights_that_were_learnt_before(keys):
+    plan = make_plan(profile_of(global_batch=512, **keys))
+    (reason,) = (one for one in plan.reasons if one.choice == "optimizer")
+    assert (plan.update, reason.source) == ("sgd", "assumed")
+    assert "which began with random weights" in reason.why
+    assert chosen(plan).accuracy is None
+
+
+def test_an_optimizer_that_the_network_has_no_use_for_is_not_expected_to_be_better():
+    profile = profile_of(global_batch=512)
+    plan = make_plan(profile.model_copy(update={"updates": profile.updates[:1]}))
+    assert plan.update == "sgd"
+    assert chosen(plan).accuracy is not None
+
+
 def test_every_candidate_has_the_time_of_its_own_optimizers_update():
-    base = 16
-    with_muon, with_sgd = (
-        {
-            one.global_batch_size: one
-            for one in make_plan(
-                profile_of(), make_job(optimizer=name, learning_rate="auto", base_batch=base)
-            ).considered
-        }
-        for name in ("auto", "sgd")
+    muon, sgd, given = (
+        {one.global_batch_size: one for one in make_plan(profile_of(), make_job(**keys)).considered}
+        for keys in (
+            {"optimizer": "auto", "learning_rate": "auto"},
+            {"optimizer": "sgd", "learning_rate": "auto"},
+            {"optimizer": "auto", "learning_rate": 0.1},
+        )
     )
-    both = with_muon.keys() & with_sgd.keys()
-    assert min(both) <= MUON_ABOVE * base < max(both)
-    for batch in both:
-        one, other = with_muon[batch], with_sgd[batch]
-        large = batch > MUON_ABOVE * base
-        extra = MUON_SECONDS - SGD_SECONDS if large else 0.0
-        assert one.step_seconds.value == pytest.approx(other.step_seconds.value + extra)
-        if large:
-            assert one.step_seconds.low > other.step_seconds.low
-            assert one.step_seconds.high > other.step_seconds.high + extra
+    extra = MUON_SECONDS - SGD_SECONDS
+    assert muon.keys() & sgd.keys() & given.keys()
+    for batch in muon.keys() & sgd.keys():
+        one, other = muon[batch].step_seconds, sgd[batch].step_seconds
+        assert one.value == pytest.approx(other.value + extra)
+        assert one.low > other.low
+        assert one.high > other.high + extra
+    for batch in given.keys() & sgd.keys():
+        assert given[batch].step_seconds == sgd[batch].step_seconds
 
 
 def test_a_profile_for_choosing_serves_either_optimizer_and_no_third():

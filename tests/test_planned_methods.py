@@ -133,7 +133,8 @@ def test_dual_batch_is_one_row_at_the_highest_resolution_through_a_server():
     assert (plan.server.small_workers, plan.server.extra_time) == (3, 1.05)
     assert (plan.server.consistency, plan.server.staleness) == ("asp", None)
     large, *small = stage.local_batch_sizes
-    assert large == planned("plain").stages[0].local_batch_sizes[0]
+    by_time = planned("plain", goal=Goal(objective="knee"))
+    assert large == by_time.stages[0].local_batch_sizes[0]
     assert len(set(small)) == 1
     assert small[0] < large
     assert sum(stage.samples_per_round) == 50_000

@@ -91,7 +91,7 @@ def job_of(**changes):
 
 def test_the_global_batch_is_the_knee_of_the_predicted_epoch_time():
     # A local batch of b: 0.02 (1 - 2 0.05) / (2 0.05 0.0005) = 360, so 512.
-    plan = make_plan(profile_of())
+    plan = make_plan(profile_of(), job_of(goal=Goal(objective="knee")))
     assert plan.stages[0].local_batch_sizes == (512, 512)
     assert "1024" in reason(plan, "global batch").value
     assert "Kneedle" in reason(plan, "global batch").why
@@ -116,7 +116,7 @@ def test_predictions_follow_the_measured_times():
 
 
 def test_without_a_knee_the_largest_batch_is_taken_and_the_reason_says_so():
-    plan = make_plan(profile_of(samples=1437))
+    plan = make_plan(profile_of(samples=1437), job_of(goal=Goal(objective="knee")))
     assert plan.stages[0].global_batch_size == 142
     assert "no knee: each doubling" in reason(plan, "global batch").why
     assert plan.knees[0].global_batch_size is None
@@ -285,7 +285,7 @@ def test_the_plan_explains_itself():
         ({}, {"goal": Goal(objective="target-accuracy")}, "give goal.accuracy"),
         (
             {},
-            {"goal": Goal(objective="target-accuracy", accuracy=0.9), "scaling": "linear"},
+            {"goal": Goal(objective="target-accuracy", accuracy=0.9), "scaling": "gain"},
             "no gradient noise scale",
         ),
         ({}, {"goal": Goal(kinds=({"kind": "t4", "count": 1},))}, "no profile of 't4', only"),

@@ -133,7 +133,7 @@ def rows(plan):
 
 @pytest.mark.parametrize("left", [1, 2, 3])
 def test_the_rest_is_planned_for_the_workers_that_are_left_and_as_before_once_all_are_back(left):
-    profile = measured_with(4)
+    profile = measured_with(4, goal={"objective": "knee"})
     plan = make_plan(profile)
     fewer = for_other_workers(plan, profile, 5, left)
     (begun, then, batch), (rest, workers, fewer_batch) = rows(fewer)

@@ -8,7 +8,7 @@ import pytest
 
 from batchwright.algorithms.learning_rate import make_rule
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.optimizer import chosen_optimizer
+from batchwright.planning.candidates.optimizer import Compared, chosen_optimizer
 from batchwright.planning.planner import make_plan
 from batchwright.planning.run_history import experience_of
 from batchwright.prediction.accuracy.quality import SEED_ERROR
@@ -80,8 +80,12 @@ def test_it_counts_within_a_factor_of_two_and_the_nearest_comes_first():
     ]
     compared = experience_of(profile_of(), job, runs).compared()
     assert [one.batch for one in compared] == [512, 2048]
-    expected = {255: "muon", 256: "sgd", 700: "sgd", 1025: "muon", 2048: "muon"}
+    expected = {255: "sgd", 256: "sgd", 700: "sgd", 1025: "muon", 2048: "muon"}
     assert {batch: chosen_optimizer(job, batch, compared) for batch in expected} == expected
+    told = Compared(200, 0.5, 0.6, 0.05, runs=0)  # nearer, but only predicted
+    expected |= {255: "muon", 300: "sgd"}
+    found = {batch: chosen_optimizer(job, batch, [told, *compared]) for batch in expected}
+    assert found == expected
 
 
 def test_a_difference_that_seeds_could_make_leaves_the_rule_and_is_told():

@@ -102,7 +102,8 @@ def print_plan(plan: Plan, *, explain: bool) -> None:
         wide = get_terminal_size().columns if sys.stderr.isatty() else None
         print(explained(plan, wide), file=sys.stderr)
         return
-    from batchwright.records.text.formatting import counted, local_batches, percent
+    from batchwright.records.text.formatting import counted, local_batches, shares_between
+    from batchwright.records.text.plan_text import expects_accuracy
 
     top = max(plan.stages, key=lambda stage: stage.resolution)
     seconds = top.predicted_epoch_seconds
@@ -110,7 +111,8 @@ def print_plan(plan: Plan, *, explain: bool) -> None:
     if plan.job.goal.target is not None:
         expected += f", {counted(plan.epochs, 'epoch')}"
     if plan.chosen is not None and plan.chosen.accuracy is not None:
-        expected += f", accuracy {percent(plan.chosen.accuracy.value)}"
+        expected += f", accuracy {shares_between(plan.chosen.accuracy)}"
+        expected += " (no trials)" * expects_accuracy(plan)
     first = " at first" if plan.method_spec.balancer else ""
     batches = f"global batch {top.global_batch_size}"
     if plan.server is not None:

@@ -172,7 +172,7 @@ def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt 
     if len({1.0, *scales}) == 1:
         return ""
     best, usual = (model.accuracy(one).value for one in (planned, planned._replace(offset=0.0)))
-    whence = "Trials and runs" if learnt.runs else "Trials"
+    whence = learnt.by.removeprefix("the ").capitalize()
     told = (
         f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
         f"by the law of learning: {exp(planned.offset):.3g} times it reaches {best:.1%}, "

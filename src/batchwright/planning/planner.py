@@ -41,7 +41,7 @@ from batchwright.planning.candidates.choice import (
 )
 from batchwright.planning.candidates.cluster_options import ClusterOption, cluster_options_of
 from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_record
-from batchwright.planning.candidates.learnt import Learnt, learnt_of, why_unknown
+from batchwright.planning.candidates.learnt import Learnt, expected_of, learnt_of, why_unknown
 from batchwright.planning.candidates.optimizer import (
     Compared,
     chosen_optimizer,
@@ -148,7 +148,9 @@ def make_plan(
     job = searched(job, data)
     told = experience_of(merged[0], job, runs)
     learnt = learnt_of(given, job, told.observed())
-    compared = told.compared() or (learnt.compared(job) if learnt else ())
+    compared = (*told.compared(), *(learnt.compared(job) if learnt else ()))
+    if learnt and runs and not learnt.longest:
+        learnt = None  # without trials, runs' curves tell more of accuracy than a law of their ends
     job, recipe_reason = settle(job, told.tried(), compared)
     told = replace(told, job=job)
     kinds = worker_types_of(merged, job)
@@ -281,11 +283,14 @@ def plan_without_profile(
         job = job.model_copy(update={"method": "plain"})
     times = stated_times(job, data, network, local_batch_sizes)
     job, batch = times.job, times.batch
-    why_update = optimizer_reason(job, batch)
+    expected = expected_of(job, data)
+    compared = expected.compared(job) if expected else ()
+    why_update = optimizer_reason(job, batch, compared)
     if not job.method_spec.same_steps:
         made = lay_out(job, times, why_update)
         return _assembled(times, made, made.reasons)
-    rule, rates = rate_of(job, batch, data, network, chosen_optimizer(job, batch))
+    update = chosen_optimizer(job, batch, compared)
+    rule, rates = rate_of(job, batch, data, network, update)
     made = Layout(laid_out(job, rule, [times.only_level()]), rule)
     explained = (
         *times.batch_reasons(made.stages[0])[0],
@@ -295,7 +300,7 @@ def plan_without_profile(
         *rates,
         *link_reason(job),
     )
-    return _assembled(times, made, explained)
+    return _assembled(times, made, explained, update)
 
 
 def plan_to_measure(profile: Profile) -> Plan:

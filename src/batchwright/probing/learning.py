@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil, inf
 
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.learnt import teaches, untaught
+from batchwright.planning.candidates.learnt import NO_ACCURACY, teaches, untaught
 from batchwright.planning.candidates.optimizer import optimizers_to_try
 from batchwright.planning.candidates.trial_choice import (
     MIN_BATCH,
@@ -31,11 +31,6 @@ time for all of them."""
 TrialProgress = Callable[[str, float, float], None]
 """Takes a trial in words, the share of it that is done, and the seconds left for all of them."""
 
-_NO_ACCURACY = (
-    "there are no trials, as they go by accuracy, which takes two classes or more, a number for "
-    "each of them from the network, and one of them as label of each image"
-)
-
 Slowness = Callable[[Prediction], float]
 
 
@@ -51,8 +46,9 @@ def run_trials(
     """Make the trials that the choice between the plan's candidates hangs on.
 
     The profile has all that was measured besides, and trials that were made before; the plan was
-    made of it, blind to how the network learns. ``report`` is called with what is made next and how
-    far it has come; ``keep`` takes what is known before each trial, in case it is the last.
+    made of it, by what other tasks' trainings lead to expect. ``report`` is called with what is
+    made next and how far it has come; ``keep`` takes what is known before each trial, in case it is
+    the last.
 
     Returns:
         The profile with its trials, in the order in which they were made; none where
@@ -109,7 +105,7 @@ def run_trials(
                 "they should take: probe again while the machine is quiet"
             )
         elif run is not None and run.no_accuracy:
-            note = _NO_ACCURACY
+            note = NO_ACCURACY
         else:  # it was too much for the memory, whatever the visits said
             why = "a worker was killed (out of memory?)" if run is None else "out of memory"
             report(f"{name}, {why}", 1.0, budget - (clock() - began))
@@ -142,7 +138,7 @@ def _why_none(profile: Profile, question: Question, budget: float) -> str:
     if not question.arms:
         return "there are no trials, as no candidate within the limits can be trained here"
     if question.classes < 2:
-        return _NO_ACCURACY
+        return NO_ACCURACY
     if not question.held_out:
         return (
             f"there are no trials, as {question.samples} training images are too few to hold any "
@@ -176,7 +172,7 @@ def _seconds(
     asked = profile.job.probe.learning
     if asked >= 1:
         return asked
-    if question.target is not None:  # the plan knows nothing of it, and would train all epochs
+    if question.target is not None:  # the plan knows little of it, and may train all epochs
         return question.time_to_target(of_trials(trials), asked)
     chosen = plan.chosen
     if chosen is None or chosen.train_seconds is None:

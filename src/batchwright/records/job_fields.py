@@ -114,8 +114,8 @@ class JobFields(Keys):
         "auto",
         description="SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
         "kernels, SGD for everything else. `auto`: the one of SGD and Muon that trials or runs "
-        "show to reach more; without them Muon where the global batch is more than twice "
-        "`base_batch`, else SGD. SGD with any batch where `learning_rate` is given, even as it "
+        "show to reach more; without them the one that other tasks' trainings lead to expect to, "
+        "which is mostly Muon. SGD with any batch where `learning_rate` is given, even as it "
         "is by default, where layers are `frozen`, with `ags.mode=norm` or `gain` or "
         "`scaling=gain`, with `momentum=0` or `nesterov=false`, and with `cyclic`, `dual-batch` "
         "and `hybrid`.",

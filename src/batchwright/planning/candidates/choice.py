@@ -79,7 +79,8 @@ def check_progress(job: Job, progress: Progress) -> None:
     Raises:
         PlanError: A noise scale or trials are missing, and there is no run.
     """
-    if job.goal.objective == "accuracy" and not progress.tells_accuracy:
+    # What other tasks lead to expect is no reason to go for accuracy at any price.
+    if job.goal.objective == "accuracy" and (progress.expects or not progress.tells_accuracy):
         raise PlanError(
             "goal.objective=accuracy needs to know accuracy, but the profile holds no trials of "
             "such a training and no run was given: probe again with a larger probe.learning, or "
@@ -121,6 +122,8 @@ def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
 def _target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
     """The missed accuracy target of a candidate, if its epochs are too few for it."""
     if not progress.chooses or progress.needed(row.batch) is not None:
+        return ()
+    if progress.expects:  # other tasks' word does not refuse anybody's goal
         return ()
     if progress.chance(row.batch) >= MIN_CHANCE:
         return ()
@@ -199,7 +202,7 @@ def _others(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[str]:
         return []
     names = ["knee", "time"]
     if progress.tells_accuracy:
-        names += ["auto", "accuracy"]
+        names += ["auto"] if progress.expects else ["auto", "accuracy"]
     if all(row.cost is not None for row in rows):
         names.append("cost")
     if progress.compares:

@@ -1,4 +1,7 @@
-"""What trials tell of the training that is planned: accuracy, and which optimizer learns more."""
+"""What is known of how the planned training learns: accuracy, and which optimizer learns more.
+
+By trials and runs of the task; where there are none, by what other tasks' trainings showed.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,37 @@ from math import exp
 from typing import TYPE_CHECKING
 
 from batchwright.algorithms.learning_rate import rate_factor
-from batchwright.planning.candidates.optimizer import Compared, optimizers_of
+from batchwright.planning.candidates.optimizer import Compared, optimizers_to_try
 from batchwright.planning.resolution import sides
 from batchwright.prediction.accuracy.trainings import Candidate, Observed, of_trials
-from batchwright.records import Estimate, Job, LearningRateRule, OptimizerName, Profile
+from batchwright.records import (
+    DataFacts,
+    Estimate,
+    Job,
+    LearningRateRule,
+    OptimizerName,
+    Profile,
+)
 from batchwright.records.registries.optimizers import AUTO
 
 if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
 
+KNOWN_FROM = 32
+"""Least batch of the trainings that other tasks are known by."""
 MAX_EPOCHS = 1000
 """Beyond so many a plan does not list accuracy epoch by epoch: it would not fit into memory."""
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """The law of learning, fitted to trials and to runs that trained as they do.
+    """The law of learning, fitted to trials and to runs that trained as they do, if any.
 
     Attributes:
         model: The law.
         optimizers: That the job can come to.
         train_samples: Samples of an epoch.
-        longest: Samples of the longest trial.
+        longest: Samples of the longest trial; 0 without any.
         runs: How many runs it rests on, beside trials.
         note: Why there are no more trials, in a sentence; empty where there was no need.
     """
@@ -38,12 +50,23 @@ class Learnt:
     model: LearningModel
     optimizers: tuple[OptimizerName, ...]
     train_samples: int
-    longest: int
+    longest: int = 0
     runs: int = 0
     note: str = ""
     _known: dict[tuple[OptimizerName, int, float], Estimate] = field(
         default_factory=dict, repr=False
     )
+
+    @property
+    def observed(self) -> bool:
+        """Whether anything of the task was; else all is expected from other tasks' trainings."""
+        return bool(self.model.observed)
+
+    @property
+    def by(self) -> str:
+        """What it rests on beside other tasks, in words; empty if nothing."""
+        told = ["the trials"] if self.longest else []
+        return " and ".join([*told, "the runs given"] if self.runs else told)
 
     def accuracy(self, optimizer: OptimizerName, batch: int, epochs: float) -> Estimate:
         """Held-out accuracy at the end of a training, a share."""
@@ -121,9 +144,13 @@ class Learnt:
         return 1 + bisect_left(range(1, longest), True, key=reached)
 
     def candidate(self, optimizer: OptimizerName, batch: int, epochs: float) -> Candidate:
-        """A training as the law sees it."""
+        """A training as the law sees it.
+
+        Where nothing was observed, no more is expected of a batch below `KNOWN_FROM` than of that.
+        """
         offset = self.model.offset(optimizer)
-        return Candidate(optimizer, batch, epochs * self.train_samples, offset)
+        known = batch if self.observed else max(batch, KNOWN_FROM)
+        return Candidate(optimizer, known, epochs * self.train_samples, offset)
 
     def rate_scale(self, optimizer: OptimizerName) -> float:
         """The best rate over the usual one, as far as trials had other rates."""
@@ -141,9 +168,9 @@ class Learnt:
         for batch in (2**power for power in range(self.train_samples.bit_length())):
             epochs = self._length(batch, job)
             sgd, muon = (self.candidate(name, batch, epochs) for name in AUTO)
-            apart, error = self.model.apart(muon, sgd)
-            reached = self.model.accuracy(sgd).value
-            found.append(Compared(batch, reached, reached + apart, error, runs=0))
+            _, error = self.model.apart(muon, sgd)
+            usual, other = (self.model.accuracy(one).value for one in (sgd, muon))
+            found.append(Compared(batch, usual, other, error, runs=0, by=self.by))
         return tuple(found)
 
     def _length(self, batch: int, job: Job) -> int:
@@ -160,10 +187,10 @@ class Learnt:
 def learnt_of(
     profiles: Sequence[Profile], job: Job, runs: Sequence[tuple[Job, Observed]] = ()
 ) -> Learnt | None:
-    """What the profiles' trials tell of a job; `None` if there are none that train as it does.
+    """What the profiles' trials tell of a job, and runs of the task, each with its job.
 
-    Runs of the task, each with its job, sharpen them. Alone they do not make a law: what optimizers
-    have in common would then be told by other tasks only.
+    Without any that train as it does, what other tasks lead to expect. `None` where they do not
+    tell it: see `_expects`.
 
     Trials at another resolution than the job's highest count for nothing, nor do those with an
     optimizer that it cannot come to, or with another rule of rates, clipping, labels or sampling,
@@ -173,7 +200,7 @@ def learnt_of(
     if not teaches(job):
         return None
     profile = profiles[0]
-    names, side = optimizers_of(job), max(sides(job))
+    names, side = optimizers_to_try(job, profile.updates), max(sides(job))
     trials = [
         one
         for measured in profiles
@@ -183,16 +210,45 @@ def learnt_of(
     observed = [*dict.fromkeys(of_trials(trials))]  # the same again tells nothing more
     if job.learning_rate != "auto":
         observed = [one for one in observed if not one.offset]
-    if not observed:
+    whole = [
+        one
+        for trained, one in runs
+        if one.optimizer in names and _alike(trained, job, _MEASURED_KEYS)
+    ]
+    unjudged = any(one.trials_note == NO_ACCURACY for one in profiles)
+    if not observed and (unjudged or not _expects(job, profile.data)):
         return None
-    # It loads NumPy, which no plan without trials needs.
+    longest = max((one.samples for one in trials), default=0) if observed else 0
+    note = _note(profiles) if observed else why_unknown(profiles, job)
+    return _fitted([*observed, *whole], names, profile.data, longest, len(whole), note)
+
+
+def expected_of(job: Job, data: DataFacts) -> Learnt | None:
+    """What other tasks lead to expect of a job of which nothing was measured; `None`: nothing."""
+    if not teaches(job) or not _expects(job, data):
+        return None
+    return _fitted([], optimizers_to_try(job, ()), data)
+
+
+def _fitted(
+    observed: Sequence[Observed],
+    optimizers: tuple[OptimizerName, ...],
+    data: DataFacts,
+    longest: int = 0,
+    runs: int = 0,
+    note: str = "",
+) -> Learnt:
+    # It loads NumPy, which a plan that goes by time alone does not need.
     from batchwright.prediction.accuracy.learning import fit_learning
 
-    whole = [one for trained, one in runs if _alike(trained, job, _MEASURED_KEYS)]
-    classes = len(profile.data.classes)
-    model = fit_learning([*observed, *whole], classes=classes, optimizers=names)
-    longest = max(one.samples for one in trials)
-    return Learnt(model, names, profile.data.train_samples, longest, len(whole), _note(profiles))
+    model = fit_learning(observed, classes=len(data.classes), optimizers=optimizers)
+    return Learnt(model, optimizers, data.train_samples, longest, runs, note)
+
+
+def _expects(job: Job, data: DataFacts) -> bool:
+    """Whether other tasks tell of a job: they are judged by accuracy, and began at random."""
+    learnt_before = job.weights or job.frozen or job.network_args.get("pretrained")
+    return len(data.classes) > 1 and not learnt_before
 
 
 def why_unknown(profiles: Sequence[Profile], job: Job) -> str:
@@ -209,6 +265,12 @@ def _note(profiles: Sequence[Profile]) -> str:
         return "The probe was stopped during its trials: probe again as before to go on with them."
     note = next((one.trials_note for one in profiles if one.trials_note), "")
     return f"{note[:1].upper()}{note[1:]}." if note else ""
+
+
+NO_ACCURACY = (
+    "there are no trials, as they go by accuracy, which takes two classes or more, a number for "
+    "each of them from the network, and one of them as label of each image"
+)
 
 
 def teaches(job: Job) -> bool:

@@ -220,7 +220,10 @@ class _MostAccurate(Objective):
 
     def _told(self, row: Row) -> str:
         reached = self.progress.reached(row.batch)
-        return "" if reached is None else f": {reached.value:.1%}"
+        if reached is None:
+            return ""
+        expected = "expected from other tasks' trainings, " if self.progress.expects else ""
+        return f": {expected}{reached.value:.1%}"
 
 
 class _AccurateSoon(_MostAccurate):

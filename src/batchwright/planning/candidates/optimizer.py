@@ -9,22 +9,12 @@ from math import log2
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Job, OptimizerName, Profile, Reason, UpdateTime
-from batchwright.records.registries.optimizers import AUTO, MUON, SGD
-
-MUON_ABOVE = 2.0
-"""Global batch over base batch beyond which `auto` takes Muon, where no runs tell better."""
-
-JORDAN = "Jordan et al. 2024, Muon; measured in docs/log.md"
-
-_KEPT = (
-    "Up to twice that one, SGD is kept: Muon reached more in trainings of 5 to 10 epochs, and no "
-    "more in one of 40; optimizer=muon takes it."
-)
+from batchwright.records.registries.optimizers import AUTO, SGD
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A batch with which runs of the task had SGD, and others Muon; or would, as trials say.
+    """A batch with which runs of the task had SGD, and others Muon; or would, as predicted.
 
     Attributes:
         batch: Global batch, in samples.
@@ -32,6 +22,7 @@ class Compared:
         muon: The same with Muon.
         error: Standard error of their difference.
         runs: How many, of both; 0: a prediction, in which all is that is known beforehand.
+        by: What a prediction rests on beside other tasks' trainings; empty: on these alone.
     """
 
     batch: int
@@ -39,6 +30,7 @@ class Compared:
     muon: float
     error: float
     runs: int
+    by: str = ""
 
     @property
     def better(self) -> OptimizerName | None:
@@ -63,9 +55,9 @@ def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[Optimize
 
 
 def chosen_optimizer(job: Job, batch: float, compared: Sequence[Compared] = ()) -> OptimizerName:
-    """The optimizer for a global batch: as asked, as runs showed, or by the rule of `auto`.
+    """The optimizer for a global batch: as asked, as runs showed, or as predicted; else SGD.
 
-    ``compared`` are batches that ran with both; one within a factor of two counts, the nearest.
+    ``compared`` are batches with both; one within a factor of two counts, the nearest.
     """
     return _chosen(job, batch, compared).value
 
@@ -84,39 +76,40 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
         return Chosen(job.optimizer, "Asked for.", "asked")
     if against := _against_muon(job):
         return Chosen(SGD.name, against, "assumed")
-    # The nearest batch that ran with both, if within a factor of two.
-    away, nearest = min(
-        ((abs(log2(one.batch / batch)), one) for one in compared),
-        key=lambda pair: pair[0],
-        default=(2.0, None),
+    # The nearest batch that ran with both, and the nearest prediction, if within a factor of two.
+    near = [one for one in compared if abs(log2(one.batch / batch)) <= 1]
+    near.sort(key=lambda one: abs(log2(one.batch / batch)))
+    ran, told = (
+        next((one for one in near if bool(one.runs) is had), None) for had in (True, False)
     )
-    near = nearest if away <= 1 else None
     measured = ""
-    if near and not near.runs:
-        why = (
-            "By the trials, and what other tasks showed where these say nothing, this training "
-            f"would reach {near.sgd:.1%} held out with SGD and {near.muon:.1%} with Muon, give or "
-            f"take {100 * Z_975 * near.error:.1f} points between them."
-        )
-        return Chosen(near.better or SGD.name, why, "predicted")
-    if near:
+    if ran:
         measured = (
-            f"In the {near.runs} runs given with batch {near.batch}, SGD reached {near.sgd:.1%} "
-            f"held out and Muon {near.muon:.1%}"
+            f"In the {ran.runs} runs given with batch {ran.batch}, SGD reached {ran.sgd:.1%} "
+            f"held out and Muon {ran.muon:.1%}"
         )
-        if near.better:
-            return Chosen(near.better, f"{measured}.", "measured")
+        if ran.better:
+            return Chosen(ran.better, f"{measured}.", "measured")
         measured += ", no further apart than seeds are. "
-    times = batch / job.base_batch
-    why = f"{measured}The batch is {times:.3g} times the one that the rate is for."
-    if batch <= MUON_ABOVE * job.base_batch:
-        return Chosen(SGD.name, f"{why} {_KEPT}", "assumed")
-    why += (
-        " Momentum made orthogonal loses less to small batches than SGD with any scaled rate, in "
-        "as many epochs. In a loop of your own: `bw.muon(model, lr=...)`; `optimizer=sgd` keeps "
-        "SGD."
+    if told is None:
+        return Chosen(SGD.name, f"{measured}{_UNTOLD}", "assumed")
+    whence = "There are no trials: by what other tasks' trainings showed"
+    if told.by:
+        whence = f"By {told.by}, and what other tasks showed where these say nothing"
+    why = (
+        f"{measured}{whence}, this training would reach {told.sgd:.1%} held out with SGD and "
+        f"{told.muon:.1%} with Muon, give or take {100 * Z_975 * told.error:.1f} points between "
+        "them."
     )
-    return Chosen(MUON.name, why, "published", JORDAN)
+    if told.better != SGD.name:
+        why += " In a loop of your own: `bw.muon(model, lr=...)`; `optimizer=sgd` keeps SGD."
+    return Chosen(told.better or SGD.name, why, "predicted" if told.by else "assumed")
+
+
+_UNTOLD = (
+    "Nothing tells that another would reach more: other tasks' trainings, which began with random "
+    "weights and were judged by accuracy, do not; optimizer=muon takes Muon in any case."
+)
 
 
 def _against_muon(job: Job) -> str:

@@ -10,7 +10,7 @@ from statistics import NormalDist
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
-from batchwright.records import Estimate, LearningRateRule, OptimizerName, Reason
+from batchwright.records import Estimate, LearningRateRule, OptimizerName, Reason, Source
 from batchwright.records.text.formatting import counted, number
 
 FAR = 10
@@ -30,8 +30,8 @@ class Progress:
         target: Held-out accuracy to reach, a share; `None` if none is given.
         confidence: Probability with which the chosen epochs are to reach it.
         least: Fewest epochs that may be chosen; `None` where the plan does not choose them.
-        learnt: What trials tell; `None` without any.
-        unknown: Why trials tell nothing, and what the choice goes by then, in sentences.
+        learnt: What trials tell or, without any, other tasks; `None` where these do not.
+        unknown: Why they tell nothing, and what the choice goes by then, in sentences.
     """
 
     models: Mapping[OptimizerName, ProgressModel]
@@ -78,7 +78,7 @@ class Progress:
         return self._to_target[batch]
 
     def _by_law(self, batch: int, other: int) -> Estimate | None:
-        """Epochs with a batch over those with another, for as much accuracy, as trials tell."""
+        """Epochs with a batch over those with another, for as much accuracy, by the law."""
         if self.learnt is None or self._misses(batch) or self._misses(other):
             return None
         one, another = ((self.optimizer(size), size) for size in (batch, other))
@@ -177,6 +177,11 @@ class Progress:
         It rests on runs as well, and knows how optimizers and batches differ.
         """
         return None if self._runs_tell else self.learnt
+
+    @property
+    def expects(self) -> bool:
+        """Whether accuracy is what other tasks lead to expect, and nothing of it was observed."""
+        return self.law is not None and not self.law.observed
 
     def reached(self, batch: int) -> Estimate | None:
         """Held-out accuracy at the end of the training; `None` if nothing tells."""
@@ -329,9 +334,14 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
     return Chosen(value, f"{why} {notes}".rstrip(), "measured")
 
 
+_EXPECTED = "as other tasks' trainings lead to expect"
+
+
 def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
     most, trained = FAR * progress.planned, progress.trained(batch)
-    whence = "as the trials tell" if progress.trials(batch) else "from the runs given"
+    whence = "from the runs given"
+    if (law := progress.trials(batch)) is not None:
+        whence = f"as {law.by} tell" if law.observed else _EXPECTED
     why = f"To goal.accuracy={progress.target:g}, {whence}."
     if progress.chooses:
         why += (
@@ -351,7 +361,7 @@ def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
     value = told(epochs.value)
     if epochs.value <= most:
         value += f" ({told(epochs.low)} to {told(epochs.high)})"
-    return Chosen(value, why, "predicted")
+    return Chosen(value, why, "assumed" if whence == _EXPECTED else "predicted")
 
 
 def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
@@ -363,13 +373,20 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
         )
         return Chosen("not known", why, "assumed")
     why, law = f"Held out, after {counted(trained, 'epoch')}", progress.law
+    source: Source = "predicted"
     if law is None:
         why += ", by the runs given at equal progress."
+    elif progress.expects:
+        source = "assumed"
+        why += (
+            f", {_EXPECTED}: nothing of it was measured. The interval is for one seed. {law.note}"
+        )
     else:
-        runs = f" and {counted(law.runs, 'run')} given" if law.runs else ""
+        trials = counted(len(law.model.observed) - law.runs, "trial")
+        told = [f"{trials}, short trainings of up to {law.longest:,} images"] * bool(law.longest)
+        told += [f"{counted(law.runs, 'run')} given"] * bool(law.runs)
         why = (
-            f"{why}: {counted(len(law.model.observed) - law.runs, 'trial')}, short trainings of up "
-            f"to {law.longest:,} images{runs}, continued by the law of learning and by what other "
+            f"{why}: {' and '.join(told)}, continued by the law of learning and by what other "
             f"tasks showed. The interval is for one seed. {law.note}"
         ).rstrip()
     until = progress.accuracy_until(batch, trained)
@@ -379,4 +396,4 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
             "and how far more epochs go is assumed."
         )
     value = f"{accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})"
-    return Chosen(value, why, "predicted")
+    return Chosen(value, why, source)

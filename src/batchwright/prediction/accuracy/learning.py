@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, hypot, inf, log, sqrt
+from math import exp, hypot, inf, log, pi, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -93,6 +93,9 @@ PRIOR = Prior(
     level=Normal(-0.1, 2.4), slope=Normal(0.75, 0.4), critical=Normal(4.9, 0.6), seed=0.06
 )
 """Means and spreads over seven tasks (docs/log.md)."""
+FEW_TASKS = 1.34
+"""Quantile of an eighth task by the mean and spread of seven over the normal one: Student's t with
+six degrees of freedom, times sqrt(1 + 1/7)."""
 
 
 class Aim(NamedTuple):
@@ -142,14 +145,21 @@ class LearningModel:
             candidate: The training up to now.
             short: By how much logit u is below that of a whole training of these samples.
             held_out: Images that are counted; `None`: as many as make no difference.
+
+        Returns:
+            The median. Where nothing was observed the mean: the median of so wide a distribution
+            is all or nothing for trainings much longer or shorter than those of other tasks.
         """
         law, row = self._at(candidate)
         middle = law - short.mean
         error = hypot(self._error(row, candidate.samples), short.error)
         if held_out:
             error = hypot(error, _noise(_unit(middle), held_out, self.classes, 0.0))
-        ends = (middle, middle - Z_975 * error, middle + Z_975 * error)
-        return _estimate(*(self._share(at) for at in ends))
+        wide = Z_975 * error * (1.0 if self.observed else FEW_TASKS)
+        low, high = middle - wide, middle + wide
+        if not self.observed:  # the usual approximation (MacKay 1992) of a normal logit's mean
+            middle = min(high, max(low, middle / sqrt(1 + pi * error**2 / 8)))
+        return _estimate(*(self._share(at) for at in (middle, low, high)))
 
     def off(self, one: Observed) -> Normal:
         """How far logit u of a training is below the law, and the error of that distance.
@@ -247,7 +257,7 @@ class LearningModel:
         if trial is not None:
             variance -= self.told(trial, held_out, aim.by_parameters)
             longest.append(trial.samples)
-        bent = _bent(aim.samples, max(longest, default=aim.samples))
+        bent = _bent(aim.samples, max(longest, default=REFERENCE_SAMPLES))
         return sqrt(max(0.0, variance) + (self._seed**2 + bent**2) / aim.slope**2)
 
     def told(self, trial: Candidate, held_out: int, by_parameters: np.ndarray) -> float:
@@ -292,7 +302,7 @@ class LearningModel:
 
     def _error(self, row: np.ndarray, samples: float) -> float:
         """Standard error of logit u of one training, from its derivatives by the parameters."""
-        longest = max((one.samples for one in self.observed), default=samples)
+        longest = max((one.samples for one in self.observed), default=REFERENCE_SAMPLES)
         return sqrt(self._variance(row) + self._seed**2 + _bent(samples, longest) ** 2)
 
     def _at(self, candidate: Candidate) -> tuple[float, np.ndarray]:

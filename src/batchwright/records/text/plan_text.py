@@ -320,6 +320,8 @@ def _candidate_lines(plan: PlanFields, width: int | None) -> list[str]:
         "peak": True,
     }
     columns = [name for name, there in having.items() if there]
+    if expects_accuracy(plan):
+        lines.append(f"  accuracy: {EXPECTED}")
     if "worth of an image" in columns:
         lines += wrap(
             "worth of an image: how far training on it gets, where one in a batch of "
@@ -339,6 +341,15 @@ def _candidate_lines(plan: PlanFields, width: int | None) -> list[str]:
         rows += [_candidate_row(plan, one, columns) for one in ones]
         lines += _indented(_aligned(rows, width and width - 4, keys=2))
     return lines
+
+
+EXPECTED = "no trials: expected from other tasks' trainings, nothing of it was measured"
+
+
+def expects_accuracy(plan: PlanFields) -> bool:
+    """Whether a plan's accuracies are only what other tasks' trainings lead to expect."""
+    told = [one.source for one in plan.reasons if one.choice == "accuracy"]
+    return "assumed" in told and any(one.accuracy for one in plan.considered)
 
 
 def _order(one: Prediction) -> tuple[int, int, str, int]:

@@ -15,8 +15,10 @@ from batchwright.records.text.formatting import (
     size,
 )
 from batchwright.records.text.plan_text import (
+    EXPECTED,
     candidate_words,
     cluster_words,
+    expects_accuracy,
     kept_candidates,
     knee_rows,
     planned_sizes,
@@ -43,7 +45,8 @@ def choice_charts(plan: Plan, profile: Profile | None, *, learning: bool = True)
         return ""
     learnt = accuracy_chart(plan) if learning else ""
     if learnt:
-        learnt = f"<h3>What is learnt in the time</h3>{learnt}"
+        expected = f"<p>Accuracy: {EXPECTED}.</p>" if expects_accuracy(plan) else ""
+        learnt = f"<h3>What is learnt in the time</h3>{expected}{learnt}"
     table = candidates_table(plan)
     both = markup.pair(
         markup.figure(charts.batch_chart(curves, "seconds"), table),
