@@ -192,7 +192,7 @@ def _ends(knee: KneeFit, gain: float) -> tuple[float | None, float | None]:
         return None, None
     off = Z_975 * _saving_error(knee, knee.row.batch, gain)
     low, high = (_crossing(knee, share) for share in (gain + off, gain - off))
-    if low is not None and knee.surplus(low) > knee.surplus(knee.row.batch):
+    if low is not None and knee.surplus(max(1.0, low)) > knee.surplus(knee.row.batch):
         return None, None  # the knee is where another optimizer's update makes time jump
     return low, None if high is None or not isfinite(high) else high
 
