@@ -73,7 +73,7 @@ def many_workers(**changes):
     profile = make_kind_profile(
         "a",
         sides=(96, 128),
-        job=job.model_copy(update={"link": link}),
+        job=job.model_copy(update={"link": link, "learning_rate": "auto"}),
         data=make_data(train_samples=20_000, val_samples=1000, side=128),
     )
     return planned(profile, **{"max_workers": 64, **changes})

@@ -798,7 +798,8 @@ def test_a_mistake_at_the_head_of_a_pipe_is_said_by_every_verb(place):
 @pytest.fixture
 def plan_of_digits(place):
     """A plan for the digits that are really there, with held-out points, and its profile."""
-    job = make_job(workers="auto", resolutions=(8,), precision="float32")
+    by_time = {"objective": "knee"}
+    job = make_job(workers="auto", resolutions=(8,), precision="float32", goal=by_time)
     data = open_data(Job()).facts
     steps = tuple(make_step(n, b, resolution=8) for n in (1, 2) for b in (4, 16, 64))
     memory = tuple(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy as criterion
@@ -10,6 +12,8 @@ from batchwright import Session
 from batchwright.distributed.group import Group
 from batchwright.probing.bench import Bench
 from batchwright.records import AgsRule, LearningRateRule
+from batchwright.training.step.micro_batches import Early
+from batchwright.training.step.stepper import Updater
 from batchwright.workload.data import copying
 from batchwright.workload.data import pipeline as pipelines
 from batchwright.workload.data.image_store import ImageStore
@@ -17,7 +21,7 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData
 from batchwright.workload.muon import muon
 from batchwright.workload.networks import resnet8
-from batchwright.workload.optimizers import adamw, sgd
+from batchwright.workload.optimizers import adamw, leaves_out_steps, sgd
 from far import FAR, far_device, in_this_thread
 from samples import make_job
 from test_probe import tiny_image_data, tiny_job
@@ -118,20 +122,29 @@ def updates_of(plan, build, device=FAR, *, spoil=None, clear=None, **options):
     with far_device() as seen:
         torch.manual_seed(0)
         network = resnet8(CLASSES).to(memory_format=torch.channels_last).to(device)
-        optimizer, found, begun = build(network), [], [0]
-        optimizer.register_step_pre_hook(lambda *_: begun.append(seen.count))
-        weight = options.pop("weight", None)
-        with Session(network, optimizer, pipeline(device), plan=plan, **options) as session:
+        optimizer, found, begun = build(network), [], []
+        usual, weight = Updater._step, options.pop("weight", None)
+
+        def noted(updater):
+            begun.append(seen.count)
+            usual(updater)
+
+        with (
+            mock.patch.object(Updater, "_step", noted),
+            Session(network, optimizer, pipeline(device), plan=plan, **options) as session,
+        ):
             for _ in session.epochs():
                 for images, labels in session.batches():
                     if len(found) == clear:
                         optimizer.state.clear()
                     loss = criterion(network(images), labels)
                     before = seen.count
+                    begun.clear()
                     done = session.step(
                         loss * torch.inf if len(found) == spoil else loss, weight=weight
                     )
-                    found.append((begun[-1] - before, seen.count - before, done))
+                    first = begun[0] - before if begun else None
+                    found.append((first, seen.count - before, done))
         learnt = (*network.parameters(), *network.buffers())
         return found, torch.cat([one.detach().cpu().double().flatten() for one in learnt])
 
@@ -162,6 +175,83 @@ def test_the_next_images_are_made_before_the_host_waits(monkeypatch):
                     session.step(criterion(network(images), labels))
                     last = step == SAMPLES // BATCH - 1
                     assert made[step + 1 :] == ([] if last else [before])
+
+
+class Counting(torch.optim.SGD):
+    """Does something of its own in each step."""
+
+    taken = 0
+
+    def step(self, closure=None):
+        self.taken += 1
+        return super().step(closure)
+
+
+class Wrapped(torch.optim.Optimizer):
+    """Has all that another has, and steps that one."""
+
+    def __init__(self, inner):
+        self.__dict__ = dict(inner.__dict__)
+        self.inner = inner
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def hooked(network):
+    optimizer = by_sgd(network)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+def counting(network):
+    return Counting(network.parameters(), lr=0.1, momentum=0.9, fused=True)
+
+
+def half_fused(network):
+    optimizer = by_sgd(network)
+    optimizer.param_groups[1]["fused"] = False
+    return optimizer
+
+
+@pytest.mark.parametrize("build", [hooked, counting, half_fused])
+def test_an_optimizer_that_does_more_than_torchs_is_stepped_by_the_host(build):
+    found, _ = updates_of(plan_for(), build)
+    assert {before for before, _, _ in found} == {1}
+
+
+def test_whether_an_optimizer_can_leave_out_a_step_is_asked_of_what_steps():
+    weights = [torch.nn.Parameter(torch.ones(3))]
+    fused = torch.optim.AdamW(weights, fused=True)
+    assert leaves_out_steps(fused)
+    assert leaves_out_steps(adamw(torch.nn.Linear(2, 2), make_job(), 0.1))
+    torch.optim.lr_scheduler.StepLR(fused, 1)  # wraps its step, and changes nothing in it
+    assert leaves_out_steps(fused)
+    assert not leaves_out_steps(Wrapped(fused))
+    assert not leaves_out_steps(torch.optim.AdamW(weights))
+    fused.load_state_dict(torch.optim.AdamW(weights).state_dict())
+    assert not leaves_out_steps(fused)
+
+
+def test_losses_weighed_otherwise_are_stepped_by_the_host():
+    found, _ = updates_of(plan_for(), by_sgd, weight=7.0)
+    assert {before for before, _, _ in found} == {1}
+
+
+def test_the_next_images_wait_where_there_is_no_memory_for_them_yet():
+    full = [True]
+
+    def make(part):
+        if full and full.pop(0):
+            raise torch.OutOfMemoryError
+        return int(part.sum())
+
+    early = Early(iter(torch.arange(5).split(2)), make)
+    early.make()
+    early.make()
+    assert list(early) == [1, 5, 4]
+    early.make()
+    assert list(early) == []
 
 
 @pytest.mark.parametrize("kind", ["clip", "muon", "float16"])

@@ -409,7 +409,7 @@ def test_why_accuracy_is_not_known_is_said():
         "There are no trials, as it is late": (asked, {}),
         "The probe's trials had another rate": (taught(), {"clip_norm": 0.1}),
         "by gradient noise, so they do not tell its accuracy. So goal.objective=auto goes by time "
-        "alone, as knee does. Finished runs of this task would tell, also those of a loop of your "
+        "and gradient noise. Finished runs of this task would tell, also those of a loop of your "
         "own": (taught(), {"scaling": "gain"}),
     }
     for words, (profile, keys) in told.items():

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 from math import inf, log
 from statistics import stdev
+from types import SimpleNamespace
 
 import pytest
 
@@ -225,7 +226,8 @@ class Worker:
 
 
 def visited(worker, monkeypatch, *, large=256, seconds=1.0):
-    monkeypatch.setattr(pair_time, "now", worker.now)
+    clock = SimpleNamespace(perf_counter=lambda: worker.now(None))
+    monkeypatch.setattr(pair_time, "time", clock)
     command = commands.VisitPair(
         workers=2,
         resolution=32,

@@ -26,7 +26,8 @@ TRAIN = 50_000
 def profile_of(**keys):
     """Two workers on 50,000 images, measured quietly: the exchange is short, and noise large."""
     steps = tuple(make_step(n, b) for n in (1, 2) for b in LOCAL_BATCHES)
-    job = make_job(**({"workers": "auto", "warmup_epochs": "auto"} | keys))
+    own = {"learning_rate": 0.1}  # of which other tasks tell nothing: batches go by time and noise
+    job = make_job(**({"workers": "auto", "warmup_epochs": "auto"} | own | keys))
     noise = GradientNoise(noise_scale=5000, trace=5000, sqr_norm=1, parts=2, repeats=40)
     return make_profile(steps=steps, job=job, data=make_data(train_samples=TRAIN), noise=noise)
 

@@ -200,8 +200,19 @@ class Group:
         """
         if self.size == 1:
             return fetched(values, meanwhile)
+        failed: list[Exception] = []
+
+        def kept_apart() -> None:
+            try:
+                meanwhile()
+            except Exception as error:  # noqa: BLE001 - it is no word of another worker
+                failed.append(error)
+
         with naming_the_lost():
-            return self._transport.read(values, meanwhile)
+            read = self._transport.read(values, kept_apart)
+        if failed:
+            raise failed[0]
+        return read
 
     def gather(self, value: Any) -> list[Any]:
         """Every worker's value (picklable), in rank order, on all of them."""

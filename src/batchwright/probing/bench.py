@@ -241,6 +241,7 @@ class Bench:
 
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
+        self._early = None  # or it would be weighed with what comes
         source = self._train
         if isinstance(source, ImagePipeline):
             indices = partial(self._random_indices, size, len(source))
@@ -375,7 +376,7 @@ class Bench:
             gradients' exchange the backward pass did not hide.
         """
         meter, clock = EpochMeter(), self._clock
-        clock.go_on()
+        clock.restart()
         share = 1 / (self.group.size * len(supplies))
         own = self._backward(supplies, [share] * len(supplies))
         self._set_rates(own)
@@ -482,9 +483,10 @@ class Bench:
 
         All workers have as many samples here.
         """
-        if self.device.type == "cpu" or self.job.clip_norm is not None or own.missing:
+        waits = self.job.clip_norm is not None or self.job.ags.factors != "off"
+        if self.device.type == "cpu" or waits or own.missing or self._precision in NARROW:
             return None
-        if self._precision in NARROW or not leaves_out_steps(self.optimizer):
+        if not (self.optimizer.state and leaves_out_steps(self.optimizer)):
             return None
 
         def update(unusual: Tensor) -> None:

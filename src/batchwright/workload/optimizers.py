@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer as torch_optimizers
 
 from batchwright.records import Job
 
@@ -53,12 +54,30 @@ def adamw(network: nn.Module, job: Job, rate: float) -> torch.optim.Optimizer:
     )
 
 
-def leaves_out_steps(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `unless` works: a fused optimizer of torch's, which has a state.
+_OF_TORCH = {
+    inspect.unwrap(kind.step)
+    for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+}
 
-    The first step makes that, and one of `torch.optim.SGD` that is left out leaves it unwritten.
+
+def leaves_out_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `unless` works: a step is torch's own, fused, and nothing hangs on it.
+
+    One that is wrapped or derived, or has hooks, may do something in a step that is left out.
     """
-    return bool(optimizer.state) and getattr(optimizer, "_step_supports_amp_scaling", False)
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        torch_optimizers._global_optimizer_pre_hooks,
+        torch_optimizers._global_optimizer_post_hooks,
+    )
+    steps = (type(optimizer).step, getattr(optimizer.step, "__func__", optimizer.step))
+    return (
+        all(inspect.unwrap(step) in _OF_TORCH for step in steps)
+        and getattr(optimizer, "_step_supports_amp_scaling", False)  # as it was built
+        and all(group.get("fused") for group in optimizer.param_groups)  # as it was loaded
+        and not any(hooks)
+    )
 
 
 @contextmanager

@@ -216,7 +216,8 @@ def learnt_of(
         if one.optimizer in names and _alike(trained, job, _MEASURED_KEYS)
     ]
     unjudged = any(one.trials_note == NO_ACCURACY for one in profiles)
-    if not observed and (unjudged or not _expects(job, profile.data)):
+    told = observed or whole or _at_usual_rates(job)
+    if not told or (not observed and (unjudged or not _expects(job, profile.data))):
         return None
     longest = max((one.samples for one in trials), default=0) if observed else 0
     note = _note(profiles) if observed else why_unknown(profiles, job)
@@ -225,7 +226,7 @@ def learnt_of(
 
 def expected_of(job: Job, data: DataFacts) -> Learnt | None:
     """What other tasks lead to expect of a job of which nothing was measured; `None`: nothing."""
-    if not teaches(job) or not _expects(job, data):
+    if not (teaches(job) and _expects(job, data) and _at_usual_rates(job)):
         return None
     return _fitted([], optimizers_to_try(job, ()), data)
 
@@ -249,6 +250,13 @@ def _expects(job: Job, data: DataFacts) -> bool:
     """Whether other tasks tell of a job: they are judged by accuracy, and began at random."""
     learnt_before = job.weights or job.frozen or job.network_args.get("pretrained")
     return len(data.classes) > 1 and not learnt_before
+
+
+def _at_usual_rates(job: Job) -> bool:
+    """Whether a job's rates are those that other tasks were trained at."""
+    usual = type(job)()
+    given = job.learning_rate != usual.learning_rate or job.base_batch != usual.base_batch
+    return not given and job.scaling in ("auto", "sqrt")  # which is what it comes to
 
 
 def why_unknown(profiles: Sequence[Profile], job: Job) -> str:

@@ -8,6 +8,7 @@ pass for a batch, the groups change over and are timed again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
@@ -15,7 +16,6 @@ from batchwright.distributed.group import Group
 from batchwright.probing.bench import Batch, Bench
 from batchwright.probing.commands import VisitPair
 from batchwright.probing.measure.step_time import LONG_STEP, MIN_STEPS
-from batchwright.probing.measure.timing import now
 
 Supplies = Sequence[Callable[[], Batch]]
 
@@ -48,11 +48,11 @@ def _stretch(
     seconds = max(command.seconds, (MIN_STEPS + 0.5) * max(everyone.gather(each)))
     # Steps go on until the time is up, so that the others have company; one that ends later had
     # none to its end and does not count, unless it is the first.
-    began = now(bench.device)
+    began = time.perf_counter()
     ends: list[float] = []
     while not ends or ends[-1] < seconds:
         bench.step(*supplies)
-        ends.append(now(bench.device) - began)
+        ends.append(time.perf_counter() - began)
     counted = max(1, sum(end <= seconds for end in ends))
     own = ends[counted - 1] / counted
     told = everyone.gather((is_large, own))

@@ -27,10 +27,6 @@ class StepClock:
         """Nothing is booked of the time since the last lap."""
         self._mark = time.perf_counter()
 
-    def go_on(self) -> None:
-        """As `restart`, while a device may still be at work on the step before."""
-        self._mark = time.perf_counter()
-
     def leave_out(self, seconds: float) -> None:
         """So many of the seconds since the last lap are booked elsewhere."""
         self._mark += seconds
@@ -80,11 +76,6 @@ class DeviceClock(StepClock):
         self._began, self._ready, self._read = moment(), moment(), moment()
         self._goes_on = False
         super().__init__()
-        self._begin()
-
-    def restart(self) -> None:
-        """As `StepClock.restart`; the host has waited for the device before."""
-        super().restart()
         self._begin()
 
     def leave_out(self, seconds: float) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +18,7 @@ from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.training.step.stepper import Stepper
+from batchwright.workload.host import is_out_of_memory
 
 
 class Once:
@@ -85,19 +85,33 @@ class Early(Iterator[Batch]):
     """Batches of which the next may be made before it is asked for.
 
     Args:
-        batches: Are made one at a time, when they are asked for.
+        parts: Indices of the samples of each.
+        make: Makes one.
     """
 
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches, self._made = batches, deque[Batch]()
+    def __init__(self, parts: Iterator[Tensor], make: Callable[[Tensor], Batch]) -> None:
+        self._parts, self._make = parts, make
+        self._next: Tensor | None = None  # asked for early
+        self._made: list[Batch] = []
 
     def __next__(self) -> Batch:
-        return self._made.popleft() if self._made else next(self._batches)
+        part, self._next = self._next, None
+        if self._made:
+            return self._made.pop()
+        return self._make(next(self._parts) if part is None else part)
 
     def make(self) -> None:
-        """Make the next, if there is one."""
-        if not self._made:
-            self._made.extend(islice(self._batches, 1))
+        """Make the next, if there is one and memory for it beside the step in progress."""
+        if self._next is not None:
+            return
+        self._next = next(self._parts, None)
+        if self._next is None:
+            return
+        try:
+            self._made = [self._make(self._next)]
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
 
 
 class Turns:
@@ -156,12 +170,12 @@ class MicroBatches:
         """
         loading = self._feed.loading
         loaded = loading.totals.cpu_seconds
-        fed = self._feed.training(walk.ahead(), epoch, resolution)
-        self._stepper.meanwhile = nothing
+        fed, meanwhile = self._feed.training(walk.ahead(), epoch, resolution), nothing
         if self._feed.made_there(resolution):
-            fed = early = Early(fed)
-            self._stepper.meanwhile = early.make
-        with self._memory.of_epoch():
+            make = partial(self._feed.single, epoch=epoch, resolution=resolution)
+            fed = early = Early(walk.ahead(), make)
+            meanwhile = early.make
+        with self._memory.of_epoch(), self._stepper.making(meanwhile):
             while self._state.step < len(walk):
                 index = self._state.step
                 step = walk.step(index)
@@ -175,7 +189,6 @@ class MicroBatches:
                     before, loaded = loaded, loading.totals.cpu_seconds
                     self._state.meter.loading += loaded - before
                 after_step(step)
-        self._stepper.meanwhile = nothing
 
     def _fed(
         self, fed: Iterator[Batch], parts: list[tuple[int, Tensor]], epoch: int, resolution: int

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -85,7 +85,6 @@ class Stepper:
         tally: Of the last step that was counted.
         repeat: Whether the last step must be done again, because memory ran out somewhere, or a
             compiler failed.
-        meanwhile: Called once all backward passes of a step are on their way to the device.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class Stepper:
         self._weights_told = False
         self.tally = Tally(0.0, 0.0)
         self.repeat = False
-        self.meanwhile: Callable[[], None] = nothing
+        self._meanwhile: Callable[[], None] = nothing
 
     def open(self, samples: int, step: Step, *, last: bool) -> None:
         """A micro-batch is handed to the loop; autocast is on until its `step`."""
@@ -126,6 +125,15 @@ class Stepper:
         if self._plan.precision != "float32":
             self._cast = autocast(self._plan.precision, self._group.device)
             self._cast.__enter__()
+
+    @contextmanager
+    def making(self, meanwhile: Callable[[], None]) -> Iterator[None]:
+        """Inside, this is called once all backward passes of a step are on their way."""
+        self._meanwhile = meanwhile
+        try:
+            yield
+        finally:
+            self._meanwhile = nothing
 
     def refuse_open(self) -> None:
         """Raise `RuntimeError` if `step` was not called for the micro-batch."""
@@ -198,7 +206,7 @@ class Stepper:
                 "and is any parameter trained (requires_grad)?"
             )
         if not self._missing:
-            self.meanwhile()
+            self._meanwhile()
         return self._exchange_and_update(micro.step, micro.samples, micro.share)
 
     def step_without_samples(self, step: Step) -> None:
@@ -256,6 +264,8 @@ class Stepper:
         updated = tally.went_ahead or (
             tally.weight > 0 and updater.apply(norms, *self._sharing.position, adaptation)
         )
+        if ahead and updated and not tally.went_ahead:
+            updater.waits = True  # such losses, or tensors without a gradient, come again
         updater.clear()
         self._statistics.end(updated=updated)
         if self._plan.precision in NARROW and tally.weight:
@@ -413,6 +423,7 @@ class Updater:
 
     Attributes:
         own_rates: Whether they are.
+        waits: Whether no step is to be taken ahead of the host.
     """
 
     def __init__(
@@ -430,6 +441,7 @@ class Updater:
         self._plan, self._clip_norm, self.own_rates = plan, clip_norm, own_rates
         self._samples_per_epoch = samples_per_epoch
         self._first_rates = first_rates
+        self.waits = clip_norm is not None or parameters[0].device.type == "cpu"
         self.follow([p for p in parameters if p.requires_grad])
 
     @property
@@ -450,6 +462,7 @@ class Updater:
     def follow(self, trained: Sequence[nn.Parameter]) -> None:
         """From now on these of the parameters are those that a `Reducer` has."""
         self._trained = list(trained)
+        self._known = -1  # entries of the optimizer's state, with one for each of these
 
     def rescale(self, tally: Tally, factor: float) -> Tensor:
         """Multiply all summed gradients.
@@ -479,9 +492,9 @@ class Updater:
         Returns:
             What `distributed.reducer.Ahead` takes; ``None``: `apply` is to be called.
         """
-        waits = self._clip_norm is not None or adaptation.factors is not None
-        known = len(self._optimizer.state) >= len(self._trained)
-        if waits or not known or self._parameters[0].device.type == "cpu":
+        # A first step makes the state, which SGD would leave unwritten if it left that one out.
+        known = len(self._optimizer.state) == self._known
+        if self.waits or adaptation.factors is not None or not known:
             return None
         if not leaves_out_steps(self._optimizer):
             return None
@@ -515,13 +528,6 @@ class Updater:
         Raises:
             RuntimeError: The optimizer has other parameter groups than it had.
         """
-        groups, first = len(self._optimizer.param_groups), len(self._first_rates)
-        if groups != first:
-            raise RuntimeError(
-                f"the optimizer has {groups} parameter group(s) and had {first} when the session "
-                "was made: give it all groups before, those of layers to be unfrozen later too; "
-                "frozen ones just have no gradient"
-            )
         self._set_rates(samples_seen, stage, adaptation.gain)
         norms, factors = norms.double(), adaptation.factors
         sqr_norm = float(norms.sum())
@@ -537,6 +543,9 @@ class Updater:
         elif clip != 1:
             torch._foreach_mul_(self._gradients(), clip)
         self._step()
+        state = self._optimizer.state
+        if len(state) != self._known:
+            self._known = len(state) if all(p in state for p in self._trained) else -1
         return True
 
     def _step(self) -> None:
@@ -589,6 +598,13 @@ class Updater:
         return [p.grad for p in self._trained if p.grad is not None]
 
     def _set_rates(self, samples_seen: float, stage: Stage, gain: float) -> None:
+        groups, before = len(self._optimizer.param_groups), len(self._first_rates)
+        if groups != before:
+            raise RuntimeError(
+                f"the optimizer has {groups} parameter group(s) and had {before} when the session "
+                "was made: give it all groups before, those of layers to be unfrozen later too; "
+                "frozen ones just have no gradient"
+            )
         if self.own_rates:
             return
         rule = self._plan.learning_rate
