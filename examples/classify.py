@@ -61,7 +61,7 @@ def train_plainly() -> None:
     torch.manual_seed(0)
     model = network(len(names)).to(DEVICE)
     criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, fused=True)
     loader = DataLoader(train_set, batch_size=128, shuffle=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(loader))
     for epoch in range(EPOCHS):
@@ -86,7 +86,7 @@ def train_as_planned(plan: str) -> None:
     torch.manual_seed(0)
     model = network(len(names)).to(DEVICE)
     criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, fused=True)
     with bw.Session(model, optimizer, train_set, plan=plan, loaders=0) as session:
         for epoch in session.epochs():
             model.train()

@@ -49,7 +49,7 @@ def train_first() -> None:
     training, _, names = images()
     torch.manual_seed(0)
     model = network(len(names)).to(DEVICE)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, fused=True)
     for _ in range(2):
         for inputs, labels in DataLoader(training, batch_size=64, shuffle=True):
             optimizer.zero_grad()
@@ -77,6 +77,7 @@ def make_optimizer(model: nn.Sequential) -> torch.optim.Optimizer:
         ],
         momentum=0.9,
         nesterov=True,
+        fused=True,
     )
 
 

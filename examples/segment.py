@@ -124,7 +124,7 @@ def train_plainly() -> None:
     train_set, test_set = sets()
     torch.manual_seed(0)
     model = network(len(CLASSES)).to(DEVICE)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, nesterov=True, fused=True)
     loader = DataLoader(train_set, batch_size=32, shuffle=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(loader))
     for epoch in range(EPOCHS):
@@ -148,7 +148,7 @@ def train_as_planned(plan: str) -> None:
     train_set, test_set = sets()
     torch.manual_seed(0)
     model = network(len(CLASSES)).to(DEVICE)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, nesterov=True, fused=True)
     with bw.Session(model, optimizer, train_set, plan=plan, resize=smaller, loaders=0) as session:
         for epoch in session.epochs():
             model.train()
