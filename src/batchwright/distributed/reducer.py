@@ -258,12 +258,12 @@ class Reducer:
         """
         if tally.missing:
             self._drop()
-        tally = replace(tally, parts=self._parts + (share > 0))
+        tally = replace(tally, parts=self._parts + (share > 0), notes=(tally.note,))
         if self._buckets:
             found = self._exchange(tally, share, ahead)
             self._record(found)
         else:
-            found = self._sum_up(replace(tally, notes=(tally.note,)), share, ahead)
+            found = self._sum_up(tally, share, ahead)
         self._drop()
         return found
 

@@ -95,5 +95,7 @@ def micro_batches(size: int, most: int, least: int = 1) -> list[int]:
     """
     if not size:
         return []
+    if size <= most:
+        return [size]  # the usual case, at each step
     count = max(1, min(-(-size // most), size // least))
     return apportion([1.0] * count, size)
