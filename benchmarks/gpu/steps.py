@@ -256,10 +256,14 @@ def _network(here: Here, plan: Plan) -> tuple[nn.Module, torch.optim.Optimizer]:
     return network, build_optimizer(network, plan.job, 0.05)
 
 
-def session(here: Here, network: str, side: int, batch: int, precision: str) -> Iterator[None]:
-    """Our loop; a step at each turn."""
+def session(
+    here: Here, network: str, side: int, batch: int, precision: str, *, waits: bool = False
+) -> Iterator[None]:
+    """Our loop; a step at each turn. An optimizer with a hook ``waits`` for the host to read."""
     plan = _plan(here, network, side, batch, precision)
     model, optimizer = _network(here, plan)
+    if waits:
+        optimizer.register_step_post_hook(lambda *_: None)
     pipeline = ImagePipeline(
         _images(_samples(here, batch), side),
         device=here.device, side=side, mean=MIDDLE, std=MIDDLE, augmentation="crop-flip", seed=0,
@@ -316,7 +320,11 @@ def lightning(
 
 
 PLAIN = "resident batch"
-ARMS: dict[str, Callable[..., Iterator[None]]] = {"session": session, PLAIN: plain}
+ARMS: dict[str, Callable[..., Iterator[None]]] = {
+    "session": session,
+    "session, the host first": partial(session, waits=True),
+    PLAIN: plain,
+}
 # The package of Lightning, or that of PyTorch Lightning, which has Fabric under a name of its own.
 FABRIC = "lightning.fabric" if find_spec("lightning") else "lightning_fabric"
 OTHERS: dict[str, Callable[..., Iterator[None]]] = {
