@@ -23,6 +23,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from batchwright.distributed.transports import fetched
+
 
 @dataclass
 class Weights:
@@ -164,7 +166,9 @@ def _flat(tensors: Sequence[Tensor], empty: torch.dtype) -> Tensor:
         return torch.empty(0, dtype=empty)
     # Memory formats differ (channels last); `reshape` reads all in the logical order.
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-    return flat.cpu()  # in one piece: a GPU's many small tensors would each take a journey
+    # In one piece, as a GPU's many small tensors would each take a journey, and into pinned memory:
+    # elsewhere 43 MiB took an H100 31 ms.
+    return fetched(flat)
 
 
 def layout_difference(ours: Sequence[Entry], theirs: Sequence[Entry]) -> str:
