@@ -6,7 +6,7 @@ By trials and runs of the task; where there are none, by what other tasks' train
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from batchwright.records import (
     OptimizerName,
     Profile,
 )
-from batchwright.records.registries.optimizers import AUTO
+from batchwright.records.registries.optimizers import AUTO, SGD
 
 if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
@@ -156,21 +156,31 @@ class Learnt:
         """The best rate over the usual one, as far as trials had other rates."""
         return exp(self.model.offset(optimizer))
 
-    def compared(self, job: Job) -> tuple[Compared, ...]:
+    def compared(
+        self, job: Job, longer: Callable[[int], float] | None = None
+    ) -> tuple[Compared, ...]:
         """What a training would reach with SGD and with Muon, by powers of two of the batch.
 
         After the job's epochs or, if the plan chooses them, the fewest that reach the target with
         either. Nothing where the job leaves no choice.
+
+        Where nothing was observed they are compared in the same time: ``longer`` is how many times
+        as long a step with Muon takes, by the batch. Medians are, as only these differ by what
+        sets the two apart; by how wide the distributions are, means do, too.
         """
         if len(self.optimizers) < 2:
             return ()
         found = []
         for batch in (2**power for power in range(self.train_samples.bit_length())):
             epochs = self._length(batch, job)
-            sgd, muon = (self.candidate(name, batch, epochs) for name in AUTO)
-            _, error = self.model.apart(muon, sgd)
-            usual, other = (self.model.accuracy(one).value for one in (sgd, muon))
-            found.append(Compared(batch, usual, other, error, runs=0, by=self.by))
+            times = longer(batch) if longer and not self.observed else 1.0
+            sgd, muon = (
+                self.candidate(name, batch, epochs * (times if name == SGD.name else 1.0))
+                for name in AUTO
+            )
+            apart, error = self.model.apart(muon, sgd)
+            usual = self.model.surely(sgd, 0.5)
+            found.append(Compared(batch, usual, usual + apart, error, 0, self.by, times))
         return tuple(found)
 
     def _length(self, batch: int, job: Job) -> int:
