@@ -328,6 +328,25 @@ def test_trials_decide_optimizer_and_batch():
     assert EXPECTED in choice_charts(without, None)
 
 
+def test_other_tasks_buy_no_points_that_are_not_known_apart():
+    """And expect nothing of fewer steps than any training had that they are known by."""
+    bare = taught().model_copy(update={"trials": ()})
+    plan = make_plan(bare)
+    reached = [one.accuracy.value for one in plan.considered if one.accuracy]
+    quickest = min(
+        (one for one in plan.considered if one.accuracy and not one.refused),
+        key=lambda one: (one.accuracy.value < max(reached) - 0.03, one.train_seconds.value),
+    )
+    assert chosen(plan) == quickest
+    why = reason(plan, "global batch").why
+    assert "within 3 times goal.accuracy_tolerance=0.01" in why
+    assert "points more are expected, in " in why
+    short = make_plan(bare, bare.job.model_copy(update={"epochs": 2}))
+    for one in short.considered:
+        steps = 2 * bare.data.train_samples / one.global_batch_size
+        assert (one.accuracy is None) == (steps < MIN_STEPS)
+
+
 def test_what_an_image_is_worth_is_by_the_trials():
     """Not by the noise scale, which speaks of SGD's gradient."""
     plan = make_plan(taught(noise=None))

@@ -168,6 +168,7 @@ def make_plan(
     table = Table(job=job, data=data, clusters=clusters, compared=compared, epochs=progress.trained)
     table.check_asked()
     rows, knees, choice = _chosen(table, progress)
+    progress = choice.objective.progress
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, knees, choice)
     considered = predictions(table, rows, kept, choice, progress, named=named)
@@ -365,7 +366,7 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
 
     A cycle may keep a deadline that the highest resolution alone misses: `lay_out` judges that.
     """
-    job, rows = table.job, aimed(table.job.goal, table.rows(), progress)
+    job, rows = table.job, aimed(table.job.goal, table.rows(), progress, table.trained)
 
     def chosen(rows: list[Row]) -> tuple[list[Row], list[KneeFit], Choice]:
         knees = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)

@@ -460,7 +460,7 @@ class Goal(Keys):
         lt=1,
         description="Probability with which the epochs that `target-accuracy` chooses reach "
         "`goal.accuracy`. Where none do, it trains the most, `epochs`, as long as these have a "
-        "chance of a tenth.",
+        "chance of a tenth, or only other tasks tell it.",
     )
     least: Literal["time", "cost"] = Field(
         "time", description="Of what `target-accuracy` takes the least."

@@ -68,8 +68,16 @@ class Learnt:
         told = ["the trials"] if self.longest else []
         return " and ".join([*told, "the runs given"] if self.runs else told)
 
-    def accuracy(self, optimizer: OptimizerName, batch: int, epochs: float) -> Estimate:
-        """Held-out accuracy at the end of a training, a share."""
+    def tells(self, batch: int, epochs: float) -> bool:
+        """Whether the law knows of trainings of as few steps, or anything of this task."""
+        from batchwright.planning.candidates.trial_choice import MIN_STEPS
+
+        return self.observed or epochs * self.train_samples >= MIN_STEPS * batch
+
+    def accuracy(self, optimizer: OptimizerName, batch: int, epochs: float) -> Estimate | None:
+        """Held-out accuracy at the end of a training, a share; `None` where nothing `tells`."""
+        if not self.tells(batch, epochs):
+            return None
         key = optimizer, batch, epochs
         if key not in self._known:
             self._known[key] = self.model.accuracy(self.candidate(*key))
@@ -135,7 +143,8 @@ class Learnt:
 
         def reached(epochs: int) -> bool:
             training = self.candidate(optimizer, batch, epochs)
-            return self.model.surely(training, confidence) >= accuracy
+            sure = self.model.surely(training, confidence) >= accuracy
+            return sure and self.tells(batch, epochs)
 
         doublings = (min(2**power, most) for power in range(most.bit_length() + 1))
         longest = next(filter(reached, doublings), None)

@@ -25,6 +25,9 @@ from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Goal
 from batchwright.records.text.formatting import counted, counted_points
 
+NOT_OBSERVED = 3
+"""Times `goal.accuracy_tolerance` that candidates are as accurate within where nothing was
+observed: what sets batches apart there is known to no better than some points."""
 EQUAL = 0.0005
 """Accuracies, shares, that differ by less are shown as the same."""
 
@@ -231,21 +234,54 @@ class _AccurateSoon(_MostAccurate):
 
     mends_batches = "a larger probe.budget may for their times, probe.learning for their accuracy"
 
+    def value(self, row: Row) -> float:
+        cheapest = self.goal.target is not None and self.goal.least == "cost"
+        return row.expense if cheapest else row.train_seconds
+
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
-        return accurate(rows, max(EQUAL, self.goal.accuracy_tolerance))
+        return accurate(rows, max(EQUAL, tolerance(self.goal, self.progress)))
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
-        within = counted_points(self.goal.accuracy_tolerance)
+        within = counted_points(tolerance(self.goal, self.progress))
         return (
             f"That of the quickest candidate within {within} of the most accurate ({self._named})."
         )
 
-    def why_batch(self, row: Row, knee: KneeFit | None) -> str:  # noqa: ARG002
-        return (
-            "The least predicted time of the candidates within the limits that are as accurate as "
-            f"the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}"
+    def why_batch(self, row: Row, knee: KneeFit | None) -> str:
+        progress = self.progress
+        times = f"{NOT_OBSERVED} times " if progress.expects else ""
+        least = self.goal.least if self.goal.target is not None else "time"
+        texts = [
+            f"The least predicted {least} of the candidates within the limits that are as accurate "
+            f"as the best within {times}goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}"
             f"{self._told(row)} held out ({self._named})."
-        )
+        ]
+        if progress.expects and knee:
+            texts.append(_trade(row, [one for one in knee.rows if not one.misses]))
+        if progress.chooses:
+            texts.append(
+                f"To goal.accuracy={self.goal.accuracy:g} {counted(row.epochs, 'epoch')} of "
+                f"{row.epoch_seconds:.3g} s, {progress.how_sure(row.batch)}."
+            )
+        return " ".join(filter(None, texts))
+
+
+def tolerance(goal: Goal, progress: Progress) -> float:
+    """By how much candidates may be less accurate than the best, a share."""
+    return goal.accuracy_tolerance * (NOT_OBSERVED if progress.expects else 1)
+
+
+def _trade(row: Row, rows: Sequence[Row]) -> str:
+    """What the most accurate candidate would reach more, and take; empty if that is nothing."""
+    best = max(rows, key=lambda one: one.accuracy or 0.0, default=row)
+    more = (best.accuracy or 0.0) - (row.accuracy or 0.0)
+    if more <= EQUAL:
+        return ""
+    return (
+        f"With {best.batch}, {100 * more:.1f} points more are expected, in "
+        f"{best.epoch_seconds / row.epoch_seconds:.3g} times the time an epoch; so little is not "
+        "known apart."
+    )
 
 
 class _ToTarget(Objective):

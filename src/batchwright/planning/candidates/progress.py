@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, log
 from statistics import NormalDist
 
@@ -46,7 +46,7 @@ class Progress:
     _needed: dict[tuple[int, int], int | None] = field(default_factory=dict, repr=False)
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _to_target: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
-    _reached: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
+    _reached: dict[tuple[int, int], Estimate | None] = field(default_factory=dict, repr=False)
 
     def model(self, batch: int) -> ProgressModel:
         """The progress model of the optimizer that is chosen for a batch."""
@@ -82,9 +82,10 @@ class Progress:
         if self.learnt is None or self._misses(batch) or self._misses(other):
             return None
         one, another = ((self.optimizer(size), size) for size in (batch, other))
-        accuracy = self.learnt.accuracy(*another, self.planned).value
-        at_target = self.target and self.learnt.model.samples_compared(one, another, self.target)
-        return at_target or self.learnt.model.samples_compared(one, another, accuracy)
+        model = self.learnt.model
+        accuracy = model.accuracy(self.learnt.candidate(*another, self.planned)).value
+        at_target = self.target and model.samples_compared(one, another, self.target)
+        return at_target or model.samples_compared(one, another, accuracy)
 
     def _misses(self, batch: int) -> bool:
         return self._runs_tell or self.model(batch).misses_target(batch)
@@ -183,11 +184,28 @@ class Progress:
         """Whether accuracy is what other tasks lead to expect, and nothing of it was observed."""
         return self.law is not None and not self.law.observed
 
-    def reached(self, batch: int) -> Estimate | None:
-        """Held-out accuracy at the end of the training; `None` if nothing tells."""
-        if batch not in self._reached:
-            self._reached[batch] = self.accuracy(batch, self.trained(batch))
-        return self._reached[batch]
+    @property
+    def weighs(self) -> bool:
+        """Whether a batch is taken by accuracy though epochs are chosen to reach a target.
+
+        Where nothing was observed: least time over the chance to reach it supposes tries that have
+        nothing in common, but the task's level, which is what is not known, all have.
+        """
+        return self.chooses and self.expects
+
+    def reached(self, batch: int, epochs: int | None = None) -> Estimate | None:
+        """Held-out accuracy at the end of the training; `None` if nothing tells.
+
+        ``epochs`` are those that it is trained unless said otherwise.
+        """
+        key = batch, epochs or self.trained(batch)
+        if key not in self._reached:
+            self._reached[key] = self.accuracy(*key)
+        return self._reached[key]
+
+    def within(self, epochs: int) -> Progress:
+        """The same of a training of so many epochs at most."""
+        return replace(self, planned=epochs, _needed={}, _epochs={}, _to_target={}, _reached={})
 
     def by_epoch(
         self,
@@ -344,10 +362,10 @@ def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
         whence = f"as {law.by} tell" if law.observed else _EXPECTED
     why = f"To goal.accuracy={progress.target:g}, {whence}."
     if progress.chooses:
+        of = "" if progress.needed(batch) is None else f" of epochs={progress.planned} at most"
         why += (
-            f" The plan counts on {counted(trained, 'epoch')} of epochs={progress.planned} at "
-            f"most, {progress.how_sure(batch)}; training ends with the first evaluation that "
-            "reaches it."
+            f" The plan counts on {counted(trained, 'epoch')}{of}, {progress.how_sure(batch)}; "
+            "training ends with the first evaluation that reaches it."
         )
     elif epochs.value > trained:
         enough = f"give epochs={ceil(epochs.value)}" if epochs.value <= most else "far too few"

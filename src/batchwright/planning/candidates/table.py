@@ -66,7 +66,8 @@ class Row:
         misses: Limits that it misses.
         target_seconds: Training to the target accuracy, where that is the objective
             (`objectives.target_seconds`).
-        accuracy: Held out at the end of the training, a share; `None` if nothing tells.
+        accuracy: Held out at the end of the training, a share; `None` if nothing tells. Where
+            `Progress.weighs`, of all epochs that the limits allow.
     """
 
     cluster: ClusterOption
