@@ -107,6 +107,13 @@ def test_without_observations_the_prior_speaks_and_says_how_little_it_knows():
     assert found.high > 0.95
 
 
+def test_chances_are_as_uncertain_as_the_interval():
+    prior, one = fit_learning([], classes=10), Candidate("sgd", 64, 50_000)
+    low = prior.accuracy(one).low
+    assert prior.probability(one, low) == pytest.approx(0.975, rel=1e-4)
+    assert prior.surely(one, 0.975) == pytest.approx(low, rel=1e-4)
+
+
 def test_more_samples_smaller_batches_and_more_classes_do_as_they_should():
     model = truth()
 
@@ -341,6 +348,14 @@ def test_other_tasks_buy_no_points_that_are_not_known_apart():
     why = reason(plan, "global batch").why
     assert "within 3 times goal.accuracy_tolerance=0.01" in why
     assert "points more are expected, in " in why
+    # All that rests on it is marked so.
+    assert reason(plan, "global batch").source == "assumed"
+    losses = [one.loss for one in reason(plan, "global batch").alternatives]
+    assert all("accuracy expected" in one for one in losses)
+    assert "as other tasks' trainings lead to expect" in reason(plan, "gradient noise scale").why
+    assert "training on it gets, as other tasks lead to expect" in " ".join(explain(plan).split())
+    asked = make_plan(bare, bare.job.model_copy(update={"global_batch": 400}))
+    assert "leave global_batch to the plan" not in reason(asked, "global batch").why
     short = make_plan(bare, bare.job.model_copy(update={"epochs": 2}))
     for one in short.considered:
         steps = 2 * bare.data.train_samples / one.global_batch_size

@@ -131,10 +131,9 @@ class DualBatch(Keys):
     large_batches: Literal["auto", "knee", "memory"] | tuple[Count, ...] = Field(
         "auto",
         description="Local batch of the other workers: one for all resolutions, or one for each. "
-        "`knee`: what `plain` would choose for one such worker at the highest, larger below as the "
-        "memory leaves; "
-        "`memory`: the largest that fits the memory, as published; `auto`: those of "
-        "`cycle.preset` where they fit, else `knee`.",
+        "`knee`: by time and gradient noise for one such worker at the highest, larger below as "
+        "the memory leaves; `memory`: the largest that fits the memory, as published; `auto`: "
+        "those of `cycle.preset` where they fit, else `knee`.",
     )
     rounding: Literal["round", "truncate"] = Field(
         "round",

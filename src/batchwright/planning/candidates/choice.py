@@ -117,6 +117,7 @@ def aimed(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained)
         replace(
             row,
             accuracy=reached.value if (reached := progress.reached(row.batch)) else None,
+            expected=progress.expects,
             target_seconds=target_seconds(row, progress) if to_target else None,
             misses=(*row.misses, *_target_miss(row, progress)),
         )
@@ -134,7 +135,7 @@ def _weighed(row: Row, progress: Progress, trained: Trained) -> Row:
         return row
     reached = progress.reached(row.batch, most)
     row = trained(row, progress.needed(row.batch, most) or most)
-    return replace(row, accuracy=reached.value if reached else None)
+    return replace(row, accuracy=reached.value if reached else None, expected=True)
 
 
 def _epochs_within(row: Row, trained: Trained) -> int:
@@ -401,7 +402,7 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
         return f"Asked for.{_instead(choice)}", "asked"
     if len(choice.sizes) == 1:
         return "The only number of workers there is to choose within the limits.", "measured"
-    return choice.objective.why_size(choice.row, choice.sizes), "predicted"
+    return choice.objective.why_size(choice.row, choice.sizes), choice.objective.source
 
 
 def _instead(choice: Choice) -> str:
@@ -435,7 +436,7 @@ def _exchange(cluster: ClusterOption) -> str:
 def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
     """The global batch; ``knee`` is the knee of its cluster."""
     row, goal = choice.row, job.goal
-    source: Source = "predicted"
+    source: Source = choice.objective.source
     why = choice.objective.why_batch(row, knee)
     if job.global_batch != "auto":
         why, source = f"Asked for; leaves {row.steps} steps an epoch", "asked"
@@ -467,6 +468,13 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
         return ""
     if best.accuracy - row.accuracy <= tolerance(goal, choice.objective.progress):
         return ""
+    if choice.objective.progress.expects:  # no reason to tell anybody what to do
+        if goal.objective == "auto":  # `_instead` says what it would be
+            return ""
+        return (
+            f"It is expected to reach {row.accuracy:.1%} where {best.accuracy:.1%} is in "
+            f"{_share(best.train_seconds, row.train_seconds, 'time')}."
+        )
     advice = "leave global_batch to the plan"
     if goal.objective != "auto":
         advice = "give goal.objective=auto"
@@ -520,9 +528,10 @@ def compared(other: Row, chosen: Row) -> str:
 
 def _points(other: Row, chosen: Row) -> str:
     apart = 100 * ((other.accuracy or 0.0) - (chosen.accuracy or 0.0))
+    told = "expected" if chosen.expected else "predicted"
     if abs(apart) < _MIN_POINTS:
-        return "as much accuracy predicted"
-    return f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accuracy predicted"
+        return f"as much accuracy {told}"
+    return f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accuracy {told}"
 
 
 def _share(other: float, chosen: float, what: str) -> str:

@@ -22,7 +22,7 @@ from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Row
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
-from batchwright.records import Estimate, Goal
+from batchwright.records import Estimate, Goal, Source
 from batchwright.records.text.formatting import counted, counted_points
 
 NOT_OBSERVED = 3
@@ -103,6 +103,7 @@ class Objective:
     best_is: ClassVar[str] = "best candidate"
     mends: ClassVar[str] = "a larger probe.budget may"
     mends_batches: ClassVar[str] = mends
+    by_accuracy: ClassVar[bool] = False
     by_seconds: ClassVar[bool] = True  # what is least goes by the time of a step alone
 
     def value(self, row: Row) -> float:
@@ -185,6 +186,11 @@ class Objective:
         return f"Level with {named}: what was measured does not tell which is better; {mends}."
 
     @property
+    def source(self) -> Source:
+        """What its choice rests on."""
+        return "assumed" if self.by_accuracy and self.progress.expects else "predicted"
+
+    @property
     def _named(self) -> str:
         return f"goal.objective={self.goal.objective}"
 
@@ -211,6 +217,7 @@ class _MostAccurate(Objective):
     """The quickest of the most accurate candidates."""
 
     best_is = "most accurate candidate"
+    by_accuracy = True
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
         return accurate(rows, EQUAL)
@@ -364,7 +371,7 @@ class _AtTheKnee(Objective):
         if knee is None:
             knee = batches[-1]
             why = f"each doubling up to here saves more than {gain:.1%} of the time per image"
-        return Chosen(knee, f"What `plain` would choose for one worker: {why}.", "predicted")
+        return Chosen(knee, f"By time, for one worker: {why}.", "predicted")
 
     def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
         sizes, gain = self.sizes(rows), self.goal.doubling_gain
@@ -470,7 +477,7 @@ class _WorthItsTime(_AtTheKnee):
             return found
         larger = up_to[up_to.index(batch) + 1]
         why = self.progress.why_no_larger(batch, larger, per_sample(larger) / per_sample(batch))
-        return Chosen(batch, f"What `plain` would choose for one worker. {why}", "predicted")
+        return Chosen(batch, f"By time and gradient noise, for one worker. {why}", "predicted")
 
     def why_batch(self, row: Row, knee: KneeFit | None) -> str:
         if knee is None or knee.best is None or knee.best.batch <= row.batch:

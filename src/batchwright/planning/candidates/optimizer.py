@@ -118,8 +118,9 @@ def _predicted(told: Compared) -> str:
 
 
 _UNTOLD = (
-    "Nothing tells that another would reach more: other tasks' trainings, which began with random "
-    "weights and were judged by accuracy, do not; optimizer=muon takes Muon in any case."
+    "The usual one: there are no trials, and weights were learnt before, there are no classes, or "
+    "rates are others, of which other tasks' trainings tell nothing; optimizer=muon takes Muon in "
+    "any case."
 )
 
 
@@ -130,8 +131,8 @@ def _against_muon(job: Job) -> str:
     if job.learning_rate != "auto":
         return (
             f"learning_rate={job.learning_rate:g} is given, and a rate of SGD's is none of Muon's. "
-            "Without it the batch decides; optimizer=muon takes Muon in any case, with the default "
-            "rate of its own if learning_rate is left out."
+            "Without it, trials or other tasks' trainings decide; optimizer=muon takes Muon in any "
+            "case, with the default rate of its own if learning_rate is left out."
         )
     if job.frozen:
         return (

@@ -344,9 +344,10 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
         why = f"The batch is well below it, so little progress per sample is lost: {made}."
     efficiency = progress.efficiency(batch)
     if efficiency is not None:
+        expected = f", {_EXPECTED}," if progress.expects else ""
         why += (
-            f" At the planned rate that is {efficiency.value:.0%} of what a sample makes in a "
-            f"batch of {progress.base_batch} (base_batch)."
+            f" At the planned rate{expected} that is {efficiency.value:.0%} of what a sample makes "
+            f"in a batch of {progress.base_batch} (base_batch)."
         )
     value = f"{number(scale.value)} samples ({number(scale.low)} to {number(scale.high)})"
     return Chosen(value, f"{why} {notes}".rstrip(), "measured")
@@ -367,7 +368,7 @@ def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
             f" The plan counts on {counted(trained, 'epoch')}{of}, {progress.how_sure(batch)}; "
             "training ends with the first evaluation that reaches it."
         )
-    elif epochs.value > trained:
+    elif epochs.value > trained and whence != _EXPECTED:
         enough = f"give epochs={ceil(epochs.value)}" if epochs.value <= most else "far too few"
         why += f" The job trains only {trained}: {enough}."
 
@@ -377,7 +378,9 @@ def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
         return "less than 1" if count < 1 else f"{count:.3g}"
 
     value = told(epochs.value)
-    if epochs.value <= most:
+    if whence == _EXPECTED:  # half of all tasks take less than 1, and some more than anybody trains
+        value = f"{trained} planned" if progress.chooses else "not known"
+    elif epochs.value <= most:
         value += f" ({told(epochs.low)} to {told(epochs.high)})"
     return Chosen(value, why, "assumed" if whence == _EXPECTED else "predicted")
 

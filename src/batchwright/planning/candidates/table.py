@@ -68,6 +68,7 @@ class Row:
             (`objectives.target_seconds`).
         accuracy: Held out at the end of the training, a share; `None` if nothing tells. Where
             `Progress.weighs`, of all epochs that the limits allow.
+        expected: Whether that is only what other tasks lead to expect.
     """
 
     cluster: ClusterOption
@@ -84,6 +85,7 @@ class Row:
     misses: tuple[Miss, ...] = ()
     target_seconds: float | None = None
     accuracy: float | None = None
+    expected: bool = False
 
     @property
     def seconds(self) -> float:
