@@ -402,6 +402,10 @@ class Ray(Keys):
     )
 
 
+NOT_OBSERVED = 3
+"""Times `goal.accuracy_tolerance` that are given up where only other tasks tell accuracy."""
+
+
 def names_prices(value: object) -> bool:
     """Whether the value of `goal.kinds` is the name of a file of prices."""
     return isinstance(value, str | Path) and str(value).strip().lower().endswith(".csv")
@@ -468,7 +472,8 @@ class Goal(Keys):
         0.01,
         ge=0,
         lt=1,
-        description="Held-out accuracy that `auto` gives up for time: share.",
+        description="Held-out accuracy that `auto` gives up for time: share. Three times that, for "
+        "half the time, where only other tasks tell it.",
     )
     kinds: tuple[WorkerKind, ...] = Field(
         (),
@@ -514,6 +519,14 @@ class Goal(Keys):
     def target(self) -> float | None:
         """Accuracy that ends the training, a share; `None` where the objective is another."""
         return self.accuracy if self.objective in ("auto", "target-accuracy") else None
+
+    def level_within(self, *, observed: bool) -> float:
+        """By how much candidates may be less accurate than the best, a share.
+
+        Three times the tolerance where only other tasks tell accuracy: what sets batches apart is
+        known to no better than some points there. Beyond the tolerance it has to halve the time.
+        """
+        return self.accuracy_tolerance * (1 if observed else NOT_OBSERVED)
 
     @property
     def by_cost(self) -> bool:

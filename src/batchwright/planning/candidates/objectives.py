@@ -23,11 +23,9 @@ from batchwright.planning.candidates.table import Row
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Goal, Source
+from batchwright.records.job_sections import NOT_OBSERVED
 from batchwright.records.text.formatting import counted, counted_points
 
-NOT_OBSERVED = 3
-"""Times `goal.accuracy_tolerance` that candidates are as accurate within where nothing was
-observed: what sets batches apart there is known to no better than some points."""
 EQUAL = 0.0005
 """Accuracies, shares, that differ by less are shown as the same."""
 
@@ -246,7 +244,12 @@ class _AccurateSoon(_MostAccurate):
         return row.expense if cheapest else row.train_seconds
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
-        return accurate(rows, max(EQUAL, tolerance(self.goal, self.progress)))
+        near = accurate(rows, max(EQUAL, self.goal.accuracy_tolerance))
+        if not self.progress.expects:
+            return near
+        known, half = set(near), min(row.epoch_seconds for row in near) / 2
+        wide = accurate(rows, max(EQUAL, tolerance(self.goal, self.progress)))
+        return [row for row in wide if row in known or row.epoch_seconds <= half]
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
         within = counted_points(tolerance(self.goal, self.progress))
@@ -256,11 +259,11 @@ class _AccurateSoon(_MostAccurate):
 
     def why_batch(self, row: Row, knee: KneeFit | None) -> str:
         progress = self.progress
-        times = f"{NOT_OBSERVED} times " if progress.expects else ""
+        half = f", or {NOT_OBSERVED} times that in half the time" if progress.expects else ""
         least = self.goal.least if self.goal.target is not None else "time"
         texts = [
             f"The least predicted {least} of the candidates within the limits that are as accurate "
-            f"as the best within {times}goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}"
+            f"as the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}{half}"
             f"{self._told(row)} held out ({self._named})."
         ]
         if progress.expects and knee:
@@ -275,7 +278,7 @@ class _AccurateSoon(_MostAccurate):
 
 def tolerance(goal: Goal, progress: Progress) -> float:
     """By how much candidates may be less accurate than the best, a share."""
-    return goal.accuracy_tolerance * (NOT_OBSERVED if progress.expects else 1)
+    return goal.level_within(observed=not progress.expects)
 
 
 def _trade(row: Row, rows: Sequence[Row]) -> str:
