@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf, log
 from statistics import NormalDist
 
-from batchwright.planning.candidates.learnt import Learnt
+from batchwright.planning.candidates.learnt import KNOWN_FROM, Learnt
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
 from batchwright.records import Estimate, LearningRateRule, OptimizerName, Reason, Source
@@ -300,7 +300,9 @@ class Progress:
 
     @property
     def tells_accuracy(self) -> bool:
-        """Whether accuracy is known of more batches than one."""
+        """Whether accuracy is known of more batches than one; expected, of the least that it is."""
+        if self.expects:  # larger ones may have too few steps, and are not favoured then
+            return self.reached(KNOWN_FROM) is not None
         base = self.base_batch
         return None not in (self.reached(base), self.reached(2 * base))
 
