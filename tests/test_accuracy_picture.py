@@ -34,6 +34,21 @@ def test_there_is_no_picture_where_nothing_tells_accuracy():
     assert "What is learnt" not in choice_charts(make_choice(), None)
 
 
+def test_equal_accuracies_beside_a_choice_of_which_nothing_is_told_are_drawn():
+    plan = learning(make_choice(), lost=0.0, wide=0.0)
+    kept = plan.chosen
+    plan = plan.model_copy(
+        update={
+            "considered": tuple(
+                one.model_copy(update={"accuracy": None}) if one == kept else one
+                for one in plan.considered
+            )
+        }
+    )
+    low, high = picture_of(plan).percents
+    assert low < 90 < high
+
+
 def test_the_legend_of_the_figure_names_the_frontier():
     legend = [
         text.get_text()

@@ -107,6 +107,13 @@ def test_without_observations_the_prior_speaks_and_says_how_little_it_knows():
     assert found.high > 0.95
 
 
+def test_chances_are_as_uncertain_as_the_interval():
+    prior, one = fit_learning([], classes=10), Candidate("sgd", 64, 50_000)
+    low = prior.accuracy(one).low
+    assert prior.probability(one, low) == pytest.approx(0.975, rel=1e-4)
+    assert prior.surely(one, 0.975) == pytest.approx(low, rel=1e-4)
+
+
 def test_more_samples_smaller_batches_and_more_classes_do_as_they_should():
     model = truth()
 
@@ -326,6 +333,38 @@ def test_trials_decide_optimizer_and_batch():
     assert EXPECTED in explain(without)
     assert EXPECTED not in explain(plan)
     assert EXPECTED in choice_charts(without, None)
+
+
+def test_other_tasks_buy_no_points_that_are_not_known_apart():
+    """And expect nothing of fewer steps than any training had that they are known by."""
+    bare = taught().model_copy(update={"trials": ()})
+    plan = make_plan(bare)
+    reached = [one.accuracy.value for one in plan.considered if one.accuracy]
+    able = [one for one in plan.considered if one.accuracy and not one.refused]
+    near = [one for one in able if one.accuracy.value >= max(reached) - 0.01]
+    assert chosen(plan) == min(near, key=lambda one: one.train_seconds.value)  # none halves it
+    soon = OBJECTIVES["auto"](Goal(), (), SimpleNamespace(tells_accuracy=True, expects=True))
+    rows = [
+        replace(row_of(accuracy), epoch_seconds=seconds)
+        for accuracy, seconds in ((0.7, 10.0), (0.68, 6.0), (0.68, 4.0), (0.66, 1.0))
+    ]
+    assert soon.among(rows) == [rows[0], rows[2]]
+    why = reason(plan, "global batch").why
+    assert "goal.accuracy_tolerance=0.01, or 3 times that in half the time" in why
+    assert "points more are expected, in " in why
+    assert "within 3 points of the best" in choice_charts(plan, None)
+    # All that rests on it is marked so.
+    assert reason(plan, "global batch").source == "assumed"
+    losses = [one.loss for one in reason(plan, "global batch").alternatives]
+    assert all("accuracy expected" in one for one in losses)
+    assert "as other tasks' trainings lead to expect" in reason(plan, "gradient noise scale").why
+    assert "training on it gets, as other tasks lead to expect" in " ".join(explain(plan).split())
+    asked = make_plan(bare, bare.job.model_copy(update={"global_batch": 400}))
+    assert "leave global_batch to the plan" not in reason(asked, "global batch").why
+    short = make_plan(bare, bare.job.model_copy(update={"epochs": 2}))
+    for one in short.considered:
+        steps = 2 * bare.data.train_samples / one.global_batch_size
+        assert (one.accuracy is None) == (steps < MIN_STEPS)
 
 
 def test_what_an_image_is_worth_is_by_the_trials():

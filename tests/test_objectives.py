@@ -229,11 +229,39 @@ def test_other_tasks_tell_a_target_and_refuse_none():
         told = reason(plan, "epochs to target")
         assert told.source == "assumed"
         assert "as other tasks' trainings lead to expect" in told.why
+        assert "less than 1" not in told.value
         assert (plan.target_epochs or plan.epochs) <= expected
         assert all(not one.refused or "least_steps" in one.refused for one in plan.considered)
     assert (
         "the most that may be trained" in reason(planned(BARE, accuracy=0.98), "global batch").why
     )
+
+
+@pytest.mark.parametrize("objective", ["auto", "target-accuracy"])
+def test_a_target_takes_no_batch_that_learns_less_where_nothing_was_observed(objective):
+    """Nor does a higher one take less time: chances are not those of independent tries."""
+    free = chosen(planned(BARE, epochs=6))
+    plans = [
+        planned(BARE, epochs=6, accuracy=target, objective=objective)
+        for target in (0.11, 0.3, 0.6, 0.9, 0.99)
+    ]
+    rows = [chosen(plan) for plan in plans]
+    assert {row.global_batch_size for row in rows[2:]} == {free.global_batch_size}
+    seconds = [row.train_seconds.value for row in rows]
+    assert seconds == sorted(seconds)
+    assert "the most that may be trained" in reason(plans[-1], "global batch").why
+
+
+def test_a_deadline_plans_for_the_epochs_that_it_allows_where_nothing_was_observed():
+    whole = chosen(planned(BARE, accuracy=0.9))
+    plan = planned(BARE, accuracy=0.9, deadline=whole.train_seconds.value / 4)
+    row = chosen(plan)
+    assert 0 < plan.epochs == row.trained_epochs < 30
+    assert row.train_seconds.high <= whole.train_seconds.value / 4
+    assert f"after {counted(plan.epochs, 'epoch')}" in reason(plan, "accuracy").why
+    assert "the most that may be trained" in reason(plan, "epochs to target").why
+    with pytest.raises(PlanError, match="no candidate is trained for 1 epoch within"):
+        planned(BARE, accuracy=0.9, deadline=1e-3)
 
 
 def test_methods_that_are_laid_out_keep_their_epochs():
@@ -446,7 +474,7 @@ def test_training_ends_with_the_first_evaluation_that_reaches_the_target(
 # ------------------------------------------------------------------------ before there are trials
 
 
-@pytest.mark.parametrize("goal", [{"objective": "accuracy"}, {"accuracy": 0.5, "deadline": 20.0}])
+@pytest.mark.parametrize("goal", [{"objective": "accuracy"}, {"accuracy": 0.5, "deadline": 0.01}])
 def test_what_is_measured_for_a_goal_of_accuracy_does_not_wait_for_trials(goal):
     job = PROFILE.job.model_copy(update={"goal": Goal(**goal)})
     bare = PROFILE.model_copy(update={"trials": (), "job": job})

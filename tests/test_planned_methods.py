@@ -197,7 +197,7 @@ def test_the_large_batch_is_that_of_a_worker_alone_and_not_all_that_memory_and_d
     assert top.local_batch_sizes[0] == 512
     assert plan.learning_rate.peak == pytest.approx(0.1 * 2)
     why = reason(plan, "large batch").why
-    assert "What `plain` would choose for one worker" in why
+    assert "By time and gradient noise, for one worker" in why
     assert "the upper end of the gradient noise scale" in why
     if method == "hybrid":  # images of 24 px take 9/16 of the memory
         assert plan.stages[0].local_batch_sizes[0] == pytest.approx(512 * 16 / 9, rel=0.01)

@@ -500,7 +500,7 @@ def test_trials_to_a_target_take_a_share_of_the_epochs_that_it_is_likely_to_take
     assert sum(one.seconds for one in profile.trials) <= 0.2 * plan.chosen.train_seconds.value
 
 
-@pytest.mark.parametrize(("sample_seconds", "longer"), [(0.0002, False), (0.001, True)])
+@pytest.mark.parametrize(("sample_seconds", "longer"), [(0.0002, False), (0.005, True)])
 def test_to_a_target_a_probe_takes_a_tenth_of_what_trials_tell(sample_seconds, longer):
     """All 1,000 epochs would take hours."""
     machine = Machine(drift=0.1, sample_seconds=sample_seconds, latency=0.0)
@@ -667,7 +667,8 @@ def test_why_there_is_no_trial_is_said_once_in_the_plan_and_with_what_to_give(ch
     told = next(one for one in plan.reasons if one.choice == "accuracy")
     assert told.source == "assumed"
     assert profile.trials_note[1:] in told.why
-    unjudged = "classes" in data
+    # Of so few steps other tasks tell nothing.
+    unjudged = "classes" in data or data.get("train_samples", 1000) < 1000
     assert (told.value == "not known") == unjudged
     assert ("goal.objective=auto goes by time" in told.why) == unjudged
     assert ("as other tasks' trainings lead to expect" in told.why) != unjudged

@@ -16,7 +16,7 @@ times that it states (`time_models`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, inf
 from typing import Any
@@ -45,6 +45,7 @@ from batchwright.planning.candidates.learnt import Learnt, expected_of, learnt_o
 from batchwright.planning.candidates.optimizer import (
     Compared,
     chosen_optimizer,
+    extra_seconds,
     optimizer_reason,
     optimizers_of,
 )
@@ -148,7 +149,8 @@ def make_plan(
     job = searched(job, data)
     told = experience_of(merged[0], job, runs)
     learnt = learnt_of(given, job, told.observed())
-    compared = (*told.compared(), *(learnt.compared(job) if learnt else ()))
+    longer = _longer_with_muon(worker_types_of(merged, job), job)
+    compared = (*told.compared(), *(learnt.compared(job, longer) if learnt else ()))
     if learnt and runs and not learnt.longest:
         learnt = None  # without trials, runs' curves tell more of accuracy than a law of their ends
     job, recipe_reason = settle(job, told.tried(), compared)
@@ -166,6 +168,7 @@ def make_plan(
     table = Table(job=job, data=data, clusters=clusters, compared=compared, epochs=progress.trained)
     table.check_asked()
     rows, knees, choice = _chosen(table, progress)
+    progress = choice.objective.progress
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, knees, choice)
     considered = predictions(table, rows, kept, choice, progress, named=named)
@@ -363,7 +366,7 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
 
     A cycle may keep a deadline that the highest resolution alone misses: `lay_out` judges that.
     """
-    job, rows = table.job, aimed(table.job.goal, table.rows(), progress)
+    job, rows = table.job, aimed(table.job.goal, table.rows(), progress, table.trained)
 
     def chosen(rows: list[Row]) -> tuple[list[Row], list[KneeFit], Choice]:
         knees = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)
@@ -382,6 +385,26 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
             raise
     limits = [tuple(one for one in row.misses if one.limit != "goal.deadline") for row in rows]
     return chosen([replace(row, misses=left) for row, left in zip(rows, limits, strict=True)])
+
+
+def _longer_with_muon(kinds: Sequence[WorkerType], job: Job) -> Callable[[int], float]:
+    """How many times as long as with SGD a step with Muon takes, by the global batch.
+
+    With as many workers as are asked for or, if these were not measured, the most that were; of
+    several kinds of workers, where it is the most.
+    """
+    side = max(sides(job))
+
+    def times(kind: WorkerType, batch: int) -> float:
+        extra = extra_seconds(job, kind.profile, "muon", kind.speed)
+        if extra is None:
+            return 1.0
+        asked = job.workers
+        workers = asked if isinstance(asked, int) and asked in kind.measured else kind.measured[-1]
+        local = max(kind.least, ceil(batch / workers))
+        return 1.0 + extra.value / kind.seconds(workers, side, local)
+
+    return lambda batch: max(times(kind, batch) for kind in kinds)
 
 
 def _assembled(

@@ -131,10 +131,9 @@ class DualBatch(Keys):
     large_batches: Literal["auto", "knee", "memory"] | tuple[Count, ...] = Field(
         "auto",
         description="Local batch of the other workers: one for all resolutions, or one for each. "
-        "`knee`: what `plain` would choose for one such worker at the highest, larger below as the "
-        "memory leaves; "
-        "`memory`: the largest that fits the memory, as published; `auto`: those of "
-        "`cycle.preset` where they fit, else `knee`.",
+        "`knee`: by time and gradient noise for one such worker at the highest, larger below as "
+        "the memory leaves; `memory`: the largest that fits the memory, as published; `auto`: "
+        "those of `cycle.preset` where they fit, else `knee`.",
     )
     rounding: Literal["round", "truncate"] = Field(
         "round",
@@ -403,6 +402,10 @@ class Ray(Keys):
     )
 
 
+NOT_OBSERVED = 3
+"""Times `goal.accuracy_tolerance` that are given up where only other tasks tell accuracy."""
+
+
 def names_prices(value: object) -> bool:
     """Whether the value of `goal.kinds` is the name of a file of prices."""
     return isinstance(value, str | Path) and str(value).strip().lower().endswith(".csv")
@@ -460,7 +463,7 @@ class Goal(Keys):
         lt=1,
         description="Probability with which the epochs that `target-accuracy` chooses reach "
         "`goal.accuracy`. Where none do, it trains the most, `epochs`, as long as these have a "
-        "chance of a tenth.",
+        "chance of a tenth, or only other tasks tell it.",
     )
     least: Literal["time", "cost"] = Field(
         "time", description="Of what `target-accuracy` takes the least."
@@ -469,7 +472,8 @@ class Goal(Keys):
         0.01,
         ge=0,
         lt=1,
-        description="Held-out accuracy that `auto` gives up for time: share.",
+        description="Held-out accuracy that `auto` gives up for time: share. Three times that, for "
+        "half the time, where only other tasks tell it.",
     )
     kinds: tuple[WorkerKind, ...] = Field(
         (),
@@ -515,6 +519,14 @@ class Goal(Keys):
     def target(self) -> float | None:
         """Accuracy that ends the training, a share; `None` where the objective is another."""
         return self.accuracy if self.objective in ("auto", "target-accuracy") else None
+
+    def level_within(self, *, observed: bool) -> float:
+        """By how much candidates may be less accurate than the best, a share.
+
+        Three times the tolerance where only other tasks tell accuracy: what sets batches apart is
+        known to no better than some points there. Beyond the tolerance it has to halve the time.
+        """
+        return self.accuracy_tolerance * (1 if observed else NOT_OBSERVED)
 
     @property
     def by_cost(self) -> bool:

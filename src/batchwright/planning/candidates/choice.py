@@ -18,6 +18,7 @@ from batchwright.planning.candidates.objectives import (
     Objective,
     by_time,
     target_seconds,
+    tolerance,
 )
 from batchwright.planning.candidates.progress import FAR, Progress
 from batchwright.planning.candidates.table import Miss, Row, in_memory
@@ -98,20 +99,25 @@ def settled_goal(goal: Goal, progress: Progress) -> Goal:
     """The goal with an objective that can be followed.
 
     In place of `auto` with an accuracy to reach it is `target-accuracy`, as far as anything tells
-    how progress depends on the batch.
+    how progress depends on the batch; where nothing was observed it is `auto` in either case.
     """
+    if progress.weighs:
+        return goal.model_copy(update={"objective": "auto"})
     if goal.objective == "auto" and goal.accuracy is not None and progress.compares:
         return goal.model_copy(update={"objective": "target-accuracy"})
     return goal
 
 
-def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
+def aimed(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained) -> list[Row]:
     """The candidates with their accuracy, and their time to the target if that is the objective."""
+    if progress.weighs:
+        return [_weighed(row, progress, trained) for row in rows]
     to_target = goal.objective == "target-accuracy"
     return [
         replace(
             row,
             accuracy=reached.value if (reached := progress.reached(row.batch)) else None,
+            expected=progress.expects,
             target_seconds=target_seconds(row, progress) if to_target else None,
             misses=(*row.misses, *_target_miss(row, progress)),
         )
@@ -119,11 +125,33 @@ def aimed(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[Row]:
     ]
 
 
+def _weighed(row: Row, progress: Progress, trained: Trained) -> Row:
+    """A candidate with the accuracy of all epochs that the limits allow, and those to the target.
+
+    So the batch does not depend on the target, and a higher one takes no less time.
+    """
+    most = _epochs_within(trained(row, progress.planned), trained)
+    if most < (progress.least or 1):
+        return row
+    reached = progress.reached(row.batch, most)
+    row = trained(row, progress.needed(row.batch, most) or most)
+    return replace(row, accuracy=reached.value if reached else None, expected=True)
+
+
+def _epochs_within(row: Row, trained: Trained) -> int:
+    """The most epochs, up to its own, in which a candidate keeps all limits but its accuracy."""
+    over = {miss.limit for miss in row.misses} - {"goal.accuracy"}
+    if not over:
+        return row.epochs
+    # Time and cost go with the epochs, so fewer may keep them.
+    if not over <= {"goal.deadline", "goal.max_cost"}:
+        return 0
+    return bisect_left(range(1, row.epochs), True, key=lambda n: bool(trained(row, n).misses))
+
+
 def _target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
     """The missed accuracy target of a candidate, if its epochs are too few for it."""
     if not progress.chooses or progress.needed(row.batch) is not None:
-        return ()
-    if progress.expects:  # other tasks' word does not refuse anybody's goal
         return ()
     if progress.chance(row.batch) >= MIN_CHANCE:
         return ()
@@ -182,6 +210,8 @@ def choose(
     objective = by[job.goal.objective]
     least = objective.best(allowed)
     row = objective.known(least, allowed, far_off, error)
+    if row.epochs != progress.trained(row.batch):  # the limits allow no more
+        objective = replace(objective, progress=progress.within(row.epochs))
     told = not progress.chooses and progress.tells_accuracy
     others = {name: by[name].best(allowed) for name in _others(job.goal, allowed, progress)}
     return Choice(
@@ -220,13 +250,7 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained
     found = []
     for row in rows:
         over = {miss.limit for miss in row.misses} - {"goal.accuracy"}
-        # Time and cost go with the epochs, so fewer may keep them.
-        if not over <= {"goal.deadline", "goal.max_cost"}:
-            continue
-        epochs = row.epochs
-        if over:
-            fewer = range(1, row.epochs)
-            epochs = bisect_left(fewer, True, key=lambda n: bool(trained(row, n).misses))
+        epochs = _epochs_within(row, trained)
         if epochs >= (progress.least or 1):
             reached = progress.accuracy(row.batch, epochs)
             if reached is not None:
@@ -378,7 +402,7 @@ def _why_workers(job: Job, choice: Choice) -> tuple[str, Source]:
         return f"Asked for.{_instead(choice)}", "asked"
     if len(choice.sizes) == 1:
         return "The only number of workers there is to choose within the limits.", "measured"
-    return choice.objective.why_size(choice.row, choice.sizes), "predicted"
+    return choice.objective.why_size(choice.row, choice.sizes), choice.objective.source
 
 
 def _instead(choice: Choice) -> str:
@@ -412,7 +436,7 @@ def _exchange(cluster: ClusterOption) -> str:
 def batch_reason(job: Job, choice: Choice, knee: KneeFit | None) -> Reason:
     """The global batch; ``knee`` is the knee of its cluster."""
     row, goal = choice.row, job.goal
-    source: Source = "predicted"
+    source: Source = choice.objective.source
     why = choice.objective.why_batch(row, knee)
     if job.global_batch != "auto":
         why, source = f"Asked for; leaves {row.steps} steps an epoch", "asked"
@@ -442,8 +466,15 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
     best, row = choice.accurate, choice.row
     if best is None or best.accuracy is None or row.accuracy is None:
         return ""
-    if best.accuracy - row.accuracy <= goal.accuracy_tolerance:
+    if best.accuracy - row.accuracy <= tolerance(goal, choice.objective.progress):
         return ""
+    if choice.objective.progress.expects:  # no reason to tell anybody what to do
+        if goal.objective == "auto":  # `_instead` says what it would be
+            return ""
+        return (
+            f"It is expected to reach {row.accuracy:.1%} where {best.accuracy:.1%} is in "
+            f"{_share(best.train_seconds, row.train_seconds, 'time')}."
+        )
     advice = "leave global_batch to the plan"
     if goal.objective != "auto":
         advice = "give goal.objective=auto"
@@ -497,9 +528,10 @@ def compared(other: Row, chosen: Row) -> str:
 
 def _points(other: Row, chosen: Row) -> str:
     apart = 100 * ((other.accuracy or 0.0) - (chosen.accuracy or 0.0))
+    told = "expected" if chosen.expected else "predicted"
     if abs(apart) < _MIN_POINTS:
-        return "as much accuracy predicted"
-    return f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accuracy predicted"
+        return f"as much accuracy {told}"
+    return f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accuracy {told}"
 
 
 def _share(other: float, chosen: float, what: str) -> str:

@@ -6,7 +6,7 @@ By trials and runs of the task; where there are none, by what other tasks' train
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from batchwright.records import (
     OptimizerName,
     Profile,
 )
-from batchwright.records.registries.optimizers import AUTO
+from batchwright.records.registries.optimizers import AUTO, SGD
 
 if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
@@ -68,8 +68,16 @@ class Learnt:
         told = ["the trials"] if self.longest else []
         return " and ".join([*told, "the runs given"] if self.runs else told)
 
-    def accuracy(self, optimizer: OptimizerName, batch: int, epochs: float) -> Estimate:
-        """Held-out accuracy at the end of a training, a share."""
+    def tells(self, batch: int, epochs: float) -> bool:
+        """Whether the law knows of trainings of as few steps, or anything of this task."""
+        from batchwright.planning.candidates.trial_choice import MIN_STEPS
+
+        return self.observed or epochs * self.train_samples >= MIN_STEPS * batch
+
+    def accuracy(self, optimizer: OptimizerName, batch: int, epochs: float) -> Estimate | None:
+        """Held-out accuracy at the end of a training, a share; `None` where nothing `tells`."""
+        if not self.tells(batch, epochs):
+            return None
         key = optimizer, batch, epochs
         if key not in self._known:
             self._known[key] = self.model.accuracy(self.candidate(*key))
@@ -135,7 +143,8 @@ class Learnt:
 
         def reached(epochs: int) -> bool:
             training = self.candidate(optimizer, batch, epochs)
-            return self.model.surely(training, confidence) >= accuracy
+            sure = self.model.surely(training, confidence) >= accuracy
+            return sure and self.tells(batch, epochs)
 
         doublings = (min(2**power, most) for power in range(most.bit_length() + 1))
         longest = next(filter(reached, doublings), None)
@@ -156,21 +165,31 @@ class Learnt:
         """The best rate over the usual one, as far as trials had other rates."""
         return exp(self.model.offset(optimizer))
 
-    def compared(self, job: Job) -> tuple[Compared, ...]:
+    def compared(
+        self, job: Job, longer: Callable[[int], float] | None = None
+    ) -> tuple[Compared, ...]:
         """What a training would reach with SGD and with Muon, by powers of two of the batch.
 
         After the job's epochs or, if the plan chooses them, the fewest that reach the target with
         either. Nothing where the job leaves no choice.
+
+        Where nothing was observed they are compared in the same time: ``longer`` is how many times
+        as long a step with Muon takes, by the batch. Medians are, as only these differ by what
+        sets the two apart; by how wide the distributions are, means do, too.
         """
         if len(self.optimizers) < 2:
             return ()
         found = []
         for batch in (2**power for power in range(self.train_samples.bit_length())):
             epochs = self._length(batch, job)
-            sgd, muon = (self.candidate(name, batch, epochs) for name in AUTO)
-            _, error = self.model.apart(muon, sgd)
-            usual, other = (self.model.accuracy(one).value for one in (sgd, muon))
-            found.append(Compared(batch, usual, other, error, runs=0, by=self.by))
+            times = longer(batch) if longer and not self.observed else 1.0
+            sgd, muon = (
+                self.candidate(name, batch, epochs * (times if name == SGD.name else 1.0))
+                for name in AUTO
+            )
+            apart, error = self.model.apart(muon, sgd)
+            usual = self.model.surely(sgd, 0.5)
+            found.append(Compared(batch, usual, usual + apart, error, 0, self.by, times))
         return tuple(found)
 
     def _length(self, batch: int, job: Job) -> int:

@@ -22,7 +22,8 @@ from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Row
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
-from batchwright.records import Estimate, Goal
+from batchwright.records import Estimate, Goal, Source
+from batchwright.records.job_sections import NOT_OBSERVED
 from batchwright.records.text.formatting import counted, counted_points
 
 EQUAL = 0.0005
@@ -100,6 +101,7 @@ class Objective:
     best_is: ClassVar[str] = "best candidate"
     mends: ClassVar[str] = "a larger probe.budget may"
     mends_batches: ClassVar[str] = mends
+    by_accuracy: ClassVar[bool] = False
     by_seconds: ClassVar[bool] = True  # what is least goes by the time of a step alone
 
     def value(self, row: Row) -> float:
@@ -182,6 +184,11 @@ class Objective:
         return f"Level with {named}: what was measured does not tell which is better; {mends}."
 
     @property
+    def source(self) -> Source:
+        """What its choice rests on."""
+        return "assumed" if self.by_accuracy and self.progress.expects else "predicted"
+
+    @property
     def _named(self) -> str:
         return f"goal.objective={self.goal.objective}"
 
@@ -208,6 +215,7 @@ class _MostAccurate(Objective):
     """The quickest of the most accurate candidates."""
 
     best_is = "most accurate candidate"
+    by_accuracy = True
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
         return accurate(rows, EQUAL)
@@ -231,21 +239,59 @@ class _AccurateSoon(_MostAccurate):
 
     mends_batches = "a larger probe.budget may for their times, probe.learning for their accuracy"
 
+    def value(self, row: Row) -> float:
+        cheapest = self.goal.target is not None and self.goal.least == "cost"
+        return row.expense if cheapest else row.train_seconds
+
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
-        return accurate(rows, max(EQUAL, self.goal.accuracy_tolerance))
+        near = accurate(rows, max(EQUAL, self.goal.accuracy_tolerance))
+        if not self.progress.expects:
+            return near
+        known, half = set(near), min(row.epoch_seconds for row in near) / 2
+        wide = accurate(rows, max(EQUAL, tolerance(self.goal, self.progress)))
+        return [row for row in wide if row in known or row.epoch_seconds <= half]
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
-        within = counted_points(self.goal.accuracy_tolerance)
+        within = counted_points(tolerance(self.goal, self.progress))
         return (
             f"That of the quickest candidate within {within} of the most accurate ({self._named})."
         )
 
-    def why_batch(self, row: Row, knee: KneeFit | None) -> str:  # noqa: ARG002
-        return (
-            "The least predicted time of the candidates within the limits that are as accurate as "
-            f"the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}"
+    def why_batch(self, row: Row, knee: KneeFit | None) -> str:
+        progress = self.progress
+        half = f", or {NOT_OBSERVED} times that in half the time" if progress.expects else ""
+        least = self.goal.least if self.goal.target is not None else "time"
+        texts = [
+            f"The least predicted {least} of the candidates within the limits that are as accurate "
+            f"as the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}{half}"
             f"{self._told(row)} held out ({self._named})."
-        )
+        ]
+        if progress.expects and knee:
+            texts.append(_trade(row, [one for one in knee.rows if not one.misses]))
+        if progress.chooses:
+            texts.append(
+                f"To goal.accuracy={self.goal.accuracy:g} {counted(row.epochs, 'epoch')} of "
+                f"{row.epoch_seconds:.3g} s, {progress.how_sure(row.batch)}."
+            )
+        return " ".join(filter(None, texts))
+
+
+def tolerance(goal: Goal, progress: Progress) -> float:
+    """By how much candidates may be less accurate than the best, a share."""
+    return goal.level_within(observed=not progress.expects)
+
+
+def _trade(row: Row, rows: Sequence[Row]) -> str:
+    """What the most accurate candidate would reach more, and take; empty if that is nothing."""
+    best = max(rows, key=lambda one: one.accuracy or 0.0, default=row)
+    more = (best.accuracy or 0.0) - (row.accuracy or 0.0)
+    if more <= EQUAL:
+        return ""
+    return (
+        f"With {best.batch}, {100 * more:.1f} points more are expected, in "
+        f"{best.epoch_seconds / row.epoch_seconds:.3g} times the time an epoch; so little is not "
+        "known apart."
+    )
 
 
 class _ToTarget(Objective):
@@ -328,7 +374,7 @@ class _AtTheKnee(Objective):
         if knee is None:
             knee = batches[-1]
             why = f"each doubling up to here saves more than {gain:.1%} of the time per image"
-        return Chosen(knee, f"What `plain` would choose for one worker: {why}.", "predicted")
+        return Chosen(knee, f"By time, for one worker: {why}.", "predicted")
 
     def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
         sizes, gain = self.sizes(rows), self.goal.doubling_gain
@@ -434,7 +480,7 @@ class _WorthItsTime(_AtTheKnee):
             return found
         larger = up_to[up_to.index(batch) + 1]
         why = self.progress.why_no_larger(batch, larger, per_sample(larger) / per_sample(batch))
-        return Chosen(batch, f"What `plain` would choose for one worker. {why}", "predicted")
+        return Chosen(batch, f"By time and gradient noise, for one worker. {why}", "predicted")
 
     def why_batch(self, row: Row, knee: KneeFit | None) -> str:
         if knee is None or knee.best is None or knee.best.batch <= row.batch:

@@ -23,6 +23,7 @@ class Compared:
         error: Standard error of their difference.
         runs: How many, of both; 0: a prediction, in which all is that is known beforehand.
         by: What a prediction rests on beside other tasks' trainings; empty: on these alone.
+        longer: How many times the epochs with Muon SGD was given: those that take as long.
     """
 
     batch: int
@@ -31,6 +32,7 @@ class Compared:
     error: float
     runs: int
     by: str = ""
+    longer: float = 1.0
 
     @property
     def better(self) -> OptimizerName | None:
@@ -93,22 +95,32 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
         measured += ", no further apart than seeds are. "
     if told is None:
         return Chosen(SGD.name, f"{measured}{_UNTOLD}", "assumed")
-    whence = "There are no trials: by what other tasks' trainings showed"
-    if told.by:
-        whence = f"By {told.by}, and what other tasks showed where these say nothing"
-    why = (
-        f"{measured}{whence}, this training would reach {told.sgd:.1%} held out with SGD and "
-        f"{told.muon:.1%} with Muon, give or take {100 * Z_975 * told.error:.1f} points between "
-        "them."
-    )
+    why = f"{measured}{_predicted(told)}, give or take {100 * Z_975 * told.error:.1f} points."
     if told.better != SGD.name:
         why += " In a loop of your own: `bw.muon(model, lr=...)`; `optimizer=sgd` keeps SGD."
     return Chosen(told.better or SGD.name, why, "predicted" if told.by else "assumed")
 
 
+def _predicted(told: Compared) -> str:
+    if told.by:
+        return (
+            f"By {told.by}, and what other tasks showed where these say nothing, this training "
+            f"would reach {told.sgd:.1%} held out with SGD and {told.muon:.1%} with Muon"
+        )
+    apart = 100 * (told.muon - told.sgd)
+    when = ""
+    if told.longer > 1:
+        when = f" in the same time, a step with Muon taking {told.longer:.3g} times as long"
+    return (
+        "There are no trials: by what other tasks' trainings showed, Muon would reach "
+        f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} held out than SGD{when}"
+    )
+
+
 _UNTOLD = (
-    "Nothing tells that another would reach more: other tasks' trainings, which began with random "
-    "weights and were judged by accuracy, do not; optimizer=muon takes Muon in any case."
+    "The usual one: there are no trials, and weights were learnt before, there are no classes, or "
+    "rates are others, of which other tasks' trainings tell nothing; optimizer=muon takes Muon in "
+    "any case."
 )
 
 
@@ -119,8 +131,8 @@ def _against_muon(job: Job) -> str:
     if job.learning_rate != "auto":
         return (
             f"learning_rate={job.learning_rate:g} is given, and a rate of SGD's is none of Muon's. "
-            "Without it the batch decides; optimizer=muon takes Muon in any case, with the default "
-            "rate of its own if learning_rate is left out."
+            "Without it, trials or other tasks' trainings decide; optimizer=muon takes Muon in any "
+            "case, with the default rate of its own if learning_rate is left out."
         )
     if job.frozen:
         return (

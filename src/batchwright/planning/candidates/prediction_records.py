@@ -112,7 +112,7 @@ def prediction(
         epochs=_epochs(row, progress),
         trained_epochs=row.epochs if progress.chooses else None,
         target_seconds=_target(row, step, progress),
-        accuracy=progress.reached(row.batch),
+        accuracy=progress.reached(row.batch, row.epochs),
         train_seconds=train,
         cost=None if row.cost is None else train_cost(prices, train),
         extrapolated=any(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, log
 from statistics import NormalDist
 
-from batchwright.planning.candidates.learnt import Learnt
+from batchwright.planning.candidates.learnt import KNOWN_FROM, Learnt
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
 from batchwright.records import Estimate, LearningRateRule, OptimizerName, Reason, Source
@@ -46,7 +46,7 @@ class Progress:
     _needed: dict[tuple[int, int], int | None] = field(default_factory=dict, repr=False)
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
     _to_target: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
-    _reached: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
+    _reached: dict[tuple[int, int], Estimate | None] = field(default_factory=dict, repr=False)
 
     def model(self, batch: int) -> ProgressModel:
         """The progress model of the optimizer that is chosen for a batch."""
@@ -82,9 +82,10 @@ class Progress:
         if self.learnt is None or self._misses(batch) or self._misses(other):
             return None
         one, another = ((self.optimizer(size), size) for size in (batch, other))
-        accuracy = self.learnt.accuracy(*another, self.planned).value
-        at_target = self.target and self.learnt.model.samples_compared(one, another, self.target)
-        return at_target or self.learnt.model.samples_compared(one, another, accuracy)
+        model = self.learnt.model
+        accuracy = model.accuracy(self.learnt.candidate(*another, self.planned)).value
+        at_target = self.target and model.samples_compared(one, another, self.target)
+        return at_target or model.samples_compared(one, another, accuracy)
 
     def _misses(self, batch: int) -> bool:
         return self._runs_tell or self.model(batch).misses_target(batch)
@@ -183,11 +184,28 @@ class Progress:
         """Whether accuracy is what other tasks lead to expect, and nothing of it was observed."""
         return self.law is not None and not self.law.observed
 
-    def reached(self, batch: int) -> Estimate | None:
-        """Held-out accuracy at the end of the training; `None` if nothing tells."""
-        if batch not in self._reached:
-            self._reached[batch] = self.accuracy(batch, self.trained(batch))
-        return self._reached[batch]
+    @property
+    def weighs(self) -> bool:
+        """Whether a batch is taken by accuracy though epochs are chosen to reach a target.
+
+        Where nothing was observed: least time over the chance to reach it supposes tries that have
+        nothing in common, but the task's level, which is what is not known, all have.
+        """
+        return self.chooses and self.expects
+
+    def reached(self, batch: int, epochs: int | None = None) -> Estimate | None:
+        """Held-out accuracy at the end of the training; `None` if nothing tells.
+
+        ``epochs`` are those that it is trained unless said otherwise.
+        """
+        key = batch, epochs or self.trained(batch)
+        if key not in self._reached:
+            self._reached[key] = self.accuracy(*key)
+        return self._reached[key]
+
+    def within(self, epochs: int) -> Progress:
+        """The same of a training of so many epochs at most."""
+        return replace(self, planned=epochs, _needed={}, _epochs={}, _to_target={}, _reached={})
 
     def by_epoch(
         self,
@@ -282,7 +300,9 @@ class Progress:
 
     @property
     def tells_accuracy(self) -> bool:
-        """Whether accuracy is known of more batches than one."""
+        """Whether accuracy is known of more batches than one; expected, of the least that it is."""
+        if self.expects:  # larger ones may have too few steps, and are not favoured then
+            return self.reached(KNOWN_FROM) is not None
         base = self.base_batch
         return None not in (self.reached(base), self.reached(2 * base))
 
@@ -326,9 +346,10 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
         why = f"The batch is well below it, so little progress per sample is lost: {made}."
     efficiency = progress.efficiency(batch)
     if efficiency is not None:
+        expected = f", {_EXPECTED}," if progress.expects else ""
         why += (
-            f" At the planned rate that is {efficiency.value:.0%} of what a sample makes in a "
-            f"batch of {progress.base_batch} (base_batch)."
+            f" At the planned rate{expected} that is {efficiency.value:.0%} of what a sample makes "
+            f"in a batch of {progress.base_batch} (base_batch)."
         )
     value = f"{number(scale.value)} samples ({number(scale.low)} to {number(scale.high)})"
     return Chosen(value, f"{why} {notes}".rstrip(), "measured")
@@ -344,12 +365,12 @@ def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
         whence = f"as {law.by} tell" if law.observed else _EXPECTED
     why = f"To goal.accuracy={progress.target:g}, {whence}."
     if progress.chooses:
+        of = "" if progress.needed(batch) is None else f" of epochs={progress.planned} at most"
         why += (
-            f" The plan counts on {counted(trained, 'epoch')} of epochs={progress.planned} at "
-            f"most, {progress.how_sure(batch)}; training ends with the first evaluation that "
-            "reaches it."
+            f" The plan counts on {counted(trained, 'epoch')}{of}, {progress.how_sure(batch)}; "
+            "training ends with the first evaluation that reaches it."
         )
-    elif epochs.value > trained:
+    elif epochs.value > trained and whence != _EXPECTED:
         enough = f"give epochs={ceil(epochs.value)}" if epochs.value <= most else "far too few"
         why += f" The job trains only {trained}: {enough}."
 
@@ -359,7 +380,9 @@ def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
         return "less than 1" if count < 1 else f"{count:.3g}"
 
     value = told(epochs.value)
-    if epochs.value <= most:
+    if whence == _EXPECTED:  # half of all tasks take less than 1, and some more than anybody trains
+        value = f"{trained} planned" if progress.chooses else "not known"
+    elif epochs.value <= most:
         value += f" ({told(epochs.low)} to {told(epochs.high)})"
     return Chosen(value, why, "assumed" if whence == _EXPECTED else "predicted")
 

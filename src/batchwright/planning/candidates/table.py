@@ -66,7 +66,9 @@ class Row:
         misses: Limits that it misses.
         target_seconds: Training to the target accuracy, where that is the objective
             (`objectives.target_seconds`).
-        accuracy: Held out at the end of the training, a share; `None` if nothing tells.
+        accuracy: Held out at the end of the training, a share; `None` if nothing tells. Where
+            `Progress.weighs`, of all epochs that the limits allow.
+        expected: Whether that is only what other tasks lead to expect.
     """
 
     cluster: ClusterOption
@@ -83,6 +85,7 @@ class Row:
     misses: tuple[Miss, ...] = ()
     target_seconds: float | None = None
     accuracy: float | None = None
+    expected: bool = False
 
     @property
     def seconds(self) -> float:

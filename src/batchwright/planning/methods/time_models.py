@@ -151,7 +151,7 @@ class Measured:
         }
 
     def large_batch(self) -> Chosen[int]:
-        """Local batch at the highest resolution, as `plain` would choose it for one worker.
+        """Local batch at the highest resolution, by time and gradient noise for one worker.
 
         With several, `plain` has to make up for an exchange of gradients in each step, which
         workers of a server do without. Where the batch is given, or the objective goes by something
@@ -164,8 +164,11 @@ class Measured:
             1, min(most, self.fitting(side) or most), least_local=kind.smallest_measured
         )
         if self.table.job.global_batch == "auto" and found:
-            pace = self.pace(batch)
-            own = self.choice.objective.alone(found, lambda n: pace.seconds(side, n) / n)
+            pace, measured = self.pace(batch), 1 in kind.measured  # then as the knee's table
+            own = self.choice.objective.alone(
+                found,
+                lambda n: (kind.seconds(1, side, n) if measured else pace.seconds(side, n)) / n,
+            )
             if own is not None:
                 return own
         return Chosen(batch, "What `plain` would choose as local batch.", "predicted")

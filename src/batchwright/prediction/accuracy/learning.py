@@ -126,7 +126,8 @@ class LearningModel:
     def surely(self, candidate: Candidate, confidence: float) -> float:
         """Accuracy that a single seed reaches or exceeds with this probability, a share."""
         middle, row = self._at(candidate)
-        below = NormalDist().inv_cdf(confidence) * self._error(row, candidate.samples)
+        error = self._few * self._error(row, candidate.samples)
+        below = NormalDist().inv_cdf(confidence) * error
         return self._share(middle - below)
 
     def probability(self, candidate: Candidate, accuracy: float) -> float:
@@ -136,7 +137,7 @@ class LearningModel:
             return float(unit <= 0)
         middle, row = self._at(candidate)
         above = middle - log(unit / (1 - unit))
-        return NormalDist().cdf(above / self._error(row, candidate.samples))
+        return NormalDist().cdf(above / (self._few * self._error(row, candidate.samples)))
 
     def counted(self, candidate: Candidate, short: Normal, held_out: int | None) -> Estimate:
         """Accuracy of a training that falls short of whole ones, as an evaluation would count it.
@@ -155,7 +156,7 @@ class LearningModel:
         error = hypot(self._error(row, candidate.samples), short.error)
         if held_out:
             error = hypot(error, _noise(_unit(middle), held_out, self.classes, 0.0))
-        wide = Z_975 * error * (1.0 if self.observed else FEW_TASKS)
+        wide = Z_975 * error * self._few
         low, high = middle - wide, middle + wide
         if not self.observed:  # the usual approximation (MacKay 1992) of a normal logit's mean
             middle = min(high, max(low, middle / sqrt(1 + pi * error**2 / 8)))
@@ -299,6 +300,11 @@ class LearningModel:
         off, from_row = self._at(other)
         slopes = self._slope(at) * row - self._slope(off) * from_row
         return self._share(at) - self._share(off), slopes
+
+    @property
+    def _few(self) -> float:
+        """By how much single trainings are less sure than their error says."""
+        return 1.0 if self.observed else FEW_TASKS
 
     def _error(self, row: np.ndarray, samples: float) -> float:
         """Standard error of logit u of one training, from its derivatives by the parameters."""

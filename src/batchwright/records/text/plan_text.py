@@ -323,8 +323,9 @@ def _candidate_lines(plan: PlanFields, width: int | None) -> list[str]:
     if expects_accuracy(plan):
         lines.append(f"  accuracy: {EXPECTED}")
     if "worth of an image" in columns:
+        whence = ", as other tasks lead to expect" if expects_accuracy(plan) else ""
         lines += wrap(
-            "worth of an image: how far training on it gets, where one in a batch of "
+            f"worth of an image: how far training on it gets{whence}, where one in a batch of "
             f"{plan.job.base_batch} (base_batch) counts as 100 %. The gradient of a larger batch "
             "holds less noise, but each image in it adds less.",
             min(WIDTH, width or WIDTH),

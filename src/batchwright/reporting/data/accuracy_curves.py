@@ -97,8 +97,8 @@ def _ends(drawn: Sequence[AccuracyPoint]) -> tuple[float, float]:
     low, high = min(values), max(values)
     room = max(_MIN_POINTS, high - low) / 2
     chosen = [one.accuracy for one in drawn if one.candidate.chosen]
-    lowest = min((end for _, end, _ in chosen), default=low)
-    highest = max((end for _, _, end in chosen), default=high)
+    lowest = min((end for _, end, _ in chosen), default=max(0.0, low - room))
+    highest = max((end for _, _, end in chosen), default=min(100.0, high + room))
     return min(low, max(lowest, low - room)), max(high, min(highest, high + room))
 
 

@@ -12,7 +12,13 @@ from itertools import pairwise
 from statistics import median
 
 from batchwright.records import Estimate, KindCount, Knee, Plan, Prediction, Profile, StepTime
-from batchwright.records.text.plan_text import Size, cluster_words, is_chosen, planned_sizes
+from batchwright.records.text.plan_text import (
+    Size,
+    cluster_words,
+    expects_accuracy,
+    is_chosen,
+    planned_sizes,
+)
 from batchwright.reporting.data.worker_curves import spread
 
 MAX_CURVES = 5  # as many as are told apart, by colour and by eye
@@ -132,7 +138,7 @@ def plan_curves(plan: Plan, profiles: Sequence[Profile] = ()) -> PlanCurves:
         max_cost=plan.job.goal.max_cost,
         clusters=curves,
         left_out=len(groups) - len(shown),
-        accuracy_tolerance=plan.job.goal.accuracy_tolerance,
+        accuracy_tolerance=plan.job.goal.level_within(observed=not expects_accuracy(plan)),
     )
 
 
