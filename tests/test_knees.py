@@ -70,7 +70,7 @@ def test_on_a_line_the_knee_is_the_smallest_candidate_not_below_the_closed_form(
 
 @pytest.mark.parametrize(
     ("optimizer", "fixed", "knee"),
-    [("muon", 0.0052, 512), ("auto", 0.0052, 512), ("sgd", 0.02, 256)],
+    [("muon", 0.0052, 512), ("auto", 0.0052, 32), ("sgd", 0.02, 256)],
 )
 def test_the_knee_counts_the_update_that_each_batch_is_given(optimizer, fixed, knee):
     batches = tuple(2**n for n in range(2, 10))
@@ -87,8 +87,11 @@ def test_the_knee_counts_the_update_that_each_batch_is_given(optimizer, fixed, k
     saved = {n: 1 - seconds[2 * n] / 2 / seconds[n] for n in seconds if 2 * n in seconds}
     assert min(n for n, share in saved.items() if share <= 0.05) == knee
     assert plan.knees[0].global_batch_size == knee == plan.stages[0].global_batch_size
-    assert f"{2 * knee} would save {saved[knee]:.1%}" in why(plan)
-    if optimizer != "sgd":  # the same update for all leaves a line
+    if optimizer == "auto":  # Muon is worth its update from 64 on, which so takes longer
+        assert f"64 would take {-saved[32]:.1%} more" in why(plan)
+    else:
+        assert f"{2 * knee} would save {saved[knee]:.1%}" in why(plan)
+    if optimizer == "muon":  # the same update for all leaves a line
         assert plan.knees[0].closed_form == pytest.approx(0.0252 * 9 / 0.0008)
 
 
