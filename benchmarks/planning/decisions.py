@@ -121,8 +121,8 @@ BENCHMARK = Benchmark(
         Figure("regret_points", "points", "mean", "accuracy of the best candidate that is about as "
                "fast less that of the one that the plan takes", at_most=1.0),
         Figure("worst_regret_points", "points", "mean", "the largest of them", at_most=3.0),
-        Figure("regret_points_knee", "points", "mean", "the same mean for SGD up "
-               "to twice base_batch and the knee, the rule without trials before decision 80"),
+        Figure("regret_points_knee", "points", "mean", "the same mean for the "
+               "knee of time alone, from the same profile without trials"),
         Figure("time_regret", "ratio", "mean", "time of the one taken over the least of those "
                "about as accurate", at_most=1.15),
         Figure("accuracy_error_points", "points", "median", "predicted against measured accuracy "
