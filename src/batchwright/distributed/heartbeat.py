@@ -77,9 +77,8 @@ class RollCall:
         apart: bool = False,
     ) -> None:
         self._patience = patience
-        own = (
-            store.clone() if apart and hasattr(store, "clone") else store
-        )  # older PyTorch has none
+        # Older PyTorch has no `clone`.
+        own = store.clone() if apart and hasattr(store, "clone") else store
         self._kept = store  # which in worker 0's process answers, also once its group is gone
         self._store = PrefixStore(f"batchwright/roll-call/{present[0].token}", own)
         self._rank, self._present = rank, tuple(present)

@@ -289,8 +289,8 @@ def _trade(row: Row, rows: Sequence[Row]) -> str:
         return ""
     return (
         f"With {best.batch}, {100 * more:.1f} points more are expected, in "
-        f"{best.epoch_seconds / row.epoch_seconds:.3g} times the time an epoch; so little is not "
-        "known apart."
+        f"{best.epoch_seconds / row.epoch_seconds:.3g} times the time an epoch; so small a "
+        "difference is uncertain."
     )
 
 

@@ -170,11 +170,14 @@ class MicroBatches:
         """
         loading = self._feed.loading
         loaded = loading.totals.cpu_seconds
-        fed, meanwhile = self._feed.training(walk.ahead(), epoch, resolution), nothing
+        fed: Iterator[Batch]
+        meanwhile = nothing
         if self._feed.made_there(resolution):
             make = partial(self._feed.single, epoch=epoch, resolution=resolution)
             fed = early = Early(walk.ahead(), make)
             meanwhile = early.make
+        else:
+            fed = self._feed.training(walk.ahead(), epoch, resolution)
         with self._memory.of_epoch(), self._stepper.making(meanwhile):
             while self._state.step < len(walk):
                 index = self._state.step
