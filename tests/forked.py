@@ -9,8 +9,8 @@ Linux), each starts as usual.
     python -m forked FOLDER IN OUT ERR PROGRAM WORDS...
 
 IN, OUT and ERR are paths, or ``&`` and the number of what is open already. The variable FORKED_ON
-names a network namespace and a host name, ``SPACE NAME``, and moves it there; FORKED_UNDRAWN leaves
-figures of reports empty, which take a second of each run.
+names a network namespace and a host name, ``SPACE NAME``, and moves it there; FORKED_UNDRAWN, which
+`forking` sets, leaves figures of reports empty: to draw them takes a second of each run.
 """
 
 from __future__ import annotations
@@ -111,16 +111,13 @@ class Forked:
 
 
 @contextmanager
-def forking(*more: str, drawn: bool = True) -> Iterator[None]:
+def forking(*more: str) -> Iterator[None]:
     """Inside, those that are started are forked, with these modules imported besides.
 
     Args:
         more: The modules.
-        drawn: Whether figures of reports are files that one can look at.
     """
-    with ExitStack() as stack:
-        if not drawn:
-            stack.enter_context(mock.patch.dict(os.environ, FORKED_UNDRAWN="1"))
+    with mock.patch.dict(os.environ, FORKED_UNDRAWN="1"), ExitStack() as stack:
         with mock.patch.dict(os.environ, PYTHONPATH=with_tests(os.environ)):
             os.environ.pop("PYTHONUNBUFFERED", None)  # what they print comes as it does elsewhere
             stack.enter_context(fork_server.imported_once(*_COMMANDS, *more))

@@ -95,7 +95,7 @@ class ForkedHost(Host):
 def imported():
     """From which agents are forked; an optimizer's first step imports torch's compiler."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with mock.patch.dict(os.environ, PYTHONPATH=paths), forking("torch._dynamo", drawn=False):
+    with mock.patch.dict(os.environ, PYTHONPATH=paths), forking("torch._dynamo"):
         yield
 
 

@@ -546,7 +546,7 @@ def environment(cache):
 
 @pytest.fixture(scope="module")
 def forks():
-    with forking(drawn=False):
+    with forking():
         yield
 
 
