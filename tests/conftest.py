@@ -118,6 +118,15 @@ def crew() -> Iterator[Crew]:
     crew.close()
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[None]:
+    """What the tests of a file start is forked from a process that has imported all."""
+    from forked import forking
+
+    with forking():
+        yield
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Decoded images, once for all tests of a process."""

@@ -43,7 +43,6 @@ from batchwright.records import Job
 from batchwright.records.documents import change_job, load_job, write_record
 from batchwright.records.job import other_keys_come
 from batchwright.records.text.job_keys import job_keys
-from forked import forking
 from samples import make_data, make_network
 
 ROOT = Path(__file__).parent.parent
@@ -565,13 +564,6 @@ SHOWING = sorted(path for path in SOURCE.rglob("*.py") if ">>>" in path.read_tex
 def test_examples_in_docstrings_give_what_they_say(path):
     name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
     assert doctest.testmod(importlib.import_module(name)).failed == 0
-
-
-@pytest.fixture(scope="module")
-def forks():
-    """What the commands of this file are forked from, with what its programs import as they go."""
-    with forking("torch._dynamo", "sklearn.datasets"):
-        yield
 
 
 def run_script(script: str, folder: Path) -> None:

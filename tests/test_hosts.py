@@ -9,7 +9,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ import torch
 import batchwright as bw
 from batchwright.records import Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
-from forked import Forked, forking
+from forked import Forked
 from test_session import make_tiny_plan
 
 ROOT = Path(__file__).parent.parent
@@ -91,16 +90,8 @@ class ForkedHost(Host):
         return self.said + ("".join(self.agent.said()) if self.agent else "")
 
 
-@pytest.fixture(scope="module")
-def imported():
-    """From which agents are forked; an optimizer's first step imports torch's compiler."""
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with mock.patch.dict(os.environ, PYTHONPATH=paths), forking("torch._dynamo"):
-        yield
-
-
 @pytest.fixture
-def hosts(tmp_path, imported):
+def hosts(tmp_path, forks):
     """Two hosts on one wire; the second one's address, and so its rank, comes first."""
     made = []
     try:
@@ -297,7 +288,7 @@ DELAY, BANDWIDTH = 2e-3, 25e6  # seconds; bytes per second, 200 Mbit
 
 
 @pytest.fixture
-def apart(tmp_path, imported):
+def apart(tmp_path, forks):
     """Two hosts with a wire between them that takes its time."""
     here = {"delay": DELAY, "bandwidth": BANDWIDTH, "kind": ForkedHost}
     try:

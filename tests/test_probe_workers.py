@@ -25,71 +25,22 @@ from batchwright.probing.workers import Killed, Workers
 from batchwright.records import Job, ProbeSettings, Profile
 from batchwright.records.documents import read_record
 from batchwright.records.profile import JOINED
-from forked import Forked, forking
+from forked import Forked
 from test_launch import processes_naming, wait_until
 
 pytestmark = pytest.mark.slow
 
-NETWORKS = """
-import os, signal, time
-from pathlib import Path
-from torch import nn
 
-
-class Deadly(nn.Module):
-    '''Kills the last worker's process where a batch is too large, as the kernel would.'''
-
-    def __init__(self, num_classes):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
-        import torch
-        self.layers(torch.zeros(1, 3, 8, 8))
-
-    def forward(self, images):
-        if self.training and len(images) >= int(os.environ["DEADLY_BATCH"]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.layers(images)
-
-
-class Slow(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Linear(9, num_classes))
-
-    def forward(self, images):
-        if self.training:
-            time.sleep(0.04)
-        return self.layers(images)
-
-
-class Broken(Deadly):
-    def forward(self, images):
-        if self.training:
-            raise ValueError("no such thing")
-        return self.layers(images)
-"""
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """Decoded images and networks of the tests' own, for all processes."""
-    folder = tmp_path_factory.mktemp("shared")
-    (folder / "probed_networks.py").write_text(NETWORKS)
+@pytest.fixture(scope="module", autouse=True)
+def images(cache):
+    """Decoded once, for all processes."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("BATCHWRIGHT_CACHE", str(folder / "cache"))
-        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        yield
-
-
-@pytest.fixture(scope="module")
-def forks(shared):
-    """Workers of this process are forked, as a verb's are, and so are commands."""
-    with forking():
+        monkeypatch.setenv("BATCHWRIGHT_CACHE", str(cache))
         yield
 
 
 @pytest.fixture
-def apart(shared, tmp_path):
+def apart(tmp_path):
     """Where a process of the test's own probes; afterwards no process that names it is left."""
     place = tmp_path / "probe"
     place.mkdir()

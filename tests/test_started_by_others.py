@@ -54,7 +54,7 @@ from batchwright.workflows.together import (
 )
 from batchwright.workflows.verbs import plan
 from batchwright.workload import host
-from forked import Forked, forking
+from forked import Forked
 from gloo import free_port
 from test_hosts import BATCH, EPOCHS, SAMPLES, SCRIPT, lost_or_repeated
 from test_session import make_tiny_plan
@@ -542,12 +542,6 @@ class Started:
 def environment(cache):
     own = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_"))}
     return {**own, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with forking():
-        yield
 
 
 @pytest.fixture
