@@ -1,8 +1,10 @@
 """Networks to which something happens as they are probed, for `test_probe_workers`."""
 
+import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -22,8 +24,8 @@ class Deadly(nn.Module):
         return self.layers(images)
 
 
-class Slow(nn.Module):
-    """Takes its time for each step of training."""
+class Small(nn.Module):
+    """Two layers."""
 
     def __init__(self, num_classes):
         super().__init__()
@@ -31,8 +33,27 @@ class Slow(nn.Module):
 
     def forward(self, images):
         if self.training:
-            time.sleep(0.04)
+            self.wait()
         return self.layers(images)
+
+    def wait(self):
+        """Something that a step of training waits for."""
+
+
+class Slow(Small):
+    """Takes its time for each step of training."""
+
+    def wait(self):
+        time.sleep(0.04)
+
+
+class Held(Small):
+    """Stands still while a file ``held`` names a profile that has a trial: in the second one."""
+
+    def wait(self):
+        profile = Path(Path("held").read_text(encoding="utf-8")) if Path("held").exists() else None
+        if profile and profile.exists() and json.loads(profile.read_text("utf-8")).get("trials"):
+            time.sleep(300)
 
 
 class Broken(Deadly):

@@ -249,10 +249,14 @@ def test_a_long_trial_tells_how_far_it_is_and_is_waited_for(folder, monkeypatch)
 
 
 def taught_job():
-    """Each of its trials takes a second or more, and the first does not settle the choice."""
-    settings = ProbeSettings(budget=2, steps=2, learning=15)
-    goal = {"accuracy_tolerance": 0.0}
-    return job_of(network="probed_networks:Slow", workers=2, goal=goal, probe=settings)
+    """Its trials end with what there is to try, after a few, long before their time is up.
+
+    An epoch with one batch can be tried in one length, with either optimizer and at some rates; the
+    first trial does not settle the choice.
+    """
+    settings = ProbeSettings(budget=2, steps=2, learning=50)
+    how = {"workers": 2, "epochs": 1, "global_batch": 32, "goal": {"accuracy_tolerance": 0.0}}
+    return job_of(network="probed_networks:Small", probe=settings, **how)
 
 
 def test_a_probe_that_is_stopped_in_its_trials_goes_on_with_them(folder, tmp_path):
@@ -310,9 +314,11 @@ def rank_of(folder, rank):
 
 def test_a_run_that_is_stopped_in_its_trials_goes_on(folder, tmp_path):
     """By the very commands."""
-    run, code = tmp_path / "run", "network=probed_networks:Slow"
+    run, code = tmp_path / "run", "network=probed_networks:Held"
+    held = tmp_path / "held"
+    held.write_text("run/profile.json")
     words = [code, "workers=2", "device=cpu", "precision=float32", "epochs=1"]
-    words += ["probe.budget=2", "probe.steps=2", "probe.learning=15", "base_batch=32"]
+    words += ["probe.budget=2", "probe.steps=2", "probe.learning=50", "global_batch=32"]
     words += ["goal.accuracy_tolerance=0"]
     how = {"cwd": tmp_path, "env": os.environ, "prints": folder}
     process = Forked(["run", *words, "--out", str(run)], **how)
@@ -322,6 +328,7 @@ def test_a_run_that_is_stopped_in_its_trials_goes_on(folder, tmp_path):
         _, told = process.communicate()
     finally:
         process.kill()
+    held.unlink()
     assert process.returncode == 128 + signal.SIGTERM
     assert f"continue with `batchwright run --resume --out {run} {code}`" in told
     first = read_record(run / "profile.json", Profile)
