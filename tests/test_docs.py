@@ -393,7 +393,7 @@ RUN_BY = (
 )
 CODE = (
     ("README.md", "bw.Session(", "test_docs::test_the_session_in_the_documents_runs"),
-    ("README.md", "bw.probe(", "test_docs::test_the_verbs_from_python_run_as_shown"),
+    ("README.md", "bw.probe(", "test_docs::test_the_verbs_from_python_are_those_of_the_docstring"),
     ("docs/extending.md", "", "test_registries::test_the_package_of_the_page_does_all"),
     ("docs/loop.md", "", "test_docs::test_the_session_in_the_documents_runs"),
     ("docs/ray.md", "tune.Tuner(", "test_ray::test_the_pages_example_of_tune_finds_the_best"),
@@ -566,28 +566,38 @@ def test_examples_in_docstrings_give_what_they_say(path):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-def run_script(script: str, folder: Path) -> None:
-    """Run a program of a document, with a second of measuring, no trials and one epoch."""
-    probe = ('{"budget": 5}', '{"budget": 1, "learning": 0}')
-    for shown, short in (probe, ("epochs=3", "epochs=1")):
-        assert shown in script
-        script = script.replace(shown, short)
-    (folder / "script.py").write_text(script)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = forked.command(program="script.py", cwd=folder, env=env, prints=folder)
-    assert not done.returncode, told(script, done)
+def script_of_the_docstring() -> str:
+    """What `help(batchwright)` shows."""
+    lines = [line for line in inspect.getdoc(bw).splitlines() if line.startswith("    ")]
+    return inspect.cleandoc("\n".join(lines))
 
 
 @pytest.mark.slow
 def test_the_example_in_the_packages_docstring_runs(tmp_path, forks):
-    """What `help(batchwright)` shows."""
-    text = inspect.getdoc(bw)
-    lines = [line for line in text.splitlines() if line.startswith("    ")]
-    script = inspect.cleandoc("\n".join(lines))
+    """With a second of measuring, no trials and one epoch."""
+    script = script_of_the_docstring()
     assert all(f"bw.{verb}(" in script for verb in ("probe", "plan", "check", "schedule", "train"))
-    run_script(script, tmp_path)
+    probe = ('{"budget": 5}', '{"budget": 1, "learning": 0}')
+    for shown, short in (probe, ("epochs=3", "epochs=1")):
+        assert shown in script
+        script = script.replace(shown, short)
+    (tmp_path / "script.py").write_text(script)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = forked.command(program="script.py", cwd=tmp_path, env=env, prints=tmp_path)
+    assert not done.returncode, told(script, done)
     (page,) = tmp_path.glob("runs/*/report.html")
     assert isinstance(bw.load(page.parent), bw.RunSummary)
+
+
+def test_the_verbs_from_python_are_those_of_the_docstring():
+    """Which runs, above; but for the folder."""
+    (code,) = [code for code in blocks(README, "python") if "bw.probe(" in code]
+    folder = ', run_folder="runs/python"'
+    assert folder in code
+    shown = map(ast.dump, ast.parse(code.replace(folder, "")).body)
+    begin, guarded = ast.parse(script_of_the_docstring()).body
+    run = iter([ast.dump(one) for one in (begin, *guarded.body)])
+    assert all(line in run for line in shown), "a line that does not run, or another order"
 
 
 def write_cifar(folder: Path) -> None:
@@ -779,14 +789,6 @@ print(*checkpoint)
     (folder / "open.py").write_text(script)
     for key in run(f"{sys.executable} open.py", folder).split():
         assert re.search(rf"^\| .*`{key}`.* \|", page, re.MULTILINE), key
-
-
-@pytest.mark.slow
-def test_the_verbs_from_python_run_as_shown(tmp_path, forks):
-    (code,) = [code for code in blocks(README, "python") if "bw.probe(" in code]
-    script = "\n".join(f"    {line}" for line in code.splitlines())
-    run_script(f"if __name__ == '__main__':\n{script}\n", tmp_path)
-    assert (tmp_path / "runs/python/report.html").exists()
 
 
 @pytest.mark.slow
