@@ -177,7 +177,7 @@ def test_every_method_trains_on_two_hosts_with_unequal_workers(hosts, tmp_path, 
 
 
 def trained_by_three(hosts, run, method, *, epochs):
-    """Hold that a run is whole, and was told of by the host whose address, and so rank, is first."""
+    """Hold that a run is whole; the host whose address, and so whose rank, is first tells of it."""
     summary = read_record(run / "summary.json", RunSummary)
     assert (summary.plan.workers, summary.plan.method) == (3, method)
     assert not lost_or_repeated(summary, epochs=epochs)
