@@ -644,6 +644,8 @@ def followed(tmp_path_factory, forks):
 
 def entered(command: str, folder: Path, prints: Path) -> str:
     """As `run`, without a shell where none is needed: a program started by it imports all anew."""
+    if " && " in command:
+        return "".join(entered(one, folder, prints) for one in command.split(" && "))
     parts = [shlex.split(part) for part in command.split(" | ")]
     ours = all(first in ("batchwright", "python", "torchrun") for first, *_ in parts)
     # What is installed is tried once.
