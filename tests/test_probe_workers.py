@@ -248,15 +248,15 @@ def test_a_long_trial_tells_how_far_it_is_and_is_waited_for(folder, monkeypatch)
     assert again.model_dump(exclude=untold) == run.trial.model_dump(exclude=untold)
 
 
-def taught_job():
+def taught_job(global_batch=32):
     """Its trials end with what there is to try, after a few, long before their time is up.
 
     An epoch with one batch can be tried in one length, with either optimizer and at some rates; the
     first trial does not settle the choice.
     """
     settings = ProbeSettings(budget=2, steps=2, learning=50)
-    how = {"workers": 2, "epochs": 1, "global_batch": 32, "goal": {"accuracy_tolerance": 0.0}}
-    return job_of(network="probed_networks:Small", probe=settings, **how)
+    how = {"workers": 2, "epochs": 1, "global_batch": global_batch, "probe": settings}
+    return job_of(network="probed_networks:Small", goal={"accuracy_tolerance": 0.0}, **how)
 
 
 def test_a_probe_that_is_stopped_in_its_trials_goes_on_with_them(folder, tmp_path):
@@ -296,7 +296,8 @@ def test_a_worker_that_is_killed_in_a_trial_loses_nothing_else(folder, tmp_path)
             killed.append(rank_of(folder, 1))
             os.kill(killed[0], signal.SIGKILL)
 
-    profile = probe(taught_job(), folder, kept=tmp_path / "profile.json", progress=kill_once)
+    job = taught_job("auto")  # smaller batches are tried on
+    profile = probe(job, folder, kept=tmp_path / "profile.json", progress=kill_once)
     assert killed
     assert any("a worker was killed (out of memory?)" in what for what in whats)
     assert profile.trials
