@@ -32,10 +32,10 @@ LONGEST = (
 """Files of tests that take half a minute or more in all, longest first."""
 
 LONGEST_OF_QUICK = (
-    *("probe_controller", "cli", "host_waits", "reporting_bounds", "probe", "reporter"),
-    *("gradient_noise", "for_lightning", "gradient_scaling_benchmark", "device_branches"),
+    *("probe_controller", "simulated_training", "service_agent", "reporting_plan", "cli"),
+    *("host_waits", "simulate", "reporting_bounds", "reporting_workers", "service_jobs"),
 )
-"""The same of the tests that are not slow, of which a file takes 14 s at most."""
+"""The same of the tests that are not slow, of which no file takes a quarter of a minute."""
 
 QUICK = "not slow"
 
