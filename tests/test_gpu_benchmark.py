@@ -19,6 +19,7 @@ from benchmarks.gpu.steps import TAKE, Here, why_not
 from benchmarks.harness.benchmark import ROOT
 from benchmarks.harness.plans import Opened
 
+from forked_tasks import forking_tasks
 from samples import make_data, make_network
 
 
@@ -273,9 +274,15 @@ def test_a_package_that_is_there_and_does_not_fit_is_none(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_step_in_little_writes_what_it_finds(tmp_path, capsys):
+def test_a_step_in_little_writes_what_it_finds(
+    tmp_path, tmp_path_factory, capsys, monkeypatch, forks
+):
     words = ["--tiny", "--out", str(tmp_path), "--steps", "machine", "server", "speed-32"]
-    assert programme.main(words) == 0, (tmp_path / "log.txt").read_text()
+    with forking_tasks(tmp_path_factory.mktemp("forks") / "log") as forked:
+        paths = os.pathsep.join([forked["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
+        for name, value in (forked | {"PYTHONPATH": paths}).items():
+            monkeypatch.setenv(name, value)
+        assert programme.main(words) == 0, (tmp_path / "log.txt").read_text()
     found = Findings(tmp_path, programme._commit())
     assert any("session over resident batch" in what for what in found.of("speed-32"))
     assert "PyTorch" in found.of("machine")
