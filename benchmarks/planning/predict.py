@@ -3,7 +3,7 @@
 Step time and memory. Six workloads: `resnet8`, `vgg8` (no batch normalization) and
 `mobilenet_small` (depthwise), each on CIFAR-100 at 24 and 32 px and on the ImageNet subset at 64
 px, with 1 and 2 worker processes on the CPU. Each workload is probed (`probe.budget` 55 s with
---full, 20 s with --quick) and planned. The plan predicts steps that the probe did not
+--full, 20 s with --quick; no trials, to which 90 epochs would give half an hour) and planned. The plan predicts steps that the probe did not
 measure: batches midway between measured ones. `batchwright check` takes 6 of them with --full, 4
 with --quick, as even as can be over workers, resolutions and batches, and measures each: once after
 the plan, and once more after all other workloads. The measured value is the mean of both times; how
@@ -148,7 +148,7 @@ def predictions(arguments: Arguments) -> Found:
                 f"network={network} epochs={EPOCHS} device=cpu",
                 data=f"{kind}:{arguments.data / FOLDERS[kind]}",
                 resolutions=SIDES[kind],
-                probe={"budget": BUDGET[arguments.full]},
+                probe={"budget": BUDGET[arguments.full], "learning": 0},
             )
             profile = bw.probe(job)
             workloads.append(Workload(job, profile, bw.plan(profile), []))
