@@ -242,6 +242,15 @@ def test_every_public_name_is_in_the_documents():
         assert f"bw.{name}" in text
 
 
+def test_every_reason_of_a_plan_has_a_row_with_the_keys_that_change_it():
+    rows = re.findall(r"^\| ([a-z ,-]+) \|", read("docs/troubleshooting.md"), re.MULTILINE)
+    told = {name.strip() for row in rows for name in row.split(",")}
+    made = re.compile(r'(?:\.r|R)eason\(\s*(?:choice=)?"([a-z -]+)"')
+    texts = (path.read_text(encoding="utf-8") for path in (SOURCE / "batchwright").rglob("*.py"))
+    named = {name for text in texts for name in made.findall(text)}
+    assert len(named) > 40 and named <= told, named - told
+
+
 def test_links_between_the_documents_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
