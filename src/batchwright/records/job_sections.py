@@ -473,7 +473,7 @@ class Goal(Keys):
         ge=0,
         lt=1,
         description="Held-out accuracy that `auto` gives up for time: share. Three times that, for "
-        "half the time, where only other tasks tell it.",
+        "half the time, where only other tasks tell it, up to the gradient noise scale.",
     )
     kinds: tuple[WorkerKind, ...] = Field(
         (),
@@ -524,7 +524,8 @@ class Goal(Keys):
         """By how much candidates may be less accurate than the best, a share.
 
         Three times the tolerance where only other tasks tell accuracy: what sets batches apart is
-        known to no better than some points there. Beyond the tolerance it has to halve the time.
+        known to no better than some points there. Beyond the tolerance it has to halve the time or
+        cost.
         """
         return self.accuracy_tolerance * (1 if observed else NOT_OBSERVED)
 

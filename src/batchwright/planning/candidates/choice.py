@@ -128,7 +128,7 @@ def aimed(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained)
 def _weighed(row: Row, progress: Progress, trained: Trained) -> Row:
     """A candidate with the accuracy of all epochs that the limits allow, and those to the target.
 
-    So the batch does not depend on the target, and a higher one takes no less time.
+    So how accurate a batch has to be does not depend on the target.
     """
     most = _epochs_within(trained(row, progress.planned), trained)
     if most < (progress.least or 1):

@@ -24,7 +24,7 @@ from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Goal, Source
 from batchwright.records.job_sections import NOT_OBSERVED
-from batchwright.records.text.formatting import counted, counted_points
+from batchwright.records.text.formatting import counted, counted_points, number
 
 EQUAL = 0.0005
 """Accuracies, shares, that differ by less are shown as the same."""
@@ -239,28 +239,38 @@ class _AccurateSoon(_MostAccurate):
 
     mends_batches = "a larger probe.budget may for their times, probe.learning for their accuracy"
 
+    @property
+    def _least(self) -> str:
+        """Of what it takes the least: `goal.least` is of trainings to a target."""
+        return self.goal.least if self.goal.target is not None else "time"
+
     def value(self, row: Row) -> float:
-        cheapest = self.goal.target is not None and self.goal.least == "cost"
-        return row.expense if cheapest else row.train_seconds
+        return row.expense if self._least == "cost" else row.train_seconds
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
         near = accurate(rows, max(EQUAL, self.goal.accuracy_tolerance))
         if not self.progress.expects:
             return near
-        known, half = set(near), min(row.epoch_seconds for row in near) / 2
+        known, half = set(near), min(map(self.value, near)) / 2
         wide = accurate(rows, max(EQUAL, tolerance(self.goal, self.progress)))
-        return [row for row in wide if row in known or row.epoch_seconds <= half]
+        return [
+            row
+            for row in wide
+            if row in known
+            or (self.value(row) <= half and row.batch <= self.progress.doubtful_from(row.batch))
+        ]
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
         within = counted_points(tolerance(self.goal, self.progress))
-        return (
-            f"That of the quickest candidate within {within} of the most accurate ({self._named})."
-        )
+        best = "cheapest" if self._least == "cost" else "quickest"
+        return f"That of the {best} candidate within {within} of the most accurate ({self._named})."
 
     def why_batch(self, row: Row, knee: KneeFit | None) -> str:
-        progress = self.progress
-        half = f", or {NOT_OBSERVED} times that in half the time" if progress.expects else ""
-        least = self.goal.least if self.goal.target is not None else "time"
+        progress, least = self.progress, self._least
+        half, end = "", progress.doubtful_from(row.batch)
+        if progress.expects:
+            half = f", or {NOT_OBSERVED} times that for half the {least}"
+            half += f" with at most {number(end)} samples (gradient noise)" if end < inf else ""
         texts = [
             f"The least predicted {least} of the candidates within the limits that are as accurate "
             f"as the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}{half}"
