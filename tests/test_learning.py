@@ -375,7 +375,7 @@ def test_points_are_given_up_for_half_of_what_is_least(goal, workers, seconds, t
 
     ``workers`` are those of the most accurate, the others have one.
     """
-    told = {"tells_accuracy": True, "expects": True, "doubtful_from": lambda batch: 929.0}
+    told = {"tells_accuracy": True, "assumed": True, "doubtful_from": lambda batch: 929.0}
     soon = OBJECTIVES["auto"](Goal(**goal), (), SimpleNamespace(**told))
     rows = [
         replace(
@@ -505,7 +505,7 @@ def row_of(accuracy):
         "cost": None,
     }
     times = dict.fromkeys(("step_seconds", "epoch_seconds", "train_seconds"), 1.0)
-    return Row(**size, **times, accuracy=accuracy)
+    return Row(**size, **times, accuracy=accuracy, full_accuracy=accuracy)
 
 
 def test_what_is_not_known_to_be_accurate_is_not_chosen_for_it():

@@ -367,9 +367,30 @@ def test_a_target_that_no_epochs_are_sure_to_reach_is_tried_with_the_most():
     assert MIN_CHANCE <= chance < 0.8
 
 
-def test_a_deadline_before_the_target_names_what_is_to_be_had_in_it():
+def test_a_deadline_before_the_target_leaves_the_epochs_that_it_allows():
+    """As long as these have a chance; it is theirs, not that of all epochs."""
+    free = planned(accuracy=0.6)
+    row = chosen(free)
+    deadline = 0.7 * row.train_seconds.value
+    plan = planned(accuracy=0.6, deadline=deadline)
+    why = reason(plan, "global batch").why
+    chance = float(re.search(r"they reach it with probability ([0-9.]+), not 0.8", why)[1])
+    assert MIN_CHANCE <= chance < 0.8
+    assert "the most that may be trained" in why
+    assert chosen(plan).trained_epochs == plan.epochs < 30
+    for one in allowed(plan):
+        assert one.train_seconds.high <= deadline
+    # It is what the choice goes by, and more time is more chance.
+    assert chosen(plan).target_seconds.value == min(
+        one.target_seconds.value for one in allowed(plan)
+    )
+    more = planned(accuracy=0.6, deadline=1.2 * deadline)
+    assert chosen(more).target_seconds.value <= chosen(plan).target_seconds.value
+
+
+def test_a_deadline_that_leaves_the_target_no_chance_names_what_is_to_be_had_in_it():
     with pytest.raises(PlanError, match=r"or raise goal\.deadline$") as caught:
-        planned(accuracy=0.6, deadline=8.0)
+        planned(accuracy=0.9, deadline=8.0)
     assert "epochs=30 and goal.deadline=8;" in str(caught.value)
     plan = planned(accuracy=accuracy_to_give(str(caught.value)), deadline=8.0)
     assert chosen(plan).train_seconds.high <= 8.0
@@ -379,7 +400,7 @@ def test_a_deadline_before_the_target_names_what_is_to_be_had_in_it():
     ("deadline", "batch"), [(2.11, 512), (3.9, "auto"), (8.0, "auto"), (20.0, 64)]
 )
 def test_what_a_deadline_leaves_is_to_be_had_to_the_upper_end_of_its_time(deadline, batch):
-    goal = Goal(accuracy=0.787, deadline=deadline)
+    goal = Goal(accuracy=0.95, deadline=deadline)
     job = PROFILE.job.model_copy(update={"epochs": 100, "global_batch": batch, "goal": goal})
     with pytest.raises(PlanError, match="best to be had") as caught:
         make_plan(PROFILE, job)
