@@ -562,6 +562,28 @@ def test_without_trials_runs_tell_accuracy_and_other_tasks_what_optimizers_diffe
     assert "By the runs given, and what other tasks showed" in reason(plan, "optimizer").why
 
 
+def left_early(run):
+    return run.model_copy(update={"epochs": run.epochs[:-1]})
+
+
+def never_evaluated(run):
+    epochs = tuple(one.model_copy(update={"val_correct": None}) for one in run.epochs)
+    return run.model_copy(update={"epochs": epochs})
+
+
+def with_another_method(run):
+    return run.model_copy(update={"plan": run.plan.model_copy(update={"method": "dual-batch"})})
+
+
+@pytest.mark.parametrize("made", [left_early, never_evaluated, with_another_method])
+def test_runs_that_tell_nothing_leave_the_word_to_other_tasks(made):
+    alone, beside = planned(BARE), planned(BARE, runs=[made(run_beside_trials())])
+    assert beside.considered == alone.considered
+    assert beside.update == alone.update
+    for choice in ("accuracy", "optimizer", "global batch"):
+        assert reason(beside, choice) == reason(alone, choice)
+
+
 def test_the_optimizer_is_that_which_needs_fewer_epochs_for_the_target():
     learnt = learnt_of_truth()
     job = PROFILE.job.model_copy(update={"epochs": 30, "goal": Goal(accuracy=0.6)})

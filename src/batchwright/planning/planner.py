@@ -151,7 +151,7 @@ def make_plan(
     learnt = learnt_of(given, job, told.observed())
     longer = _longer_with_muon(worker_types_of(merged, job), job)
     compared = (*told.compared(), *(learnt.compared(job, longer) if learnt else ()))
-    if learnt and runs and not learnt.longest:
+    if learnt and told.tells_accuracy and not learnt.longest:
         learnt = None  # without trials, runs' curves tell more of accuracy than a law of their ends
     job, recipe_reason = settle(job, told.tried(), compared)
     told = replace(told, job=job)
