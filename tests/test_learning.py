@@ -392,6 +392,19 @@ def test_points_are_given_up_for_half_of_what_is_least(goal, workers, seconds, t
     assert soon.among(rows) == [rows[place] for place in taken]
 
 
+def test_other_tasks_say_nothing_of_an_optimizer_that_none_had():
+    """Trials with it tell, as those of any other."""
+    profile = taught().model_copy(update={"trials": ()})
+    job = profile.job.model_copy(update={"optimizer": "adamw"})
+    bare = profile.model_copy(update={"job": job})
+    told = reason(make_plan(bare), "accuracy")
+    assert told.value == "not known"
+    assert "So goal.objective=auto goes by time and gradient noise." in told.why
+    tried = (trial("adamw", 32, 3000, 0.4, rate=0.001),)
+    told = reason(make_plan(bare.model_copy(update={"trials": tried})), "accuracy")
+    assert told.source == "predicted"
+
+
 def test_what_an_image_is_worth_is_by_the_trials():
     """Not by the noise scale, which speaks of SGD's gradient."""
     plan = make_plan(taught(noise=None))

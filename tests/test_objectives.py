@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from batchwright.errors import JobError, PlanError
 from batchwright.planning import method_choice
-from batchwright.planning.candidates.choice import MIN_CHANCE
+from batchwright.planning.candidates.choice import MIN_CHANCE, _lower
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.planner import make_plan, plan_to_measure
 from batchwright.planning.validation import idle_keys
-from batchwright.records import Goal, Job, RunSummary
+from batchwright.records import Estimate, Goal, Job, RunSummary
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.plan_text import explain
@@ -262,6 +262,55 @@ def test_a_deadline_plans_for_the_epochs_that_it_allows_where_nothing_was_observ
     assert "the most that may be trained" in reason(plan, "epochs to target").why
     with pytest.raises(PlanError, match="no candidate is trained for 1 epoch within"):
         planned(BARE, accuracy=0.9, deadline=1e-3)
+
+
+@pytest.mark.parametrize("objective", ["auto", "target-accuracy"])
+def test_a_batch_is_explained_by_the_accuracy_that_it_was_taken_for(objective):
+    """Not by that of the epochs to the target, which is another number; a candidate has this."""
+    plan = planned(BARE, accuracy=0.2, epochs=200, objective=objective)
+    row, whole = chosen(plan), {}
+    for one in planned(BARE, epochs=200, objective="time").considered:
+        whole[one.workers, one.global_batch_size] = one.accuracy.value
+    why = reason(plan, "global batch").why
+    full = whole[row.workers, row.global_batch_size]
+    assert row.trained_epochs < 200
+    assert row.accuracy.value < full - EQUAL
+    assert f"{full:.1%} held out after all epochs that may be trained" in why
+    assert "(goal.objective=target-accuracy)" in why
+    best = max(
+        (one for one in allowed(plan) if one.workers == row.workers),
+        key=lambda one: (whole[one.workers, one.global_batch_size], -one.epoch_seconds.value),
+    )
+    assert f"With {best.global_batch_size}, " in why
+    short = planned(BARE, epochs=row.trained_epochs, objective="time").considered
+    (alike,) = (
+        one
+        for one in short
+        if (one.workers, one.global_batch_size) == (row.workers, row.global_batch_size)
+    )
+    assert row.accuracy == alike.accuracy
+
+
+def test_a_target_by_cost_says_that_it_is_the_least_cost():
+    profile = make_profile(job=make_job(scaling="gain"))
+    plan = planned(profile, accuracy=0.9, least="cost", price=1.0)
+    assert "The least predicted cost to any accuracy" in reason(plan, "global batch").why
+
+
+@pytest.mark.parametrize("objective", ["auto", "target-accuracy"])
+def test_auto_is_advised_without_the_accuracy_that_would_make_it_another_objective(objective):
+    """The runs reached less than that, so the plan goes by time to equal progress."""
+    goal = {"objective": objective, "accuracy": 0.999, "accuracy_tolerance": 0.0}
+    said = reason(planned(make_profile(), runs=[make_summary()], **goal), "global batch").why
+    assert "is to be had in" in said
+    assert said.count("give goal.objective=auto without goal.accuracy.") == 1
+
+
+@pytest.mark.parametrize(
+    ("reached", "given"), [(0.4567, "goal.accuracy=0.456 or less"), (0.0004, "a lower goal.acc")]
+)
+def test_an_accuracy_to_give_is_one_that_may_be_given(reached, given):
+    assert _lower(Estimate(value=reached, low=0.0, high=1.0)).startswith(given)
 
 
 def test_methods_that_are_laid_out_keep_their_epochs():

@@ -479,6 +479,8 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
     advice = "leave global_batch to the plan"
     if goal.objective != "auto":
         advice = "give goal.objective=auto"
+        if goal.accuracy is not None:  # with it that is `target-accuracy`
+            advice += " without goal.accuracy"
     return (
         f"It is predicted to reach {row.accuracy:.1%} where {best.accuracy:.1%} is to be had in "
         f"{_share(best.train_seconds, row.train_seconds, 'time')}: {advice}."

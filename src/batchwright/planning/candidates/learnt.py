@@ -12,7 +12,7 @@ from math import exp
 from typing import TYPE_CHECKING
 
 from batchwright.algorithms.learning_rate import rate_factor
-from batchwright.planning.candidates.optimizer import Compared, optimizers_to_try
+from batchwright.planning.candidates.optimizer import Compared, optimizers_of, optimizers_to_try
 from batchwright.planning.resolution import sides
 from batchwright.prediction.accuracy.trainings import Candidate, Observed, of_trials
 from batchwright.records import (
@@ -23,7 +23,7 @@ from batchwright.records import (
     OptimizerName,
     Profile,
 )
-from batchwright.records.registries.optimizers import AUTO, SGD
+from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS, SGD, UNSEEN
 
 if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
@@ -266,9 +266,13 @@ def _fitted(
 
 
 def _expects(job: Job, data: DataFacts) -> bool:
-    """Whether other tasks tell of a job: they are judged by accuracy, and began at random."""
+    """Whether other tasks tell of a job.
+
+    They are judged by accuracy, began at random, and had optimizers of which that is known.
+    """
     learnt_before = job.weights or job.frozen or job.network_args.get("pretrained")
-    return len(data.classes) > 1 and not learnt_before
+    seen = all(OPTIMIZERS[name].learning != UNSEEN for name in optimizers_of(job))
+    return len(data.classes) > 1 and not learnt_before and seen
 
 
 def _at_usual_rates(job: Job) -> bool:

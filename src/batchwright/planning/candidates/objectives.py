@@ -296,7 +296,10 @@ class _AccurateSoon(_MostAccurate):
 
     def _trade(self, row: Row, rows: Sequence[Row]) -> str:
         """What the most accurate would reach more, and take; empty if that is nothing."""
-        best = max(rows, key=lambda one: one.full_accuracy or 0.0, default=row)
+        # Below a batch all are alike, and the quickest of them tells what the points take.
+        best = max(
+            rows, key=lambda one: (one.full_accuracy or 0.0, -one.epoch_seconds), default=row
+        )
         more = (best.full_accuracy or 0.0) - (row.full_accuracy or 0.0)
         if more <= EQUAL:
             return ""
@@ -327,17 +330,12 @@ class _ToTarget(Objective):
 
     def why_batch(self, row: Row, knee: KneeFit | None) -> str:  # noqa: ARG002
         progress, aim = self.progress, f"goal.accuracy={self.goal.accuracy:g}"
-        epochs, missed = progress.epochs(row.batch), progress.model(row.batch).missed
+        missed = progress.model(row.batch).missed
         more = f" Of those given, {missed}." if missed else ""
         if progress.chooses:
             return (
                 f"The least predicted {self.goal.least} to {aim}: {counted(row.epochs, 'epoch')} "
                 f"of {row.epoch_seconds:.3g} s, {progress.how_sure(row.batch)}.{more}"
-            )
-        if epochs is not None:
-            return (
-                f"The least predicted time to {aim}: {epochs.value:.3g} epochs ({epochs.low:.3g} "
-                f"to {epochs.high:.3g}) of {row.epoch_seconds:.3g} s.{more}"
             )
         if progress.relative_epochs(row.batch) == inf:
             return (
@@ -345,10 +343,10 @@ class _ToTarget(Objective):
                 f"epochs.{more}"
             )
         return (
-            f"The least predicted time to any accuracy, so to {aim}: epoch time over progress per "
-            "sample (efficiency). No run with such a batch reached it, so the number of epochs is "
-            "not known: seconds to the target are for as much progress as an epoch with the base "
-            f"batch makes.{more}"
+            f"The least predicted {self.goal.least} to any accuracy, so to {aim}, by epoch time "
+            "over progress per sample (efficiency). No run with such a batch reached it, so the "
+            "number of epochs is not known: seconds to the target are for as much progress as an "
+            f"epoch with the base batch makes.{more}"
         )
 
 
