@@ -18,7 +18,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy import learning
 from batchwright.prediction.accuracy.learning import PRIOR, Prior, fit_learning
 from batchwright.prediction.accuracy.trainings import Candidate, Observed
-from batchwright.records import Estimate, Goal, RunSummary, Trial
+from batchwright.records import Estimate, FirstAnswers, Goal, RunSummary, Trial
 from batchwright.records.registries.optimizers import OPTIMIZERS, Normal
 from batchwright.records.text.plan_text import EXPECTED, explain
 from batchwright.reporting.data.reading import compared_rows
@@ -403,6 +403,31 @@ def test_other_tasks_say_nothing_of_an_optimizer_that_none_had():
     tried = (trial("adamw", 32, 3000, 0.4, rate=0.001),)
     told = reason(make_plan(bare.model_copy(update={"trials": tried})), "accuracy")
     assert told.source == "predicted"
+
+
+@pytest.mark.parametrize(
+    ("images", "right", "said"),
+    [
+        (0, 0, "takes two classes or more, a number for each of them from the network"),
+        (1280, 700, "network answers 700 of 1280 held-out images right: it has learnt before"),
+    ],
+)
+def test_other_tasks_say_nothing_of_a_network_that_gives_no_class_or_knows_already(
+    images, right, said
+):
+    """Whether or not trials were to be made."""
+
+    def plan(images, right, by_chance):
+        first = FirstAnswers(images=images, right=right, by_chance=by_chance)
+        return make_plan(taught(first_answers=first).model_copy(update={"trials": ()}))
+
+    told = plan(images, right, images / CLASSES)
+    assert reason(told, "accuracy").value == "not known"
+    assert said in reason(told, "accuracy").why
+    assert told.update == "sgd"
+    # By guessing, by one answer for all where most images are of one class, and by less than that.
+    for chance, found in ((128, 160), (1000, 1000), (128, 0)):
+        assert reason(plan(1280, found, chance), "accuracy").value != "not known"
 
 
 def test_what_an_image_is_worth_is_by_the_trials():
