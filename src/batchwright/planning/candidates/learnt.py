@@ -12,18 +12,19 @@ from math import exp
 from typing import TYPE_CHECKING
 
 from batchwright.algorithms.learning_rate import rate_factor
-from batchwright.planning.candidates.optimizer import Compared, optimizers_to_try
+from batchwright.planning.candidates.optimizer import Compared, optimizers_of, optimizers_to_try
 from batchwright.planning.resolution import sides
 from batchwright.prediction.accuracy.trainings import Candidate, Observed, of_trials
 from batchwright.records import (
     DataFacts,
     Estimate,
+    FirstAnswers,
     Job,
     LearningRateRule,
     OptimizerName,
     Profile,
 )
-from batchwright.records.registries.optimizers import AUTO, SGD
+from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS, SGD, UNSEEN
 
 if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
@@ -234,9 +235,8 @@ def learnt_of(
         for trained, one in runs
         if one.optimizer in names and _alike(trained, job, _MEASURED_KEYS)
     ]
-    unjudged = any(one.trials_note == NO_ACCURACY for one in profiles)
     told = observed or whole or _at_usual_rates(job)
-    if not told or (not observed and (unjudged or not _expects(job, profile.data))):
+    if not told or not (observed or _expects(job, profile.data, _first_answers(profiles))):
         return None
     longest = max((one.samples for one in trials), default=0) if observed else 0
     note = _note(profiles) if observed else why_unknown(profiles, job)
@@ -265,10 +265,20 @@ def _fitted(
     return Learnt(model, optimizers, data.train_samples, longest, runs, note)
 
 
-def _expects(job: Job, data: DataFacts) -> bool:
-    """Whether other tasks tell of a job: they are judged by accuracy, and began at random."""
+def _expects(job: Job, data: DataFacts, first: FirstAnswers | None = None) -> bool:
+    """Whether other tasks tell of a job.
+
+    They are judged by accuracy, began at random, and had optimizers of which that is known.
+    ``first`` is what its network answers before any training, where that is known.
+    """
     learnt_before = job.weights or job.frozen or job.network_args.get("pretrained")
-    return len(data.classes) > 1 and not learnt_before
+    seen = all(OPTIMIZERS[name].learning != UNSEEN for name in optimizers_of(job))
+    judged = len(data.classes) > 1 and (first is None or first.images > 0)
+    return judged and seen and not (learnt_before or (first is not None and first.knowing))
+
+
+def _first_answers(profiles: Sequence[Profile]) -> FirstAnswers | None:
+    return next((one.first_answers for one in profiles if one.first_answers), None)
 
 
 def _at_usual_rates(job: Job) -> bool:
@@ -284,13 +294,25 @@ def why_unknown(profiles: Sequence[Profile], job: Job) -> str:
         return f"Trials do not train {untaught(job)}, so they do not tell its accuracy."
     if any(one.trials for one in profiles):
         return "The probe's trials had another rate, resolution, optimizer, loss or sampling."
-    return _note(profiles) or "The probe had no trials: probe.learning gives it time for them."
+    first = _first_answers(profiles)
+    if first is not None and not first.images:
+        return _sentence(NO_ACCURACY)
+    why = _note(profiles) or "The probe had no trials: probe.learning gives it time for them."
+    if first is not None and first.knowing:
+        why += (
+            f" Before any training the network answers {first.right} of {first.images} held-out "
+            "images right: it has learnt before, of which other tasks' trainings tell nothing."
+        )
+    return why
 
 
 def _note(profiles: Sequence[Profile]) -> str:
     if any(one.trials_open for one in profiles):
         return "The probe was stopped during its trials: probe again as before to go on with them."
-    note = next((one.trials_note for one in profiles if one.trials_note), "")
+    return _sentence(next((one.trials_note for one in profiles if one.trials_note), ""))
+
+
+def _sentence(note: str) -> str:
     return f"{note[:1].upper()}{note[1:]}." if note else ""
 
 
