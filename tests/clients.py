@@ -107,10 +107,16 @@ def wait_until(true: Any, what: str = "") -> None:
 
 
 class Server:
-    """`batchwright serve` as a process, over a SQLite file, on a port that stays the same."""
+    """`batchwright serve` as a process, over a SQLite file, on a port that stays the same.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Of the file, and of its log.
+        program: What Python runs.
+    """
+
+    def __init__(self, folder: Path, *program: str) -> None:
         self.folder = folder
+        self._program = program or ("-m", "batchwright.cli.commands")
         self.home = folder / "home"
         self.database = f"sqlite:///{folder}/service.sqlite"
         self.port = 0
@@ -130,7 +136,7 @@ class Server:
             start = file.tell()
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "batchwright.cli.commands", "serve"),
+                    *(sys.executable, *self._program, "serve"),
                     *("--database", self.database, "--port", str(self.port), "--rate", "10000"),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -161,8 +167,8 @@ class Server:
 
 
 @contextmanager
-def a_server(folder: Path) -> Iterator[Server]:
-    server = Server(folder)
+def a_server(folder: Path, *program: str) -> Iterator[Server]:
+    server = Server(folder, *program)
     try:
         server.start()
         yield server

@@ -22,12 +22,29 @@ if TYPE_CHECKING:
     from services import HandClock, Service
 
 LONGEST = (
-    *("ray", "hosts", "docs", "started_by_others", "slurm", "examples", "loading"),
-    *("service_takeover", "probe_workers", "kept_folders", "for_lightning", "for_accelerate"),
-    *("for_transformers", "exports", "recovery", "launch", "locks", "server_session"),
-    *("session_workers", "loads"),
+    *("ray", "hosts", "started_by_others", "docs", "slurm", "for_lightning", "service_serving"),
+    *("loading", "examples", "service_browser", "cli", "for_accelerate", "for_transformers"),
+    *("probe_workers", "exactness", "service_takeover", "library_data", "gpu_benchmark"),
+    *("kept_folders", "recovery", "launch", "objectives", "compilation", "reporter"),
+    *("dual_benchmarks", "locks", "service_artifacts", "exports", "sweep", "registries"),
+    *("server_session", "session_workers", "loads"),
 )
 """Files of tests that take half a minute or more in all, longest first."""
+
+LONGEST_OF_QUICK = (
+    *("probe_controller", "simulated_training", "service_agent", "reporting_plan", "cli"),
+    *("host_waits", "simulate", "reporting_bounds", "reporting_workers", "service_jobs"),
+)
+"""The same of the tests that are not slow, of which no file takes a quarter of a minute."""
+
+QUICK = "not slow"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Three, as many tests wait for processes; one a core of those that compute, three at most."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 3
+    return min(3, max(2, cores)) if config.option.markexpr == QUICK else 3
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,9 +68,10 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(share)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take minutes come first, so that no process is left with one at the end."""
-    order = {name: place for place, name in enumerate(LONGEST)}
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that no process is left with one at the end."""
+    longest = LONGEST_OF_QUICK if config.option.markexpr == QUICK else LONGEST
+    order = {name: place for place, name in enumerate(longest)}
     items.sort(key=lambda item: order.get(item.path.stem.removeprefix("test_"), len(order)))
 
 
@@ -116,6 +134,15 @@ def crew() -> Iterator[Crew]:
     crew = Crew()
     yield crew
     crew.close()
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[None]:
+    """What the tests of a file start is forked from a process that has imported all."""
+    from forked import forking
+
+    with forking():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,22 @@
 """`batchwright` in processes of its own, forked from one that has imported it already.
 
 A start takes two seconds of a core for its imports; tests that start dozens take their time from
-all others. A command that starts workers has a fork server of its own for them, which would import
-the same again: the first of each command is forked, too, and so are workers of a torchrun that is
-started here and the verbs that a sweep or an agent runs. Where nothing is forked (elsewhere than on
-Linux), each starts as usual.
+all others. A process that runs tests has one to fork from, which all of its files share. A command
+that starts workers has a fork server of its own for them, which would import the same again: the
+first of each command is forked, too, and so are workers of a torchrun that is started here and the
+verbs that a sweep or an agent runs. Where nothing is forked (elsewhere than on Linux), each starts
+as usual.
 
     python -m forked FOLDER IN OUT ERR PROGRAM WORDS...
 
 IN, OUT and ERR are paths, or ``&`` and the number of what is open already. The variable FORKED_ON
-names a network namespace and a host name, ``SPACE NAME``, and moves it there; FORKED_UNDRAWN leaves
-figures of reports empty, which take a second of each run.
+names a network namespace and a host name, ``SPACE NAME``, and moves it there; FORKED_UNDRAWN, which
+`forking` sets, leaves figures of reports empty: to draw them takes a second of each run.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
@@ -44,11 +46,13 @@ TORCHRUN = "torch.distributed.run"
 _VERBS = "batchwright.cli.verb_child"
 _SERVER = "batchwright.training.parameter_server.server_process"
 _NUMBERS = count()
+_SHARED: list[fork_server._ForkServer] = []
 _COMMANDS = (  # what commands import as they come to it
     *("batchwright.cli.commands", "batchwright.workflows.verbs", "batchwright.workflows.together"),
     *("batchwright.workflows.sweep.verb", "batchwright.workflows.simulating"),
     *("batchwright.workflows.doctor", "batchwright.workflows.exports", "matplotlib.figure"),
     *("batchwright.reporting.render.figures", "matplotlib.backends.backend_agg", TORCHRUN),
+    *("torch._dynamo", "sklearn.datasets"),  # at an optimizer's first step; for `digits`
 )
 _NEW_NETWORK, _NEW_NAMES = 0x40000000, 0x04000000  # CLONE_NEWNET, CLONE_NEWUTS of <linux/sched.h>
 
@@ -111,20 +115,43 @@ class Forked:
 
 
 @contextmanager
-def forking(*more: str, drawn: bool = True) -> Iterator[None]:
-    """Inside, those that are started are forked, with these modules imported besides.
+def forking(*more: str) -> Iterator[None]:
+    """Inside, what this thread starts is forked, and figures of reports are not drawn.
 
     Args:
-        more: The modules.
-        drawn: Whether figures of reports are files that one can look at.
+        more: Modules that are imported besides, by a process for this alone.
     """
-    with ExitStack() as stack:
-        if not drawn:
-            stack.enter_context(mock.patch.dict(os.environ, FORKED_UNDRAWN="1"))
-        with mock.patch.dict(os.environ, PYTHONPATH=with_tests(os.environ)):
-            os.environ.pop("PYTHONUNBUFFERED", None)  # what they print comes as it does elsewhere
-            stack.enter_context(fork_server.imported_once(*_COMMANDS, *more))
+    if sys.platform != "linux":
         yield
+        return
+    server = _begun(more) if more else _one_for_all()
+    try:
+        with (
+            mock.patch.dict(os.environ, FORKED_UNDRAWN="1"),
+            mock.patch.object(fork_server._of_thread, "server", server, create=True),
+        ):
+            yield
+    finally:
+        if more:
+            server.close()
+
+
+def _one_for_all() -> fork_server._ForkServer:
+    """The server that all files share; another where a test has ended it before it was ready."""
+    if _SHARED:
+        _SHARED[-1]._listen()
+    if not _SHARED or _SHARED[-1]._gone:
+        _SHARED.append(_begun())
+        atexit.register(_SHARED[-1].close)
+    return _SHARED[-1]
+
+
+def _begun(more: Sequence[str] = ()) -> fork_server._ForkServer:
+    """Where modules of the tests and benchmarks are found, which are not installed."""
+    paths = os.pathsep.join([with_tests(os.environ), str(Path(__file__).parent.parent)])
+    with mock.patch.dict(os.environ, PYTHONPATH=paths):
+        os.environ.pop("PYTHONUNBUFFERED", None)  # what they print comes as it does elsewhere
+        return fork_server._ForkServer((*_COMMANDS, *more))
 
 
 def with_tests(env: Mapping[str, str]) -> str:

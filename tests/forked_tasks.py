@@ -37,7 +37,8 @@ def forking_tasks(log: Path) -> Iterator[dict[str, str]]:
             "forked_tasks", [str(number)], environment=os.environ, log=said, files=[number]
         )
         try:
-            yield {"FORKED_TASKS": name, "PYTHONPATH": str(Path(__file__).parent / "tasks")}
+            tasks = str(Path(__file__).parent / "tasks")
+            yield {"FORKED_TASKS": name, "FORKED_UNDRAWN": "1", "PYTHONPATH": tasks}
         finally:
             server.kill()
 

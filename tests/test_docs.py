@@ -43,7 +43,6 @@ from batchwright.records import Job
 from batchwright.records.documents import change_job, load_job, write_record
 from batchwright.records.job import other_keys_come
 from batchwright.records.text.job_keys import job_keys
-from forked import forking
 from samples import make_data, make_network
 
 ROOT = Path(__file__).parent.parent
@@ -404,7 +403,7 @@ RUN_BY = (
 )
 CODE = (
     ("README.md", "bw.Session(", "test_docs::test_the_session_in_the_documents_runs"),
-    ("README.md", "bw.probe(", "test_docs::test_the_verbs_from_python_run_as_shown"),
+    ("README.md", "bw.probe(", "test_docs::test_the_verbs_from_python_are_those_of_the_docstring"),
     ("docs/extending.md", "", "test_registries::test_the_package_of_the_page_does_all"),
     ("docs/loop.md", "", "test_docs::test_the_session_in_the_documents_runs"),
     ("docs/ray.md", "tune.Tuner(", "test_ray::test_the_pages_example_of_tune_finds_the_best"),
@@ -577,35 +576,38 @@ def test_examples_in_docstrings_give_what_they_say(path):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-@pytest.fixture(scope="module")
-def forks():
-    """What the commands of this file are forked from, with what its programs import as they go."""
-    with forking("torch._dynamo", "sklearn.datasets"):
-        yield
-
-
-def run_script(script: str, folder: Path) -> None:
-    """Run a program of a document, with a second of measuring, no trials and one epoch."""
-    probe = ('{"budget": 5}', '{"budget": 1, "learning": 0}')
-    for shown, short in (probe, ("epochs=3", "epochs=1")):
-        assert shown in script
-        script = script.replace(shown, short)
-    (folder / "script.py").write_text(script)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = forked.command(program="script.py", cwd=folder, env=env, prints=folder)
-    assert not done.returncode, told(script, done)
+def script_of_the_docstring() -> str:
+    """What `help(batchwright)` shows."""
+    lines = [line for line in inspect.getdoc(bw).splitlines() if line.startswith("    ")]
+    return inspect.cleandoc("\n".join(lines))
 
 
 @pytest.mark.slow
 def test_the_example_in_the_packages_docstring_runs(tmp_path, forks):
-    """What `help(batchwright)` shows."""
-    text = inspect.getdoc(bw)
-    lines = [line for line in text.splitlines() if line.startswith("    ")]
-    script = inspect.cleandoc("\n".join(lines))
+    """With a second of measuring, no trials and one epoch."""
+    script = script_of_the_docstring()
     assert all(f"bw.{verb}(" in script for verb in ("probe", "plan", "check", "schedule", "train"))
-    run_script(script, tmp_path)
+    probe = ('{"budget": 5}', '{"budget": 1, "learning": 0}')
+    for shown, short in (probe, ("epochs=3", "epochs=1")):
+        assert shown in script
+        script = script.replace(shown, short)
+    (tmp_path / "script.py").write_text(script)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = forked.command(program="script.py", cwd=tmp_path, env=env, prints=tmp_path)
+    assert not done.returncode, told(script, done)
     (page,) = tmp_path.glob("runs/*/report.html")
     assert isinstance(bw.load(page.parent), bw.RunSummary)
+
+
+def test_the_verbs_from_python_are_those_of_the_docstring():
+    """Which runs, above; but for the folder."""
+    (code,) = [code for code in blocks(README, "python") if "bw.probe(" in code]
+    folder = ', run_folder="runs/python"'
+    assert folder in code
+    shown = map(ast.dump, ast.parse(code.replace(folder, "")).body)
+    begin, guarded = ast.parse(script_of_the_docstring()).body
+    run = iter([ast.dump(one) for one in (begin, *guarded.body)])
+    assert all(line in run for line in shown), "a line that does not run, or another order"
 
 
 def write_cifar(folder: Path) -> None:
@@ -652,13 +654,16 @@ def followed(tmp_path_factory, forks):
 
 def entered(command: str, folder: Path, prints: Path) -> str:
     """As `run`, without a shell where none is needed: a program started by it imports all anew."""
+    if " && " in command:
+        return "".join(entered(one, folder, prints) for one in command.split(" && "))
     parts = [shlex.split(part) for part in command.split(" | ")]
     ours = all(first in ("batchwright", "python", "torchrun") for first, *_ in parts)
     # What is installed is tried once.
     unquoted = re.sub("'[^']*'", "", command)
     if command == "batchwright doctor" or not ours or {*unquoted} & {*"$<>&;`*?~"}:
         return run(command, folder)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    drawn = re.search(r"--figure| sweep | report \S+ \S+", command)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "FORKED_UNDRAWN": "" if drawn else "1"}
     said = read = ""
     for program, *words in parts:
         if program == "python":
@@ -710,9 +715,9 @@ def test_the_commands_of_readme_tutorials_and_cards_run_in_order(followed):
     for name in ("digits", "cifar", "flowers", "b64", "piped", "uneven", "dual", "hybrid"):
         assert (folder / "runs" / name / "summary.json").exists()
     for name in ("schedule.png", "runs/sweep/sweep.html", "runs/compared/comparison.html"):
-        assert (folder / name).exists()
+        assert (folder / name).stat().st_size
     for name in ("simulated.png", "train.sbatch", "cyclic.png"):  # of tutorials and cards
-        assert (folder / name).exists()
+        assert (folder / name).stat().st_size
     accuracy = json.loads((folder / "runs/digits/summary.json").read_text())["epochs"][-1]
     assert accuracy["val_correct"] >= 0.97 * accuracy["val_count"]  # 98.9 % with this batch
     assert "accuracy" in printed["batchwright run"]
@@ -796,14 +801,6 @@ print(*checkpoint)
     (folder / "open.py").write_text(script)
     for key in run(f"{sys.executable} open.py", folder).split():
         assert re.search(rf"^\| .*`{key}`.* \|", page, re.MULTILINE), key
-
-
-@pytest.mark.slow
-def test_the_verbs_from_python_run_as_shown(tmp_path, forks):
-    (code,) = [code for code in blocks(README, "python") if "bw.probe(" in code]
-    script = "\n".join(f"    {line}" for line in code.splitlines())
-    run_script(f"if __name__ == '__main__':\n{script}\n", tmp_path)
-    assert (tmp_path / "runs/python/report.html").exists()
 
 
 @pytest.mark.slow

@@ -17,8 +17,7 @@ import batchwright as bw
 from forked import forking
 from test_docs import ROOT, blocks, entered, read, shortened
 
-# What the programs import themselves; an optimizer's first step imports torch's compiler.
-IMPORTED = ("torch._dynamo", "sklearn.datasets", "lightning", "transformers.trainer")
+IMPORTED = ("lightning", "transformers.trainer")  # by the programs themselves
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -118,6 +118,7 @@ def test_the_folder_to_send_back_is_named(taking, tmp_path, capsys):
     assert f"to send back: the folder {tmp_path / 'out'}" in told.out + told.err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_no_test_passes_for_done_and_the_reason_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(programme, "commit", lambda: "abc")

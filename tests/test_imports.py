@@ -231,6 +231,7 @@ def is_block(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [

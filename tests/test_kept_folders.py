@@ -21,7 +21,7 @@ from batchwright.records.documents import read_record
 from batchwright.records.lines.line_files import lines_of
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
-from forked import command, forking
+from forked import command
 from services import HandClock, Service
 
 TESTS = Path(__file__).parent
@@ -32,12 +32,6 @@ STOPPED, EPOCHS = 2, 12
 def unpack(name, folder):
     with tarfile.open(TESTS / "kept" / f"{name}.tar.xz") as kept:
         kept.extractall(folder, filter="data")
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with forking():
-        yield
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from batchwright.errors import BatchwrightError, Interrupted, JobError, WorkerEr
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records.documents import write_record
 from batchwright.workload.data.sources import open_data
-from forked import Forked, forking
+from forked import Forked
 from samples import make_job, make_network
 from test_session import summary_in
 
@@ -292,12 +292,6 @@ class EndingServer:
 
 
 # ------------------------------------------------------------------------------------ real training
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with forking():
-        yield
 
 
 @pytest.fixture

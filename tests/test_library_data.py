@@ -892,7 +892,7 @@ def test_sixteen_bits_and_transparency_are_read_as_in_folders() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [line for _, line in shown_for("test_library_data")])
-def test_the_commands_of_the_page_run(command: str, tmp_path: Path) -> None:
+def test_the_commands_of_the_page_run(command: str, tmp_path: Path, forks: None) -> None:
     """With PATH made here; each with what it needs, or skipped."""
     for word, name in {"hf:": "datasets", "timm:": "timm", "lmdb:": "lmdb"}.items():
         if word in command:

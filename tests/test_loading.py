@@ -20,6 +20,7 @@ from batchwright.distributed.processes import refuse_unguarded_script
 from batchwright.errors import DataError
 from batchwright.records.documents import write_record
 from batchwright.workload.data.loading import batches_of, stay_at_a_stop
+from process_numbers import Processes
 from test_session import make_tiny_plan
 
 SECONDS = 600  # each takes a few seconds of computing; a busy machine gives little of it
@@ -248,16 +249,6 @@ def test_nothing_starts_in_a_process_that_only_imports_the_script(start, capsys)
     assert 'under `if __name__ == "__main__":`, or give loaders=0' in line
 
 
-class Processes(Dataset):
-    """Each item is the number of the process that loads it."""
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        return os.getpid()
-
-
 def test_a_loader_outlives_a_stop_that_every_process_of_a_job_gets():
     """Slurm's TERM to all: the workers need batches until the step after which they stop."""
     loader = DataLoader(Processes(), num_workers=1, worker_init_fn=stay_at_a_stop)
@@ -283,7 +274,7 @@ def test_a_loader_ends_with_the_worker_that_made_it(tmp_path, method):
         "import sys, time\n"
         "from torch.utils.data import DataLoader\n"
         "from batchwright.workload.data.loading import stay_at_a_stop\n"
-        "from test_loading import Processes\n"
+        "from process_numbers import Processes\n"
         "if __name__ == '__main__':\n"
         "    loader = DataLoader(Processes(), num_workers=1, worker_init_fn=stay_at_a_stop,\n"
         "                        multiprocessing_context=sys.argv[1])\n"

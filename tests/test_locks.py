@@ -21,7 +21,6 @@ from batchwright.errors import FileError
 from batchwright.records import Plan
 from batchwright.records.documents import read_record, write_record
 from batchwright.storage.locks import LOCK_FILE, take, writing
-from forked import forking
 from samples import make_dual_plan
 from test_recovery import (
     check_whole,
@@ -251,12 +250,6 @@ def test_a_session_that_could_not_begin_holds_nothing(tmp_path):
     with pytest.raises(FileError, match="holds a run already"):
         make_session(run_folder=tmp_path)
     assert not is_held(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with forking():
-        yield
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import batchwright
 
 SCRIPT = """
@@ -30,6 +32,7 @@ assert digest_of(1)
 """
 
 
+@pytest.mark.slow
 def test_nothing_asks_for_the_installed_package():
     words = [sys.executable, "-c", SCRIPT]
     env = {"PYTHONPATH": str(Path(batchwright.__file__).parents[1])}

@@ -25,71 +25,22 @@ from batchwright.probing.workers import Killed, Workers
 from batchwright.records import Job, ProbeSettings, Profile
 from batchwright.records.documents import read_record
 from batchwright.records.profile import JOINED
-from forked import Forked, forking
+from forked import Forked
 from test_launch import processes_naming, wait_until
 
 pytestmark = pytest.mark.slow
 
-NETWORKS = """
-import os, signal, time
-from pathlib import Path
-from torch import nn
 
-
-class Deadly(nn.Module):
-    '''Kills the last worker's process where a batch is too large, as the kernel would.'''
-
-    def __init__(self, num_classes):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
-        import torch
-        self.layers(torch.zeros(1, 3, 8, 8))
-
-    def forward(self, images):
-        if self.training and len(images) >= int(os.environ["DEADLY_BATCH"]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.layers(images)
-
-
-class Slow(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Linear(9, num_classes))
-
-    def forward(self, images):
-        if self.training:
-            time.sleep(0.04)
-        return self.layers(images)
-
-
-class Broken(Deadly):
-    def forward(self, images):
-        if self.training:
-            raise ValueError("no such thing")
-        return self.layers(images)
-"""
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """Decoded images and networks of the tests' own, for all processes."""
-    folder = tmp_path_factory.mktemp("shared")
-    (folder / "probed_networks.py").write_text(NETWORKS)
+@pytest.fixture(scope="module", autouse=True)
+def images(cache):
+    """Decoded once, for all processes."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("BATCHWRIGHT_CACHE", str(folder / "cache"))
-        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        yield
-
-
-@pytest.fixture(scope="module")
-def forks(shared):
-    """Workers of this process are forked, as a verb's are, and so are commands."""
-    with forking():
+        monkeypatch.setenv("BATCHWRIGHT_CACHE", str(cache))
         yield
 
 
 @pytest.fixture
-def apart(shared, tmp_path):
+def apart(tmp_path):
     """Where a process of the test's own probes; afterwards no process that names it is left."""
     place = tmp_path / "probe"
     place.mkdir()
@@ -297,11 +248,15 @@ def test_a_long_trial_tells_how_far_it_is_and_is_waited_for(folder, monkeypatch)
     assert again.model_dump(exclude=untold) == run.trial.model_dump(exclude=untold)
 
 
-def taught_job():
-    """Each of its trials takes a second or more, and the first does not settle the choice."""
-    settings = ProbeSettings(budget=2, steps=2, learning=15)
-    goal = {"accuracy_tolerance": 0.0}
-    return job_of(network="probed_networks:Slow", workers=2, goal=goal, probe=settings)
+def taught_job(global_batch=32):
+    """Its trials end with what there is to try, after a few, long before their time is up.
+
+    An epoch with one batch can be tried in one length, with either optimizer and at some rates; the
+    first trial does not settle the choice.
+    """
+    settings = ProbeSettings(budget=2, steps=2, learning=50)
+    how = {"workers": 2, "epochs": 1, "global_batch": global_batch, "probe": settings}
+    return job_of(network="probed_networks:Small", goal={"accuracy_tolerance": 0.0}, **how)
 
 
 def test_a_probe_that_is_stopped_in_its_trials_goes_on_with_them(folder, tmp_path):
@@ -341,7 +296,8 @@ def test_a_worker_that_is_killed_in_a_trial_loses_nothing_else(folder, tmp_path)
             killed.append(rank_of(folder, 1))
             os.kill(killed[0], signal.SIGKILL)
 
-    profile = probe(taught_job(), folder, kept=tmp_path / "profile.json", progress=kill_once)
+    job = taught_job("auto")  # smaller batches are tried on
+    profile = probe(job, folder, kept=tmp_path / "profile.json", progress=kill_once)
     assert killed
     assert any("a worker was killed (out of memory?)" in what for what in whats)
     assert profile.trials
@@ -359,9 +315,11 @@ def rank_of(folder, rank):
 
 def test_a_run_that_is_stopped_in_its_trials_goes_on(folder, tmp_path):
     """By the very commands."""
-    run, code = tmp_path / "run", "network=probed_networks:Slow"
+    run, code = tmp_path / "run", "network=probed_networks:Held"
+    held = tmp_path / "held"
+    held.write_text("run/profile.json")
     words = [code, "workers=2", "device=cpu", "precision=float32", "epochs=1"]
-    words += ["probe.budget=2", "probe.steps=2", "probe.learning=15", "base_batch=32"]
+    words += ["probe.budget=2", "probe.steps=2", "probe.learning=50", "global_batch=32"]
     words += ["goal.accuracy_tolerance=0"]
     how = {"cwd": tmp_path, "env": os.environ, "prints": folder}
     process = Forked(["run", *words, "--out", str(run)], **how)
@@ -371,6 +329,7 @@ def test_a_run_that_is_stopped_in_its_trials_goes_on(folder, tmp_path):
         _, told = process.communicate()
     finally:
         process.kill()
+    held.unlink()
     assert process.returncode == 128 + signal.SIGTERM
     assert f"continue with `batchwright run --resume --out {run} {code}`" in told
     first = read_record(run / "profile.json", Profile)

@@ -23,10 +23,10 @@ import torch
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.records import LearningRateRule
 from batchwright.records.documents import write_record
-from forked import TORCHRUN, Forked, forking
+from forked import TORCHRUN, Forked
 from test_session import make_tiny_plan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 SCRIPT = Path(__file__).with_name("recovering.py")
 SAMPLES, BATCH, EPOCHS = 105, 12, 14  # eight whole steps and a tail of 9, which 4 workers can share
 STEPS = EPOCHS * 9
@@ -47,12 +47,6 @@ def make_folder(folder, workers):
     folder.mkdir()
     write_record(plan, folder / "plan.json")
     return folder
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forks():
-    with forking():
-        yield
 
 
 @contextmanager

@@ -51,6 +51,7 @@ def test_a_run_that_stopped_early_has_the_figures_that_can_be_drawn(tmp_path):
     assert write_figures(make_summary(epochs=(), plan=make_plan(considered=())), tmp_path) == []
 
 
+@pytest.mark.slow
 def test_missing_losses_and_evaluations_are_gaps_not_errors(tmp_path):
     epochs = (
         make_epoch(0, train_loss=None, val_loss=None, val_correct=None, val_count=None),

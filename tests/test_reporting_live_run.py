@@ -225,6 +225,7 @@ WHOLE = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.data())
 def test_whatever_a_line_holds_it_is_refused_or_the_page_is_drawn(data):

@@ -441,9 +441,19 @@ def test_an_upload_that_comes_byte_by_byte_is_given_up(monkeypatch):
         anyio.run(anyio.to_thread.run_sync, take)
 
 
+# A server that waits less long for what comes in as it ends.
+ENDING_SOON = """
+from batchwright.service.operating import serving
+serving.GRACE_SECONDS = 2
+from batchwright.cli.commands import main
+main()
+"""
+
+
 @pytest.mark.slow
 def test_an_upload_that_breaks_off_or_stalls_leaves_nothing_and_does_not_hold_up_the_end(tmp_path):
-    with a_server(tmp_path) as server, Remote(server.url, server.token) as remote:
+    started = a_server(tmp_path, "-c", ENDING_SOON)
+    with started as server, Remote(server.url, server.token) as remote:
         lease = a_lease(remote)
         told = headers_of(lease, b"x" * 1000) | {"authorization": f"Bearer {server.token}"}
         head = [f"PUT /v1/jobs/{lease.job.id}/artifacts/last.pt HTTP/1.1", "host: 127.0.0.1"]

@@ -645,6 +645,7 @@ def test_simulating_loads_no_torch(files):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_a_simulation_is_drawn_and_put_into_tables(tmp_path):
     from rich.console import Console
 

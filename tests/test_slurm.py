@@ -380,7 +380,9 @@ def test_sbatch_takes_the_scripts_that_are_exported(slurm: Slurm, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_the_job_which_is_found_again_and_cancelled(slurm: Slurm, tmp_path):
-    words = ("run", *KEYS, *PROBE, NETWORK, "epochs=3000", "--out", "run")
+    """A job of one node, whose only task is a run by itself."""
+    alone = ("nodes=1", "workers=1", "epochs=3000")
+    words = ("run", *KEYS, *alone, *PROBE, NETWORK, "--out", "run")
     hold(tmp_path)
     command = slurm.batchwright(*words, folder=tmp_path)
     number = number_in(tmp_path / "run")
@@ -405,15 +407,9 @@ def test_ctrl_c_leaves_the_job_which_is_found_again_and_cancelled(slurm: Slurm, 
 
 @pytest.fixture(scope="module")
 def undisturbed(slurm: Slurm, tmp_path_factory):
-    """By number of nodes, the folder of a run and of its plan."""
-    return {
-        nodes: folder_of(slurm, tmp_path_factory.mktemp(f"nodes-{nodes}"), nodes)
-        for nodes in (1, 2)
-    }
-
-
-def folder_of(slurm: Slurm, folder: Path, nodes: int) -> Path:
-    asked = {"nodes": nodes, "workers": nodes, "epochs": 6, "checkpoint_steps": 2}
+    """The folder of a run on two nodes, and of its plan."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    asked = {"nodes": 2, "workers": 2, "epochs": 6, "checkpoint_steps": 2}
     job = Job(launch="slurm", device="cpu", network=NETWORK.partition("=")[2], **asked)
     plan = plan_without_profile(job, data_facts(job), make_network(name=job.network))
     write_record(plan, folder / "plan.json")
@@ -427,14 +423,10 @@ KILLED = "a task was killed (exit code 137): all are started again\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "nodes"), [("USR1", 1), ("killed", 1), ("USR2", 2), ("requeue", 2), ("killed", 2)]
-)
-def test_a_preempted_run_ends_with_the_same_weights(
-    slurm: Slurm, undisturbed, tmp_path, how, nodes
-):
-    """A worker takes each signal by itself; more nodes must come together again."""
-    words = ("train", str(undisturbed[nodes] / "plan.json"), NETWORK, "--out", "run")
+@pytest.mark.parametrize("how", ["USR2", "requeue", "killed"])
+def test_a_preempted_run_ends_with_the_same_weights(slurm: Slurm, undisturbed, tmp_path, how):
+    """A worker takes each signal by itself, and both come together again; USR1: the next test."""
+    words = ("train", str(undisturbed / "plan.json"), NETWORK, "--out", "run")
     hold(tmp_path)
     command = slurm.batchwright(*words, folder=tmp_path)
     number = number_in(tmp_path / "run")
@@ -454,7 +446,7 @@ def test_a_preempted_run_ends_with_the_same_weights(
     assert command.returncode == 0, err
     assert (KILLED if how == "killed" else "started again 1 x\n") in err
     assert read_record(tmp_path / "run" / "summary.json", RunSummary).resumed == 1
-    for name, value in weights(undisturbed[nodes] / "run").items():
+    for name, value in weights(undisturbed / "run").items():
         assert torch.equal(value, weights(tmp_path / "run")[name]), name
 
 
@@ -463,7 +455,7 @@ def test_a_job_that_somebody_submits_by_hand_is_queued_again_and_goes_on(
     slurm: Slurm, undisturbed, tmp_path
 ):
     """The script that is exported, told to stop as its own time limit would."""
-    plan = undisturbed[2] / "plan.json"
+    plan = undisturbed / "plan.json"
     text = export(read_record(plan, Plan), "sbatch", Target(2, str(plan), str(tmp_path / "run")))
     shown, program = f"batchwright train {plan}", f"{sys.executable} -m batchwright train {plan}"
     assert shown in text
@@ -479,7 +471,7 @@ def test_a_job_that_somebody_submits_by_hand_is_queued_again_and_goes_on(
     said = (tmp_path / "log").read_text("utf-8")
     assert "stopped by signal 10: the job is queued again, to go on from there\n" in said
     assert read_record(tmp_path / "run" / "summary.json", RunSummary).resumed == 1, said
-    for name, value in weights(undisturbed[2] / "run").items():
+    for name, value in weights(undisturbed / "run").items():
         assert torch.equal(value, weights(tmp_path / "run")[name]), name
 
 

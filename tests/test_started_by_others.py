@@ -54,7 +54,7 @@ from batchwright.workflows.together import (
 )
 from batchwright.workflows.verbs import plan
 from batchwright.workload import host
-from forked import Forked, forking
+from forked import Forked
 from gloo import free_port
 from test_hosts import BATCH, EPOCHS, SAMPLES, SCRIPT, lost_or_repeated
 from test_session import make_tiny_plan
@@ -544,12 +544,6 @@ def environment(cache):
     return {**own, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module")
-def forks():
-    with forking(drawn=False):
-        yield
-
-
 @pytest.fixture
 def start(tmp_path, tmp_path_factory, cache, forks):
     started = Started(tmp_path, cache, tmp_path_factory.mktemp("prints"))
@@ -557,18 +551,6 @@ def start(tmp_path, tmp_path_factory, cache, forks):
     for one in started.processes:
         one.kill()
         one.communicate()
-
-
-def torchrun(folder, cache, *words, workers=2, more=()):
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(workers), "--monitor-interval", "0.2", *more),
-        *("-m", "batchwright", *map(str, words)),
-    ]
-    own = environment(cache)
-    return subprocess.run(
-        command, cwd=folder, env=own, capture_output=True, text=True, timeout=500, check=False
-    )
 
 
 def children_of(process):
@@ -581,8 +563,15 @@ def errors(told):
 
 
 @pytest.mark.slow
-def test_torchrun_starts_all_verbs_in_a_row(tmp_path, cache):
-    done = torchrun(tmp_path, cache, "run", *JOB, "--out", "a", "--json")
+def test_torchrun_starts_all_verbs_in_a_row(tmp_path, cache, forks):
+    done = forked.command(
+        *("--standalone", "--nproc-per-node", "2", "--monitor-interval", "0.2"),
+        *("-m", "batchwright", "run", *JOB, "--out", "a", "--json"),
+        program=forked.TORCHRUN,
+        cwd=tmp_path,
+        env=environment(cache),
+        prints=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["workers"] == 2  # by one process alone
     assert done.stderr.count("epoch 2/2") == 1
@@ -614,24 +603,31 @@ def test_tasks_of_srun_probe_plan_check_and_train(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_mpirun_itself_starts_a_run(tmp_path, cache):
+def test_mpirun_itself_says_to_its_processes_what_is_found(tmp_path, cache):
+    """Runs by processes to which it is said are above and below."""
     if shutil.which("mpirun") is None:
         pytest.skip("no mpirun: apt-get install openmpi-bin")
+    code = (
+        "from batchwright.distributed.joining.environments import found\n"
+        "one = found()\n"
+        "print(one.by, one.rank, one.size, one.local_rank, one.local_size, one.address)\n"
+    )
     done = subprocess.run(
         [
             *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"),
-            *(sys.executable, "-m", "batchwright", "run", *JOB, "epochs=1", "--out", "a", "--json"),
+            *(sys.executable, "-c", code),
         ],
         cwd=tmp_path,
-        env={**environment(cache), "MASTER_PORT": str(free_port())},
+        env=environment(cache),
         capture_output=True,
         text=True,
         timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["workers"] == 2
-    assert len(read_record(tmp_path / "a" / "summary.json", RunSummary).epochs) == 1
+    assert sorted(done.stdout.splitlines()) == [
+        f"mpirun {rank} 2 {rank} 2 localhost" for rank in range(2)
+    ]
 
 
 @pytest.mark.slow
@@ -998,23 +994,23 @@ def test_a_host_with_other_source_code_is_named(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_host_whose_clock_is_wrong_is_named_once(start):
+def test_a_host_whose_clock_is_wrong_is_named_once(start, tmp_path):
     """By one of its workers; all goes on, here to an error, which ends it soon."""
-    wrong = (
-        "import runpy, sys, time; now = time.time; time.time = lambda: now() - 100; "
-        "sys.argv = sys.argv[3:]; runpy.run_module('batchwright', run_name='__main__')"
+    (tmp_path / "wrong.py").write_text(
+        "import os, time\n"
+        "from batchwright.__main__ import entry\n"
+        "now = time.time\n"
+        "if os.environ['SLURM_NODEID'] == '1':\n"
+        "    time.time = lambda: now() - 100\n"
+        "entry()\n"
     )
 
     def says(rank, size):
         places = {"SLURM_NODEID": str(min(rank, 1)), "SLURM_LOCALID": str(max(0, rank - 1))}
         return {**srun(rank, size), **places, "SLURM_STEP_TASKS_PER_NODE": "1,2"}
 
-    codes, told = start(
-        *("run", "epochs=no"),
-        size=3,
-        says=says,
-        before=lambda rank: [sys.executable, "-c", wrong] if rank else [],
-    ).end()
+    program = str(tmp_path / "wrong.py")
+    codes, told = start("run", "epochs=no", size=3, says=says, program=program).end()
     assert codes == [2, 2, 2], told
     host = socket.gethostname()
     assert f"warning: the clock of worker 1 ({host}) is 100 s behind that of worker 0" in told[1][1]
@@ -1222,8 +1218,7 @@ def test_a_mixed_cluster_that_was_planned_is_trained(start, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["dual-batch", "hybrid"])
-def test_kinds_that_alternate_train_with_a_parameter_server(start, tmp_path, method):
+def test_kinds_that_alternate_train_with_a_parameter_server(start, tmp_path):
     """The plan has both workers of one kind beside each other; the processes keep their order.
 
     What each costs stands in a file, which prices others, too.
@@ -1233,7 +1228,7 @@ def test_kinds_that_alternate_train_with_a_parameter_server(start, tmp_path, met
     def says(rank, size):
         return {**srun(rank, size), "BATCHWRIGHT_KIND": "aba"[rank]}
 
-    words = ("run", *JOB[:4], SMALL, f"method={method}", "goal.kinds=prices.csv", "--out", "a")
+    words = ("run", *JOB[:4], SMALL, "method=hybrid", "goal.kinds=prices.csv", "--out", "a")
     codes, told = start(*words, size=3, says=says).end()
     assert codes == [0, 0, 0], told
     summary = read_record(tmp_path / "a" / "summary.json", RunSummary)

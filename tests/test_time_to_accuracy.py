@@ -117,6 +117,7 @@ def test_looks_settle_loaders_length_and_rate(tmp_path: Path) -> None:
     assert all(one.look and one.seed == 10 for one in bench.order)
 
 
+@pytest.mark.slow
 def test_pairs_are_made_in_turns_short_tasks_first_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

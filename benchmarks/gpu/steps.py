@@ -49,6 +49,7 @@ from benchmarks.harness.plans import ENDLESS, facts_of, fixed_plan, job_from, ma
 CLASSES = 100
 MIDDLE = (0.5, 0.5, 0.5)
 CAP = 24 * 2**30  # bytes of a GPU that a step which runs out of memory may take
+TINY_BUDGET = 1  # seconds of a probe in little
 
 
 @dataclass(frozen=True)
@@ -296,6 +297,8 @@ def lightning(
     here: Here, network: str, side: int, batch: int, precision: str, *, loaders: int
 ) -> Iterator[None]:
     """Lightning's Fabric with a loader, as it is usually started."""
+    if here.tiny:
+        loaders = min(loaders, 2)  # their start takes the time
     kind = "bf16-mixed" if precision == "bfloat16" else "32-true"
     fabric = import_module(FABRIC).Fabric(accelerator=here.kind, devices=1, precision=kind)
     plan = _plan(here, network, side, batch, precision)
@@ -403,7 +406,7 @@ def card(here: Here) -> None:
 
 
 def _budget(here: Here, seconds: float) -> Any:
-    return Job(probe={"budget": 5 if here.tiny else seconds, "learning": 0}).probe
+    return Job(probe={"budget": TINY_BUDGET if here.tiny else seconds, "learning": 0}).probe
 
 
 def _job(here: Here, network: str, *words: str) -> Job:
@@ -518,9 +521,10 @@ def virtual(here: Here) -> None:
 def _run(here: Here, network: str, epochs: int, *words: str, probe: float) -> RunSummary:
     """What came of a `batchwright run` on CIFAR-100, or images like it."""
     folder = here.work / f"{here.name}-{len(list(here.work.iterdir()))}"
+    budget = TINY_BUDGET if here.tiny else probe
     batchwright(
         "run", f"data={here.image_data()}", f"network={network}", f"device={here.kind}", *words,
-        f"epochs={epochs}", "probe.learning=0", f"probe.budget={5 if here.tiny else probe}",
+        f"epochs={epochs}", "probe.learning=0", f"probe.budget={budget}",
         "--out", folder, cwd=here.work, shown=True,
     )  # fmt: skip
     return read_record(folder / "summary.json", RunSummary)
@@ -536,7 +540,7 @@ def accuracy(here: Here) -> None:
         result = batchwright(
             "run", f"data={here.image_data()}", "network=resnet8", f"device={here.kind}",
             f"goal.accuracy={target}", f"epochs={epochs}",
-            *(["probe.budget=5", "probe.learning=0"] if here.tiny else []),
+            *([f"probe.budget={TINY_BUDGET}", "probe.learning=0"] if here.tiny else []),
             "--out", here.work / "accuracy", cwd=here.work, shown=True,
         )  # fmt: skip
         here.found("accuracy at the end", result["test_accuracy"])

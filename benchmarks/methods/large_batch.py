@@ -57,7 +57,7 @@ A run that ends because its gradients stay infinite counts as guessing.
 --full makes some 230 runs of up to three minutes, two at a time on a core each. Seed 0 of all comes
 first, and after each seed the figures so far are printed. --quick checks two arms of cifar-resnet8,
 or of digits without --data. Other settings can be tried by
-`python -m benchmarks.tools.large_batch_look`. LARS and LAMB need the package pytorch-optimizer.
+`benchmarks/tools/large_batch_look.py` of commit a7c9414d. LARS and LAMB need pytorch-optimizer.
 """
 
 from __future__ import annotations
