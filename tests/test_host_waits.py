@@ -13,7 +13,7 @@ from batchwright.distributed.group import Group
 from batchwright.probing.bench import Bench
 from batchwright.records import AgsRule, LearningRateRule
 from batchwright.training.step.micro_batches import Early
-from batchwright.training.step.stepper import Updater
+from batchwright.training.step.updater import Updater
 from batchwright.workload.data import copying
 from batchwright.workload.data import pipeline as pipelines
 from batchwright.workload.data.image_store import ImageStore
