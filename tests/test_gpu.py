@@ -381,7 +381,6 @@ def _free_memory_is_all_but_what_others_hold():
     "probing.measure.memory:weigh",
     "probing.bench:Bench.hold_images",
     "probing.measure.timing:now",
-    "probing.bench:Bench._ahead",
     "probing.executor:device_name",
     "probing.visiting:Visitor.cluster",
     "workload.host:resolve_device",

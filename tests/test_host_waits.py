@@ -10,9 +10,10 @@ from torch.nn.functional import cross_entropy as criterion
 
 from batchwright import Session
 from batchwright.distributed.group import Group
+from batchwright.distributed.reducer import buffer_bytes
 from batchwright.probing.bench import Bench
 from batchwright.records import AgsRule, LearningRateRule
-from batchwright.training.step.micro_batches import Early
+from batchwright.training.step.early_batches import Early
 from batchwright.training.step.updater import Updater
 from batchwright.workload.data import copying
 from batchwright.workload.data import pipeline as pipelines
@@ -386,3 +387,60 @@ def test_a_probe_weighs_steps_beside_all_images_that_a_training_keeps_on_the_dev
     near = Bench(job, images, Group(torch.device("cpu")))
     near.hold_images()
     assert near._held_out is None
+
+
+def bench_of(**changes):
+    middle = (0.5, 0.5, 0.5)
+    images = ImageData(data(), data(), tiny_image_data().facts, middle, middle)
+    job = tiny_job(network="resnet8", resolutions=(SIDE,), **changes)
+    return Bench(job, images, Group(FAR))
+
+
+def goes_ahead(bench, seen):
+    """Whether a step of a probe queues its update before the host waits."""
+    supply, begun, usual = bench.supply(BATCH, SIDE), [], Updater._step
+    before = seen.count
+    with mock.patch.object(
+        Updater, "_step", lambda updater: (begun.append(seen.count), usual(updater))
+    ):
+        bench.step(supply)
+    assert seen.count == before + 1
+    return begun == [before]
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [({}, False), ({"clip_norm": 0.1}, True), ({"ags": {"mode": "norm"}}, True)],
+    ids=str,
+)
+def test_a_probe_steps_ahead_and_sums_per_tensor_where_a_training_does(changes, waits):
+    with far_device() as seen:
+        bench = bench_of(**changes)
+        assert goes_ahead(bench, seen) != waits
+        assert bench.parts().reduction == buffer_bytes(bench.trained, per_tensor=waits)
+
+
+def test_a_probe_steps_ahead_only_where_all_state_is_there():
+    with far_device() as seen:
+        bench = bench_of()
+        del bench.optimizer.state[bench.trained[0]]
+        assert not goes_ahead(bench, seen)
+        assert goes_ahead(bench, seen)
+
+
+def test_a_probes_next_images_wait_where_there_is_no_memory_for_them_yet(monkeypatch):
+    made, finished = [], ImagePipeline._finished
+
+    def full(self, *given):
+        made.append(given)
+        if len(made) == 2:
+            raise torch.OutOfMemoryError
+        return finished(self, *given)
+
+    with far_device():
+        bench = bench_of()
+        supply = bench.supply(BATCH, SIDE)
+        monkeypatch.setattr(ImagePipeline, "_finished", full)
+        bench.step(supply)
+        bench.step(supply)
+    assert len(made) == 4  # once more where it failed

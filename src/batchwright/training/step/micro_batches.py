@@ -16,9 +16,9 @@ from batchwright.training.batches.feeding import Batch, Feed
 from batchwright.training.batches.sampler import Step, micro_batches
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock
+from batchwright.training.step.early_batches import Early
 from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.training.step.stepper import Stepper
-from batchwright.workload.host import is_out_of_memory
 
 
 class Once:
@@ -79,39 +79,6 @@ class Once:
     def close(self) -> None:
         """Nothing more comes; let go of what the feed has fetched ahead."""
         self._batches.close()
-
-
-class Early(Iterator[Batch]):
-    """Batches of which the next may be made before it is asked for.
-
-    Args:
-        parts: Indices of the samples of each.
-        make: Makes one.
-    """
-
-    def __init__(self, parts: Iterator[Tensor], make: Callable[[Tensor], Batch]) -> None:
-        self._parts, self._make = parts, make
-        self._next: Tensor | None = None  # asked for early
-        self._made: list[Batch] = []
-
-    def __next__(self) -> Batch:
-        part, self._next = self._next, None
-        if self._made:
-            return self._made.pop()
-        return self._make(next(self._parts) if part is None else part)
-
-    def make(self) -> None:
-        """Make the next, if there is one and memory for it beside the step in progress."""
-        if self._next is not None:
-            return
-        self._next = next(self._parts, None)
-        if self._next is None:
-            return
-        try:
-            self._made = [self._make(self._next)]
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
 
 
 class Turns:
