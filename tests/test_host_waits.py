@@ -9,8 +9,11 @@ import torch
 from torch.nn.functional import cross_entropy as criterion
 
 from batchwright import Session
+from batchwright.distributed import group as groups
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import buffer_bytes
+from batchwright.distributed.transports import nothing
+from batchwright.errors import BrokenStepError
 from batchwright.probing.bench import Bench
 from batchwright.records import AgsRule, LearningRateRule
 from batchwright.training.step.early_batches import Early
@@ -274,6 +277,29 @@ def test_a_step_that_is_not_as_usual_ends_as_on_the_cpu(told):
     assert [done for *_, done in found] == [done for *_, done in there]
     assert [done for *_, done in found].count(False) == ("spoil" in told)
     torch.testing.assert_close(learnt, expected)
+
+
+@pytest.mark.parametrize("kind", ["plain", "clip"])
+def test_memory_that_runs_out_behind_a_queued_update_breaks_the_step(kind, monkeypatch):
+    """Where none was queued it is taken once more, in smaller micro-batches."""
+    plan, build, options = KINDS[kind]
+    read = []
+
+    def short(values, meanwhile=nothing):
+        meanwhile()
+        read.append(values)
+        if len(read) == 3:
+            raise RuntimeError("CUDA error: out of memory")
+        return values.cpu()
+
+    monkeypatch.setattr(groups, "fetched", short)
+    if kind == "plain":
+        with pytest.raises(BrokenStepError, match="behind an update that may be made already"):
+            updates_of(plan, build, **options)
+    else:
+        found, _ = updates_of(plan, build, **options)
+        assert [done for *_, done in found].count(True) == 2 * SAMPLES // BATCH
+    assert len(read) >= 3
 
 
 @pytest.mark.parametrize("store", ["whole", "photographs"])

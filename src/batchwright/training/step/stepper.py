@@ -304,21 +304,24 @@ class Stepper:
         """The figures of all workers, whose gradients are summed; see `Reducer.finish`.
 
         Here a device tells of what it could not do before, so of gradients that may be wrong. One
-        worker takes the step again. Several cannot: the others may hold the sums already.
+        worker takes the step again, unless its device may have made the update with them. Several
+        cannot: the others may hold the sums already.
 
         Raises:
-            BrokenStepError: Memory ran out, and there are other workers.
+            BrokenStepError: Memory ran out, and there are other workers or an update was queued.
         """
         try:
             return self._reducer.finish(own, 0.0 if own.missing else share, ahead)
         except (RuntimeError, MemoryError) as error:
             if own.missing or not is_out_of_memory(error):
                 raise
-            if self._group.size > 1:
+            alone = self._group.size == 1
+            if self._updater.begun or not alone:
+                summing = "while gradients were summed over the workers, of whom others may have "
+                where = "behind an update that may be made" if alone else f"{summing}the sums"
                 raise BrokenStepError(
-                    f"{self._group.places[self._group.rank]} ran out of memory while gradients "
-                    "were summed over the workers, of whom others may have the sums already: the "
-                    "step cannot be repeated, and only the last checkpoint is whole "
+                    f"{self._group.places[self._group.rank]} ran out of memory {where} already: "
+                    "the step cannot be repeated, and only the last checkpoint is whole "
                     f"({in_words(error)})"
                 ) from error
         self._updater.clear()

@@ -26,6 +26,7 @@ class Updater:
 
     Attributes:
         waits: Whether no step is to be taken ahead of the host.
+        begun: Whether the update of the step in progress was queued ahead, and may be made.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Updater:
         self._parameters, self._optimizer = parameters, optimizer
         self._clip_norm = clip_norm
         self.waits = clip_norm is not None or parameters[0].device.type == "cpu"
+        self.begun = False
         self.follow([p for p in parameters if p.requires_grad])
 
     def follow(self, trained: Sequence[nn.Parameter]) -> None:
@@ -77,6 +79,7 @@ class Updater:
 
     def step_unless(self, unusual: Tensor) -> None:
         """Queue the update ahead of the host; see `distributed.reducer.Ahead`."""
+        self.begun = True
         with unless(self._optimizer, unusual):
             self._step()
 
@@ -152,7 +155,8 @@ class Updater:
             ) from error
 
     def clear(self) -> None:
-        """Drop all gradients, those too that the optimizer does not have."""
+        """The step is over: drop all gradients, those too that the optimizer does not have."""
+        self.begun = False
         for parameter in self._parameters:
             parameter.grad = None
 
