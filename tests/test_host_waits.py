@@ -237,6 +237,34 @@ def test_whether_an_optimizer_can_leave_out_a_step_is_asked_of_what_steps():
     assert not leaves_out_steps(fused)
 
 
+class Bare(torch.optim.SGD):
+    """Steps as torch's does, and has all that another has but its hooks."""
+
+    def __init__(self, inner):
+        hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+        self.__dict__ = {name: one for name, one in vars(inner).items() if name not in hooks}
+
+
+class Outside(torch.optim.Optimizer):
+    """As wrappers do that never call `Optimizer.__init__`: what it has is asked of another."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.param_groups, self.state, self.defaults = inner.param_groups, inner.state, {}
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def test_an_optimizer_without_lists_of_hooks_is_stepped_by_the_host(monkeypatch):
+    found, _ = updates_of(plan_for(), lambda network: Outside(by_sgd(network)))
+    assert {before for before, _, _ in found} == {1}
+    fused = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], fused=True)
+    assert not leaves_out_steps(Bare(fused))
+    monkeypatch.delattr("torch.optim.optimizer._global_optimizer_pre_hooks")
+    assert not leaves_out_steps(fused)
+
+
 def test_losses_weighed_otherwise_are_stepped_by_the_host():
     found, _ = updates_of(plan_for(), by_sgd, weight=7.0)
     assert {before for before, _, _ in found} == {1}
