@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from unittest import mock
 
 import pytest
@@ -212,13 +213,27 @@ def counting(network):
     return Counting(network.parameters(), lr=0.1, momentum=0.9, fused=True)
 
 
+def averaging(network):
+    """The user's own wrapper: it does something besides in each step, and says what it wraps."""
+    optimizer = by_sgd(network)
+    step, average = optimizer.step, [p.detach().clone() for p in network.parameters()]
+
+    @functools.wraps(step)
+    def step_and_average(closure=None):
+        step(closure)
+        torch._foreach_lerp_(average, [p.detach() for p in network.parameters()], 0.1)
+
+    optimizer.step = step_and_average
+    return optimizer
+
+
 def half_fused(network):
     optimizer = by_sgd(network)
     optimizer.param_groups[1]["fused"] = False
     return optimizer
 
 
-@pytest.mark.parametrize("build", [hooked, counting, half_fused])
+@pytest.mark.parametrize("build", [hooked, counting, averaging, half_fused])
 def test_an_optimizer_that_does_more_than_torchs_is_stepped_by_the_host(build):
     found, _ = updates_of(plan_for(), build)
     assert {before for before, _, _ in found} == {1}
