@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from itertools import pairwise
 from unittest import mock
 
 import pytest
@@ -17,6 +18,7 @@ from batchwright.distributed.transports import nothing
 from batchwright.errors import BrokenStepError
 from batchwright.probing.bench import Bench
 from batchwright.records import AgsRule, LearningRateRule
+from batchwright.training.step.clock import StepClock
 from batchwright.training.step.early_batches import Early
 from batchwright.training.step.updater import Updater
 from batchwright.workload.data import copying
@@ -294,11 +296,51 @@ def test_the_next_images_wait_where_there_is_no_memory_for_them_yet():
         return int(part.sum())
 
     early = Early(iter(torch.arange(5).split(2)), make)
+    early.ask()
     early.make()
-    early.make()
+    early.ask()
     assert list(early) == [1, 5, 4]
+    early.ask()
     early.make()
     assert list(early) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("plain", "figures update images read"), ("clip", "figures images read update")],
+)
+def test_the_device_has_the_next_images_to_make_while_the_host_does_the_rest(
+    kind, told, monkeypatch
+):
+    plan, build, options = KINDS[kind]
+    seen, passing = [], []
+
+    def noted(owner, name, word):
+        usual = getattr(owner, name)
+
+        def note(*given):
+            seen.append(word)
+            return usual(*given)
+
+        monkeypatch.setattr(owner, name, note)
+
+    def read(values, meanwhile=nothing):
+        seen.append("figures")
+        meanwhile()
+        seen.append("read")
+        return values.cpu()
+
+    monkeypatch.setattr(groups, "fetched", read)
+    monkeypatch.setattr(StepClock, "passing", lambda _, work: passing.append(work) or work)
+    noted(ImagePipeline, "_finished", "images")
+    noted(Updater, "step_unless", "update")
+    noted(Updater, "apply", "update")
+    updates_of(plan, build, **options)
+    usual = told.split()
+    last = [word for word in usual if word != "images"]  # of an epoch
+    steps = SAMPLES // BATCH
+    assert seen[-steps * len(usual) :] == ["images", *(usual * (steps - 1)), *last]
+    assert len(passing) == sum(one == "figures" and two != "read" for one, two in pairwise(seen))
 
 
 @pytest.mark.parametrize("kind", ["clip", "muon", "float16"])

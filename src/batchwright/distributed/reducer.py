@@ -91,15 +91,17 @@ class Ahead(NamedTuple):
     """What a device goes on with before the host has read the figures of a step.
 
     A host that reads first and then says what to do leaves the device idle meanwhile: of a step of
-    11.5 ms on an H100, 2.9 ms. So the device is told beforehand what follows where all is as usual:
-    every gradient is there, their sum is finite, and the weight is what it should be.
+    11.5 ms on an H100, 2.9 ms. So the device is told beforehand what follows, an update too where
+    all is as usual: every gradient is there, their sum is finite, and the weight is what it should
+    be.
     """
 
-    weight: float
-    """Of all samples of the step."""
-    act: Callable[[Tensor], None]
-    """Gives the device something to do. It is called with a float32 scalar there: 0 where all is as
-    usual, else 1, and then nothing may change: the host has to decide."""
+    act: Callable[[Tensor | None], None]
+    """Gives the device something to do, once the figures are on their way. Where a weight is
+    expected it is called with a float32 scalar there: 0 where all is as usual, else 1, and then no
+    weight may change: the host has to decide. With ``None`` the host decides in any case."""
+    weight: float | None = None
+    """Of all samples of the step, as expected; ``None``: whether all is as usual is not asked."""
 
 
 class Reducer:
@@ -400,11 +402,12 @@ class Reducer:
                 parameter.grad = view
         tail, count = self._buckets[-1].tail, len(self.parameters)
         squares = torch.cat([bucket.sum_sqr_norms() for bucket in self._buckets])
-        go_on = nothing
-        if ahead is not None:
-            unusual = (tail[0] != ahead.weight) | (tail[_MISSING] != 0) | _infinite(squares)
+        expected, flag = None if ahead is None else ahead.weight, None
+        if expected is not None:
+            unusual = (tail[0] != expected) | (tail[_MISSING] != 0) | _infinite(squares)
             unusual = unusual | (tail[_SCALARS : _SCALARS + count].amin() <= 0)
-            go_on = partial(ahead.act, unusual.float())
+            flag = unusual.float()
+        go_on = nothing if ahead is None else partial(ahead.act, flag)
         read = self._group.read(torch.cat([tail.double(), squares]), go_on)
         told, squares = read.split([len(tail), len(squares)])
         numbers = told.tolist()
@@ -416,8 +419,7 @@ class Reducer:
                 if not workers:
                     parameter.grad = None
         # What the device has found, from the same numbers.
-        as_usual = ahead is not None and weight == ahead.weight and all(present)
-        went = as_usual and not missing and not _infinite(squares)
+        went = weight == expected and all(present) and not missing and not _infinite(squares)
         fields = len(WorkerNote._fields)
         notes = numbers[-fields * self._group.size :]
         norms = told[_SCALARS + count : -len(notes)].to(tail.dtype)  # as they were sent
@@ -463,12 +465,13 @@ class Reducer:
         """The tally with these norms, S and that of the sum; read from the device all at once."""
         loss = tally.loss if isinstance(tally.loss, Tensor) else squares.new_zeros(())
         parts = [loss.view(1), squares] + ([] if local is None else [local.double()])
-        go_on = nothing
+        flag = None
         if ahead is not None and tally.weight == ahead.weight and not tally.missing:
-            go_on = partial(ahead.act, _infinite(squares).float())
+            flag = _infinite(squares).float()
+        go_on = nothing if ahead is None else partial(ahead.act, flag)
         read = self._group.read(torch.cat(parts), go_on)
         loss, squares, local_read = read.split([1, len(squares), len(read) - 1 - len(squares)])
-        went = go_on is not nothing and not _infinite(squares)  # as the device has found
+        went = flag is not None and not _infinite(squares)  # as the device has found
         return replace(
             tally,
             loss=float(loss) if isinstance(tally.loss, Tensor) else tally.loss,

@@ -21,7 +21,7 @@ from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.training.batches.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.training.batches.sampler import balancing_weights
 from batchwright.training.step.clock import clock_for
-from batchwright.training.step.early_batches import Early
+from batchwright.training.step.early_batches import NO_BATCHES, Early
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.updater import Updater
 from batchwright.workload.compilation import Compilation, compile_training
@@ -156,7 +156,7 @@ class Bench:
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
         self._clock = clock_for(self.device)
-        self._early: RandomBatches | None = None
+        self._early: Early = NO_BATCHES
         # As in a training: see `training.running.Setup.per_tensor`.
         self._per_tensor = (
             job.clip_norm is not None or job.ags.factors != "off" or job.rate_scaling == "gain"
@@ -250,8 +250,6 @@ class Bench:
 
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
-        if self._early is not None:
-            self._early.drop()  # or it would be weighed with what comes
         source = self._train
         if isinstance(source, ImagePipeline):
             indices = partial(self._random_indices, size, len(source))
@@ -392,8 +390,8 @@ class Bench:
         self._set_rates(own)
         supply = supplies[0]
         if isinstance(supply, RandomBatches) and supply.made_there and not own.missing:
-            supply.make()
             self._early = supply
+            supply.ask()
         clock.lap(meter, "compute")
         self._finish(own, share, meter)
         # On a GPU the update may be under way still: it is in the time of the next step, as this
@@ -451,6 +449,9 @@ class Bench:
 
     def _backward(self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]) -> Tally:
         """Forward and backward passes of the micro-batches, each with its share of the step."""
+        if self._early is not supplies[0]:
+            self._early.drop()  # or it would be weighed with these
+            self._early = NO_BATCHES
         weight = 0.0
         loss: float | Tensor = 0.0
         for place, (supply, share) in enumerate(zip(supplies, shares, strict=True)):
@@ -495,9 +496,10 @@ class Bench:
         narrow = self._precision in NARROW
         # Factors of 1 take what others would, and change nothing.
         factors = None if self.job.ags.factors == "off" else torch.ones(len(self.trained))
-        if not narrow and not own.missing and updater.goes_ahead(factors):
+        goes_ahead = not narrow and not own.missing and updater.goes_ahead(factors)
+        if goes_ahead or self._early.asked:
             weight = own.weight * self.group.size  # all have as many samples here
-            ahead = Ahead(weight, self._clock.passing(updater.step_unless))
+            ahead = Ahead(self._clock.passing(self._go_on), weight if goes_ahead else None)
         tally = self._reduction.finish(replace(own, uncompiled=float(failed)), share, ahead)
         self._clock.lap(meter or EpochMeter(), "communication")
         if tally.uncompiled:  # what fails one worker's compiler is compiled on none of them
@@ -515,6 +517,12 @@ class Bench:
             self.optimizer.step()  # whose state is there after a step of a training
         updater.clear()
         return Taken(finite=finite or scale.scale > 1, stopped=bool(tally.stop))
+
+    def _go_on(self, unusual: Tensor | None) -> None:
+        """As a training's device does; see `training.step.stepper.Stepper`."""
+        if unusual is not None:
+            self._updater.step_unless(unusual)
+        self._early.make()
 
     def start_over(self) -> None:
         """Back to the first weights: a diverged network computes with NaN and never updates."""

@@ -29,12 +29,19 @@ class Early(Iterator[Batch]):
             return self._made.pop()
         return self._make(next(self._parts) if part is None else part)
 
-    def make(self) -> None:
-        """Make the next, if there is one and memory for it beside the step in progress."""
-        if self._next is not None:
-            return
-        self._next = next(self._parts, None)
+    @property
+    def asked(self) -> bool:
+        """Whether there is one to be made early."""
+        return self._next is not None and not self._made
+
+    def ask(self) -> None:
+        """Ask for the samples of the next, if there is one; `make` may follow."""
         if self._next is None:
+            self._next = next(self._parts, None)
+
+    def make(self) -> None:
+        """Make what was asked for, if there is memory for it beside the step in progress."""
+        if self._next is None or self._made:
             return
         try:
             self._made = [self._make(self._next)]
@@ -45,3 +52,7 @@ class Early(Iterator[Batch]):
     def drop(self) -> None:
         """Make what was made once more when its turn has come: its memory is wanted."""
         self._made.clear()
+
+
+NO_BATCHES = Early(iter(()), lambda part: part)
+"""Of which none can be made early."""

@@ -9,14 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from batchwright.distributed.transports import nothing
 from batchwright.training.batches.batch_split import Division
 from batchwright.training.batches.epoch_steps import EpochSteps
 from batchwright.training.batches.feeding import Batch, Feed
 from batchwright.training.batches.sampler import Step, micro_batches
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock
-from batchwright.training.step.early_batches import Early
+from batchwright.training.step.early_batches import NO_BATCHES, Early
 from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.training.step.stepper import Stepper
 
@@ -138,14 +137,13 @@ class MicroBatches:
         loading = self._feed.loading
         loaded = loading.totals.cpu_seconds
         fed: Iterator[Batch]
-        meanwhile = nothing
+        early = NO_BATCHES
         if self._feed.made_there(resolution):
             make = partial(self._feed.single, epoch=epoch, resolution=resolution)
             fed = early = Early(walk.ahead(), make)
-            meanwhile = early.make
         else:
             fed = self._feed.training(walk.ahead(), epoch, resolution)
-        with self._memory.of_epoch(), self._stepper.making(meanwhile):
+        with self._memory.of_epoch(), self._stepper.making(early):
             while self._state.step < len(walk):
                 index = self._state.step
                 step = walk.step(index)

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Ahead, Reducer, Tally, WorkerNote
-from batchwright.distributed.transports import nothing
 from batchwright.errors import BrokenStepError, TrainingError
 from batchwright.records import Plan
 from batchwright.training.batches.batch_split import Division
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock, book_waiting
+from batchwright.training.step.early_batches import NO_BATCHES, Early
 from batchwright.training.step.epoch_totals import met
 from batchwright.training.step.gradient_scaling import Adaptive
 from batchwright.training.step.normalization import Statistics
@@ -118,7 +118,7 @@ class Stepper:
         self._weights_told = False
         self.tally = Tally(0.0, 0.0)
         self.repeat = False
-        self._meanwhile: Callable[[], None] = nothing
+        self._early = NO_BATCHES
 
     def open(self, samples: int, step: Step, *, last: bool) -> None:
         """A micro-batch is handed to the loop; autocast is on until its `step`."""
@@ -129,13 +129,13 @@ class Stepper:
             self._cast.__enter__()
 
     @contextmanager
-    def making(self, meanwhile: Callable[[], None]) -> Iterator[None]:
-        """Inside, this is called once all backward passes of a step are on their way."""
-        self._meanwhile = meanwhile
+    def making(self, early: Early) -> Iterator[None]:
+        """Inside, the next of these is made while the host waits for the figures of a step."""
+        self._early = early
         try:
             yield
         finally:
-            self._meanwhile = nothing
+            self._early = NO_BATCHES
 
     def refuse_open(self) -> None:
         """Raise `RuntimeError` if `step` was not called for the micro-batch."""
@@ -208,7 +208,7 @@ class Stepper:
                 "and is any parameter trained (requires_grad)?"
             )
         if not self._missing:
-            self._meanwhile()
+            self._early.ask()  # before the others are told what was asked for
         return self._exchange_and_update(micro.step, micro.samples, micro.share)
 
     def step_without_samples(self, step: Step) -> None:
@@ -233,10 +233,12 @@ class Stepper:
         # By what steps before have shown: a factor that knew its gradient would bend its direction.
         adaptation = self._adaptive.of_step(step.samples)
         self._rates.set(*self._sharing.position, adaptation.gain)
-        ahead = None
         narrow = self._plan.precision in NARROW
-        if not narrow and not own.missing and updater.goes_ahead(adaptation.factors):
-            ahead = Ahead(step.samples, self._clock.passing(updater.step_unless))
+        goes_ahead = not narrow and not own.missing and updater.goes_ahead(adaptation.factors)
+        ahead = None
+        if goes_ahead or (self._early.asked and not own.missing):
+            go_on = self._clock.passing(self._go_on)  # once, or the batch's time is lost
+            ahead = Ahead(go_on, step.samples if goes_ahead else None)
         # One message: what the workers have to tell each other rides behind the last gradients.
         tally = self._summed(own, samples, share, ahead)
         seconds = self._clock.lap(meter, "communication")
@@ -266,7 +268,7 @@ class Stepper:
         updated = tally.went_ahead or (
             tally.weight > 0 and updater.apply(norms, adaptation.factors)
         )
-        if ahead and updated and not tally.went_ahead:
+        if goes_ahead and updated and not tally.went_ahead:
             updater.waits = True  # such losses, or tensors without a gradient, come again
         updater.clear()
         self._statistics.end(updated=updated)
@@ -299,6 +301,16 @@ class Stepper:
         self._clock.lap(meter, "compute")
         self._sharing.after_step(step, tally)
         return updated
+
+    def _go_on(self, unusual: Tensor | None) -> None:
+        """What the device has to do once a step's figures are on their way to the host.
+
+        The next batch comes last: it is what keeps the device busy while the host does the rest of
+        the step, and the host waits for none of it.
+        """
+        if unusual is not None:
+            self._updater.step_unless(unusual)
+        self._early.make()
 
     def _summed(self, own: Tally, samples: int, share: float, ahead: Ahead | None) -> Tally:
         """The figures of all workers, whose gradients are summed; see `Reducer.finish`.
