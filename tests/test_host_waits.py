@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from itertools import pairwise
 from unittest import mock
 
@@ -18,6 +19,7 @@ from batchwright.distributed.transports import nothing
 from batchwright.errors import BrokenStepError
 from batchwright.probing.bench import Bench
 from batchwright.records import AgsRule, LearningRateRule
+from batchwright.training.step import stepper
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.early_batches import Early
 from batchwright.training.step.updater import Updater
@@ -341,6 +343,32 @@ def test_the_device_has_the_next_images_to_make_while_the_host_does_the_rest(
     steps = SAMPLES // BATCH
     assert seen[-steps * len(usual) :] == ["images", *(usual * (steps - 1)), *last]
     assert len(passing) == sum(one == "figures" and two != "read" for one, two in pairwise(seen))
+
+
+def test_the_next_images_give_way_where_a_step_is_taken_again(monkeypatch):
+    made, alive, read, finished = [], [], [], ImagePipeline._finished
+
+    def noted(self, *given):
+        batch = finished(self, *given)
+        made.append(weakref.ref(batch[0]))
+        return batch
+
+    def short(values, meanwhile=nothing):
+        meanwhile()
+        read.append(values)
+        if len(read) == 2:
+            raise RuntimeError("CUDA error: out of memory")
+        return values.cpu()
+
+    def release(_):
+        alive.append(sum(one() is not None for one in made))
+
+    monkeypatch.setattr(groups, "fetched", short)
+    monkeypatch.setattr(stepper, "release_memory", release)
+    monkeypatch.setattr(ImagePipeline, "_finished", noted)
+    plan, build, options = KINDS["clip"]
+    updates_of(plan, build, **options)
+    assert alive == [1]  # those of the step that is taken again
 
 
 @pytest.mark.parametrize("kind", ["clip", "muon", "float16"])

@@ -251,6 +251,7 @@ class Stepper:
         self.repeat = tally.missing > 0
         if self.repeat:
             updater.clear()
+            self._early.drop()  # its memory is wanted
             self._statistics.end(updated=False)
             meter.repeated += 1
             release_memory(self._group.device)
