@@ -234,7 +234,7 @@ class AllReduceRun:
         self._keeper.check()
         walk, tally = self._sharing.walk, self.stepper.tally
         assert walk is not None  # noqa: S101 - `batches` has looked
-        if self._setup.average:
+        if self._setup.average and self.stepper.updated:
             self._setup.average.step(len(walk))
         self._recorder.step(self.state.meter, len(walk), step.local_batch_sizes, tally.notes)
         if len({note.digest for note in tally.notes}) > 1:

@@ -84,6 +84,7 @@ class Stepper:
 
     Attributes:
         tally: Of the last step that was counted.
+        updated: Whether that changed the weights.
         repeat: Whether the last step must be done again, because memory ran out somewhere, or a
             compiler failed.
     """
@@ -117,7 +118,7 @@ class Stepper:
         self._bad_steps = 0
         self._weights_told = False
         self.tally = Tally(0.0, 0.0)
-        self.repeat = False
+        self.updated = self.repeat = False
         self._early = NO_BATCHES
 
     def open(self, samples: int, step: Step, *, last: bool) -> None:
@@ -290,7 +291,7 @@ class Stepper:
         state.step += 1
         state.steps += 1
         state.samples_seen += step.samples
-        self.tally = tally
+        self.tally, self.updated = tally, updated
         # A step of weight 0 has no gradient: it is neither a good nor a bad one.
         self._bad_steps = 0 if updated else self._bad_steps + (tally.weight > 0)
         if self._bad_steps >= MAX_BAD_STEPS:
