@@ -123,10 +123,11 @@ def test_a_step_makes_the_host_wait_once_and_trains_as_on_the_cpu(kind):
     assert told == there
 
 
-def updates_of(plan, build, device=FAR, *, spoil=None, clear=None, **options):
+def updates_of(plan, build, device=FAR, *, spoil=None, clear=None, odd=None, **options):
     """Of each step: waits before the optimizer stepped, and after; and all that was learnt.
 
-    ``spoil`` is a step whose loss is infinite, ``clear`` one before which the state is gone.
+    ``spoil`` is a step whose loss is infinite, ``clear`` one before which the state is gone, ``odd``
+    one that alone is weighed otherwise.
     """
     with far_device() as seen:
         torch.manual_seed(0)
@@ -150,7 +151,8 @@ def updates_of(plan, build, device=FAR, *, spoil=None, clear=None, **options):
                     before = seen.count
                     begun.clear()
                     done = session.step(
-                        loss * torch.inf if len(found) == spoil else loss, weight=weight
+                        loss * torch.inf if len(found) == spoil else loss,
+                        weight=7.0 if len(found) == odd else weight,
                     )
                     first = begun[0] - before if begun else None
                     found.append((first, seen.count - before, done))
@@ -287,6 +289,11 @@ def test_an_optimizer_without_lists_of_hooks_is_stepped_by_the_host(monkeypatch)
 def test_losses_weighed_otherwise_are_stepped_by_the_host():
     found, _ = updates_of(plan_for(), by_sgd, weight=7.0)
     assert {before for before, _, _ in found} == {1}
+
+
+def test_one_odd_step_has_the_host_step_that_one_and_the_next():
+    found, _ = updates_of(plan_for(), by_sgd, odd=2)
+    assert [before for before, _, _ in found] == [1, 0, 1, 1, 0, 0, 0, 0]
 
 
 def test_the_next_images_wait_where_there_is_no_memory_for_them_yet():

@@ -84,6 +84,7 @@ class Tally:
     local_sqr_norms: Tensor | None = None
     sqr_norms: Tensor | None = None  # squared norm of the summed gradient, of the same shape
     notes: tuple[WorkerNote, ...] = ()  # what all workers say of themselves, in rank order
+    whole: bool = True  # whether each gradient came on some worker; one worker does not look
     went_ahead: bool = False  # whether the device has done what `Ahead` says
 
 
@@ -413,13 +414,14 @@ class Reducer:
         numbers = told.tolist()
         weight, loss, stop, checkpoint, missing, uncompiled, parts = numbers[:_SCALARS]
         present = numbers[_SCALARS : _SCALARS + count]
-        if not all(present):
+        whole = all(present)
+        if not whole:
             laid = [p for bucket in self._buckets for p in bucket.parameters]
             for parameter, workers in zip(laid, present, strict=True):
                 if not workers:
                     parameter.grad = None
         # What the device has found, from the same numbers.
-        went = weight == expected and all(present) and not missing and not _infinite(squares)
+        went = weight == expected and whole and not missing and not _infinite(squares)
         fields = len(WorkerNote._fields)
         notes = numbers[-fields * self._group.size :]
         norms = told[_SCALARS + count : -len(notes)].to(tail.dtype)  # as they were sent
@@ -436,6 +438,7 @@ class Reducer:
             notes=tuple(
                 WorkerNote(*notes[first : first + fields]) for first in range(0, len(notes), fields)
             ),
+            whole=whole,
             went_ahead=bool(went),
         )
 

@@ -116,6 +116,7 @@ class Stepper:
         self._loss: float | Tensor = 0.0
         self._out_of_memory = self._missing = False  # the latter whatever the cause
         self._bad_steps = 0
+        self._odd = False  # whether the last step was not as a device expects it
         self._weights_told = False
         self.tally = Tally(0.0, 0.0)
         self.updated = self.repeat = False
@@ -235,7 +236,8 @@ class Stepper:
         adaptation = self._adaptive.of_step(step.samples)
         self._rates.set(*self._sharing.position, adaptation.gain)
         narrow = self._plan.precision in NARROW
-        goes_ahead = not narrow and not own.missing and updater.goes_ahead(adaptation.factors)
+        goes_ahead = not (narrow or own.missing or self._odd)
+        goes_ahead = goes_ahead and updater.goes_ahead(adaptation.factors)
         ahead = None
         if goes_ahead or (self._early.asked and not own.missing):
             go_on = self._clock.passing(self._go_on)  # once, or the batch's time is lost
@@ -270,8 +272,8 @@ class Stepper:
         updated = tally.went_ahead or (
             tally.weight > 0 and updater.apply(norms, adaptation.factors)
         )
-        if goes_ahead and updated and not tally.went_ahead:
-            updater.waits = True  # such losses, or tensors without a gradient, come again
+        if updated:  # such losses, and tensors without a gradient, often come again
+            self._odd = not tally.whole or tally.weight != step.samples
         updater.clear()
         self._statistics.end(updated=updated)
         if narrow and tally.weight:

@@ -25,7 +25,6 @@ class Updater:
         clip_norm: Largest global gradient norm; ``None``: no limit.
 
     Attributes:
-        waits: Whether no step is to be taken ahead of the host.
         begun: Whether the update of the step in progress was queued ahead, and may be made.
     """
 
@@ -38,7 +37,7 @@ class Updater:
     ) -> None:
         self._parameters, self._optimizer = parameters, optimizer
         self._clip_norm = clip_norm
-        self.waits = clip_norm is not None or parameters[0].device.type == "cpu"
+        self._waits = clip_norm is not None or parameters[0].device.type == "cpu"
         self.begun = False
         self.follow([p for p in parameters if p.requires_grad])
 
@@ -73,7 +72,7 @@ class Updater:
         """
         # A first step makes the state, which SGD would leave unwritten if it left that one out.
         known = len(self._optimizer.state) == self._known
-        if self.waits or factors is not None or not known:
+        if self._waits or factors is not None or not known:
             return False
         return leaves_out_steps(self._optimizer)
 
