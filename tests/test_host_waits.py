@@ -291,6 +291,17 @@ def test_losses_weighed_otherwise_are_stepped_by_the_host():
     assert {before for before, _, _ in found} == {1}
 
 
+def test_sgd_without_momentum_makes_no_state_and_goes_ahead_at_once():
+    def build(network):
+        return sgd(network, make_job(momentum=0.0), 0.1)
+
+    found, learnt = updates_of(plan_for(), build, spoil=3)
+    assert {before for before, _, _ in found} == {0}
+    there, expected = updates_of(plan_for(), build, torch.device("cpu"), spoil=3)
+    assert [done for *_, done in found] == [done for *_, done in there]
+    torch.testing.assert_close(learnt, expected)
+
+
 def test_one_odd_step_has_the_host_step_that_one_and_the_next():
     found, _ = updates_of(plan_for(), by_sgd, odd=2)
     assert [before for before, _, _ in found] == [1, 0, 1, 1, 0, 0, 0, 0]

@@ -70,8 +70,10 @@ class Updater:
         Args:
             factors: As for `apply`.
         """
-        # A first step makes the state, which SGD would leave unwritten if it left that one out.
+        # A first step makes the state, which SGD would leave unwritten if it left that one out;
+        # without momentum it has none.
         known = len(self._optimizer.state) == self._known
+        known = known or all(g.get("momentum") == 0 for g in self._optimizer.param_groups)
         if self._waits or factors is not None or not known:
             return False
         return leaves_out_steps(self._optimizer)
