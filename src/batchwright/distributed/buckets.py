@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from batchwright.distributed.group import Group
 from batchwright.errors import TrainingError
 
+_HALF = torch.float16, torch.bfloat16
+
 
 class Bucket:
     """A flat tensor that holds several gradients and, in the last bucket, the tail.
@@ -151,8 +153,12 @@ def _zeros(count: int, device: torch.device) -> Tensor:
 
 
 def _squares_of(tensors: Sequence[Tensor]) -> Tensor:
+    kinds = {tensor.dtype for tensor in tensors}
+    accurate = None
+    if not kinds.isdisjoint(_HALF):  # whose norms would be rounded, and soon infinite
+        accurate = max(torch.float32, *kinds, key=lambda dtype: dtype.itemsize)
     try:
-        return torch.stack(torch._foreach_norm(list(tensors))).double().square()
+        return torch.stack(torch._foreach_norm(list(tensors), dtype=accurate)).double().square()
     except RuntimeError:
         _refuse_sparse(tensors)
         raise
