@@ -31,6 +31,7 @@ from batchwright.distributed.buckets import (
     dtype_of,
     grouped,
     sqr_norms,
+    squares_of,
     with_room_for_tail,
 )
 from batchwright.distributed.group import Group, naming_the_lost
@@ -148,7 +149,7 @@ class Reducer:
         self._arrived: list[int] = []  # in the step in progress, while its order is recorded
         self._arrivals: Counter[int] | None = None  # of each gradient in one backward pass
         self._sums: list[Tensor | None] = []  # of one worker: over the micro-batches taken so far
-        self._norms: Tensor | None = None  # of one worker: their part of S, (parameters,)
+        self._norms: Tensor | None = None  # of the micro-batches taken so far: their part of S
         self._parts = 0
         self._sum_also({index for part in self.order for index in part})
         self.take_up()
@@ -220,11 +221,12 @@ class Reducer:
             return
         if self._buckets:
             for bucket in self._buckets:
-                bucket.take(share)
+                bucket.add()
+            squares = self._added_squares(share)
         else:
             squares = self._own_sqr_norms() / (share or 1.0)
-            self._norms = squares if self._norms is None else self._norms + squares
             self._sums = summed(self._sums, gradients)
+        self._norms = squares if self._norms is None else self._norms + squares
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -378,8 +380,8 @@ class Reducer:
         Parameters come in the order of the buckets.
         """
         count, fields = len(self.parameters), len(WorkerNote._fields)
-        squares = torch.cat([b.taken + b.squares / (share or 1.0) for b in self._buckets])
-        squares = squares if self._per_tensor else squares.sum().view(1)
+        squares = self._added_squares(share)
+        squares = squares if self._norms is None else self._norms + squares
         numbers, tail = self._numbers, self._buckets[-1].tail  # others' notes stay 0
         first = len(numbers) - fields * (self._group.size - self._group.rank)
         loss, digest = tally.loss, tally.note.digest
@@ -397,12 +399,22 @@ class Reducer:
             if isinstance(number, Tensor):  # known to the device alone so far
                 tail[place].copy_(number)
 
+    def _added_squares(self, share: float) -> Tensor:
+        """Squared norms of the gradients that were added last, over a part's share of the step.
+
+        Returns:
+            As `Tally.local_sqr_norms`, in the order of the buckets.
+        """
+        norms = [norm for bucket in self._buckets for norm in bucket.norms]
+        squares = squares_of(norms) / (share or 1.0)
+        return squares if self._per_tensor else squares.sum(0, keepdim=True)
+
     def _read_tail(self, ahead: Ahead | None) -> Tally:
         for bucket in self._buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
         tail, count = self._buckets[-1].tail, len(self.parameters)
-        squares = torch.cat([bucket.sum_sqr_norms() for bucket in self._buckets])
+        squares = squares_of([norm for bucket in self._buckets for norm in bucket.sum_norms()])
         expected, flag = None if ahead is None else ahead.weight, None
         if expected is not None:
             unusual = (tail[0] != expected) | (tail[_MISSING] != 0) | _infinite(squares)
@@ -434,7 +446,7 @@ class Reducer:
             uncompiled,
             parts=round(parts),
             local_sqr_norms=norms[self._places] if self._per_tensor else norms,
-            sqr_norms=squares[self._places] if self._per_tensor else squares.sum().view(1),
+            sqr_norms=squares[self._places] if self._per_tensor else squares.sum(0, keepdim=True),
             notes=tuple(
                 WorkerNote(*notes[first : first + fields]) for first in range(0, len(notes), fields)
             ),
