@@ -69,7 +69,7 @@ class Tally:
     """What rides in the last message, summed over the workers."""
 
     weight: float  # weight of the step's samples (their number, unless the caller weighs them)
-    # Sum over the micro-batches of weight x mean loss: float64 () on the device until it is read.
+    # Sum over the micro-batches of weight x mean loss: a float64 on the device until it is read.
     loss: float | Tensor
     stop: float = 0.0  # workers that were asked to stop
     checkpoint: float = 0.0  # workers that ask for a checkpoint (rank 0 does, by its clock)
@@ -397,7 +397,7 @@ class Reducer:
         tail[_SCALARS + count :][: len(squares)].copy_(squares)
         for place, number in ((_LOSS, loss), (first + _DIGEST, digest)):
             if isinstance(number, Tensor):  # known to the device alone so far
-                tail[place].copy_(number)
+                tail[place : place + 1].copy_(number)
 
     def _added_squares(self, share: float) -> Tensor:
         """Squared norms of the gradients that were added last, over a part's share of the step.
@@ -478,8 +478,8 @@ class Reducer:
         self, tally: Tally, local: Tensor | None, squares: Tensor, ahead: Ahead | None
     ) -> Tally:
         """The tally with these norms, S and that of the sum; read from the device all at once."""
-        loss = tally.loss if isinstance(tally.loss, Tensor) else squares.new_zeros(())
-        parts = [loss.view(1), squares] + ([] if local is None else [local.double()])
+        loss = tally.loss if isinstance(tally.loss, Tensor) else squares.new_zeros(1)
+        parts = [loss if loss.dim() else loss.view(1), squares] + ([] if local is None else [local.double()])
         flag = None
         if ahead is not None and tally.weight == ahead.weight and not tally.missing:
             flag = _infinite(squares).float()

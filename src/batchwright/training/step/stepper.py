@@ -111,7 +111,8 @@ class Stepper:
         self._adaptive = Adaptive(plan, state, own_rates=rates.own)
         updater.follow(reducer.parameters)  # after a resume also what is frozen at the moment
         self._micro: _MicroBatch | None = None
-        self._cast: torch.autocast | None = None
+        self._cast, self._casting = autocast(plan.precision, group.device), False
+        self._uncast = torch.autocast(group.device.type, enabled=False)
         self._weight = 0.0
         self._loss: float | Tensor = 0.0
         self._out_of_memory = self._missing = False  # the latter whatever the cause
@@ -127,8 +128,8 @@ class Stepper:
         self._micro = _MicroBatch(samples, last, step)
         self._statistics.keep()
         if self._plan.precision != "float32":
-            self._cast = autocast(self._plan.precision, self._group.device)
             self._cast.__enter__()
+            self._casting = True
 
     @contextmanager
     def making(self, early: Early) -> Iterator[None]:
@@ -149,9 +150,9 @@ class Stepper:
 
     def leave_autocast(self) -> None:
         """Autocast is off."""
-        if self._cast is not None:
+        if self._casting:
             self._cast.__exit__(None, None, None)
-            self._cast = None
+            self._casting = False
 
     def backward(self, loss: Loss, weight: float | None) -> None:
         """A backward pass; see `Session.backward`."""
@@ -171,13 +172,13 @@ class Stepper:
         try:
             value = loss() if callable(loss) else loss
             self._take_up()
-            with torch.autocast(self._group.device.type, enabled=False):
+            with self._uncast:
                 # Weighted by samples: b_i / B of the step's samples over all workers, so that the
                 # sum of all gradients is that of the mean loss over the global batch, however
                 # unequal the shares are.
                 self._scale.scaled(value, mean_over / micro.step.samples).backward()
             # Not looked at before the gradients are on their way: that waits for the device.
-            told = value.detach().to(self._group.device, torch.float64).view(())
+            told = value.detach().to(self._group.device, torch.float64).view(1)
             weighted = told * mean_over
             self._loss = weighted + self._loss if isinstance(self._loss, Tensor) else weighted
         except Exception as error:
