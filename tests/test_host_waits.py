@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy as criterion
 from batchwright import Session
 from batchwright.distributed import group as groups
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import buffer_bytes
+from batchwright.distributed.reducer import Reducer, buffer_bytes
 from batchwright.distributed.transports import nothing
 from batchwright.errors import BrokenStepError
 from batchwright.probing.bench import Bench
@@ -39,6 +39,8 @@ from test_session import make_tiny_plan
 SAMPLES, SIDE, CLASSES, BATCH = 48, 8, 3, 12
 HOST_SYNCHRONIZATIONS_PER_STEP = 1
 """At most."""
+OPERATIONS = {1: 40, 2: 90}
+"""Beside those of a plain step at most, by the workers: a host takes 10 to 25 us for each."""
 
 GAIN = LearningRateRule(
     base=0.1, base_batch=4, scaling="gain", peak=0.1, warmup_epochs=0, decay="none"
@@ -500,6 +502,50 @@ def test_so_does_a_step_of_several_workers(crew, kind):
     (steps, weights, waits), (_, others, _) = crew.together(of_two, kind, workers=2)
     assert max(steps) <= HOST_SYNCHRONIZATIONS_PER_STEP, waits
     assert torch.equal(weights, others)
+
+
+def operations_of_a_step(plan):
+    """Of PyTorch's, in a step of a session that is neither its first nor its epoch's last."""
+    counts = []
+    with far_device() as seen:
+        network = resnet8(CLASSES).to(memory_format=torch.channels_last).to(FAR)
+        with Session(network, by_sgd(network), pipeline(FAR), plan=plan) as session:
+            for _ in session.epochs():
+                for images, labels in session.batches():
+                    session.step(criterion(network(images), labels))
+                    counts.append(seen.operations)
+    return counts[-2] - counts[-3]
+
+
+def operations_of_a_plain_step():
+    counts = []
+    with far_device() as seen:
+        network = resnet8(CLASSES).to(memory_format=torch.channels_last).to(FAR)
+        optimizer, loader = by_sgd(network), pipeline(FAR)
+        for indices in torch.arange(SAMPLES).split(BATCH):
+            images, labels = loader.training_batch(indices, epoch=0, resolution=SIDE)
+            criterion(network(images), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            counts.append(seen.operations)
+    return counts[-2] - counts[-3]
+
+
+def operations_of_two(rank):
+    torch.set_num_threads(1)
+    with mock.patch.object(Reducer.__init__, "__defaults__", (2**16, ())):  # bytes of a bucket
+        return operations_of_a_step(plan_for((BATCH // 2, BATCH // 2)))
+
+
+def test_a_step_takes_few_operations_beside_a_plain_one():
+    assert operations_of_a_step(plan_for()) - operations_of_a_plain_step() <= OPERATIONS[1]
+
+
+@pytest.mark.slow
+def test_so_does_one_of_several_workers_with_many_buckets(crew):
+    """Gradients come and go in buckets, each with a copy, an exchange and two norms."""
+    plain, (first, _) = operations_of_a_plain_step(), crew.together(operations_of_two, workers=2)
+    assert first - plain <= OPERATIONS[2]
 
 
 def test_the_device_that_is_played_tells_what_waits():
