@@ -187,6 +187,13 @@ class Stepper:
             late = value is not None and not self._out_of_memory
             if not (self._out_of_memory or (late and self._compilation.gives_up(error))):
                 raise
+            if self._out_of_memory and self._statistics.synchronized and self._group.size > 1:
+                raise BrokenStepError(
+                    f"{self._group.places[self._group.rank]} ran out of memory between exchanges "
+                    "of SyncBatchNorm, in which the others wait for it: the step cannot be "
+                    "repeated in smaller micro-batches; take a smaller batch or resolution, or "
+                    f"batch normalization without exchanges ({in_words(error)})"
+                ) from error
             self._missing = True
         if self._out_of_memory and value is not None:
             release_graph(value)  # only here: until its traceback is gone the error holds it, too
