@@ -355,8 +355,7 @@ def test_the_device_has_the_next_images_to_make_while_the_host_does_the_rest(
     monkeypatch.setattr(groups, "fetched", read)
     monkeypatch.setattr(StepClock, "passing", lambda _, work: passing.append(work) or work)
     noted(ImagePipeline, "_finished", "images")
-    noted(Updater, "step_unless", "update")
-    noted(Updater, "apply", "update")
+    noted(Updater, "_step", "update")
     updates_of(plan, build, **options)
     usual = told.split()
     last = [word for word in usual if word != "images"]  # of an epoch

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import Ahead, Reducer, Tally, buffer_bytes
+from batchwright.distributed.reducer import Reducer, Tally, buffer_bytes
 from batchwright.errors import JobError, TrainingError
 from batchwright.records import Job, MemoryParts, OptimizerName, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
@@ -496,10 +496,9 @@ class Bench:
         narrow = self._precision in NARROW
         # Factors of 1 take what others would, and change nothing.
         factors = None if self.job.ags.factors == "off" else torch.ones(len(self.trained))
-        goes_ahead = not narrow and not own.missing and updater.goes_ahead(factors)
-        if goes_ahead or self._early.asked:
+        if not own.missing:
             weight = own.weight * self.group.size  # all have as many samples here
-            ahead = Ahead(self._clock.passing(self._go_on), weight if goes_ahead else None)
+            ahead = updater.ahead(weight, factors, self._early, self._clock, waits=narrow)
         tally = self._reduction.finish(replace(own, uncompiled=float(failed)), share, ahead)
         self._clock.lap(meter or EpochMeter(), "communication")
         if tally.uncompiled:  # what fails one worker's compiler is compiled on none of them
@@ -517,12 +516,6 @@ class Bench:
             self.optimizer.step()  # whose state is there after a step of a training
         updater.clear()
         return Taken(finite=finite or scale.scale > 1, stopped=bool(tally.stop))
-
-    def _go_on(self, unusual: Tensor | None) -> None:
-        """As a training's device does; see `training.step.stepper.Stepper`."""
-        if unusual is not None:
-            self._updater.step_unless(unusual)
-        self._early.make()
 
     def start_over(self) -> None:
         """Back to the first weights: a diverged network computes with NaN and never updates."""

@@ -243,13 +243,11 @@ class Stepper:
         # By what steps before have shown: a factor that knew its gradient would bend its direction.
         adaptation = self._adaptive.of_step(step.samples)
         self._rates.set(*self._sharing.position, adaptation.gain)
-        narrow = self._plan.precision in NARROW
-        goes_ahead = not (narrow or own.missing or self._odd)
-        goes_ahead = goes_ahead and updater.goes_ahead(adaptation.factors)
+        narrow, factors = self._plan.precision in NARROW, adaptation.factors
         ahead = None
-        if goes_ahead or (self._early.asked and not own.missing):
-            go_on = self._clock.passing(self._go_on)  # once, or the batch's time is lost
-            ahead = Ahead(go_on, step.samples if goes_ahead else None)
+        if not own.missing:
+            waits = narrow or self._odd
+            ahead = updater.ahead(step.samples, factors, self._early, self._clock, waits=waits)
         # One message: what the workers have to tell each other rides behind the last gradients.
         tally = self._summed(own, samples, share, ahead)
         seconds = self._clock.lap(meter, "communication")
@@ -278,7 +276,7 @@ class Stepper:
         self._warn_of_weights(step, tally)
         self._adaptive.learn(tally, norms, batch=step.samples)
         updated = tally.went_ahead or (
-            tally.weight > 0 and updater.apply(norms, adaptation.factors)
+            tally.weight > 0 and updater.apply(norms, factors)
         )
         if updated:  # such losses, and tensors without a gradient, often come again
             self._odd = not tally.whole or tally.weight != step.samples
@@ -287,8 +285,8 @@ class Stepper:
         if narrow and tally.weight:
             state.loss_scale = scale.after(good=updated)
 
-        if adaptation.factors is not None:
-            meter.factors = met(meter.factors, adaptation.factors.tolist())
+        if factors is not None:
+            meter.factors = met(meter.factors, factors.tolist())
         if self._adaptive.gaining:
             meter.gains = met(meter.gains, [adaptation.gain])
         meter.rate = self._rates.now
@@ -313,16 +311,6 @@ class Stepper:
         self._clock.lap(meter, "compute")
         self._sharing.after_step(step, tally)
         return updated
-
-    def _go_on(self, unusual: Tensor | None) -> None:
-        """What the device has to do once a step's figures are on their way to the host.
-
-        The next batch comes last: it is what keeps the device busy while the host does the rest of
-        the step, and the host waits for none of it.
-        """
-        if unusual is not None:
-            self._updater.step_unless(unusual)
-        self._early.make()
 
     def _summed(self, own: Tally, samples: int, share: float, ahead: Ahead | None) -> Tally:
         """The figures of all workers, whose gradients are summed; see `Reducer.finish`.

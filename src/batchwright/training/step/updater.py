@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from batchwright.distributed.reducer import Tally
+from batchwright.distributed.reducer import Ahead, Tally
 from batchwright.errors import BrokenStepError, TrainingError
+from batchwright.training.step.clock import StepClock
+from batchwright.training.step.early_batches import Early
 from batchwright.training.step.gradient_scaling import multiply
 from batchwright.workload.extras import in_words
 from batchwright.workload.host import is_out_of_memory, release_memory
@@ -37,6 +39,7 @@ class Updater:
     ) -> None:
         self._parameters, self._optimizer = parameters, optimizer
         self._clip_norm = clip_norm
+        # On the CPU there is no device to be kept busy.
         self._waits = clip_norm is not None or parameters[0].device.type == "cpu"
         self.begun = False
         self.follow([p for p in parameters if p.requires_grad])
@@ -61,28 +64,46 @@ class Updater:
             torch._foreach_mul_(self._gradients(), factor)
         return tally.sqr_norms.cpu() * factor**2
 
-    def goes_ahead(self, factors: Tensor | None) -> bool:
-        """Whether the device can take the update before the host knows anything of the gradients.
+    def ahead(
+        self,
+        weight: float,
+        factors: Tensor | None,
+        early: Early,
+        clock: StepClock,
+        *,
+        waits: bool,
+    ) -> Ahead | None:
+        """What the device goes on with while the host waits for a step's figures.
 
-        Only where no number of the host's is needed for it, as clipping needs the norm, and the
-        optimizer can be told to leave a step out. On the CPU there is no device to be kept busy.
+        The update, where no number of the host's is needed for it, as clipping needs the norm, and
+        the optimizer can be told to leave a step out. Last the next batch, of which the host waits
+        for nothing: it keeps the device busy while the host does the rest of the step.
 
         Args:
+            weight: Of all samples of the step.
             factors: As for `apply`.
+            early: The batches.
+            clock: Books the time.
+            waits: Whether the update waits for the host in any case.
         """
         # A first step makes the state, which SGD would leave unwritten if it left that one out;
         # without momentum it has none.
         known = len(self._optimizer.state) == self._known
         known = known or all(g.get("momentum") == 0 for g in self._optimizer.param_groups)
-        if self._waits or factors is not None or not known:
-            return False
-        return leaves_out_steps(self._optimizer)
+        waits = waits or self._waits or factors is not None or not known
+        updates = not waits and leaves_out_steps(self._optimizer)
+        if not (updates or early.asked):
+            return None
 
-    def step_unless(self, unusual: Tensor) -> None:
-        """Queue the update ahead of the host; see `distributed.reducer.Ahead`."""
-        self.begun = True
-        with unless(self._optimizer, unusual):
-            self._step()
+        def go_on(unusual: Tensor | None) -> None:
+            if unusual is not None:
+                self.begun = True
+                with unless(self._optimizer, unusual):
+                    self._step()
+            early.make()
+
+        # Once for both, or the batch's time is lost.
+        return Ahead(clock.passing(go_on), weight if updates else None)
 
     def apply(self, norms: Tensor, factors: Tensor | None) -> bool:
         """Where the gradient is finite, scale, clip and step.
