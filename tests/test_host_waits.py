@@ -90,6 +90,14 @@ def by_sgd(network):
     return sgd(network, make_job(), 0.1)
 
 
+def by_a_rate_there(network):
+    """The rate is a number of the device."""
+    optimizer = by_sgd(network)
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(0.1, device=next(network.parameters()).device)
+    return optimizer
+
+
 def with_ags(plan):
     rule = AgsRule(mode="norm", base_batch=4, least=0.5, most=None, lookback=5)
     return plan.model_copy(update={"ags": rule})
@@ -100,6 +108,7 @@ KINDS = {
     "float16": (plan_for(precision="float16"), by_sgd, {}),
     "accumulation": (plan_for(micro=4), by_sgd, {}),
     "clip": (plan_for(), by_sgd, {"clip_norm": 0.1}),
+    "rate": (plan_for(), by_a_rate_there, {"learning_rate": "mine"}),
     "adamw": (plan_for(), lambda network: adamw(network, make_job(), 0.001), {}),
     "muon": (plan_for(optimizer="muon"), lambda network: muon(network, 0.02), {}),
     "gain": (plan_for(micro=4, rule=GAIN), by_sgd, {}),

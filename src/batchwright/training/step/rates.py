@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.records import Plan, Stage
@@ -27,11 +28,12 @@ class Rates:
         self._optimizer, self._plan, self.own = optimizer, plan, own
         self._samples_per_epoch = samples_per_epoch
         self._first = [float(group["lr"]) for group in optimizer.param_groups]
+        self._told: float | Tensor = self._first[0]
 
     @property
     def now(self) -> float:
-        """That of the optimizer's first parameter group, per step."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        """That of the optimizer's first parameter group, per step, as it was before the step."""
+        return float(self._told)
 
     def set(self, samples_seen: float, stage: Stage, gain: float) -> None:
         """Before a step.
@@ -51,15 +53,18 @@ class Rates:
                 "was made: give it all groups before, those of layers to be unfrozen later too; "
                 "frozen ones just have no gradient"
             )
-        if self.own:
-            return
-        rule = self._plan.learning_rate
-        factor = rate_factor(
-            samples_seen,
-            rule=rule,
-            samples_per_epoch=self._samples_per_epoch,
-            epochs=self._plan.epochs,
-        )
-        relative = gain * factor * stage.learning_rate / rule.base
-        for group, first in zip(self._optimizer.param_groups, self._first, strict=True):
-            group["lr"] = first * relative
+        if not self.own:
+            rule = self._plan.learning_rate
+            factor = rate_factor(
+                samples_seen,
+                rule=rule,
+                samples_per_epoch=self._samples_per_epoch,
+                epochs=self._plan.epochs,
+            )
+            relative = gain * factor * stage.learning_rate / rule.base
+            for group, first in zip(self._optimizer.param_groups, self._first, strict=True):
+                group["lr"] = first * relative
+        told = self._optimizer.param_groups[0]["lr"]
+        if isinstance(told, Tensor):  # on its way before the host waits for the step's figures
+            told = told.detach().to("cpu", non_blocking=True)
+        self._told = told
