@@ -137,8 +137,8 @@ def test_a_step_makes_the_host_wait_once_and_trains_as_on_the_cpu(kind):
 def updates_of(plan, build, device=FAR, *, spoil=None, clear=None, odd=None, **options):
     """Of each step: waits before the optimizer stepped, and after; and all that was learnt.
 
-    ``spoil`` is a step whose loss is infinite, ``clear`` one before which the state is gone, ``odd``
-    one that alone is weighed otherwise.
+    ``spoil`` is a step whose loss is infinite, ``clear`` one before which the state is gone,
+    ``odd`` one that alone is weighed otherwise.
     """
     with far_device() as seen:
         torch.manual_seed(0)
@@ -654,4 +654,7 @@ def test_a_probes_next_images_wait_where_there_is_no_memory_for_them_yet(monkeyp
         monkeypatch.setattr(ImagePipeline, "_finished", full)
         bench.step(supply)
         bench.step(supply)
+        assert bench._early._made
+        bench.supply(2 * BATCH, SIDE)
+        assert not bench._early._made  # or it would be weighed with that
     assert len(made) == 4  # once more where it failed

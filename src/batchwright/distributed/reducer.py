@@ -479,7 +479,8 @@ class Reducer:
     ) -> Tally:
         """The tally with these norms, S and that of the sum; read from the device all at once."""
         loss = tally.loss if isinstance(tally.loss, Tensor) else squares.new_zeros(1)
-        parts = [loss if loss.dim() else loss.view(1), squares] + ([] if local is None else [local.double()])
+        parts = [loss if loss.dim() else loss.view(1), squares]
+        parts += [] if local is None else [local.double()]
         flag = None
         if ahead is not None and tally.weight == ahead.weight and not tally.missing:
             flag = _infinite(squares).float()

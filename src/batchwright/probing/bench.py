@@ -250,6 +250,7 @@ class Bench:
 
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
+        self._early.drop()  # or it would be weighed with what comes
         source = self._train
         if isinstance(source, ImagePipeline):
             indices = partial(self._random_indices, size, len(source))
@@ -450,7 +451,7 @@ class Bench:
     def _backward(self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]) -> Tally:
         """Forward and backward passes of the micro-batches, each with its share of the step."""
         if self._early is not supplies[0]:
-            self._early.drop()  # or it would be weighed with these
+            self._early.drop()
             self._early = NO_BATCHES
         weight = 0.0
         loss: float | Tensor = 0.0
