@@ -512,6 +512,20 @@ def test_so_does_a_step_of_several_workers(crew, kind):
     assert torch.equal(weights, others)
 
 
+def odd_of_two(rank):
+    torch.set_num_threads(1)
+    return updates_of(plan_for((6, 6)), by_sgd, odd=2)
+
+
+@pytest.mark.slow
+def test_several_workers_learn_of_an_odd_step_from_its_figures(crew):
+    """Their devices leave it out, so that the hosts step once more; and the next one waits."""
+    (found, learnt), (_, others) = crew.together(odd_of_two, workers=2)
+    assert [before for before, _, _ in found] == [1, 0, 0, 1, 0, 0, 0, 0]
+    assert {waits for _, waits, _ in found} == {1}
+    torch.testing.assert_close(learnt, others)
+
+
 def operations_of_a_step(plan):
     """Of PyTorch's, in a step of a session that is neither its first nor its epoch's last."""
     counts = []
