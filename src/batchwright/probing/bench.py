@@ -450,7 +450,8 @@ class Bench:
 
     def _backward(self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]) -> Tally:
         """Forward and backward passes of the micro-batches, each with its share of the step."""
-        if self._early is not supplies[0]:
+        first: object = supplies[0]
+        if self._early is not first:
             self._early.drop()
             self._early = NO_BATCHES
         weight = 0.0

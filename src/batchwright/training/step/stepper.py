@@ -275,9 +275,7 @@ class Stepper:
             tally = replace(tally, local_sqr_norms=tally.local_sqr_norms / scale.scale**2)
         self._warn_of_weights(step, tally)
         self._adaptive.learn(tally, norms, batch=step.samples)
-        updated = tally.went_ahead or (
-            tally.weight > 0 and updater.apply(norms, factors)
-        )
+        updated = tally.went_ahead or (tally.weight > 0 and updater.apply(norms, factors))
         if updated:  # such losses, and tensors without a gradient, often come again
             self._odd = not tally.whole or tally.weight != step.samples
         updater.clear()
