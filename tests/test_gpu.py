@@ -165,7 +165,7 @@ def right(outputs, labels):
     "workload.data.copying:sent",
     "distributed.transports:fetched",
     "distributed.transports:on_its_way",
-    "training.step.stepper:Updater.__init__",
+    "training.step.updater:Updater.__init__",
 )
 def test_a_training_learns_what_the_cpu_learns_and_tells_time_and_memory(tmp_path):
     here = train(GPU, run_folder=tmp_path / "gpu")
@@ -381,7 +381,6 @@ def _free_memory_is_all_but_what_others_hold():
     "probing.measure.memory:weigh",
     "probing.bench:Bench.hold_images",
     "probing.measure.timing:now",
-    "probing.bench:Bench._ahead",
     "probing.executor:device_name",
     "probing.visiting:Visitor.cluster",
     "workload.host:resolve_device",

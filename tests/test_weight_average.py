@@ -96,6 +96,17 @@ def test_training_goes_on_as_without_it(extras):
     assert all(map(torch.equal, plain, other))
 
 
+def test_a_step_that_is_left_out_is_no_step_of_it():
+    model, done = make_model(), []
+    with make_session(model, plan=averaging(2.0)) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                loss = functional.cross_entropy(model(features), labels)
+                done.append(one.step(loss * torch.inf if len(done) == 2 else loss))
+        assert done.count(False) == 1
+        assert one._run._setup.average.updates == done.count(True)
+
+
 def test_evaluations_see_it_and_another_model_is_itself():
     model = make_model(extras=True)
     with make_session(model, plan=averaging()) as one:
