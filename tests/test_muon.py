@@ -6,7 +6,6 @@ import copy
 import os
 import signal
 import warnings
-from collections import Counter
 from unittest import mock
 
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import batchwright as bw
 from batchwright.distributed.group import Group
@@ -27,6 +25,7 @@ from batchwright.records.registries.networks import NETWORKS
 from batchwright.workload import muon
 from batchwright.workload.optimizers import without_compiler
 from batchwright.workload.task import build_network, build_optimizer, freeze
+from far import Operations
 from test_probe import tiny_image_data, tiny_job
 from test_session import FEATURES, Images, Points, make_tiny_plan
 
@@ -243,21 +242,6 @@ def test_a_stack_is_hardly_padded_and_no_larger_than_it_may_be(longer, most):
     for stack in found:
         numbers, padded = numbers_of(stack)
         assert len(stack) == 1 or padded <= min(most, muon.MOST_PADDED * numbers)
-
-
-class Operations(TorchDispatchMode):
-    """Counts what a GPU would be given to do: all but views and memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        aliases = [one.alias_info for one in func._schema.arguments if one.alias_info]
-        view = aliases and not any(one.is_write for one in aliases)
-        if not view and not func.name().startswith("aten::empty"):
-            self.names[func.name().removeprefix("aten::").partition(".")[0]] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def test_a_step_of_resnet18_takes_a_gpu_few_operations():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 _UPDATES = 32  # in what it looks back on: more would cost more, and tell the same
+_AT_ONCE = 2**22  # numbers that are taken in together, with some 10 bytes of each meanwhile
+_APART = 16  # numbers: a tensor begins at a multiple, so it is aligned as one by itself is
 
 
 class WeightAverage:
@@ -35,10 +38,12 @@ class WeightAverage:
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         self._statistics = dict(_statistics(model))
         self._live: dict[str, Tensor] = {**trained, **self._statistics}
-        self._means = {
-            name: one.detach().to(torch.promote_types(one.dtype, torch.float32), copy=True)
-            for name, one in self._live.items()
-        }
+        self._means: dict[str, Tensor] = {}
+        self._parts: list[_Part] = []
+        for names in _in_parts(self._live):
+            part = _Part([self._live[name] for name in names])
+            self._means.update(zip(names, part.means, strict=True))
+            self._parts.append(part)
         self.updates, self._steps = 0, 0
 
     @property
@@ -65,9 +70,8 @@ class WeightAverage:
             return
         self._steps = 0
         weight = max(apart / back, 1 / (self.updates + 1))
-        for mean, live in zip(self._means.values(), self._live.values(), strict=True):
-            now = live.detach().to(mean.dtype)
-            mean.lerp_(torch.where(torch.isfinite(now), now, mean), weight)
+        for part in self._parts:
+            part.take_in(weight)
         self.updates += 1
 
     @contextmanager
@@ -119,6 +123,57 @@ class WeightAverage:
             for name, mean in values["buffers"].items():
                 if name in self._statistics:  # else a layer has gone since
                     self._means[name].copy_(mean)
+
+
+class _Part:
+    """Averages of tensors of one number format, which lie in one flat tensor.
+
+    So a GPU takes all of them in with the few operations that it would take for each.
+
+    Attributes:
+        means: One for each of the tensors: a view of its shape and, if it is dense, its strides.
+    """
+
+    @torch.no_grad()
+    def __init__(self, live: list[Tensor]) -> None:
+        self._live = live
+        self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
+        end = 0
+        for one in live:
+            strides = torch.empty_like(one, device="meta").stride()
+            self._places.append((one.size(), strides, end))
+            end += -(-one.numel() // _APART) * _APART
+        wide = torch.promote_types(live[0].dtype, torch.float32)
+        self._flat = torch.zeros(end, dtype=wide, device=live[0].device)
+        self.means = self._views(self._flat)
+        torch._foreach_copy_(self.means, live)
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        return [flat.as_strided(*place) for place in self._places]
+
+    def take_in(self, weight: float) -> None:
+        """Give what is finite of the tensors as they are now this ``weight``."""
+        now = torch.empty_like(self._flat)
+        torch._foreach_copy_(self._views(now), self._live)
+        torch.where(torch.isfinite(now), now, self._flat, out=now)
+        self._flat.lerp_(now, weight)
+
+
+def _in_parts(live: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Names of tensors that are alike, as many together as `_AT_ONCE` says."""
+    alike: dict[Any, list[str]] = defaultdict(list)
+    for name, one in live.items():
+        alike[one.device, one.dtype].append(name)
+    for names in alike.values():
+        part: list[str] = []
+        numbers = 0
+        for name in names:
+            if part and numbers + live[name].numel() > _AT_ONCE:
+                yield part
+                part, numbers = [], 0
+            part.append(name)
+            numbers += live[name].numel()
+        yield part
 
 
 def _statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
