@@ -153,10 +153,14 @@ class _Part:
 
     def take_in(self, weight: float) -> None:
         """Give what is finite of the tensors as they are now this ``weight``."""
-        now = torch.empty_like(self._flat)
-        torch._foreach_copy_(self._views(now), self._live)
-        torch.where(torch.isfinite(now), now, self._flat, out=now)
-        self._flat.lerp_(now, weight)
+        mean = self._flat
+        if len(self._live) == 1:  # it needs no copy
+            mean = self.means[0]
+            now = self._live[0].detach().to(mean.dtype)
+        else:
+            now = torch.empty_like(mean)
+            torch._foreach_copy_(self._views(now), self._live)
+        mean.lerp_(torch.where(torch.isfinite(now), now, mean), weight)
 
 
 def _in_parts(live: Mapping[str, Tensor]) -> Iterator[list[str]]:
