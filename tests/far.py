@@ -178,11 +178,13 @@ class Operations(TorchDispatchMode):
         self.names: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        done = func(*args, **(kwargs or {}))
         aliases = [one.alias_info for one in func._schema.arguments if one.alias_info]
         view = aliases and not any(one.is_write for one in aliases)
-        if not view and not func.name().startswith("aten::empty"):
+        computes = any(isinstance(one, Tensor) for one in tree_flatten((args, done))[0])
+        if computes and not view and not func.name().startswith("aten::empty"):
             self.names[func.name().removeprefix("aten::").partition(".")[0]] += 1
-        return func(*args, **(kwargs or {}))
+        return done
 
 
 def _tensor(make, *args, device=None, **kwargs):

@@ -33,6 +33,7 @@ from batchwright.training.batches import randomness
 from batchwright.training.batches.feeding import DatasetFeed
 from batchwright.training.batches.following import Follower
 from batchwright.training.batches.unequal import Sampler
+from batchwright.training.evaluate.weight_average import WeightAverage
 from batchwright.training.parameter_server.merging import pack, unpack
 from batchwright.training.simulated.simulated_workers import Randomness
 from batchwright.workflows import doctor, prepare_job
@@ -320,6 +321,23 @@ def test_images_in_files_are_resized_on_the_gpu(tmp_path, monkeypatch):
     )
     images, labels = fed.single(torch.arange(4), epoch=0, resolution=32)
     assert images.device == labels.device == GPU
+
+
+@reaches("training.evaluate.weight_average:_in_parts")
+def test_an_average_of_weights_has_the_numbers_of_the_cpu():
+    networks = [resnet8(3).to(device, memory_format=torch.channels_last) for device in ("cpu", GPU)]
+    averages = [WeightAverage(network, epochs=1) for network in networks]
+    for step in range(3):
+        for network, average in zip(networks, averages, strict=True):
+            random = torch.Generator().manual_seed(step)
+            with torch.no_grad():
+                for one in network.parameters():
+                    one.copy_(torch.randn(one.shape, generator=random))
+                next(network.parameters())[0] = torch.nan
+            average.step(5)
+    with averages[0].in_place(), averages[1].in_place():
+        for here, there in zip(*(one.parameters() for one in networks), strict=True):
+            torch.testing.assert_close(here, there.cpu(), equal_nan=True)
 
 
 @reaches("workload.muon:_format_for", "workload.muon:Muon._stacks")

@@ -31,7 +31,7 @@ from test_session import FEATURES, Images, Points, make_tiny_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-MOST_OPERATIONS = 180
+MOST_OPERATIONS = 170
 """Of a step of the matrices of `resnet18` on a GPU."""
 
 LAYOUTS = {
@@ -245,12 +245,14 @@ def test_a_stack_is_hardly_padded_and_no_larger_than_it_may_be(longer, most):
 
 
 def test_a_step_of_resnet18_takes_a_gpu_few_operations():
-    """One by one its 21 matrices took 463."""
+    """One by one its 21 matrices take 462."""
     kernels = muon.matrices_of(build_network("resnet18", classes=100, side=32).to("meta"))
     options = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.0}
     counts = {}
     for together in (None, False):
-        optimizer = without_compiler(muon.Muon)([{"params": kernels, "orthogonal": True, **options}])
+        optimizer = without_compiler(muon.Muon)(
+            [{"params": kernels, "orthogonal": True, **options}]
+        )
         optimizer.together = together
         for kernel in kernels:
             kernel.grad = torch.empty_like(kernel)
@@ -558,7 +560,9 @@ def test_the_probe_counts_its_state_and_keeps_the_groups_rates_in_proportion(mon
     assert parts.optimizer == parts.gradients == parts.parameters
 
 
-@pytest.mark.parametrize(("device", "batch", "side"), [("cpu", 4, 32), ("cpu", 2, 8), ("cuda", 2, 8)])
+@pytest.mark.parametrize(
+    ("device", "batch", "side"), [("cpu", 4, 32), ("cpu", 2, 8), ("cuda", 2, 8)]
+)
 def test_the_peak_of_its_step_is_guessed_from_fake_tensors(device, batch, side):
     """Of so few pixels it is the peak of the update, which is higher where it has stacks."""
     data, job = tiny_image_data(), tiny_job(network="vgg8", resolutions=(side,), optimizer="muon")

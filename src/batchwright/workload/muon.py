@@ -128,27 +128,29 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
-        rate, keep = group["lr"], group["momentum"]
         for kernels in self._stacks(one for one in group["params"] if one.grad is not None):
-            views = zip(*map(self._matrices, kernels), strict=True)
-            weights, momenta, gradients = map(list, views)
-            torch._foreach_lerp_(momenta, gradients, 1 - keep)
-            ahead = torch._foreach_lerp(gradients, momenta, keep) if group["nesterov"] else momenta
-            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
-            for matrix, update in zip(weights, orthogonal_together(ahead), strict=True):
-                rows, columns = matrix.shape
-                matrix.add_(update, alpha=-rate * sqrt(max(1, rows / columns)))
+            self._step_stack(kernels, group)  # and let go of what it made before the next
+
+    def _step_stack(self, kernels: list[nn.Parameter], group: dict[str, Any]) -> None:
+        rate, keep = group["lr"], group["momentum"]
+        views = zip(*map(self._matrices, kernels), strict=True)
+        weights, momenta, gradients = map(list, views)
+        torch._foreach_lerp_(momenta, gradients, 1 - keep)
+        ahead = torch._foreach_lerp(gradients, momenta, keep) if group["nesterov"] else momenta
+        torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+        for matrix, update in zip(weights, orthogonal_together(ahead), strict=True):
+            rows, columns = matrix.shape
+            matrix.add_(update, alpha=-rate * sqrt(max(1, rows / columns)))
 
     def _stacks(self, kernels: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
         """Kernels in the sets that are stepped together: on the CPU each by itself."""
         alike: dict[Any, list[nn.Parameter]] = defaultdict(list)
-        for place, kernel in enumerate(kernels):
-            together = self.together
-            if together is None:
-                together = kernel.device.type != "cpu"
-            short = min(len(kernel), kernel.numel() // len(kernel))
-            key = (kernel.device, kernel.dtype, short) if together else place
-            alike[key].append(kernel)
+        for kernel in kernels:
+            if self.together or (self.together is None and kernel.device.type != "cpu"):
+                short = min(len(kernel), kernel.numel() // len(kernel))
+                alike[kernel.device, kernel.dtype, short].append(kernel)
+            else:
+                yield [kernel]
         for some in alike.values():
             yield from stacks(some)
 
@@ -219,8 +221,8 @@ def orthogonal_together(matrices: Sequence[Tensor]) -> list[Tensor]:
     if len(matrices) < 2:
         return [orthogonal(one) for one in matrices]
     wide = [one.T if _is_tall(one) else one for one in matrices]
-    made = _in_rounds(_stack_of_norm_1(wide), torch.bmm, torch.baddbmm).unbind()
-    done = [one[:, : like.size(1)] for one, like in zip(made, wide, strict=True)]
+    stack = _in_rounds(_stack_of_norm_1(wide), torch.bmm, torch.baddbmm)
+    done = [one[:, : like.size(1)] for one, like in zip(stack.unbind(), wide, strict=True)]
     return [one.T if _is_tall(like) else one for one, like in zip(done, matrices, strict=True)]
 
 
@@ -231,7 +233,8 @@ def _is_tall(matrix: Tensor) -> bool:
 def _of_norm_1(matrix: Tensor) -> Tensor:
     """In the format in which it is made orthogonal."""
     matrix = matrix.to(_format_for(matrix))
-    return matrix / matrix.norm().clamp(min=_SMALLEST)
+    norm: Tensor = matrix.norm()
+    return matrix / norm.clamp(min=_SMALLEST)
 
 
 def _stack_of_norm_1(matrices: Sequence[Tensor]) -> Tensor:

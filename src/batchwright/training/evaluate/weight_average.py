@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 _UPDATES = 32  # in what it looks back on: more would cost more, and tell the same
-_AT_ONCE = 2**22  # numbers that are taken in together, with some 10 bytes of each meanwhile
+_AT_ONCE = 2**22  # numbers that a GPU takes in together, with some 10 bytes of each meanwhile
+_IN_CACHE = 2**16  # the same on a CPU, which goes over them several times
 _APART = 16  # numbers: a tensor begins at a multiple, so it is aligned as one by itself is
 
 
@@ -164,15 +165,16 @@ class _Part:
 
 
 def _in_parts(live: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Names of tensors that are alike, as many together as `_AT_ONCE` says."""
-    alike: dict[Any, list[str]] = defaultdict(list)
+    """Names of tensors that are alike, as many as are to be taken in together."""
+    alike: dict[tuple[torch.device, torch.dtype], list[str]] = defaultdict(list)
     for name, one in live.items():
         alike[one.device, one.dtype].append(name)
-    for names in alike.values():
+    for (device, _), names in alike.items():
+        most = _IN_CACHE if device.type == "cpu" else _AT_ONCE
         part: list[str] = []
         numbers = 0
         for name in names:
-            if part and numbers + live[name].numel() > _AT_ONCE:
+            if part and numbers + live[name].numel() > most:
                 yield part
                 part, numbers = [], 0
             part.append(name)
