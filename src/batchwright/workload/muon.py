@@ -163,7 +163,7 @@ class Muon(torch.optim.Optimizer):
         elif kept.stride() != kernel.stride() and _order(kept) != order:
             kept = torch.empty_like(kernel).copy_(kept)  # it is to lie in memory as the kernel does
         state["momentum_buffer"] = kept
-        weights = matrix_of(kernel, order)
+        weights = matrix_of(kernel.detach(), order)
         # Of the same layout as a rule; else this copies.
         gradient = cast("Tensor", kernel.grad).permute(0, *order).reshape(weights.shape)
         return weights, matrix_of(kept, order), gradient
