@@ -174,6 +174,23 @@ def _across(func, args, kwargs, *, goes):
             _seen.waits["from memory that is not pinned"] += 1
 
 
+class Operations(TorchDispatchMode):
+    """Inside, counts what a GPU is given to do, by name: all but views and memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        done = func(*args, **(kwargs or {}))
+        aliases = [one.alias_info for one in func._schema.arguments if one.alias_info]
+        view = aliases and not any(one.is_write for one in aliases)
+        computes = any(isinstance(one, Tensor) for one in tree_flatten((args, done))[0])
+        if computes and not view and not func.name().startswith("aten::empty"):
+            self.names[func.name().removeprefix("aten::").partition(".")[0]] += 1
+        return done
+
+
 def _tensor(make, *args, device=None, **kwargs):
     """`torch.tensor` calls no operation that is seen, and copies numbers as any other copy does."""
     made = make(*args, **kwargs)
