@@ -367,6 +367,35 @@ def test_other_tasks_buy_no_points_that_are_not_known_apart():
         assert (one.accuracy is None) == (steps < MIN_STEPS)
 
 
+def test_no_more_is_expected_of_batches_below_all_that_were_trained_with():
+    """One trial says nothing of them: they were taken for what the law goes on to, at any price."""
+    one = Observed("sgd", 128, 5000, 0.3, 1000)
+    for seen, known in ((one, 32), (one._replace(batch=8), 8)):
+        model = fit_learning([seen], classes=CLASSES)
+        small, least, larger = (
+            (model.accuracy(Candidate("sgd", batch, 10**5)), model.samples_to("sgd", batch, 0.6))
+            for batch in (2, known, 2 * known)
+        )
+        assert small == least
+        assert least[0].value > larger[0].value
+        assert least[1].value < larger[1].value
+
+
+@pytest.mark.parametrize("goal", [{"objective": "accuracy"}, {"accuracy": 0.5}, {}])
+def test_of_batches_that_nothing_sets_apart_the_quickest_is_taken(goal):
+    profile = taught()
+    trials = tuple(one for one in profile.trials if one.global_batch_size == 128)
+    job = profile.job.model_copy(update={"goal": profile.job.goal.model_copy(update=goal)})
+    plan = make_plan(profile.model_copy(update={"trials": trials}), job)
+    small = [one for one in plan.considered if one.global_batch_size <= 32]
+    assert len({one.global_batch_size for one in small}) > 2
+    told = [(one.accuracy, one.epochs, one.efficiency) for one in small]
+    assert told == [told[0]] * len(told)
+    row = chosen(plan)
+    alike = [one for one in plan.considered if one.accuracy == row.accuracy and not one.refused]
+    assert row == min(alike, key=lambda one: one.train_seconds.value)
+
+
 def test_what_an_image_is_worth_is_by_the_trials():
     """Not by the noise scale, which speaks of SGD's gradient."""
     plan = make_plan(taught(noise=None))

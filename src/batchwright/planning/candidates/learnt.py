@@ -28,8 +28,6 @@ from batchwright.records.registries.optimizers import AUTO, SGD
 if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
 
-KNOWN_FROM = 32
-"""Least batch of the trainings that other tasks are known by."""
 MAX_EPOCHS = 1000
 """Beyond so many a plan does not list accuracy epoch by epoch: it would not fit into memory."""
 
@@ -153,13 +151,9 @@ class Learnt:
         return 1 + bisect_left(range(1, longest), True, key=reached)
 
     def candidate(self, optimizer: OptimizerName, batch: int, epochs: float) -> Candidate:
-        """A training as the law sees it.
-
-        Where nothing was observed, no more is expected of a batch below `KNOWN_FROM` than of that.
-        """
+        """A training as the law sees it."""
         offset = self.model.offset(optimizer)
-        known = batch if self.observed else max(batch, KNOWN_FROM)
-        return Candidate(optimizer, known, epochs * self.train_samples, offset)
+        return Candidate(optimizer, batch, epochs * self.train_samples, offset)
 
     def rate_scale(self, optimizer: OptimizerName) -> float:
         """The best rate over the usual one, as far as trials had other rates."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf, log
 from statistics import NormalDist
 
-from batchwright.planning.candidates.learnt import KNOWN_FROM, Learnt
+from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
+from batchwright.prediction.accuracy.trainings import KNOWN_FROM
 from batchwright.records import Estimate, LearningRateRule, OptimizerName, Reason, Source
 from batchwright.records.text.formatting import counted, number
 

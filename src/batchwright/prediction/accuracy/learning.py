@@ -46,6 +46,7 @@ from typing import NamedTuple
 import numpy as np
 
 from batchwright.prediction.accuracy.trainings import (
+    KNOWN_FROM,
     MIN_LEARNT,
     Candidate,
     Observed,
@@ -118,6 +119,14 @@ class LearningModel:
     _mean: np.ndarray
     _covariance: np.ndarray
     _seed: float
+
+    @property
+    def known_from(self) -> int:
+        """Least batch of the trainings that it rests on, of the task and of others.
+
+        Nothing shows that smaller ones learn more, so no more is expected of them.
+        """
+        return min([KNOWN_FROM, *(one.batch for one in self.observed)])
 
     def accuracy(self, candidate: Candidate) -> Estimate:
         """Held-out accuracy at the end, a share; the interval is for a single seed."""
@@ -266,7 +275,7 @@ class LearningModel:
 
         It depends on where a trial is, not on what comes of it.
         """
-        at, row = self._at(trial)
+        at, row = _logit(self._mean, self._names, trial)  # with its batch, whichever that is
         longest = max([trial.samples, *(one.samples for one in self.observed)])
         noise = _noise(_unit(at), held_out, self.classes, self._seed) ** 2
         noise += _shorter(trial.samples, longest) ** 2
@@ -312,7 +321,8 @@ class LearningModel:
         return sqrt(self._variance(row) + self._seed**2 + _bent(samples, longest) ** 2)
 
     def _at(self, candidate: Candidate) -> tuple[float, np.ndarray]:
-        return _logit(self._mean, self._names, candidate)
+        known = candidate._replace(batch=max(candidate.batch, self.known_from))
+        return _logit(self._mean, self._names, known)
 
     def _share(self, logit: float) -> float:
         """Accuracy at a logit, guessing included."""
