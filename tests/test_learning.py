@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from batchwright.algorithms.learning_rate import make_rule, remark_on_rate, rule_for
+from batchwright.errors import PlanError
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.learnt import why_unknown
 from batchwright.planning.candidates.objectives import OBJECTIVES, accurate
@@ -396,6 +397,29 @@ def test_of_batches_that_nothing_sets_apart_the_quickest_is_taken(goal):
     assert row == min(alike, key=lambda one: one.train_seconds.value)
 
 
+def test_trials_tell_nothing_of_fewer_steps_than_they_have():
+    profile = taught()
+    images = profile.data.train_samples
+
+    def planned(**changes):
+        goal = profile.job.goal.model_copy(update={"accuracy": changes.pop("accuracy", None)})
+        return make_plan(profile, profile.job.model_copy(update={"goal": goal, **changes}))
+
+    short = planned(epochs=2).considered
+    few = [one for one in short if 2 * images < MIN_STEPS * one.global_batch_size]
+    assert 0 < len(few) < len(short)
+    assert all((one.accuracy is None) == (one in few) for one in short)
+    quick = planned(epochs=30, accuracy=0.2).considered
+    assert any(one.trained_epochs == 1 for one in quick)
+    for one in quick:
+        assert one.trained_epochs * images >= MIN_STEPS * one.global_batch_size
+    told = reason(planned(epochs=2, global_batch=500), "accuracy")
+    assert told.value == "not known"
+    assert f"fewer than {MIN_STEPS} steps trials tell nothing" in told.why
+    with pytest.raises(PlanError, match="has no chance of 10% to reach"):
+        planned(epochs=2, global_batch=500, accuracy=0.2)
+
+
 def test_what_an_image_is_worth_is_by_the_trials():
     """Not by the noise scale, which speaks of SGD's gradient."""
     plan = make_plan(taught(noise=None))
@@ -685,6 +709,17 @@ def test_what_is_settled_takes_no_more_time():
         Observed(one.optimizer, one.batch, one.samples, one.accuracy, 10**6) for one in measured()
     ] * 30
     assert asks.next_trial(sure, budget=100, left=100) is None
+
+
+def test_trials_are_chosen_for_trainings_of_enough_steps_alone():
+    """What a plan does not take is no candidate, nor does a target take fewer steps."""
+    arms = Arm(64, 1, 64, 1.0), Arm(IMAGES, 1, 64, 0.5)
+    two = question(epochs=30, arms=arms, optimizers=("sgd",), tolerance=0.6)
+    assert two.next_trial([], budget=100, left=100) is not None
+    assert replace(two, epochs=2).next_trial([], budget=100, left=100) is None
+    easy = question(epochs=100, target=0.11, arms=arms)
+    least = MIN_STEPS * 64 / IMAGES
+    assert easy.time_to_target(measured(), 1.0) == pytest.approx(least, rel=0.01)
 
 
 def test_one_candidate_needs_no_trial():

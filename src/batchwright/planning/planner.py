@@ -159,7 +159,7 @@ def make_plan(
     clusters = cluster_options_of(kinds, job)
     progress = _progress(merged, told, compared, learnt)
     check_progress(job, progress)
-    unknown, goal = why_unknown(given, job), settled_goal(job.goal, progress)
+    unknown, goal = why_unknown(given, job, learnt), settled_goal(job.goal, progress)
     if goal.objective == "auto" and not progress.tells_accuracy:
         noise = progress.noise(job.base_batch)
         by = "alone, as knee does" if noise is None else "and gradient noise"

@@ -67,10 +67,10 @@ class Learnt:
         return " and ".join([*told, "the runs given"] if self.runs else told)
 
     def tells(self, batch: int, epochs: float) -> bool:
-        """Whether the law knows of trainings of as few steps, or anything of this task."""
+        """Whether the law knows of trainings of as few steps."""
         from batchwright.planning.candidates.trial_choice import MIN_STEPS
 
-        return self.observed or epochs * self.train_samples >= MIN_STEPS * batch
+        return epochs * self.train_samples >= MIN_STEPS * batch
 
     def accuracy(self, optimizer: OptimizerName, batch: int, epochs: float) -> Estimate | None:
         """Held-out accuracy at the end of a training, a share; `None` where nothing `tells`."""
@@ -94,12 +94,11 @@ class Learnt:
         """Held-out accuracy after each epoch of a training, a share, as ``counted`` images tell it.
 
         ``averaged``: whether an average of the weights is evaluated.
-        `None` as long as fewer than `MIN_STEPS` steps were taken: that is as good as guessing.
+        `None` as long as nothing `tells`: that is as good as guessing.
         Nothing for more than `MAX_EPOCHS`.
         """
         if epochs > MAX_EPOCHS:
             return ()
-        from batchwright.planning.candidates.trial_choice import MIN_STEPS
         from batchwright.prediction.accuracy.learning import falls_short
 
         factors = [
@@ -117,7 +116,7 @@ class Learnt:
                 falls_short(factor, factors[-1], averaged=averaged),
                 counted,
             )
-            if epoch * self.train_samples >= MIN_STEPS * batch
+            if self.tells(batch, epoch)
             else None
             for epoch, factor in enumerate(factors, 1)
         )
@@ -272,8 +271,12 @@ def _at_usual_rates(job: Job) -> bool:
     return not given and job.scaling in ("auto", "sqrt")  # which is what it comes to
 
 
-def why_unknown(profiles: Sequence[Profile], job: Job) -> str:
-    """Why trials tell nothing of a job's accuracy, and what may, in sentences."""
+def why_unknown(profiles: Sequence[Profile], job: Job, learnt: Learnt | None = None) -> str:
+    """Why trials tell nothing of the accuracy of a job or a batch, and what may, in sentences."""
+    if learnt is not None and learnt.observed:
+        from batchwright.planning.candidates.trial_choice import MIN_STEPS
+
+        return f"Of trainings with fewer than {MIN_STEPS} steps trials tell nothing."
     if not teaches(job):
         return f"Trials do not train {untaught(job)}, so they do not tell its accuracy."
     if any(one.trials for one in profiles):

@@ -10,7 +10,6 @@ from statistics import NormalDist
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
-from batchwright.prediction.accuracy.trainings import KNOWN_FROM
 from batchwright.records import Estimate, LearningRateRule, OptimizerName, Reason, Source
 from batchwright.records.text.formatting import counted, number
 
@@ -137,7 +136,7 @@ class Progress:
     def sure(self, batch: int, epochs: int) -> float | None:
         """Accuracy that so many epochs reach with the stated probability, as trials tell."""
         trials = self.trials(batch)
-        if trials is None:
+        if trials is None or not trials.tells(batch, epochs):
             return None
         training = trials.candidate(self.optimizer(batch), batch, epochs)
         return trials.model.surely(training, self.confidence)
@@ -147,6 +146,8 @@ class Progress:
         if self.target is None:
             return 0.0
         if (trials := self.trials(batch)) is not None:
+            if not trials.tells(batch, self.planned):
+                return 0.0
             training = trials.candidate(self.optimizer(batch), batch, self.planned)
             return trials.model.probability(training, self.target)
         epochs = self.epochs(batch)
@@ -301,9 +302,9 @@ class Progress:
 
     @property
     def tells_accuracy(self) -> bool:
-        """Whether accuracy is known of more batches than one; expected, of the least that it is."""
-        if self.expects:  # larger ones may have too few steps, and are not favoured then
-            return self.reached(KNOWN_FROM) is not None
+        """Whether accuracy is known of several batches; by the law, of the least it rests on."""
+        if self.law is not None:  # larger ones may have too few steps, and are not favoured then
+            return self.reached(self.law.model.known_from) is not None
         base = self.base_batch
         return None not in (self.reached(base), self.reached(2 * base))
 

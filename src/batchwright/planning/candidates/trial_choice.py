@@ -175,11 +175,14 @@ class Question:
             # A rate tells little of itself beside none.
             and (not one.offset or one.optimizer in {name for name, *_ in made})
         ]
+        if not trials:
+            return None
         if self.target is not None:
             return self._saving_most(model, trials, offsets, self.target)
         trainings = {
             Candidate(name, arm.batch, self.epochs * self.samples, offset): arm.epoch_seconds
             for arm in self.arms
+            if self.epochs * self.samples >= MIN_STEPS * arm.batch  # or the plan takes none such
             for name in self.optimizers
             for offset in {model.offset(name), *offsets[name]}
         }
@@ -266,14 +269,18 @@ class Question:
                 aim = model.aim(name, arm.batch, target, offset)
                 if aim is not None:
                     seconds = log(aim.samples * self._each(arm))
-                    surely = seconds + sure * model.aim_error(aim)
+                    surely = max(self._least(arm), seconds + sure * model.aim_error(aim))
                     found.append(_Aimed(aim, arm, offset == model.offset(name), seconds, surely))
         return found
 
     def _trained(self, one: _Aimed, log_seconds: float) -> float:
         """Seconds of training that is to take so long: it ends at all epochs by and by."""
         most = self.epochs * self.samples * self._each(one.arm)
-        return most / (1 + exp(log(most) - log_seconds))
+        return most / (1 + exp(log(most) - max(self._least(one.arm), log_seconds)))
+
+    def _least(self, arm: Arm) -> float:
+        """Logarithm of the seconds of so few steps that a plan takes no fewer."""
+        return log(MIN_STEPS * arm.batch * self._each(arm))
 
     def _moved(self, model: LearningModel, trial: Candidate, one: Aim, other: Aim) -> float:
         """Standard deviation by which a trial moves the ratio of two aims, in logarithms."""

@@ -46,7 +46,6 @@ from typing import NamedTuple
 import numpy as np
 
 from batchwright.prediction.accuracy.trainings import (
-    KNOWN_FROM,
     MIN_LEARNT,
     Candidate,
     Observed,
@@ -97,6 +96,8 @@ PRIOR = Prior(
 FEW_TASKS = 1.34
 """Quantile of an eighth task by the mean and spread of seven over the normal one: Student's t with
 six degrees of freedom, times sqrt(1 + 1/7)."""
+KNOWN_FROM = 32
+"""Least batch of these trainings."""
 
 
 class Aim(NamedTuple):

@@ -10,8 +10,6 @@ from batchwright.records import Trial
 
 OFFSET_DIGITS = 6
 """After the point: a rate is the same whatever its last bits are."""
-KNOWN_FROM = 32
-"""Least batch of the trainings that other tasks are known by."""
 MIN_LEARNT = 0.01
 """Less than this above guessing, as a share of what is above it, is not told from nothing."""
 
