@@ -610,10 +610,13 @@ def test_a_muon_rate_raised_for_few_steps_is_raised_no_less_by_trials():
 # ------------------------------------------------------------------------------------ next trial
 
 
-def question(epochs: int = 6, **changes) -> Question:
+def question(epochs: int = 6, optimizers=("sgd", "muon"), **changes) -> Question:
     given = {
-        "arms": tuple(Arm(batch, 2, batch, seconds) for batch, seconds in SECONDS.items()),
-        "optimizers": ("sgd", "muon"),
+        "arms": tuple(
+            Arm(name, batch, 2, batch, seconds)
+            for batch, seconds in SECONDS.items()
+            for name in optimizers
+        ),
         "epochs": epochs,
         "samples": IMAGES,
         "classes": CLASSES,
@@ -644,7 +647,7 @@ def test_a_tenth_of_the_time_finds_what_is_nearly_best(seed):
     seen, made = asked(question(), budget, seed)
     assert sum(one.seconds for one in made) <= budget
     assert all(one.samples >= MIN_STEPS * one.arm.batch for one in made)
-    assert {one.optimizer for one in made} == {"sgd", "muon"}
+    assert {one.arm.optimizer for one in made} == {"sgd", "muon"}
     assert len({one.training for one in made}) == len(made)
     model = fit_learning(seen, classes=CLASSES, optimizers=("sgd", "muon"))
     accuracies = {
@@ -698,7 +701,7 @@ def test_no_time_no_trial():
 
 
 def test_a_handful_of_images_leaves_none_to_judge_on():
-    arms = (Arm(2, 1, 2, 1e-3), Arm(4, 1, 4, 1e-3))
+    arms = (Arm("sgd", 2, 1, 2, 1e-3), Arm("sgd", 4, 1, 4, 1e-3))
     few = question(samples=9, epochs=1000, arms=arms)
     assert few.next_trial([], budget=100, left=100) is None
 
@@ -713,8 +716,8 @@ def test_what_is_settled_takes_no_more_time():
 
 def test_trials_are_chosen_for_trainings_of_enough_steps_alone():
     """What a plan does not take is no candidate, nor does a target take fewer steps."""
-    arms = Arm(64, 1, 64, 1.0), Arm(IMAGES, 1, 64, 0.5)
-    two = question(epochs=30, arms=arms, optimizers=("sgd",), tolerance=0.6)
+    arms = Arm("sgd", 64, 1, 64, 1.0), Arm("sgd", IMAGES, 1, 64, 0.5)
+    two = question(epochs=30, arms=arms, tolerance=0.6)
     assert two.next_trial([], budget=100, left=100) is not None
     assert replace(two, epochs=2).next_trial([], budget=100, left=100) is None
     easy = question(epochs=100, target=0.11, arms=arms)
@@ -723,7 +726,7 @@ def test_trials_are_chosen_for_trainings_of_enough_steps_alone():
 
 
 def test_one_candidate_needs_no_trial():
-    asks = question(arms=(Arm(64, 1, 64, 10.0),), optimizers=("sgd",))
+    asks = question(arms=(Arm("sgd", 64, 1, 64, 10.0),))
     assert asks.next_trial([], budget=100, left=100) is None
 
 
@@ -732,7 +735,7 @@ def test_a_target_takes_trials_that_save_more_training_than_they_take():
     _, made = asked(asks, budget=60.0)
     assert made
     assert sum(one.seconds for one in made) <= 60.0
-    assert made[0].optimizer == "muon"
+    assert made[0].arm.optimizer == "muon"
     dear = question(epochs=1, target=0.6, judging_seconds=30.0)
     assert dear.next_trial(measured()[:1], budget=1000, left=1000) is None
 

@@ -306,8 +306,10 @@ def plan_without_profile(
     return _assembled(times, made, explained, update)
 
 
-def plan_to_measure(profile: Profile) -> Plan:
+def plan_to_measure(profile: Profile, optimizer: OptimizerName | None = None) -> Plan:
     """The plan by what is measured so far, which may be no trials yet.
+
+    ``optimizer`` stands in for the job's own.
 
     Where only trials tell whether a goal of accuracy can be met, the plan without it. `method=auto`
     begins with `plain`, which all methods are held against. Prices of a file are not known yet.
@@ -316,6 +318,8 @@ def plan_to_measure(profile: Profile) -> Plan:
         PlanError: There is no such plan either.
     """
     job = planning_job(profile)
+    if optimizer is not None:
+        job = job.model_copy(update={"optimizer": optimizer})
     if job.goal.prices is not None:
         job = job.model_copy(update={"goal": job.goal.without_cost()})
     if job.method == "auto":

@@ -166,16 +166,16 @@ class Learnt:
         After the job's epochs or, if the plan chooses them, the fewest that reach the target with
         either. Nothing where the job leaves no choice.
 
-        Where nothing was observed they are compared in the same time: ``longer`` is how many times
-        as long a step with Muon takes, by the batch. Medians are, as only these differ by what
-        sets the two apart; by how wide the distributions are, means do, too.
+        They are compared in the same time: ``longer`` is how many times as long a step with Muon
+        takes, by the batch. Medians are, as only these differ by what sets the two apart; where
+        nothing was observed means differ by how wide the distributions are, too.
         """
         if len(self.optimizers) < 2:
             return ()
         found = []
         for batch in (2**power for power in range(self.train_samples.bit_length())):
             epochs = self._length(batch, job)
-            times = longer(batch) if longer and not self.observed else 1.0
+            times = longer(batch) if longer else 1.0
             sgd, muon = (
                 self.candidate(name, batch, epochs * (times if name == SGD.name else 1.0))
                 for name in AUTO

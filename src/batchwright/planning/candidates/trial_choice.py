@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import erf, exp, inf, log, pi, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -49,9 +48,10 @@ _LONGEST_TO_TARGET, _SHORTER_TO_TARGET = 1.0, (1, 2, 4, 8)  # there each has to 
 
 
 class Arm(NamedTuple):
-    """A batch that a plan may choose.
+    """An optimizer and a batch that a plan may choose.
 
     Attributes:
+        optimizer: To train with.
         batch: Global batch, in samples.
         workers: That train it quickest.
         micro_batch: Most samples in one forward pass of theirs.
@@ -59,6 +59,7 @@ class Arm(NamedTuple):
         slowness: What a trial takes here over what is planned; the time planned may be simulated.
     """
 
+    optimizer: OptimizerName
     batch: int
     workers: int
     micro_batch: int
@@ -70,14 +71,12 @@ class Wanted(NamedTuple):
     """A trial to be made.
 
     Attributes:
-        optimizer: To train with.
-        arm: Its batch and workers.
+        arm: Its optimizer, batch and workers.
         samples: To train on.
         seconds: It should take.
         offset: Of its rate: as of a `Candidate`.
     """
 
-    optimizer: OptimizerName
     arm: Arm
     samples: int
     seconds: float
@@ -86,7 +85,7 @@ class Wanted(NamedTuple):
     @property
     def training(self) -> Candidate:
         """The trial as an input of the law of learning."""
-        return Candidate(self.optimizer, self.arm.batch, self.samples, self.offset)
+        return Candidate(self.arm.optimizer, self.arm.batch, self.samples, self.offset)
 
     @property
     def rate_scale(self) -> float:
@@ -95,7 +94,7 @@ class Wanted(NamedTuple):
 
     def __str__(self) -> str:
         rate = f", {self.rate_scale:.3g} x the usual rate" if self.offset else ""
-        return f"{self.optimizer}, batch {self.arm.batch}, {self.samples:,} images{rate}"
+        return f"{self.arm.optimizer}, batch {self.arm.batch}, {self.samples:,} images{rate}"
 
 
 class _Aimed(NamedTuple):
@@ -113,8 +112,7 @@ class Question:
     """What the trials are to decide.
 
     Attributes:
-        arms: Batches to choose from.
-        optimizers: To choose from.
+        arms: To choose from.
         epochs: Of the planned training.
         samples: Training images.
         classes: Of the data.
@@ -126,7 +124,6 @@ class Question:
     """
 
     arms: tuple[Arm, ...]
-    optimizers: tuple[OptimizerName, ...]
     epochs: int
     samples: int
     classes: int
@@ -135,6 +132,11 @@ class Question:
     rates: bool = False
     target: float | None = None
     confidence: float = 0.8
+
+    @property
+    def optimizers(self) -> tuple[OptimizerName, ...]:
+        """To choose from."""
+        return tuple(dict.fromkeys(arm.optimizer for arm in self.arms))
 
     @property
     def held_out(self) -> int:
@@ -173,18 +175,19 @@ class Question:
             if one.seconds <= left
             and one.training not in made
             # A rate tells little of itself beside none.
-            and (not one.offset or one.optimizer in {name for name, *_ in made})
+            and (not one.offset or one.arm.optimizer in {name for name, *_ in made})
         ]
         if not trials:
             return None
         if self.target is not None:
             return self._saving_most(model, trials, offsets, self.target)
         trainings = {
-            Candidate(name, arm.batch, self.epochs * self.samples, offset): arm.epoch_seconds
+            Candidate(
+                arm.optimizer, arm.batch, self.epochs * self.samples, offset
+            ): arm.epoch_seconds
             for arm in self.arms
             if self.epochs * self.samples >= MIN_STEPS * arm.batch  # or the plan takes none such
-            for name in self.optimizers
-            for offset in {model.offset(name), *offsets[name]}
+            for offset in {model.offset(arm.optimizer), *offsets[arm.optimizer]}
         }
         accuracies = {one: model.accuracy(one).value for one in trainings}
         open_ = [one for one in trainings if one.offset == model.offset(one.optimizer)]
@@ -264,7 +267,8 @@ class Question:
         """What each candidate takes to the target; none where guessing reaches it."""
         sure = NormalDist().inv_cdf(self.confidence)
         found = []
-        for arm, name in product(self.arms, self.optimizers):
+        for arm in self.arms:
+            name = arm.optimizer
             for offset in {model.offset(name), *offsets[name]}:
                 aim = model.aim(name, arm.batch, target, offset)
                 if aim is not None:
@@ -315,9 +319,8 @@ class Question:
                 samples = int(most / times) // arm.batch * arm.batch
                 if samples >= _least_samples(arm):
                     seconds = self._seconds(arm, samples)
-                    for name in self.optimizers:
-                        for offset in offsets[name]:
-                            yield Wanted(name, arm, samples, seconds, offset)
+                    for offset in offsets[arm.optimizer]:
+                        yield Wanted(arm, samples, seconds, offset)
 
     def _seconds(self, arm: Arm, samples: int) -> float:
         """What a trial takes."""
