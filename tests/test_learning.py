@@ -544,14 +544,28 @@ def test_what_is_not_known_to_be_accurate_is_not_chosen_for_it():
     assert accurate(to_target, 0.01) == to_target[:1]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"resolution": 4}, {"optimizer": "adamw"}],
-    ids=["other resolution", "other optimizer"],
-)
-def test_trials_of_another_training_count_for_nothing(changes):
+@pytest.mark.parametrize("learnt_with", ["sgd", "muon"])
+def test_trials_tell_of_the_other_optimizer_too(learnt_with):
+    """As after optimizer=auto where one is asked for: both are of the task."""
+    profile = taught()
+    job = profile.job.model_copy(update={"optimizer": "muon"})
+    kept = tuple(one for one in profile.trials if one.optimizer == learnt_with)
+    rows = (
+        chosen(
+            make_plan(
+                profile.model_copy(update={"trials": trials}),
+                job.model_copy(update={"global_batch": 128}),
+            )
+        )
+        for trials in (profile.trials, kept, ())
+    )
+    widths = [row.accuracy.high - row.accuracy.low for row in rows]
+    assert widths[0] < widths[1] < 0.8 * widths[2]
+
+
+def test_trials_at_another_resolution_count_for_nothing():
     job = make_job(optimizer="auto", learning_rate="auto")
-    profile = make_profile(job=job, trials=(trial("sgd", 32, 3000, 0.4, **changes),))
+    profile = make_profile(job=job, trials=(trial("sgd", 32, 3000, 0.4, resolution=4),))
     bare = profile.model_copy(update={"trials": ()})
     assert make_plan(profile).considered == make_plan(bare).considered
 

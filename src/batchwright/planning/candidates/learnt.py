@@ -204,9 +204,9 @@ def learnt_of(
     Without any that train as it does, what other tasks lead to expect. `None` where they do not
     tell it: see `_expects`.
 
-    Trials at another resolution than the job's highest count for nothing, nor do those with an
-    optimizer that it cannot come to, or with another rule of rates, clipping, labels or sampling,
-    or at other rates where the job gives one.
+    Trials at another resolution than the job's highest count for nothing, nor do those with another
+    rule of rates, clipping, labels or sampling, or at other rates where the job gives one. Those
+    with another optimizer do: what they tell of the task, the law ties to its own.
     Where a job scales rate or gradients by gradient noise, there are none.
     """
     if not teaches(job):
@@ -217,7 +217,7 @@ def learnt_of(
         one
         for measured in profiles
         for one in measured.trials
-        if one.optimizer in names and one.resolution == side and _alike(measured.job, job)
+        if one.resolution == side and _alike(measured.job, job)
     ]
     observed = [*dict.fromkeys(of_trials(trials))]  # the same again tells nothing more
     if job.learning_rate != "auto":
@@ -280,7 +280,7 @@ def why_unknown(profiles: Sequence[Profile], job: Job, learnt: Learnt | None = N
     if not teaches(job):
         return f"Trials do not train {untaught(job)}, so they do not tell its accuracy."
     if any(one.trials for one in profiles):
-        return "The probe's trials had another rate, resolution, optimizer, loss or sampling."
+        return "The probe's trials had another rate, resolution, loss or sampling."
     return _note(profiles) or "The probe had no trials: probe.learning gives it time for them."
 
 
