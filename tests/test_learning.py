@@ -739,6 +739,20 @@ def test_trials_are_chosen_for_trainings_of_enough_steps_alone():
     assert easy.time_to_target(measured(), 1.0) == pytest.approx(least, rel=0.01)
 
 
+def test_trials_go_on_while_they_save_more_of_the_training_than_they_take():
+    """No batch may be more accurate, but a quicker one as accurate: they ended as settled."""
+    model, seen = truth(), []
+    for size in (5_000, 40_000):
+        accuracy = model.accuracy(Candidate("muon", 64, size)).value
+        seen.append(Observed("muon", 64, size, accuracy, 10**5))
+    arms = tuple(Arm("muon", batch, 1, batch, SECONDS[batch]) for batch in (64, 256))
+    short, long = (question(epochs=epochs, arms=arms) for epochs in (6, 24))
+    assert short.next_trial(seen, budget=20, left=20) is None
+    assert long.next_trial(seen, budget=20, left=20).arm.batch == 256
+    dear = replace(long, judging_seconds=30.0)
+    assert dear.next_trial(seen, budget=200, left=200) is None
+
+
 def test_one_candidate_needs_no_trial():
     asks = question(arms=(Arm("sgd", 64, 1, 64, 10.0),))
     assert asks.next_trial([], budget=100, left=100) is None

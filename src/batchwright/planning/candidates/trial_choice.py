@@ -6,6 +6,12 @@ trial is worth what it takes off that doubt, and costs its seconds; where it lie
 comes of it, so it can be judged before it is made (Chaloner and Verdinelli 1995, Bayesian
 experimental design). Another learning rate is another candidate, as quick as the usual one.
 
+It may lose time as well, where a quicker candidate is as accurate as the best after all. A plan
+trades no accuracy beyond the tolerance for any time, so nothing has to say what one is worth in
+the other: doubts of accuracy are settled first. Then a trial is worth the seconds of training that
+a quicker candidate saves, times the probability that the trial shows it to be as accurate, and is
+made if that is more than its own seconds.
+
 Where an accuracy is to be reached, the decision is the quickest candidate and how long it is to be
 trained. A trial saves time there in two ways: less is trained to be sure, and another candidate may
 prove quicker. It is made if that is more than it takes. The first one is made in any case, as
@@ -182,17 +188,16 @@ class Question:
         if self.target is not None:
             return self._saving_most(model, trials, offsets, self.target)
         trainings = {
-            Candidate(
-                arm.optimizer, arm.batch, self.epochs * self.samples, offset
-            ): arm.epoch_seconds
+            Candidate(arm.optimizer, arm.batch, self.epochs * self.samples, offset): arm
             for arm in self.arms
             if self.epochs * self.samples >= MIN_STEPS * arm.batch  # or the plan takes none such
             for offset in {model.offset(arm.optimizer), *offsets[arm.optimizer]}
         }
         accuracies = {one: model.accuracy(one).value for one in trainings}
         open_ = [one for one in trainings if one.offset == model.offset(one.optimizer)]
-        least = max(accuracies[one] for one in open_) - self.tolerance
-        chosen = min((one for one in open_ if accuracies[one] >= least), key=trainings.__getitem__)
+        best = max(open_, key=accuracies.__getitem__)
+        near = [one for one in open_ if accuracies[one] >= accuracies[best] - self.tolerance]
+        chosen = min(near, key=lambda one: trainings[one].epoch_seconds)
         losses = {
             one: _expected_above(*model.apart(one, chosen), self.tolerance)
             for one in trainings
@@ -200,7 +205,7 @@ class Question:
         }
         doubted = max(losses, key=losses.__getitem__, default=None)
         if doubted is None or losses[doubted] < SETTLED:
-            return None
+            return self._sooner(model, trials, {one: trainings[one] for one in open_}, best, chosen)
         return max(
             trials,
             key=lambda one: (
@@ -208,6 +213,42 @@ class Question:
             ),
             default=None,
         )
+
+    def _sooner(
+        self,
+        model: LearningModel,
+        trials: Sequence[Wanted],
+        trainings: Mapping[Candidate, Arm],
+        best: Candidate,
+        chosen: Candidate,
+    ) -> Wanted | None:
+        """The trial that saves most seconds of the chosen training beyond its own, if any."""
+        arm = trainings[chosen]
+        whole = self.epochs * self.samples * self._each(arm)
+        saved = {
+            one: whole * (1 - other.epoch_seconds / arm.epoch_seconds)
+            for one, other in trainings.items()
+            if other.epoch_seconds < arm.epoch_seconds
+        }
+
+        def gain(trial: Wanted) -> float:
+            shown = (
+                seconds * self._shown(model, trial.training, one, best)
+                for one, seconds in saved.items()
+            )
+            return max(shown, default=0.0) - trial.seconds
+
+        found = max(trials, key=gain)
+        return found if gain(found) > 0 else None
+
+    def _shown(
+        self, model: LearningModel, trial: Candidate, one: Candidate, best: Candidate
+    ) -> float:
+        """Probability that by a trial a candidate is within the tolerance, which it is not yet."""
+        apart, error = model.apart(one, best)
+        left = 1 - model.would_tell(trial, self.held_out, one, best)
+        moved = error * sqrt(1 - left**2)
+        return NormalDist().cdf((apart + self.tolerance) / moved) if moved else 0.0
 
     def _saving_most(
         self,
