@@ -131,8 +131,10 @@ def test_the_chosen_epochs_are_the_fewest_that_reach_the_target(
     learnt = learnt_of_truth()
 
     def chance(epochs):
-        """By the interval of a single seed, which is normal in the logit."""
+        """By the interval of a single seed, which is normal in the logit; none of too few steps."""
         found = learnt.accuracy(name, batch, epochs)
+        if found is None:
+            return 0.0
         units = [(end - 1 / CLASSES) / (1 - 1 / CLASSES) for end in (found.value, found.low)]
         unit = (accuracy - 1 / CLASSES) / (1 - 1 / CLASSES)
         if unit <= 0:
@@ -409,8 +411,8 @@ def test_more_epochs_are_named_where_they_would_do():
 
 
 def test_a_target_that_no_epochs_are_sure_to_reach_is_tried_with_the_most():
-    plan = planned(accuracy=0.5, epochs=10)
-    assert plan.epochs == 10
+    plan = planned(accuracy=0.5, epochs=14)
+    assert plan.epochs == 14
     why = reason(plan, "epochs to target").why
     chance = float(re.search(r"they reach it with probability ([0-9.]+), not 0.8", why)[1])
     assert MIN_CHANCE <= chance < 0.8
@@ -446,7 +448,7 @@ def test_a_deadline_that_leaves_the_target_no_chance_names_what_is_to_be_had_in_
 
 
 @pytest.mark.parametrize(
-    ("deadline", "batch"), [(2.11, 512), (3.9, "auto"), (8.0, "auto"), (20.0, 64)]
+    ("deadline", "batch"), [(2.11, 64), (10.0, 512), (3.9, "auto"), (8.0, "auto"), (20.0, 64)]
 )
 def test_what_a_deadline_leaves_is_to_be_had_to_the_upper_end_of_its_time(deadline, batch):
     goal = Goal(accuracy=0.95, deadline=deadline)
@@ -459,7 +461,7 @@ def test_what_a_deadline_leaves_is_to_be_had_to_the_upper_end_of_its_time(deadli
 
 
 @pytest.mark.parametrize("limits", [{"deadline": 0.01}, {"price": 1.0, "max_cost": 1e-7}])
-@pytest.mark.parametrize("batch", [512, "auto"])
+@pytest.mark.parametrize("batch", [32, "auto"])
 def test_limits_below_one_epoch_name_the_least_that_gives_any_training(limits, batch):
     goal = Goal(accuracy=0.3, **limits)
     job = PROFILE.job.model_copy(update={"global_batch": batch, "goal": goal})

@@ -163,7 +163,7 @@ def make_plan(
     table = Table(job=job, data=data, clusters=clusters, compared=compared, epochs=progress.trained)
     table.check_asked()
     rows, knees, choice = _chosen(table, progress)
-    unknown = why_unknown(given, job) + choice.objective.untold
+    unknown = why_unknown(given, job, learnt) + choice.objective.untold
     progress = replace(choice.objective.progress, unknown=unknown)
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, knees, choice)
@@ -302,8 +302,10 @@ def plan_without_profile(
     return _assembled(times, made, explained, update)
 
 
-def plan_to_measure(profile: Profile) -> Plan:
+def plan_to_measure(profile: Profile, optimizer: OptimizerName | None = None) -> Plan:
     """The plan by what is measured so far, which may be no trials yet.
+
+    ``optimizer`` stands in for the job's own.
 
     Where only trials tell whether a goal of accuracy can be met, the plan without it. `method=auto`
     begins with `plain`, which all methods are held against. Prices of a file are not known yet.
@@ -312,6 +314,8 @@ def plan_to_measure(profile: Profile) -> Plan:
         PlanError: There is no such plan either.
     """
     job = planning_job(profile)
+    if optimizer is not None:
+        job = job.model_copy(update={"optimizer": optimizer})
     if job.goal.prices is not None:
         job = job.model_copy(update={"goal": job.goal.without_cost()})
     if job.method == "auto":

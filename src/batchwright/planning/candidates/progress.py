@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf, log
 from statistics import NormalDist
 
-from batchwright.planning.candidates.learnt import KNOWN_FROM, Learnt
+from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
 from batchwright.records import Estimate, LearningRateRule, OptimizerName, Reason, Source
@@ -142,6 +142,8 @@ class Progress:
             return 0.0
         most = most or self.planned
         if (trials := self.trials(batch)) is not None:
+            if not trials.tells(batch, most):
+                return 0.0
             training = trials.candidate(self.optimizer(batch), batch, most)
             return trials.model.probability(training, self.target)
         epochs = self.epochs(batch)
@@ -287,9 +289,9 @@ class Progress:
 
     @property
     def tells_accuracy(self) -> bool:
-        """Whether accuracy is known of more batches than one; expected, of the least that it is."""
-        if self.assumed:  # larger ones may have too few steps, and are not favoured then
-            return self.reached(KNOWN_FROM) is not None
+        """Whether accuracy is known of several batches; by the law, of the least it rests on."""
+        if self.law is not None:  # larger ones may have too few steps, and are not favoured then
+            return self.reached(self.law.model.known_from) is not None
         base = self.base_batch
         return None not in (self.reached(base), self.reached(2 * base))
 
