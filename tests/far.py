@@ -4,6 +4,7 @@
         model.to(FAR)
         ...
     seen.waits  # what made the host wait for the device, by the name of the operation
+    seen.operations  # how many the device was given
 
 The host waits where a number is read, a tensor comes back, its shape depends on what is in it, or
 something goes across from memory that is not pinned. Tensors of the two sides do not mix, but for
@@ -38,9 +39,10 @@ _INDEXED = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
 
 
 class Seen:
-    """What made the host wait, and what was copied across."""
+    """What made the host wait, what was copied across, and how much there was to do."""
 
     def __init__(self) -> None:
+        self.operations = 0
         self.waits: Counter[str] = Counter()
         self.pinned = WeakTensorKeyDictionary()
 
@@ -112,6 +114,7 @@ def _of(device) -> bool:
 
 def _run(func, args, kwargs):
     """Do on the CPU what the device would do, and note what it means there."""
+    _seen.operations += 1
     flat, _ = tree_flatten((args, kwargs))
     tensors = [one for one in flat if isinstance(one, Tensor)]
     there = [one for one in tensors if isinstance(one, FarTensor)]
@@ -165,9 +168,27 @@ def _across(func, args, kwargs, *, goes):
         if comes == goes_there:
             continue
         if comes:
-            _seen.waits["back to the CPU"] += 1
+            if not (left_alone and func is aten._to_copy.default):  # which takes pinned memory
+                _seen.waits["back to the CPU"] += 1
         elif source.dim() and not (left_alone and source in _seen.pinned):
             _seen.waits["from memory that is not pinned"] += 1
+
+
+class Operations(TorchDispatchMode):
+    """Inside, counts what a GPU is given to do, by name: all but views and memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        done = func(*args, **(kwargs or {}))
+        aliases = [one.alias_info for one in func._schema.arguments if one.alias_info]
+        view = aliases and not any(one.is_write for one in aliases)
+        computes = any(isinstance(one, Tensor) for one in tree_flatten((args, done))[0])
+        if computes and not view and not func.name().startswith("aten::empty"):
+            self.names[func.name().removeprefix("aten::").partition(".")[0]] += 1
+        return done
 
 
 def _tensor(make, *args, device=None, **kwargs):

@@ -16,7 +16,8 @@ from torch.nn import functional
 from batchwright.errors import TrainingError
 from batchwright.training.batches import recovering
 from batchwright.training.step import stepper
-from batchwright.training.step.stepper import MAX_BAD_STEPS, release_graph
+from batchwright.training.step.released_graph import release_graph
+from batchwright.training.step.stepper import MAX_BAD_STEPS
 from test_session import Points, make_model, make_session, make_tiny_plan, summary_in, train
 
 BATCH = 8

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from batchwright.distributed import exit_reports, processes
 from batchwright.errors import BrokenStepError, TrainingError
-from batchwright.training import loop
+from batchwright.training import loop, session
 from batchwright.workflows.run_training import Begun, train_here
 from test_session import FEATURES, make_session, make_tiny_plan
 
@@ -95,15 +95,35 @@ def test_a_step_whose_figures_found_no_memory_is_taken_again(monkeypatch):
     torch.testing.assert_close(weights, undisturbed, rtol=1e-5, atol=1e-6)
 
 
+def several():
+    cpu = torch.device("cpu")
+    return SimpleNamespace(size=2, rank=0, places=("here/cuda:0",), device=cpu)
+
+
 def test_with_several_workers_others_may_hold_its_sums_already(monkeypatch):
     def happens(one):
         out_of_memory_once(one._run._reducer, monkeypatch)
-        cpu = torch.device("cpu")
-        several = SimpleNamespace(size=2, rank=0, places=("here/cuda:0",), device=cpu)
-        monkeypatch.setattr(one._run.stepper, "_group", several)
+        monkeypatch.setattr(one._run.stepper, "_group", several())
 
     with pytest.raises(BrokenStepError, match="here/cuda:0 ran out of memory while gradients"):
         weights_after(0, happens)
+
+
+def test_a_worker_cannot_repeat_what_others_exchange_statistics_in(monkeypatch):
+    """Smaller micro-batches would meet the others' exchanges of something else."""
+    monkeypatch.setattr(session, "refuse_synchronized_on_cpu", lambda *_: None)
+    network = nn.ModuleDict({"used": nn.Linear(FEATURES, 3), "other": nn.SyncBatchNorm(3)})
+
+    def full():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with make_session(network, plan=make_tiny_plan(epochs=1)) as one:
+        monkeypatch.setattr(one._run.stepper, "_group", several())
+        for _ in one.epochs():
+            for _ in one.batches():
+                with pytest.raises(BrokenStepError, match="between exchanges of SyncBatchNorm"):
+                    one.step(full)
+                return
 
 
 def test_whoever_started_a_worker_goes_on_after_a_broken_step(tmp_path, monkeypatch):

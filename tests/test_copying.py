@@ -142,6 +142,24 @@ def test_the_time_of_a_backward_pass_is_no_exchange(monkeypatch):
     assert meter.compute > 0.3
 
 
+def test_what_the_device_goes_on_with_is_computing_of_the_next_step(monkeypatch):
+    device, meter = Device(monkeypatch), EpochMeter()
+    clock = DeviceClock(device.mark)
+    go_on = clock.passing(lambda: device.queue(0.050))  # update and next batch
+    for _ in range(3):
+        clock.lap(meter, "input")
+        device.queue(0.100)
+        clock.lap(meter, "compute")
+        device.queue(0.030)
+        figures = device.done
+        go_on()
+        device.host = figures
+        assert clock.lap(meter, "communication") == pytest.approx(0.030)
+        clock.lap(meter, "compute")
+    assert meter.communication == pytest.approx(3 * 0.030)
+    assert meter.compute + meter.communication == pytest.approx(meter.training)
+
+
 def test_what_is_left_out_is_no_computing(monkeypatch):
     device, meter = Device(monkeypatch), EpochMeter()
     clock = DeviceClock(device.mark)

@@ -15,6 +15,7 @@ ROOT = Path(batchwright.__file__).parent
 ELSEWHERE = {
     **dict.fromkeys(
         (
+            "probing.measure.memory:_peak_of_fakes",
             "records.agent_rules:needs_of",
             "workflows.exports.launchers:_accelerator",
             "workflows.exports.launchers:_devices",

@@ -152,7 +152,7 @@ def test_every_figure_of_the_newest_reports_is_in_the_tables():
     measured, papers = read("docs/measured.md"), read("docs/papers.md")
     for name in table.ORDER:
         report, _ = table.newest(name) or (None, None)
-        for figure in report["figures"] if report else ():
+        for figure in table.of_its_own(report) if report else ():
             value = f"| {table.with_spread(figure)} |"
             assert value in measured, (name, figure["name"])
             if name in of_papers:
@@ -239,6 +239,16 @@ def test_every_public_name_is_in_the_documents():
     assert set(named) < set(bw.__all__)
     for name in named:
         assert f"bw.{name}" in text
+
+
+def test_every_reason_of_a_plan_has_a_row_with_the_keys_that_change_it():
+    rows = re.findall(r"^\| ([a-z ,-]+) \|", read("docs/troubleshooting.md"), re.MULTILINE)
+    told = {name.strip() for row in rows for name in row.split(",")}
+    made = re.compile(r'(?:\.r|R)eason\(\s*(?:choice=)?"([a-z -]+)"')
+    texts = (path.read_text(encoding="utf-8") for path in (SOURCE / "batchwright").rglob("*.py"))
+    named = {name for text in texts for name in made.findall(text)}
+    assert len(named) > 40
+    assert not named - told
 
 
 def test_links_between_the_documents_lead_somewhere():

@@ -33,6 +33,7 @@ from batchwright.training.batches import randomness
 from batchwright.training.batches.feeding import DatasetFeed
 from batchwright.training.batches.following import Follower
 from batchwright.training.batches.unequal import Sampler
+from batchwright.training.evaluate.weight_average import WeightAverage
 from batchwright.training.parameter_server.merging import pack, unpack
 from batchwright.training.simulated.simulated_workers import Randomness
 from batchwright.workflows import doctor, prepare_job
@@ -44,7 +45,7 @@ from batchwright.workload.data import pipeline as pipelines
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import open_data
-from batchwright.workload.muon import orthogonal
+from batchwright.workload.muon import matrices_of, matrix_of, muon
 from batchwright.workload.networks import resnet8
 from batchwright.workload.optimizers import sgd
 from gloo import SECONDS
@@ -165,7 +166,7 @@ def right(outputs, labels):
     "workload.data.copying:sent",
     "distributed.transports:fetched",
     "distributed.transports:on_its_way",
-    "training.step.stepper:Updater.__init__",
+    "training.step.updater:Updater.__init__",
 )
 def test_a_training_learns_what_the_cpu_learns_and_tells_time_and_memory(tmp_path):
     here = train(GPU, run_folder=tmp_path / "gpu")
@@ -322,12 +323,38 @@ def test_images_in_files_are_resized_on_the_gpu(tmp_path, monkeypatch):
     assert images.device == labels.device == GPU
 
 
-@reaches("workload.muon:_format_for")
-def test_a_matrix_is_made_orthogonal():
-    matrix = torch.randn(8, 20, device=GPU)
-    values = torch.linalg.svdvals(orthogonal(matrix).float())
-    assert values.min() > 0.5
-    assert values.max() < 1.5
+@reaches("training.evaluate.weight_average:_in_parts")
+def test_an_average_of_weights_has_the_numbers_of_the_cpu():
+    networks = [resnet8(3).to(device, memory_format=torch.channels_last) for device in ("cpu", GPU)]
+    averages = [WeightAverage(network, epochs=1) for network in networks]
+    for step in range(3):
+        for network, average in zip(networks, averages, strict=True):
+            random = torch.Generator().manual_seed(step)
+            with torch.no_grad():
+                for one in network.parameters():
+                    one.copy_(torch.randn(one.shape, generator=random))
+                next(network.parameters())[0] = torch.nan
+            average.step(5)
+    with averages[0].in_place(), averages[1].in_place():
+        for here, there in zip(*(one.parameters() for one in networks), strict=True):
+            torch.testing.assert_close(here, there.cpu(), equal_nan=True)
+
+
+@reaches("workload.muon:_format_for", "workload.muon:Muon._stacks")
+def test_kernels_are_made_orthogonal_together():
+    network = resnet8(3).to(GPU, memory_format=torch.channels_last)
+    kernels = matrices_of(network)
+    before = [matrix_of(kernel.detach()).clone() for kernel in kernels]
+    for parameter in network.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = muon(network, 0.1)
+    assert max(len(stack) for stack in optimizer._stacks(kernels)) > 1
+    optimizer.step()
+    for kernel, start in zip(kernels, before, strict=True):
+        length = 0.1 * max(1, start.size(0) / start.size(1)) ** 0.5
+        values = torch.linalg.svdvals((start - matrix_of(kernel.detach())) / length)
+        assert values.min() > 0.5
+        assert values.max() < 1.5
 
 
 def test_a_parameter_server_takes_weights_and_gives_them_back():
@@ -381,7 +408,6 @@ def _free_memory_is_all_but_what_others_hold():
     "probing.measure.memory:weigh",
     "probing.bench:Bench.hold_images",
     "probing.measure.timing:now",
-    "probing.bench:Bench._ahead",
     "probing.executor:device_name",
     "probing.visiting:Visitor.cluster",
     "workload.host:resolve_device",

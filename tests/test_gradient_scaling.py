@@ -32,7 +32,8 @@ from batchwright.training.step.gradient_scaling import (
     factors,
     multiply,
 )
-from batchwright.training.step.stepper import Updater
+from batchwright.training.step.rates import Rates
+from batchwright.training.step.updater import Updater
 from samples import make_data, make_job, make_network, make_profile
 from test_session import (
     SAMPLES,
@@ -162,25 +163,14 @@ def test_first_steps_count_alike_and_later_the_past_fades():
 # ------------------------------------------------------------------------------------- the descent
 
 
-PLAIN = make_tiny_plan()
-
-
 def stepped(start, gradient, scales, rate):
     """Weights, each a tensor of its own, after a step of an `Updater` with plain SGD."""
     weights = [torch.nn.Parameter(one.clone()) for one in start]
-    updater = Updater(
-        weights,
-        torch.optim.SGD(weights, lr=rate),
-        PLAIN,
-        first_rates=[rate],
-        clip_norm=None,
-        own_rates=False,
-        samples_per_epoch=SAMPLES,
-    )
+    updater = Updater(weights, torch.optim.SGD(weights, lr=rate), clip_norm=None)
     for weight, one in zip(weights, gradient, strict=True):
         weight.grad = one.clone()
     norms = updater.rescale(Tally(1.0, 0.0, sqr_norms=sqr_norms(weights)), 1.0)
-    assert updater.apply(norms, 0.0, PLAIN.stages[0], Adaptation(1.0, scales))
+    assert updater.apply(norms, scales)
     return torch.stack([weight.detach() for weight in weights])
 
 
@@ -269,21 +259,16 @@ def update(clip, adaptation, *, frozen=False):
     model[0].bias.requires_grad_(not frozen)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     plan = make_tiny_plan()
-    updater = Updater(
-        list(model.parameters()),
-        optimizer,
-        plan,
-        first_rates=[0.1],
-        clip_norm=clip,
-        own_rates=False,
-        samples_per_epoch=SAMPLES,
-    )
+    updater = Updater(list(model.parameters()), optimizer, clip_norm=clip)
     for number, parameter in enumerate(model.parameters()):
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, 0.1 * (number + 1))
     parameters = [p for p in model.parameters() if p.requires_grad]
     tally = Tally(8.0, 0.0, sqr_norms=sqr_norms(parameters))
-    assert updater.apply(updater.rescale(tally, 1.0), 0.0, plan.stages[0], adaptation)
+    Rates(optimizer, plan, own=False, samples_per_epoch=SAMPLES).set(
+        0.0, plan.stages[0], adaptation.gain
+    )
+    assert updater.apply(updater.rescale(tally, 1.0), adaptation.factors)
     return model, [p.detach().clone() for p in model.parameters()]
 
 

@@ -20,7 +20,7 @@ from batchwright import Session
 from batchwright.distributed.group import Group
 from batchwright.errors import DataError
 from batchwright.probing.bench import Bench
-from batchwright.probing.measure.evaluation import evaluation_seconds
+from batchwright.probing.measure.evaluation import evaluate
 from batchwright.probing.measure.step_time import visit_beside_loading
 from batchwright.records import Job
 from batchwright.training.batches.feeding import FileFeed
@@ -388,5 +388,5 @@ def test_steps_and_evaluations_are_timed_beside_the_decoding(
     assert told.loaders == loaders
     assert told.batch_seconds > 0
     assert feed.loading.batches >= 1 + 2 + loaders  # one at hand, two timed
-    assert evaluation_seconds(bench, 3, repeats=2) > 0
+    assert evaluate(bench, 3, repeats=2).seconds_per_image > 0
     bench.close()

@@ -52,8 +52,7 @@ ARROWS = {
         "planning",
         "training.batches",
         "training.evaluate",
-        "training.step.clock",
-        "training.step.epoch_totals",
+        "training.step",
     },
     "workflows": {
         "errors",

@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -24,10 +25,14 @@ from batchwright.records.registries.networks import NETWORKS
 from batchwright.workload import muon
 from batchwright.workload.optimizers import without_compiler
 from batchwright.workload.task import build_network, build_optimizer, freeze
+from far import Operations
 from test_probe import tiny_image_data, tiny_job
 from test_session import FEATURES, Images, Points, make_tiny_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+MOST_OPERATIONS = 170
+"""Of a step of the matrices of `resnet18` on a GPU."""
 
 LAYOUTS = {
     "contiguous": (torch.contiguous_format, lambda kernel: kernel.flatten(1)),
@@ -161,6 +166,106 @@ def test_singular_values_become_about_one_whatever_the_scale(rows, columns, seed
     turned = left.T @ found @ right.T  # the directions are the matrix's own
     assert (turned - torch.diag(torch.diagonal(turned))).abs().max() < 1e-9
     assert torch.equal(muon.orthogonal(matrix * 2.0**power), found)
+
+
+@given(
+    short=some.integers(1, 9),
+    longer=some.lists(some.integers(0, 14), max_size=5),
+    turned=some.lists(some.booleans(), min_size=5, max_size=5),
+    seed=some.integers(0, 99),
+)
+@settings(max_examples=60)
+def test_matrices_of_one_short_side_are_made_orthogonal_together_as_by_themselves(
+    short, longer, turned, seed
+):
+    random = torch.Generator().manual_seed(seed)
+    wide = [
+        torch.randn(short, short + more, generator=random, dtype=torch.float64) for more in longer
+    ]
+    given_ones = [one.T if turn else one for one, turn in zip(wide, turned, strict=False)]
+    before = [one.clone() for one in given_ones]
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-3)):
+        matrices = [one.to(dtype) for one in given_ones]
+        found = muon.orthogonal_together(matrices)
+        expected = [muon.orthogonal(one) for one in matrices]
+        assert len(found) == len(longer)
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    assert all(map(torch.equal, given_ones, before))
+
+
+def test_a_matrix_that_is_not_finite_or_zero_leaves_the_others_of_its_stack_alone():
+    matrices = [torch.randn(3, long, dtype=torch.float64) for long in (5, 4, 7, 6)]
+    matrices[1][1, 2], matrices[2][0, 0] = torch.nan, torch.inf
+    matrices[3].zero_()
+    found = muon.orthogonal_together(matrices)
+    expected = [muon.orthogonal(one) for one in matrices]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10, equal_nan=True)
+    assert [bool(torch.isfinite(one).all()) for one in found] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_steps_of_stacks_are_those_of_single_kernels(layout, momentum):
+    alone, stacked = (make_net(LAYOUTS[layout][0]) for _ in range(2))
+    # Other kernels of these short sides, wide and tall, whose gradients are noise.
+    others = [nn.Conv2d(4, 6, 3), nn.Conv2d(3, 6, 3), nn.Linear(6, 30), nn.Linear(40, 10)]
+    for network in (alone, stacked):
+        network.others = copy.deepcopy(nn.ModuleList(others)).double()
+        network.to(memory_format=LAYOUTS[layout][0])
+        optimizer = bw.muon(network, 0.1, momentum=momentum, weight_decay=0.01)
+        optimizer.together = network is stacked
+        for step in range(3):
+            random = torch.Generator().manual_seed(step)
+            for other in network.others.parameters():
+                other.grad = torch.randn(other.shape, generator=random, dtype=torch.float64)
+            take_steps(network, optimizer, steps=1, seed=step)
+    matrices = muon.matrices_of(stacked)
+    counts = [len(one) for one in optimizer._stacks(matrices)]
+    assert sum(counts) == len(matrices)
+    assert max(counts) >= 3
+    assert_near(values_of(alone), values_of(stacked))
+
+
+def numbers_of(stack):
+    """Without and with padding."""
+    return sum(one.numel() for one in stack), len(stack) * max(one.numel() for one in stack)
+
+
+@given(
+    longer=some.lists(some.integers(0, 200), max_size=30), most=some.sampled_from([300, 900, 2**24])
+)
+def test_a_stack_is_hardly_padded_and_no_larger_than_it_may_be(longer, most):
+    kernels = [torch.empty(5, 5 + more, device="meta") for more in longer]
+    with mock.patch.object(muon, "MOST_AT_ONCE", most):
+        found = list(muon.stacks(kernels))
+    assert sorted(id(one) for stack in found for one in stack) == sorted(map(id, kernels))
+    for stack in found:
+        numbers, padded = numbers_of(stack)
+        assert len(stack) == 1 or padded <= min(most, muon.MOST_PADDED * numbers)
+
+
+def test_a_step_of_resnet18_takes_a_gpu_few_operations():
+    """One by one its 21 matrices take 462."""
+    kernels = muon.matrices_of(build_network("resnet18", classes=100, side=32).to("meta"))
+    options = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.0}
+    counts = {}
+    for together in (None, False):
+        optimizer = without_compiler(muon.Muon)(
+            [{"params": kernels, "orthogonal": True, **options}]
+        )
+        optimizer.together = together
+        for kernel in kernels:
+            kernel.grad = torch.empty_like(kernel)
+        optimizer.step()  # momenta are there from now on
+        with Operations() as seen:
+            optimizer.step()
+        counts[together] = seen.names.total()
+        if together is None:
+            sizes = [numbers_of(stack) for stack in optimizer._stacks(kernels)]
+    assert len(kernels) == 21
+    assert len(sizes) == 6
+    assert counts[None] <= MOST_OPERATIONS < counts[False] / 2, seen.names
+    assert sum(padded for _, padded in sizes) < 1.2 * sum(numbers for numbers, _ in sizes)
 
 
 def test_zeros_and_tiny_gradients_are_harmless():
@@ -455,11 +560,17 @@ def test_the_probe_counts_its_state_and_keeps_the_groups_rates_in_proportion(mon
     assert parts.optimizer == parts.gradients == parts.parameters
 
 
-def test_the_peak_of_its_step_is_guessed_from_fake_tensors():
-    data, job = tiny_image_data(), tiny_job(network="vgg8", resolutions=(32,), optimizer="muon")
+@pytest.mark.parametrize(
+    ("device", "batch", "side"), [("cpu", 4, 32), ("cpu", 2, 8), ("cuda", 2, 8)]
+)
+def test_the_peak_of_its_step_is_guessed_from_fake_tensors(device, batch, side):
+    """Of so few pixels it is the peak of the update, which is higher where it has stacks."""
+    data, job = tiny_image_data(), tiny_job(network="vgg8", resolutions=(side,), optimizer="muon")
     bench = Bench(job, data, Group(torch.device("cpu")))
-    peak, _ = weigh(bench, bench.supply(4, 32))
-    assert estimate_peak(job, data.facts, 32, 4) == pytest.approx(peak, rel=0.15)
+    bench.optimizer.together = device == "cuda"
+    peak, _ = weigh(bench, bench.supply(batch, side))
+    there = job.model_copy(update={"device": device})
+    assert estimate_peak(there, data.facts, side, batch) == pytest.approx(peak, rel=0.15)
 
 
 def small_plan(batches, **changes):

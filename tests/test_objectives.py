@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from batchwright.errors import JobError, PlanError
 from batchwright.planning import method_choice
-from batchwright.planning.candidates.choice import MIN_CHANCE
+from batchwright.planning.candidates.choice import MIN_CHANCE, _lower
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.planner import make_plan, plan_to_measure
 from batchwright.planning.validation import idle_keys
-from batchwright.records import Goal, Job, RunSummary
+from batchwright.records import Estimate, Goal, Job, RunSummary
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.plan_text import explain
@@ -131,8 +131,10 @@ def test_the_chosen_epochs_are_the_fewest_that_reach_the_target(
     learnt = learnt_of_truth()
 
     def chance(epochs):
-        """By the interval of a single seed, which is normal in the logit."""
+        """By the interval of a single seed, which is normal in the logit; none of too few steps."""
         found = learnt.accuracy(name, batch, epochs)
+        if found is None:
+            return 0.0
         units = [(end - 1 / CLASSES) / (1 - 1 / CLASSES) for end in (found.value, found.low)]
         unit = (accuracy - 1 / CLASSES) / (1 - 1 / CLASSES)
         if unit <= 0:
@@ -264,6 +266,55 @@ def test_a_deadline_plans_for_the_epochs_that_it_allows_where_nothing_was_observ
         planned(BARE, accuracy=0.9, deadline=1e-3)
 
 
+@pytest.mark.parametrize("objective", ["auto", "target-accuracy"])
+def test_a_batch_is_explained_by_the_accuracy_that_it_was_taken_for(objective):
+    """Not by that of the epochs to the target, which is another number; a candidate has this."""
+    plan = planned(BARE, accuracy=0.2, epochs=200, objective=objective)
+    row, whole = chosen(plan), {}
+    for one in planned(BARE, epochs=200, objective="time").considered:
+        whole[one.workers, one.global_batch_size] = one.accuracy.value
+    why = reason(plan, "global batch").why
+    full = whole[row.workers, row.global_batch_size]
+    assert row.trained_epochs < 200
+    assert row.accuracy.value < full - EQUAL
+    assert f"{full:.1%} held out after all epochs that may be trained" in why
+    assert "(goal.objective=target-accuracy)" in why
+    best = max(
+        (one for one in allowed(plan) if one.workers == row.workers),
+        key=lambda one: (whole[one.workers, one.global_batch_size], -one.epoch_seconds.value),
+    )
+    assert f"With {best.global_batch_size}, " in why
+    short = planned(BARE, epochs=row.trained_epochs, objective="time").considered
+    (alike,) = (
+        one
+        for one in short
+        if (one.workers, one.global_batch_size) == (row.workers, row.global_batch_size)
+    )
+    assert row.accuracy == alike.accuracy
+
+
+def test_a_target_by_cost_says_that_it_is_the_least_cost():
+    profile = make_profile(job=make_job(scaling="gain"))
+    plan = planned(profile, accuracy=0.9, least="cost", price=1.0)
+    assert "The least predicted cost to any accuracy" in reason(plan, "global batch").why
+
+
+@pytest.mark.parametrize("objective", ["auto", "target-accuracy"])
+def test_auto_is_advised_without_the_accuracy_that_would_make_it_another_objective(objective):
+    """The runs reached less than that, so the plan goes by time to equal progress."""
+    goal = {"objective": objective, "accuracy": 0.999, "accuracy_tolerance": 0.0}
+    said = reason(planned(make_profile(), runs=[make_summary()], **goal), "global batch").why
+    assert "is to be had in" in said
+    assert said.count("give goal.objective=auto without goal.accuracy.") == 1
+
+
+@pytest.mark.parametrize(
+    ("reached", "given"), [(0.4567, "goal.accuracy=0.456 or less"), (0.0004, "a lower goal.acc")]
+)
+def test_an_accuracy_to_give_is_one_that_may_be_given(reached, given):
+    assert _lower(Estimate(value=reached, low=0.0, high=1.0)).startswith(given)
+
+
 def test_methods_that_are_laid_out_keep_their_epochs():
     job = PROFILE.job.model_copy(
         update={"method": "dual-batch", "optimizer": "sgd", "goal": Goal(accuracy=0.5)}
@@ -360,26 +411,47 @@ def test_more_epochs_are_named_where_they_would_do():
 
 
 def test_a_target_that_no_epochs_are_sure_to_reach_is_tried_with_the_most():
-    plan = planned(accuracy=0.5, epochs=10)
-    assert plan.epochs == 10
+    plan = planned(accuracy=0.5, epochs=14)
+    assert plan.epochs == 14
     why = reason(plan, "epochs to target").why
     chance = float(re.search(r"they reach it with probability ([0-9.]+), not 0.8", why)[1])
     assert MIN_CHANCE <= chance < 0.8
 
 
-def test_a_deadline_before_the_target_names_what_is_to_be_had_in_it():
+def test_a_deadline_before_the_target_leaves_the_epochs_that_it_allows():
+    """As long as these have a chance; it is theirs, not that of all epochs."""
+    free = planned(accuracy=0.6)
+    row = chosen(free)
+    deadline = 0.7 * row.train_seconds.value
+    plan = planned(accuracy=0.6, deadline=deadline)
+    why = reason(plan, "global batch").why
+    chance = float(re.search(r"they reach it with probability ([0-9.]+), not 0.8", why)[1])
+    assert MIN_CHANCE <= chance < 0.8
+    assert "the most that may be trained" in why
+    assert chosen(plan).trained_epochs == plan.epochs < 30
+    for one in allowed(plan):
+        assert one.train_seconds.high <= deadline
+    # It is what the choice goes by, and more time is more chance.
+    assert chosen(plan).target_seconds.value == min(
+        one.target_seconds.value for one in allowed(plan)
+    )
+    more = planned(accuracy=0.6, deadline=1.2 * deadline)
+    assert chosen(more).target_seconds.value <= chosen(plan).target_seconds.value
+
+
+def test_a_deadline_that_leaves_the_target_no_chance_names_what_is_to_be_had_in_it():
     with pytest.raises(PlanError, match=r"or raise goal\.deadline$") as caught:
-        planned(accuracy=0.6, deadline=8.0)
+        planned(accuracy=0.9, deadline=8.0)
     assert "epochs=30 and goal.deadline=8;" in str(caught.value)
     plan = planned(accuracy=accuracy_to_give(str(caught.value)), deadline=8.0)
     assert chosen(plan).train_seconds.high <= 8.0
 
 
 @pytest.mark.parametrize(
-    ("deadline", "batch"), [(2.11, 512), (3.9, "auto"), (8.0, "auto"), (20.0, 64)]
+    ("deadline", "batch"), [(2.11, 64), (10.0, 512), (3.9, "auto"), (8.0, "auto"), (20.0, 64)]
 )
 def test_what_a_deadline_leaves_is_to_be_had_to_the_upper_end_of_its_time(deadline, batch):
-    goal = Goal(accuracy=0.787, deadline=deadline)
+    goal = Goal(accuracy=0.95, deadline=deadline)
     job = PROFILE.job.model_copy(update={"epochs": 100, "global_batch": batch, "goal": goal})
     with pytest.raises(PlanError, match="best to be had") as caught:
         make_plan(PROFILE, job)
@@ -389,7 +461,7 @@ def test_what_a_deadline_leaves_is_to_be_had_to_the_upper_end_of_its_time(deadli
 
 
 @pytest.mark.parametrize("limits", [{"deadline": 0.01}, {"price": 1.0, "max_cost": 1e-7}])
-@pytest.mark.parametrize("batch", [512, "auto"])
+@pytest.mark.parametrize("batch", [32, "auto"])
 def test_limits_below_one_epoch_name_the_least_that_gives_any_training(limits, batch):
     goal = Goal(accuracy=0.3, **limits)
     job = PROFILE.job.model_copy(update={"global_batch": batch, "goal": goal})
@@ -539,6 +611,28 @@ def test_without_trials_runs_tell_accuracy_and_other_tasks_what_optimizers_diffe
     plan = planned(BARE, runs=[run_beside_trials()])
     assert "by the runs given at equal progress" in reason(plan, "accuracy").why
     assert "By the runs given, and what other tasks showed" in reason(plan, "optimizer").why
+
+
+def left_early(run):
+    return run.model_copy(update={"epochs": run.epochs[:-1]})
+
+
+def never_evaluated(run):
+    epochs = tuple(one.model_copy(update={"val_correct": None}) for one in run.epochs)
+    return run.model_copy(update={"epochs": epochs})
+
+
+def with_another_method(run):
+    return run.model_copy(update={"plan": run.plan.model_copy(update={"method": "dual-batch"})})
+
+
+@pytest.mark.parametrize("made", [left_early, never_evaluated, with_another_method])
+def test_runs_that_tell_nothing_leave_the_word_to_other_tasks(made):
+    alone, beside = planned(BARE), planned(BARE, runs=[made(run_beside_trials())])
+    assert beside.considered == alone.considered
+    assert beside.update == alone.update
+    for choice in ("accuracy", "optimizer", "global batch"):
+        assert reason(beside, choice) == reason(alone, choice)
 
 
 def test_the_optimizer_is_that_which_needs_fewer_epochs_for_the_target():

@@ -19,6 +19,7 @@ from batchwright.workload.data.sources import open_data
 from batchwright.workload.muon import Muon
 from samples import make_cluster, make_data, make_job, make_network, make_profile
 from test_choice import chosen
+from test_learning import trial
 from test_probe import tiny_image_data, tiny_job
 
 SGD_SECONDS, MUON_SECONDS = 0.0001, 0.0041
@@ -90,13 +91,18 @@ def test_without_trials_the_optimizer_is_that_which_other_tasks_lead_to_expect(b
     assert all(one.choice != "optimizer" for one in asked.reasons)
 
 
-def test_without_trials_the_optimizers_are_compared_in_the_same_time():
+def test_the_optimizers_are_compared_in_the_same_time():
     """Muon learns more an epoch, but not if its update takes many times the step."""
     slow = profile_of(global_batch=32)
     slow = slow.model_copy(update={"updates": (slow.updates[0], update("muon", 2.0))})
-    (reason,) = (one for one in make_plan(slow).reasons if one.choice == "optimizer")
-    assert reason.value == "sgd"
-    assert "points less held out than SGD in the same time, a step with Muon taking" in reason.why
+    taught = slow.model_copy(update={"trials": (trial("sgd", 32, 3000, 0.5),)})
+    for profile, words in (
+        (slow, "points less held out than SGD in the same time, a step with Muon taking"),
+        (taught, "with SGD, a step with Muon taking"),
+    ):
+        (reason,) = (one for one in make_plan(profile).reasons if one.choice == "optimizer")
+        assert reason.value == "sgd"
+        assert words in reason.why
     # In an epoch, by what sets the two apart: not by the means, which the wider prior lowers.
     long = make_job(optimizer="auto", learning_rate="auto", global_batch=256, epochs=1000)
     bare = plan_without_profile(long, make_data(train_samples=50_000), make_network())

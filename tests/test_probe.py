@@ -16,7 +16,7 @@ from batchwright.errors import JobError, TrainingError
 from batchwright.planning.planner import make_plan
 from batchwright.probing.bench import Bench
 from batchwright.probing.measure import gradient_noise
-from batchwright.probing.measure.evaluation import evaluation_seconds
+from batchwright.probing.measure.evaluation import evaluate
 from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.probe import Reporter, measure_points, probe
@@ -197,6 +197,7 @@ def test_digits_are_measured_through_the_real_pipeline(tmp_path, monkeypatch):
     assert profile.noise is not None
     assert profile.noise.parts >= 8
     assert profile.evaluation_seconds_per_image > 0
+    assert profile.first_answers.images >= 5
 
 
 def test_peak_memory_counts_what_is_live_before_and_is_linear_in_the_batch():
@@ -362,17 +363,60 @@ def test_each_trial_has_its_lines_where_no_display_can_move():
 
 def test_an_evaluation_that_does_not_fit_is_timed_with_half_as_many_images():
     bench, tried, fitting = tiny_bench(), [], 2
-    loss_of = bench.loss
+    pass_of = bench.outputs_and_loss
 
-    def loss(batch):
+    def one_pass(batch):
         tried.append(len(batch[1]))
         if len(batch[1]) > fitting:
             raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
-        return loss_of(batch)
+        return pass_of(batch)
 
-    bench.loss = loss
-    assert evaluation_seconds(bench, 8, 2) > 0
+    bench.outputs_and_loss = one_pass
+    assert evaluate(bench, 8, 2).seconds_per_image > 0
     assert tried == [8, 4, 2, 2, 2]
     fitting = 0
     with pytest.raises(TrainingError, match="not even one image"):
-        evaluation_seconds(bench, 8, 2)
+        evaluate(bench, 8, 2)
+
+
+def knowing_network(num_classes):
+    """A user's own, with weights that tell the label from the pixel that holds it."""
+    network = tiny_network(num_classes)
+    with torch.no_grad():
+        network[1].weight.zero_()
+        for label in range(num_classes):  # the nearest label has the largest output
+            network[1].weight[label, 0] = label
+            network[1].bias[label] = -(label**2) / 2
+    return network
+
+
+def mapping_network(num_classes):
+    """It gives a map for each class in place of a number."""
+    return nn.Conv2d(3, num_classes, 1)
+
+
+def mean_loss(outputs, labels):
+    return outputs.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("network", "judged", "knowing"),
+    [
+        ("test_probe:tiny_network", True, False),
+        ("test_probe:knowing_network", True, True),
+        ("test_probe:mapping_network", False, False),
+    ],
+)
+def test_an_evaluation_tells_what_the_network_answers_before_any_training(
+    importable, network, judged, knowing
+):
+    bench = tiny_bench(network=network, loss="test_probe:mean_loss", seed=1)
+    for _ in range(20):  # the measured steps before it do not count
+        bench.step(bench.supply(8, SIDE))
+    first = evaluate(bench, 16, 4).first_answers
+    assert first.images == (80 if judged else 0)
+    assert first.knowing == knowing
+    if knowing:
+        assert first.right == first.images > 2 * first.by_chance
+    for now, start in zip(bench.network.state_dict().values(), bench._start, strict=True):
+        assert torch.equal(now, start)

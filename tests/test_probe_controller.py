@@ -181,12 +181,14 @@ class Machine:
     def _trial(self, command):
         if command.micro_batch > self.trial_room:
             return commands.TrialRun(trial=None)
-        seconds = self.slowed * command.samples * self.sample_seconds / command.workers
+        steps = command.samples // command.global_batch_size
+        updates = steps * (self.optimizers[command.optimizer] - self.optimizers["sgd"])
+        passes = command.samples * self.sample_seconds / command.workers
+        seconds = self.slowed * (passes + updates)
         if seconds > command.most_seconds:
             self.seconds += command.most_seconds
             return commands.TrialRun(given_up=True)
         self.seconds += seconds
-        steps = command.samples // command.global_batch_size
         learnt = steps if command.optimizer == "sgd" else 4 * steps
         trial = Trial(
             **command.model_dump(include=TRIAL_FIELDS),
@@ -607,6 +609,16 @@ def test_trials_that_take_too_long_end_at_twice_their_time():
     assert "given up after 1.2e+02 s, 2 times" in profile.trials_note
     told = next(one for one in make_plan(profile).reasons if one.choice == "accuracy")
     assert "The trials were given up" in told.why
+
+
+def test_a_trial_has_the_time_that_its_optimizer_takes():
+    """One of Muon was given that of SGD, given up, and the machine blamed for it."""
+    slow = {"sgd": 1e-4, "muon": 0.5}
+    profile = taught(Machine(sample_seconds=0.0005, optimizers=slow), learning=0.1)
+    assert profile.trials
+    assert profile.trials_note == ""
+    blind = make_plan(profile.model_copy(update={"trials": ()}))
+    assert sum(one.seconds for one in profile.trials) <= 0.105 * blind.chosen.train_seconds.value
 
 
 def test_what_is_known_is_kept_before_each_trial():

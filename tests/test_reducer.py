@@ -426,6 +426,15 @@ def test_squared_norms_are_per_parameter_and_0_without_a_gradient():
     assert sqr_norms(parameters).tolist() == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("others", [(), (torch.float32,), (torch.float64,)], ids=str)
+def test_squared_norms_of_half_precision_neither_round_nor_overflow(dtype, others):
+    parameters = [nn.Parameter(torch.zeros(100_000, dtype=one)) for one in (dtype, *others)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 300.0)
+    assert sqr_norms(parameters).tolist() == pytest.approx([9e9] * len(parameters), rel=1e-3)
+
+
 # ---------------------------------------------------------------- the order in which gradients come
 
 

@@ -180,9 +180,15 @@ def test_all_loaders_load_equally_many_batches_of_an_evaluation(loaders, timed, 
     bench.network = bench.loading = bench
     bench.eval = bench.close = lambda: None
     bench.evaluation_feed = lambda: bench
-    bench.evaluation_stream = lambda feed, size, batches: ready.append(batches) or bench.stream()
-    bench.loss = lambda batch: bench.work(1.0)
-    seconds = evaluation.evaluation_seconds(bench, 1, repeats=4)
+    bench.start_over, bench.classes = lambda: None, 1
+    bench.outputs_and_loss = lambda batch: (None, bench.work(1.0))
+
+    def stream(feed, size, batches):
+        ready.append(batches)
+        return ((None, batch) for batch in bench.stream())
+
+    bench.evaluation_stream = stream
+    seconds = evaluation.evaluate(bench, 1, repeats=4).seconds_per_image
     passes = 1 + loaders + timed
     assert len(clock) == 2 * passes
     assert ready == [passes + loaders]

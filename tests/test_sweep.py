@@ -397,10 +397,20 @@ def test_a_sweep_leaves_record_table_figures_and_page(place, instantly):
 
 
 def test_what_may_not_be_meant_is_said_once_for_each_setting(place, instantly, capsys):
-    bw.sweep(Job(**SHORT), {"base_batch": [128, 1024]}, seeds=2, out="a")
+    bw.sweep(Job(**SHORT, optimizer="sgd"), {"base_batch": [128, 1024]}, seeds=2, out="a")
     doubts = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(doubts) == 1
     assert doubts[0].startswith("warning: base_batch=1024: global_batch=512 is below base_batch")
+
+
+def test_settings_that_take_different_optimizers_are_said_not_to_compare(place, instantly, capsys):
+    job = Job(**SHORT | {"global_batch": 64, "epochs": 4})
+    bw.sweep(job, {"scaling": ["sqrt", "linear"]}, seeds=1, out="a")
+    said = capsys.readouterr().err
+    assert "warning: optimizer=auto takes muon and sgd" in said
+    assert "give optimizer=sgd to compare the rest alone" in said
+    bw.sweep(job, {"scaling": ["sqrt", "linear"], "optimizer": ["sgd"]}, seeds=1, out="b")
+    assert "optimizer=auto" not in capsys.readouterr().err
 
 
 def test_plans_learn_from_the_finished_runs_of_a_sweep(place, instantly):

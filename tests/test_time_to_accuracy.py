@@ -343,7 +343,9 @@ def test_figures_are_of_long_and_of_short_tasks() -> None:
     assert values["time_to_accuracy_short"] == pytest.approx(8)  # 4 and 16
     short = figures["time_to_accuracy_short"]
     assert (short.low, short.high) == pytest.approx((4, 16))
-    assert values["time_to_accuracy_training"] == pytest.approx(10)
+    training = figures["time_to_accuracy_training"]  # 5 and 20, and the long task's 10 with each
+    assert training.value == pytest.approx(10)
+    assert (training.low, training.high) == pytest.approx((50**0.5, 200**0.5))
     assert values["time_to_accuracy_least"] == pytest.approx(8)
     assert values["time_to_accuracy_uneven"] == pytest.approx(6)
     assert values["time_to_accuracy_missed"] == 0

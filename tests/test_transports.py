@@ -70,6 +70,11 @@ def test_what_takes_too_long_is_left_to_itself():
     assert ended.wait(SECONDS)
 
 
+def test_a_pytorch_that_cannot_abort_is_told_of(capsys):
+    transports._within(60, lambda: object().abort(), CPU)
+    assert "cannot give up exchanges: 'object' object has no attribute" in capsys.readouterr().err
+
+
 def test_groups_are_left_and_aborted_on_the_workers_own_gpu(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda one: chosen.append((one, thread())))

@@ -6,14 +6,17 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
 import batchwright as bw
 from batchwright.errors import BatchwrightError
 from batchwright.planning.planner import make_plan
+from batchwright.training.evaluate import weight_average
 from batchwright.training.evaluate.weight_average import WeightAverage
-from batchwright.workload.task import trained_weights
+from batchwright.workload.task import build_network, trained_weights
+from far import Operations
 from samples import make_profile
 from test_objectives import PROFILE, reason
 from test_session import (
@@ -30,6 +33,8 @@ from test_session import (
 
 STEPS = 5  # of an epoch of a tiny plan
 HELD_OUT = 21
+MOST_OPERATIONS = 28
+"""Of an update of the average of `resnet18` on a GPU."""
 
 
 def averaging(back=0.5, **given):
@@ -68,6 +73,49 @@ def test_it_is_the_exponential_average_that_pytorch_makes():
     assert torch.equal(weights_of(model), own)
 
 
+def test_tensors_that_are_taken_in_together_have_the_bits_of_single_ones(monkeypatch):
+    """Whatever their format and layout, and however many at once."""
+    monkeypatch.setattr(weight_average, "_IN_CACHE", 100)
+    model = nn.Sequential(
+        nn.Conv2d(3, 7, 3).to(memory_format=torch.channels_last),
+        nn.BatchNorm2d(7),
+        nn.Conv2d(7, 5, 1).bfloat16(),
+        nn.Linear(5, 3).double(),
+        nn.PReLU(),
+    )
+    model[3].weight.data = torch.randn(3, 10).double()[:, ::2]
+    one = WeightAverage(model, epochs=1)
+    live = dict(model.named_parameters())
+    live |= {name: value for name, value in model.named_buffers() if "running" in name}
+    means = {
+        name: value.detach().to(torch.promote_types(value.dtype, torch.float32), copy=True)
+        for name, value in live.items()
+    }
+    for step in range(8):
+        with torch.no_grad():
+            for value in live.values():
+                value += torch.randn(value.shape).to(value.dtype)
+            model[0].weight[0, 0, 0, :2] = torch.tensor([torch.nan, torch.inf])
+        one.step(STEPS)
+        for name, mean in means.items():
+            now = live[name].detach().to(mean.dtype)
+            mean.lerp_(torch.where(torch.isfinite(now), now, mean), max(1 / STEPS, 1 / (step + 1)))
+    assert len(one._parts) > len({value.dtype for value in live.values()})
+    with one.in_place():
+        for name, mean in means.items():
+            assert torch.equal(live[name], mean.to(live[name].dtype)), name
+        assert live["0.weight"].is_contiguous(memory_format=torch.channels_last)
+        assert all(value.data_ptr() % 64 == 0 for value in live.values())
+
+
+def test_an_update_takes_a_gpu_few_operations():
+    """One by one the 102 tensors took 612."""
+    one = WeightAverage(build_network("resnet18", classes=100, side=32).to("meta"), epochs=0.5)
+    with Operations() as seen:
+        one.step(64)
+    assert seen.names.total() <= MOST_OPERATIONS, seen.names
+
+
 def test_a_long_look_back_takes_the_weights_in_every_few_steps():
     model = make_model()
     one = WeightAverage(model, epochs=0.5)
@@ -94,6 +142,17 @@ def test_training_goes_on_as_without_it(extras):
     plain, other = trained(make_tiny_plan()), trained(averaging())
     assert len(plain) == len(other)
     assert all(map(torch.equal, plain, other))
+
+
+def test_a_step_that_is_left_out_is_no_step_of_it():
+    model, done = make_model(), []
+    with make_session(model, plan=averaging(2.0)) as one:
+        for _ in one.epochs():
+            for features, labels in one.batches():
+                loss = functional.cross_entropy(model(features), labels)
+                done.append(one.step(loss * torch.inf if len(done) == 2 else loss))
+        assert done.count(False) == 1
+        assert one._run._setup.average.updates == done.count(True)
 
 
 def test_evaluations_see_it_and_another_model_is_itself():
@@ -175,12 +234,30 @@ def test_a_resumed_run_has_the_same_average(tmp_path, at):
     assert [one.val_correct for one in first] == [one.val_correct for one in second]
 
 
+def test_a_checkpoint_has_it_by_the_names_of_weights_and_statistics():
+    names = {"1.running_mean": 3.0, "1.running_var": 4.0}
+    model = make_model(extras=True)
+    one = WeightAverage(model, epochs=1)
+    one.step(STEPS)
+    assert {*one.values()} == {"buffers", "updates", "steps"}
+    assert {*one.values()["buffers"]} == {*names}
+    state = {name: torch.full_like(value, 2) for name, value in model.state_dict().items()}
+    own = {name: torch.full((8,), value) for name, value in names.items()}
+    one.restore(state, {"buffers": own, "updates": 7, "steps": 1}, same_workers=True)
+    assert one.updates == 7
+    with one.in_place():
+        assert (weights_of(model) == 2).all()
+        assert all((model.state_dict()[name] == value).all() for name, value in names.items())
+
+
 def test_what_a_checkpoint_delivers_is_what_was_evaluated(tmp_path):
     model = make_model()
     with make_session(model, plan=averaging(1), run_folder=tmp_path / "run") as one:
         train(one)
         wanted = one.evaluate(Points(HELD_OUT), logits)
     content = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)
+    for value in content["average"].values():
+        assert value.untyped_storage().nbytes() == value.nbytes  # nothing else is written with it
     delivered = make_model()
     delivered.load_state_dict(trained_weights(content))
     with make_session(delivered) as other:

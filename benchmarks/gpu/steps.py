@@ -258,10 +258,21 @@ def _network(here: Here, plan: Plan) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def session(
-    here: Here, network: str, side: int, batch: int, precision: str, *, waits: bool = False
+    here: Here,
+    network: str,
+    side: int,
+    batch: int,
+    precision: str,
+    *,
+    waits: bool = False,
+    averages: bool = False,
 ) -> Iterator[None]:
-    """Our loop; a step at each turn. An optimizer with a hook ``waits`` for the host to read."""
+    """Our loop; a step at each turn. An optimizer with a hook ``waits`` for the host to read.
+
+    An average of the weights is updated after each step, as an epoch has few.
+    """
     plan = _plan(here, network, side, batch, precision)
+    plan = plan.model_copy(update={"average_epochs": 0.5 if averages else None})
     model, optimizer = _network(here, plan)
     if waits:
         optimizer.register_step_post_hook(lambda *_: None)
@@ -326,6 +337,7 @@ PLAIN = "resident batch"
 ARMS: dict[str, Callable[..., Iterator[None]]] = {
     "session": session,
     "session, the host first": partial(session, waits=True),
+    "session, averaged": partial(session, averages=True),
     PLAIN: plain,
 }
 # The package of Lightning, or that of PyTorch Lightning, which has Fabric under a name of its own.

@@ -35,6 +35,9 @@ from benchmarks.harness.figures import Figure, Value, print_values
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+KEPT = "kept: "
+"""How the source of a figure begins that is copied from an older report."""
+
 _PEERS = (
     *("torch", "numpy", "lightning", "transformers", "accelerate", "pytorch-optimizer"),
     *("tensorboard", "mlflow", "wandb", "trackio"),
@@ -350,6 +353,6 @@ def kept_values(name: str, wanted: Iterable[str], folder: Path = RESULTS) -> lis
     if found is None:
         return []
     report, path = found
-    where = f"kept: {path.name}, {report['date']}, commit {report['environment']['commit']}"
+    where = f"{KEPT}{path.name}, {report['date']}, commit {report['environment']['commit']}"
     values = {one["name"]: Value.from_json(one) for one in report["figures"]}
     return [replace(values[one], source=where) for one in wanted if one in values]

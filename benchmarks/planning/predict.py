@@ -3,17 +3,18 @@
 Step time and memory. Six workloads: `resnet8`, `vgg8` (no batch normalization) and
 `mobilenet_small` (depthwise), each on CIFAR-100 at 24 and 32 px and on the ImageNet subset at 64
 px, with 1 and 2 worker processes on the CPU. Each workload is probed (`probe.budget` 55 s with
---full, 20 s with --quick) and planned. The plan predicts steps that the probe did not
-measure: batches midway between measured ones. `batchwright check` takes 6 of them with --full, 4
-with --quick, as even as can be over workers, resolutions and batches, and measures each: once after
-the plan, and once more after all other workloads. The measured value is the mean of both times; how
-far they are apart, relative to it, is the repeat error, which says how steady the machine was. An
-error is |predicted - measured| / measured; the largest of steps is held against 0.10, or twice the
-largest repeat error. Memory is peak bytes of tensors: `memory_worst_under` is (measured - upper end
-of the interval) / measured, and a limit of 1.5 times the largest measured peak of each workload,
-so that the answer lies beyond what was measured, is to be above the peak at `max_local_batch_size`
-(`memory_at_most`) and below that at 1.05 times it (`memory_next_step`). `probe_share`: probing over
-what it may cost, 2 % of the training, or 60 s; the largest.
+--full, 20 s with --quick; no trials, to which 90 epochs would give half an hour) and planned. The
+plan predicts steps that the probe did not measure: batches midway between measured ones.
+`batchwright check` takes 6 of them with --full, 4 with --quick, as even as can be over workers,
+resolutions and batches, and measures each: once after the plan, and once more after all other
+workloads. The measured value is the mean of both times; how far they are apart, relative to it, is
+the repeat error, which says how steady the machine was. An error is |predicted - measured| /
+measured; the largest of steps is held against 0.10, or twice the largest repeat error. Memory is
+peak bytes of tensors: `memory_worst_under` is (measured - upper end of the interval) / measured,
+and a limit of 1.5 times the largest measured peak of each workload, so that the answer lies beyond
+what was measured, is to be above the peak at `max_local_batch_size` (`memory_at_most`) and below
+that at 1.05 times it (`memory_next_step`). `probe_share`: probing over what it may cost, 2 % of the
+training, or 60 s; the largest.
 
 Epochs to a target. `resnet8` on CIFAR-100, two workers, constant rate 0.1 at batch 128, scaled with
 the root of the batch; the epoch (interpolated) where held-out accuracy first reaches 20 %, seed 1.
@@ -148,7 +149,7 @@ def predictions(arguments: Arguments) -> Found:
                 f"network={network} epochs={EPOCHS} device=cpu",
                 data=f"{kind}:{arguments.data / FOLDERS[kind]}",
                 resolutions=SIDES[kind],
-                probe={"budget": BUDGET[arguments.full]},
+                probe={"budget": BUDGET[arguments.full], "learning": 0},
             )
             profile = bw.probe(job)
             workloads.append(Workload(job, profile, bw.plan(profile), []))

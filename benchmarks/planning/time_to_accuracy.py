@@ -37,14 +37,14 @@ counts. A goal that is still not reached counts as a tenth of the script's speed
 A task's ratio is the geometric mean over the seeds, with that of the two scripts that is better
 for the script. A task is long where the script takes ten minutes or more.
 
-Ratios are geometric means over tasks and seeds, their spread the range over the seeds; without
-probe and trials is `_training`. From the same runs of ours, as far as they were trained and beside
-no other program: |predicted - measured| / measured of a training with its evaluations, as the plan
-has it before it begins, the epochs that were not needed left out in proportion; the same of cost,
-where what is paid are all workers for the whole time of the training command, its start and end
-included; and the same of the largest resident size of a worker. The uneven ratio is with a program
-that never waits on one of the cores, from start to end; groups-resnet8 and imagenette-64, loop by
-hand, seed 0. Runs are made by
+Ratios are geometric means over tasks and seeds, their spread the range over the seeds, where a task
+that lacks one has its mean; without probe and trials is `_training`. From the same runs of ours, as
+far as they were trained and beside no other program: |predicted - measured| / measured of a
+training with its evaluations, as the plan has it before it begins, the epochs that were not needed
+left out in proportion; the same of cost, where what is paid are all workers for the whole time of
+the training command, its start and end included; and the same of the largest resident size of a
+worker. The uneven ratio is with a program that never waits on one of the cores, from start to end;
+groups-resnet8 and imagenette-64, loop by hand, seed 0. Runs are made by
 
     python -m benchmarks.planning.time_to_accuracy_runs --data DIR --lightning-python PATH
 
@@ -211,18 +211,22 @@ def found_of(pairs: Sequence[Pair]) -> dict[str, Sequence[float] | Value]:
 
 
 def ratio_of(name: str, scores: Sequence[Score]) -> Value:
-    """Geometric mean over tasks and seeds; the spread is the range over seeds that all have."""
+    """Geometric mean over tasks and seeds; the spread is the range over the seeds.
+
+    A task that lacks a seed has its mean there, so the value lies within the range.
+    """
 
     def of(pair: Pair) -> float:
         return pair.training_ratio if name == "time_to_accuracy_training" else pair.ratio
 
-    value = geometric_mean(
-        geometric_mean(of(pair) for pair in score.pairs.values()) for score in scores
-    )
-    seeds = set.intersection(*(set(score.pairs) for score in scores))
-    means = [geometric_mean(of(score.pairs[seed]) for score in scores) for seed in seeds] or [value]
+    tasks = [{seed: of(pair) for seed, pair in score.pairs.items()} for score in scores]
+    middles = [geometric_mean(task.values()) for task in tasks]
+    means = [
+        geometric_mean(task.get(seed, middle) for task, middle in zip(tasks, middles, strict=True))
+        for seed in set[int]().union(*tasks)
+    ]
     repeats = sum(len(score.pairs) for score in scores)
-    return BENCHMARK[name].made(value, min(means), max(means), repeats)
+    return BENCHMARK[name].made(geometric_mean(middles), min(means), max(means), repeats)
 
 
 def errors_found(pairs: Iterable[Pair]) -> dict[str, list[float]]:

@@ -153,8 +153,11 @@ def invented_question(task: LearningModel, images: int, epochs: int, **more: Any
     """What is to be decided of an invented task; an epoch takes as long as it has images."""
     size = images / 20_000
     return Question(
-        arms=tuple(Arm(batch, 1, batch, size * one) for batch, one in EPOCH_SECONDS.items()),
-        optimizers=OPTIMIZERS,
+        arms=tuple(
+            Arm(name, batch, 1, batch, size * one)
+            for batch, one in EPOCH_SECONDS.items()
+            for name in OPTIMIZERS
+        ),
         epochs=epochs,
         samples=images,
         classes=task.classes,

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from batchwright.distributed.group import Group
 from batchwright.errors import TrainingError
 
+_HALF = torch.float16, torch.bfloat16
+
 
 class Bucket:
     """A flat tensor that holds several gradients and, in the last bucket, the tail.
@@ -29,10 +31,8 @@ class Bucket:
         views: Its pieces, shaped like the parameters.
         missing: Arrivals of gradients that the backward pass in progress still owes.
         held: For each parameter, whether the step in progress has put a gradient of it in.
-        squares: Squared norms of the gradients that were added last: (parameters,), or (1,) for
-            all together.
-        taken: Sum over the micro-batches before the last of their squared norms over their shares
-            of the step: the same shape, or 0.
+        norms: Of the gradients that were added last, each a scalar: one for each parameter, or one
+            for all together.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Bucket:
         self.views = [_shaped_like(p, piece) for p, piece in zip(parameters, pieces, strict=True)]
         self._numbers = self.flat[: sum(sizes)]
         self.missing = 0
-        self.squares = _zeros(len(parameters) if per_tensor else 1, group.device)
+        self.norms: Sequence[Tensor] = ()
+        self._zero = torch.zeros((), device=group.device)
         self._work: dist.Work | None = None
         self.forget()
 
     def forget(self) -> None:
         """Nothing of the next step has been put in."""
         self.held = [False] * len(self.parameters)
-        self.taken: Tensor | float = 0.0
 
     def add(self) -> None:
         """Add the parameters' gradients to what the step has put in before.
@@ -72,18 +72,20 @@ class Bucket:
         gradients = [p.grad for p in self.parameters]
         present = [gradient is not None for gradient in gradients]
         if all(present) and not any(self.held):  # the usual case: one call for all of them
+            there = cast("list[Tensor]", gradients)
             if self._per_tensor:
-                self.squares = sqr_norms(self.parameters)
+                self.norms = norms_of(there)
             try:
-                torch._foreach_copy_(self.views, cast("list[Tensor]", gradients))
+                torch._foreach_copy_(self.views, there)
             except RuntimeError:
-                _refuse_sparse(cast("list[Tensor]", gradients))
+                _refuse_sparse(there)
                 raise
             self.held = present
             if not self._per_tensor:
-                self.squares = self.sum_sqr_norms()
+                self.norms = self.sum_norms()
             return
-        self.squares = sqr_norms(self.parameters, per_tensor=self._per_tensor)
+        norms = iter(norms_of([gradient for gradient in gradients if gradient is not None]))
+        self.norms = [self._zero if one is None else next(norms) for one in gradients]
         for index, (view, gradient) in enumerate(zip(self.views, gradients, strict=True)):
             if gradient is None:
                 if not self.held[index]:
@@ -93,15 +95,6 @@ class Bucket:
             else:
                 view.copy_(gradient)
                 self.held[index] = True
-
-    def take(self, share: float) -> None:
-        """Add the gradients of a micro-batch that is not the step's last.
-
-        Args:
-            share: Its part of the step's weight, by which its gradients are multiplied already.
-        """
-        self.add()
-        self.taken = self.taken + self.squares / (share or 1.0)
 
     def send(self) -> None:
         """Start summing over the workers."""
@@ -113,13 +106,17 @@ class Bucket:
             self._work.wait()
         self._work = None
 
-    def sum_sqr_norms(self) -> Tensor:
-        """Squared norms of what is in the bucket: of the shape of `squares`."""
-        if self._per_tensor:
-            return _squares_of(self.views) if self.views else self.squares
+    def sum_norms(self) -> Sequence[Tensor]:
+        """As `norms`, of what is in the bucket."""
+        if self._per_tensor or not self.views:
+            return norms_of(self.views)
         accurate = max(torch.float32, self.flat.dtype, key=lambda dtype: dtype.itemsize)
-        norm: Tensor = torch.linalg.vector_norm(self._numbers, dtype=accurate)
-        return norm.double().square().view(1)
+        return [torch.linalg.vector_norm(self._numbers, dtype=accurate)]
+
+
+def squares_of(norms: Sequence[Tensor]) -> Tensor:
+    """The squares of so many scalars, at least one: float64 (norms,)."""
+    return torch.stack(list(norms)).double().square()
 
 
 def sqr_norms(parameters: Sequence[nn.Parameter], *, per_tensor: bool = True) -> Tensor:
@@ -136,9 +133,9 @@ def sqr_norms(parameters: Sequence[nn.Parameter], *, per_tensor: bool = True) ->
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
         return _zeros(len(parameters) if per_tensor else 1, parameters[0].device)
-    squares = _squares_of(present)
+    squares = squares_of(norms_of(present))
     if not per_tensor:
-        return squares.sum().view(1)
+        return squares.sum(0, keepdim=True)
     if len(present) == len(gradients):  # the usual case, spared the scattering
         return squares
     # By pieces: indices would have to travel to the device, for which the host would wait.
@@ -150,9 +147,16 @@ def _zeros(count: int, device: torch.device) -> Tensor:
     return torch.zeros(count, device=device, dtype=torch.float64)
 
 
-def _squares_of(tensors: Sequence[Tensor]) -> Tensor:
+def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The norm of each, a scalar."""
+    if not tensors:
+        return ()
+    kinds = {tensor.dtype for tensor in tensors}
+    accurate = None
+    if not kinds.isdisjoint(_HALF):  # whose norms would be rounded, and soon infinite
+        accurate = max(torch.float32, *kinds, key=lambda dtype: dtype.itemsize)
     try:
-        return torch.stack(torch._foreach_norm(list(tensors))).double().square()
+        return torch._foreach_norm(list(tensors), dtype=accurate)
     except RuntimeError:
         _refuse_sparse(tensors)
         raise

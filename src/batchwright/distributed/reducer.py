@@ -31,6 +31,7 @@ from batchwright.distributed.buckets import (
     dtype_of,
     grouped,
     sqr_norms,
+    squares_of,
     with_room_for_tail,
 )
 from batchwright.distributed.group import Group, naming_the_lost
@@ -68,7 +69,7 @@ class Tally:
     """What rides in the last message, summed over the workers."""
 
     weight: float  # weight of the step's samples (their number, unless the caller weighs them)
-    # Sum over the micro-batches of weight x mean loss: float64 () on the device until it is read.
+    # Sum over the micro-batches of weight x mean loss: a float64 on the device until it is read.
     loss: float | Tensor
     stop: float = 0.0  # workers that were asked to stop
     checkpoint: float = 0.0  # workers that ask for a checkpoint (rank 0 does, by its clock)
@@ -84,6 +85,7 @@ class Tally:
     local_sqr_norms: Tensor | None = None
     sqr_norms: Tensor | None = None  # squared norm of the summed gradient, of the same shape
     notes: tuple[WorkerNote, ...] = ()  # what all workers say of themselves, in rank order
+    whole: bool = True  # whether each gradient came on some worker; one worker does not look
     went_ahead: bool = False  # whether the device has done what `Ahead` says
 
 
@@ -91,15 +93,17 @@ class Ahead(NamedTuple):
     """What a device goes on with before the host has read the figures of a step.
 
     A host that reads first and then says what to do leaves the device idle meanwhile: of a step of
-    11.5 ms on an H100, 2.9 ms. So the device is told beforehand what follows where all is as usual:
-    every gradient is there, their sum is finite, and the weight is what it should be.
+    11.5 ms on an H100, 2.9 ms. So the device is told beforehand what follows, an update too where
+    all is as usual: every gradient is there, their sum is finite, and the weight is what it should
+    be.
     """
 
-    weight: float
-    """Of all samples of the step."""
-    act: Callable[[Tensor], None]
-    """Gives the device something to do. It is called with a float32 scalar there: 0 where all is as
-    usual, else 1, and then nothing may change: the host has to decide."""
+    act: Callable[[Tensor | None], None]
+    """Gives the device something to do, once the figures are on their way. Where a weight is
+    expected it is called with a float32 scalar there: 0 where all is as usual, else 1, and then no
+    weight may change: the host has to decide. With ``None`` the host decides in any case."""
+    weight: float | None = None
+    """Of all samples of the step, as expected; ``None``: whether all is as usual is not asked."""
 
 
 class Reducer:
@@ -145,7 +149,7 @@ class Reducer:
         self._arrived: list[int] = []  # in the step in progress, while its order is recorded
         self._arrivals: Counter[int] | None = None  # of each gradient in one backward pass
         self._sums: list[Tensor | None] = []  # of one worker: over the micro-batches taken so far
-        self._norms: Tensor | None = None  # of one worker: their part of S, (parameters,)
+        self._norms: Tensor | None = None  # of the micro-batches taken so far: their part of S
         self._parts = 0
         self._sum_also({index for part in self.order for index in part})
         self.take_up()
@@ -217,11 +221,12 @@ class Reducer:
             return
         if self._buckets:
             for bucket in self._buckets:
-                bucket.take(share)
+                bucket.add()
+            squares = self._added_squares(share)
         else:
             squares = self._own_sqr_norms() / (share or 1.0)
-            self._norms = squares if self._norms is None else self._norms + squares
             self._sums = summed(self._sums, gradients)
+        self._norms = squares if self._norms is None else self._norms + squares
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -375,8 +380,8 @@ class Reducer:
         Parameters come in the order of the buckets.
         """
         count, fields = len(self.parameters), len(WorkerNote._fields)
-        squares = torch.cat([b.taken + b.squares / (share or 1.0) for b in self._buckets])
-        squares = squares if self._per_tensor else squares.sum().view(1)
+        squares = self._added_squares(share)
+        squares = squares if self._norms is None else self._norms + squares
         numbers, tail = self._numbers, self._buckets[-1].tail  # others' notes stay 0
         first = len(numbers) - fields * (self._group.size - self._group.rank)
         loss, digest = tally.loss, tally.note.digest
@@ -392,32 +397,43 @@ class Reducer:
         tail[_SCALARS + count :][: len(squares)].copy_(squares)
         for place, number in ((_LOSS, loss), (first + _DIGEST, digest)):
             if isinstance(number, Tensor):  # known to the device alone so far
-                tail[place].copy_(number)
+                tail[place : place + 1].copy_(number)
+
+    def _added_squares(self, share: float) -> Tensor:
+        """Squared norms of the gradients that were added last, over a part's share of the step.
+
+        Returns:
+            As `Tally.local_sqr_norms`, in the order of the buckets.
+        """
+        norms = [norm for bucket in self._buckets for norm in bucket.norms]
+        squares = squares_of(norms) / (share or 1.0)
+        return squares if self._per_tensor else squares.sum(0, keepdim=True)
 
     def _read_tail(self, ahead: Ahead | None) -> Tally:
         for bucket in self._buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
         tail, count = self._buckets[-1].tail, len(self.parameters)
-        squares = torch.cat([bucket.sum_sqr_norms() for bucket in self._buckets])
-        go_on = nothing
-        if ahead is not None:
-            unusual = (tail[0] != ahead.weight) | (tail[_MISSING] != 0) | _infinite(squares)
+        squares = squares_of([norm for bucket in self._buckets for norm in bucket.sum_norms()])
+        expected, flag = None if ahead is None else ahead.weight, None
+        if expected is not None:
+            unusual = (tail[0] != expected) | (tail[_MISSING] != 0) | _infinite(squares)
             unusual = unusual | (tail[_SCALARS : _SCALARS + count].amin() <= 0)
-            go_on = partial(ahead.act, unusual.float())
+            flag = unusual.float()
+        go_on = nothing if ahead is None else partial(ahead.act, flag)
         read = self._group.read(torch.cat([tail.double(), squares]), go_on)
         told, squares = read.split([len(tail), len(squares)])
         numbers = told.tolist()
         weight, loss, stop, checkpoint, missing, uncompiled, parts = numbers[:_SCALARS]
         present = numbers[_SCALARS : _SCALARS + count]
-        if not all(present):
+        whole = all(present)
+        if not whole:
             laid = [p for bucket in self._buckets for p in bucket.parameters]
             for parameter, workers in zip(laid, present, strict=True):
                 if not workers:
                     parameter.grad = None
         # What the device has found, from the same numbers.
-        as_usual = ahead is not None and weight == ahead.weight and all(present)
-        went = as_usual and not missing and not _infinite(squares)
+        went = weight == expected and whole and not missing and not _infinite(squares)
         fields = len(WorkerNote._fields)
         notes = numbers[-fields * self._group.size :]
         norms = told[_SCALARS + count : -len(notes)].to(tail.dtype)  # as they were sent
@@ -430,10 +446,11 @@ class Reducer:
             uncompiled,
             parts=round(parts),
             local_sqr_norms=norms[self._places] if self._per_tensor else norms,
-            sqr_norms=squares[self._places] if self._per_tensor else squares.sum().view(1),
+            sqr_norms=squares[self._places] if self._per_tensor else squares.sum(0, keepdim=True),
             notes=tuple(
                 WorkerNote(*notes[first : first + fields]) for first in range(0, len(notes), fields)
             ),
+            whole=whole,
             went_ahead=bool(went),
         )
 
@@ -461,14 +478,16 @@ class Reducer:
         self, tally: Tally, local: Tensor | None, squares: Tensor, ahead: Ahead | None
     ) -> Tally:
         """The tally with these norms, S and that of the sum; read from the device all at once."""
-        loss = tally.loss if isinstance(tally.loss, Tensor) else squares.new_zeros(())
-        parts = [loss.view(1), squares] + ([] if local is None else [local.double()])
-        go_on = nothing
+        loss = tally.loss if isinstance(tally.loss, Tensor) else squares.new_zeros(1)
+        parts = [loss if loss.dim() else loss.view(1), squares]
+        parts += [] if local is None else [local.double()]
+        flag = None
         if ahead is not None and tally.weight == ahead.weight and not tally.missing:
-            go_on = partial(ahead.act, _infinite(squares).float())
+            flag = _infinite(squares).float()
+        go_on = nothing if ahead is None else partial(ahead.act, flag)
         read = self._group.read(torch.cat(parts), go_on)
         loss, squares, local_read = read.split([1, len(squares), len(read) - 1 - len(squares)])
-        went = go_on is not nothing and not _infinite(squares)  # as the device has found
+        went = flag is not None and not _infinite(squares)  # as the device has found
         return replace(
             tally,
             loss=float(loss) if isinstance(tally.loss, Tensor) else tally.loss,

@@ -9,6 +9,7 @@ waits for the device here, and looks after the other workers meanwhile.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from abc import abstractmethod
@@ -258,10 +259,14 @@ def _within(seconds: float, work: Callable[[], None], device: torch.device) -> N
     """Do something for some seconds at most; what takes longer is left to end with the process."""
 
     def quietly() -> None:
-        # The group is in pieces, and is being left; versions of PyTorch differ in how.
-        with suppress(RuntimeError, ValueError, AttributeError):
-            enter(device)  # a thread has a current device of its own, the first GPU at first
-            work()
+        try:
+            # The group is in pieces, and is being left; versions of PyTorch differ in how.
+            with suppress(RuntimeError, ValueError):
+                enter(device)  # a thread has a current device of its own, the first GPU at first
+                work()
+        except AttributeError as error:
+            what = f"PyTorch {torch.__version__} cannot give up exchanges: {error}"
+            print(what, file=sys.stderr)  # noqa: T201 - the worker's log
 
     thread = threading.Thread(target=quietly, name="giving-up", daemon=True)
     thread.start()

@@ -215,8 +215,8 @@ def _no_factors(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
         "rate, on two tasks, norm gained nothing that three seeds show, and gain was 1.2 points "
         "ahead after 64 steps of 64 and 1.2 behind after 1,024 of 256; at rates that nobody tuned, "
         "norm with scaling=sqrt reached from 2 points less to 16 more on four tasks of few "
-        "epochs. Whether it pays here no run given tells: `batchwright sweep --grid "
-        "ags.mode=off,norm` does, and `plan --run` follows."
+        "epochs. Whether it pays here no run given tells: `batchwright sweep "
+        "optimizer=sgd --grid ags.mode=off,norm` does, and `plan --run` follows."
     )
     return (Chosen("off", why, "assumed").reason("gradient scaling"),)
 

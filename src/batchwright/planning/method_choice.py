@@ -34,7 +34,7 @@ _SAVING = f"{100 * MIN_SAVING:g} %"
 
 
 @dataclass(frozen=True)
-class Weighed:
+class PlannedMethod:
     """A method as it would be planned.
 
     Attributes:
@@ -61,7 +61,7 @@ class Weighed:
         """Time and accuracy."""
         return f"{duration(self.seconds)}, accuracy {self.accuracy_words}: {self.told}"
 
-    def against(self, best: Weighed, goal: Goal) -> str:
+    def against(self, best: PlannedMethod, goal: Goal) -> str:
         """Time and accuracy, and why another method was taken."""
         why = f"saves less than {_SAVING}"
         if self.least is None:
@@ -101,10 +101,10 @@ def plan_of_best(
         except (JobError, PlanError) as error:
             problems[method] = error
     plain = plans.get(PLAIN.name)
-    weighed = {method: _weighed(one, plain, profile, runs) for method, one in plans.items()}
+    planned = {method: _planned(one, plain, profile, runs) for method, one in plans.items()}
     alike = {
         method: one
-        for method, one in weighed.items()
+        for method, one in planned.items()
         if one.least is not None and one.least >= -job.goal.accuracy_tolerance
     }
     if not alike:
@@ -114,17 +114,17 @@ def plan_of_best(
     if values[best] > (1 - MIN_SAVING) * values.get(PLAIN.name, inf):
         best = PLAIN.name
     others = tuple(
-        Alternative(value=method, loss=weighed[method].against(weighed[best], job.goal))
-        if method in weighed
+        Alternative(value=method, loss=planned[method].against(planned[best], job.goal))
+        if method in planned
         else Alternative(value=method, loss=f"not possible: {problems[method]}")
         for method in sorted(METHODS.own, key=lambda name: METHODS[name].served)
         if method != best
     )
-    plan, tolerance = weighed[best].plan, counted_points(job.goal.accuracy_tolerance)
+    plan, tolerance = planned[best].plan, counted_points(job.goal.accuracy_tolerance)
     described = next((one.why for one in plan.reasons if one.choice == "method"), "")
     least = "cost" if job.goal.by_cost else "time"
     why = (
-        f"{weighed[best].words}. The least predicted {least} of the methods known to be at most "
+        f"{planned[best].words}. The least predicted {least} of the methods known to be at most "
         f"{tolerance} less accurate than plain; plain itself where they save less than "
         f"{_SAVING}. {described.removeprefix('Asked for. ')}"
     )
@@ -147,17 +147,17 @@ def beside_plain(
     except PlanError as error:
         if plan.job.goal.target is None:  # a limit that this plan keeps
             return plan
-        own = _weighed(plan, None, profile, runs)
+        own = _planned(plan, None, profile, runs)
         why = (
             f"method={plan.method} takes {own.words}. Whether it reaches goal.accuracy is not "
             f"known, and method=plain has no plan to: {error}."
         )
         reason = Chosen("not known", why, "predicted").reason("accuracy")
         return plan.model_copy(update={"reasons": (*plan.reasons, reason)})
-    usual = _weighed(plain, plain, profile, runs)
+    usual = _planned(plain, plain, profile, runs)
     if usual.accuracy is None:
         return plan
-    own = _weighed(plan, plain, profile, runs)
+    own = _planned(plan, plain, profile, runs)
     why = (
         f"method={plan.method} takes {own.words}. With method=plain "
         f"{counted(plain.likely_epochs(), 'epoch')} are predicted to take "
@@ -167,9 +167,9 @@ def beside_plain(
     return plan.model_copy(update={"reasons": (*plan.reasons, reason)})
 
 
-def _weighed(
+def _planned(
     plan: Plan, plain: Plan | None, profile: Profile, runs: Sequence[RunSummary]
-) -> Weighed:
+) -> PlannedMethod:
     """A method's plan, beside that of `plain`; `None`: there is none."""
     rule, seconds = plan.method_spec, _seconds(plan)
     usual = chosen_candidate(plain).accuracy if plain else None
@@ -178,18 +178,18 @@ def _weighed(
         told = f"{rule.told}; no worker is known to be slower than others"
         if saved:
             told = f"{rule.told}; even shares would take {duration(seconds)}"
-        return Weighed(plan, seconds - saved, usual, 0.0, told)
+        return PlannedMethod(plan, seconds - saved, usual, 0.0, told)
     if rule.same_steps:
-        return Weighed(plan, seconds, usual, 0.0, rule.told)
+        return PlannedMethod(plan, seconds, usual, 0.0, rule.told)
     own = _by_runs(plan, profile, runs)
     if own is not None:
         apart = None if usual is None else own.value - usual.value
-        return Weighed(plan, seconds, own, apart, "by the runs given")
+        return PlannedMethod(plan, seconds, own, apart, "by the runs given")
     if rule.apart is None:
-        return Weighed(plan, seconds, None, None, rule.told)
+        return PlannedMethod(plan, seconds, None, None, rule.told)
     if plain is not None and plan.update != plain.update:
         told = f"it trains with {plan.update}, plain with {plain.update}"
-        return Weighed(plan, seconds, None, None, told)
+        return PlannedMethod(plan, seconds, None, None, told)
     value, low, high = rule.apart
     told = f"{value:+.1f} points beside plain ({low:+.1f} to {high:+.1f}), {rule.told}"
     if usual is not None:
@@ -198,7 +198,7 @@ def _weighed(
             low=max(0.0, usual.low + low / 100),
             high=min(1.0, usual.high + high / 100),
         )
-    return Weighed(plan, seconds, usual, low / 100, told)
+    return PlannedMethod(plan, seconds, usual, low / 100, told)
 
 
 def _by_runs(plan: Plan, profile: Profile, runs: Sequence[RunSummary]) -> Estimate | None:

@@ -151,7 +151,7 @@ def make_plan(
     learnt = learnt_of(given, job, told.observed())
     longer = _longer_with_muon(worker_types_of(merged, job), job)
     compared = (*told.compared(), *(learnt.compared(job, longer) if learnt else ()))
-    if learnt and runs and not learnt.longest:
+    if learnt and told.tells_accuracy and not learnt.longest:
         learnt = None  # without trials, runs' curves tell more of accuracy than a law of their ends
     job, recipe_reason = settle(job, told.tried(), compared)
     told = replace(told, job=job)
@@ -159,16 +159,12 @@ def make_plan(
     clusters = cluster_options_of(kinds, job)
     progress = _progress(merged, told, compared, learnt)
     check_progress(job, progress)
-    unknown, goal = why_unknown(given, job), settled_goal(job.goal, progress)
-    if goal.objective == "auto" and not progress.tells_accuracy:
-        noise = progress.noise(job.base_batch)
-        by = "alone, as knee does" if noise is None else "and gradient noise"
-        unknown += f" So goal.objective=auto goes by time {by}."
-    progress, job = replace(progress, unknown=unknown), job.model_copy(update={"goal": goal})
+    job = job.model_copy(update={"goal": settled_goal(job.goal, progress)})
     table = Table(job=job, data=data, clusters=clusters, compared=compared, epochs=progress.trained)
     table.check_asked()
     rows, knees, choice = _chosen(table, progress)
-    progress = choice.objective.progress
+    unknown = why_unknown(given, job, learnt) + choice.objective.untold
+    progress = replace(choice.objective.progress, unknown=unknown)
     named = bool(job.goal.kinds) or len(kinds) > 1
     kept = kept_rows(rows, knees, choice)
     considered = predictions(table, rows, kept, choice, progress, named=named)
@@ -306,8 +302,10 @@ def plan_without_profile(
     return _assembled(times, made, explained, update)
 
 
-def plan_to_measure(profile: Profile) -> Plan:
+def plan_to_measure(profile: Profile, optimizer: OptimizerName | None = None) -> Plan:
     """The plan by what is measured so far, which may be no trials yet.
+
+    ``optimizer`` stands in for the job's own.
 
     Where only trials tell whether a goal of accuracy can be met, the plan without it. `method=auto`
     begins with `plain`, which all methods are held against. Prices of a file are not known yet.
@@ -316,6 +314,8 @@ def plan_to_measure(profile: Profile) -> Plan:
         PlanError: There is no such plan either.
     """
     job = planning_job(profile)
+    if optimizer is not None:
+        job = job.model_copy(update={"optimizer": optimizer})
     if job.goal.prices is not None:
         job = job.model_copy(update={"goal": job.goal.without_cost()})
     if job.method == "auto":
@@ -366,7 +366,8 @@ def _chosen(table: Table, progress: Progress) -> tuple[list[Row], list[KneeFit],
 
     A cycle may keep a deadline that the highest resolution alone misses: `lay_out` judges that.
     """
-    job, rows = table.job, aimed(table.job.goal, table.rows(), progress, table.trained)
+    job = table.job
+    rows = [aimed(job.goal, row, progress, table.trained) for row in table.rows()]
 
     def chosen(rows: list[Row]) -> tuple[list[Row], list[KneeFit], Choice]:
         knees = knee_fits_of(rows, job.goal.doubling_gain, table.surplus)

@@ -14,7 +14,7 @@ from batchwright.planning.averaging import averaged_epochs
 from batchwright.planning.candidates.optimizer import Compared, optimizers_of
 from batchwright.planning.methods.update_rule import Outcome, Recipe, Tried, recipe_of
 from batchwright.planning.resolution import sides
-from batchwright.prediction.accuracy.outcomes import epochs_to
+from batchwright.prediction.accuracy.outcomes import epochs_to, one_batch
 from batchwright.prediction.accuracy.quality import SEED_ERROR, ProgressModel, fit_progress
 from batchwright.prediction.accuracy.trainings import Observed, offset_of
 from batchwright.records import GradientNoise, Job, OptimizerName, Profile, RunSummary
@@ -34,6 +34,11 @@ class Experience:
     job: Job
     runs: tuple[RunSummary, ...]
     left_out: int = 0
+
+    @property
+    def tells_accuracy(self) -> bool:
+        """Whether any run tells accuracy after its epochs."""
+        return any(map(one_batch, self.runs))
 
     def compared(self) -> tuple[Compared, ...]:
         """Batches that ran with SGD and with Muon, each at the rate that a plan would give it.

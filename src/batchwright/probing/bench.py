@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -15,14 +14,16 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from batchwright.distributed.group import Group
-from batchwright.distributed.reducer import Ahead, Reducer, Tally, buffer_bytes
-from batchwright.errors import JobError
+from batchwright.distributed.reducer import Reducer, Tally, buffer_bytes
+from batchwright.errors import JobError, TrainingError
 from batchwright.records import Job, MemoryParts, OptimizerName, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.training.batches.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
 from batchwright.training.batches.sampler import balancing_weights
 from batchwright.training.step.clock import clock_for
+from batchwright.training.step.early_batches import NO_BATCHES, Early
 from batchwright.training.step.epoch_totals import EpochMeter
+from batchwright.training.step.updater import Updater
 from batchwright.workload.compilation import Compilation, compile_training
 from batchwright.workload.data.image_files import FilePipeline, ImageFiles
 from batchwright.workload.data.image_store import ImageStore
@@ -31,7 +32,6 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import AtResolution, ImageData, resized, to_resolution
 from batchwright.workload.host import NARROW, autocast, dtype_of, is_out_of_memory
 from batchwright.workload.loss_scaling import LossScale
-from batchwright.workload.optimizers import leaves_out_steps, unless
 from batchwright.workload.recomputation import recompute
 from batchwright.workload.task import (
     build_loss,
@@ -61,28 +61,29 @@ class Taken(NamedTuple):
     stopped: bool = False  # whether a worker wants to stop after it
 
 
-@dataclass(frozen=True, eq=False)
-class RandomBatches:
+class RandomBatches(Early):
     """Makes a training batch each time it is called.
 
-    Attributes:
+    Args:
         source: Of the images.
         indices: Draws those of a batch.
         resolution: Image side, in pixels.
+
+    Attributes:
+        made_there: See `ImagePipeline.makes_there`.
     """
 
-    source: ImagePipeline
-    indices: Callable[[], Tensor]
-    resolution: int
+    def __init__(
+        self, source: ImagePipeline, indices: Callable[[], Tensor], resolution: int
+    ) -> None:
+        make = partial(source.training_batch, epoch=0, resolution=resolution)
+        super().__init__((indices() for _ in count()), make)
+        self.made_there = source.makes_there(resolution)
 
     def __call__(self) -> Batch:
         """The next one."""
-        return self.source.training_batch(self.indices(), epoch=0, resolution=self.resolution)
-
-    @property
-    def made_there(self) -> bool:
-        """See `ImagePipeline.makes_there`."""
-        return self.source.makes_there(self.resolution)
+        batch: Batch = next(self)
+        return batch
 
 
 class Stepping(Protocol):
@@ -155,7 +156,11 @@ class Bench:
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
         self._clock = clock_for(self.device)
-        self._early: tuple[Callable[[], Batch], Batch] | None = None
+        self._early: Early = NO_BATCHES
+        # As in a training: see `training.running.Setup.per_tensor`.
+        self._per_tensor = (
+            job.clip_norm is not None or job.ags.factors != "off" or job.rate_scaling == "gain"
+        )
         self.join(group)
 
     def recompute(self, *, on: bool) -> None:
@@ -175,7 +180,8 @@ class Bench:
         self.group, self._failure_told = group, False  # some may not know yet
         group.share(self._weights())
         self.optimizer.state.clear()  # that of workers which have sat idle would be out of date
-        self._reducer = Reducer(self.trained, group, per_tensor=False)
+        self._reducer = Reducer(self.trained, group, per_tensor=self._per_tensor)
+        self._updater = self._update()
         self._take_first_step()
 
     def _take_first_step(self) -> None:
@@ -193,6 +199,9 @@ class Bench:
             )
         while self._precision in NARROW and not self.scale.good_steps and self.scale.scale > 1:
             self.step(supply)  # the one before was left out
+
+    def _update(self) -> Updater:
+        return Updater(self.trained, self.optimizer, clip_norm=self.job.clip_norm)
 
     def _weights(self) -> tuple[Tensor, ...]:
         return (*self.network.parameters(), *self.network.buffers())
@@ -241,7 +250,7 @@ class Bench:
 
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
-        self._early = None  # or it would be weighed with what comes
+        self._early.drop()  # or it would be weighed with what comes
         source = self._train
         if isinstance(source, ImagePipeline):
             indices = partial(self._random_indices, size, len(source))
@@ -382,7 +391,8 @@ class Bench:
         self._set_rates(own)
         supply = supplies[0]
         if isinstance(supply, RandomBatches) and supply.made_there and not own.missing:
-            self._early = supply, supply()  # as `training.step.micro_batches.Early` does
+            self._early = supply
+            supply.ask()
         clock.lap(meter, "compute")
         self._finish(own, share, meter)
         # On a GPU the update may be under way still: it is in the time of the next step, as this
@@ -420,14 +430,15 @@ class Bench:
         Raises:
             JobError: The network has nothing for this optimizer to do.
         """
-        usual = self.optimizer
+        usual, updater = self.optimizer, self._updater
         self.optimizer = build_optimizer(self.network, self.job, rate, name=optimizer)
+        self._updater = self._update()
         usual.state.clear()  # a training would not have it in memory either
         self.scale = LossScale.of(self._precision)
         self.start_over()
         yield self.optimizer
-        self.optimizer = usual
-        self._clear()
+        self.optimizer, self._updater = usual, updater
+        updater.clear()
         self._take_first_step()
         self.start_over()
 
@@ -439,15 +450,17 @@ class Bench:
 
     def _backward(self, supplies: Sequence[Callable[[], Batch]], shares: Sequence[float]) -> Tally:
         """Forward and backward passes of the micro-batches, each with its share of the step."""
+        first: object = supplies[0]
+        if self._early is not first:
+            self._early.drop()
+            self._early = NO_BATCHES
         weight = 0.0
         loss: float | Tensor = 0.0
         for place, (supply, share) in enumerate(zip(supplies, shares, strict=True)):
             last = place == len(shares) - 1
             if last:
                 self._reduction.arm()
-            early, self._early = self._early, None
-            batch = early[1] if early is not None and early[0] is supply else supply()
-            del early
+            batch = supply()
             mean = self._pass(batch, share)
             if mean is None:
                 return Tally(weight=0.0, loss=0.0, missing=1.0)
@@ -478,57 +491,33 @@ class Bench:
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = share * parameters.setdefault("initial_lr", parameters["lr"])
 
-    def _ahead(self, own: Tally) -> Ahead | None:
-        """The update, where it needs nothing that the host has to read first; see `Updater.ahead`.
-
-        All workers have as many samples here.
-        """
-        waits = self.job.clip_norm is not None or self.job.ags.factors != "off"
-        if self.device.type == "cpu" or waits or own.missing or self._precision in NARROW:
-            return None
-        if not (self.optimizer.state and leaves_out_steps(self.optimizer)):
-            return None
-
-        def update(unusual: Tensor) -> None:
-            with unless(self.optimizer, unusual):
-                self.optimizer.step()
-
-        return Ahead(own.weight * self.group.size, self._clock.passing(update))
-
     def _finish(self, own: Tally, share: float, meter: EpochMeter | None = None) -> Taken:
         """Exchange and update, as `Session` does; what the exchange took goes into the meter."""
         failed = bool(self.compilation.failure) and not self._failure_told
-        tally = self._reduction.finish(
-            replace(own, uncompiled=float(failed)), share, self._ahead(own)
-        )
-        assert tally.sqr_norms is not None  # noqa: S101 - every reducer gives them
+        updater, scale, ahead = self._updater, self.scale, None
+        narrow = self._precision in NARROW
+        # Factors of 1 take what others would, and change nothing.
+        factors = None if self.job.ags.factors == "off" else torch.ones(len(self.trained))
+        if not own.missing:
+            weight = own.weight * self.group.size  # all have as many samples here
+            ahead = updater.ahead(weight, factors, self._early, self._clock, waits=narrow)
+        tally = self._reduction.finish(replace(own, uncompiled=float(failed)), share, ahead)
         self._clock.lap(meter or EpochMeter(), "communication")
         if tally.uncompiled:  # what fails one worker's compiler is compiled on none of them
             reasons = self.group.gather(self.compilation.failure)
             self.compilation.failure, self._failure_told = next(filter(None, reasons)), True
         if tally.missing:
-            self._clear()
+            updater.clear()
             return Taken(fits=False)
-        scale, clip = self.scale, self.job.clip_norm
-        norm = math.sqrt(float(tally.sqr_norms.sum())) / scale.scale
-        finite = math.isfinite(norm)
-        if self._precision in NARROW:
+        norms = updater.rescale(tally, 1 / scale.scale)
+        finite = tally.went_ahead or updater.apply(norms, factors)
+        if narrow:
             self.scale = scale.after(good=finite)
-            if not finite and scale.scale > 1:  # left out: nothing is wrong yet
-                self._clear()
-                return Taken(stopped=bool(tally.stop))
-        gradients = [p.grad for p in self.trained if p.grad is not None]
-        factor = 1 / scale.scale
-        if not finite:
+        if not finite and scale.scale == 1:  # else it is left out: nothing is wrong yet
             self.start_over()
-        elif clip is not None and norm > clip:
-            factor *= clip / norm
-        if finite and factor != 1:
-            torch._foreach_mul_(gradients, factor)
-        if not tally.went_ahead:
-            self.optimizer.step()
-        self._clear()
-        return Taken(finite=finite, stopped=bool(tally.stop))
+            self.optimizer.step()  # whose state is there after a step of a training
+        updater.clear()
+        return Taken(finite=finite or scale.scale > 1, stopped=bool(tally.stop))
 
     def start_over(self) -> None:
         """Back to the first weights: a diverged network computes with NaN and never updates."""
@@ -540,10 +529,6 @@ class Bench:
                 for value in (parameter.grad, *states):
                     if torch.is_tensor(value):
                         value.zero_()
-
-    def _clear(self) -> None:
-        for parameter in self.trained:
-            parameter.grad = None
 
     @property
     def _reduction(self) -> Reducer:
@@ -562,7 +547,7 @@ class Bench:
             buffers=bytes_of(self.network.buffers()),
             gradients=bytes_of(self.trained),
             optimizer=bytes_of(v for state in states for v in state.values() if torch.is_tensor(v)),
-            reduction=buffer_bytes(self.trained, per_tensor=False),
+            reduction=buffer_bytes(self.trained, per_tensor=self._per_tensor),
         )
 
 
@@ -574,10 +559,13 @@ def sides_of(job: Job) -> tuple[int, ...]:
 
 
 def if_it_fits(work: Callable[[], Result]) -> Result | None:
-    """What ``work`` returns; `None` where memory runs out."""
+    """What ``work`` returns; `None` where memory runs out, in an update too."""
     try:
         return work()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
+            raise
+    except TrainingError as error:
+        if error.__cause__ is None or not is_out_of_memory(error.__cause__):
             raise
     return None

@@ -14,6 +14,7 @@ from batchwright.records import (
     CompilationTimes,
     Count,
     DataFacts,
+    FirstAnswers,
     GradientNoise,
     Index,
     LinkTime,
@@ -276,7 +277,10 @@ class NoiseMeasured(Record):
 
 
 class Evaluate(Record):
-    """Time forward passes without gradients; answered by `Evaluated`."""
+    """Time forward passes of the starting weights, without gradients; answered by `Evaluated`.
+
+    The network has the starting weights afterwards.
+    """
 
     do: Literal["evaluate"] = "evaluate"
     workers: Count
@@ -285,9 +289,10 @@ class Evaluate(Record):
 
 
 class Evaluated(Record):
-    """Median, in seconds per image."""
+    """What they took, and what was answered."""
 
-    seconds_per_image: Positive
+    seconds_per_image: Positive = Field(description="Median.")
+    first_answers: FirstAnswers | None = Field(None, description="Null where none can be told.")
 
 
 class TimeUpdates(Record):

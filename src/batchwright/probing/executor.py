@@ -14,7 +14,7 @@ from batchwright.probing import commands
 from batchwright.probing.bench import Bench
 from batchwright.probing.measure.collective import time_exchange
 from batchwright.probing.measure.compilation import compare_compilation
-from batchwright.probing.measure.evaluation import evaluation_seconds
+from batchwright.probing.measure.evaluation import evaluate
 from batchwright.probing.measure.gradient_noise import measure_noise
 from batchwright.probing.measure.link import time_link
 from batchwright.probing.measure.memory import estimate_peak, weigh
@@ -114,8 +114,8 @@ class Executor:
                 return commands.NoiseMeasured(noise=noise)
             case commands.Evaluate():
                 bench = self._joined(command.workers)
-                seconds = evaluation_seconds(bench, command.batch_size, command.repeats)
-                return commands.Evaluated(seconds_per_image=seconds)
+                found = evaluate(bench, command.batch_size, command.repeats)
+                return commands.Evaluated(**found._asdict())
             case commands.TimeUpdates():
                 times = update_times(self._joined(command.workers), seconds=command.seconds)
                 return commands.UpdatesTimed(times=times)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import ceil, inf
 
-from batchwright.errors import PlanError
+from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.candidates.learnt import NO_ACCURACY, teaches, untaught
 from batchwright.planning.candidates.optimizer import optimizers_to_try
 from batchwright.planning.candidates.trial_choice import (
@@ -17,11 +18,13 @@ from batchwright.planning.candidates.trial_choice import (
     Arm,
     Question,
 )
+from batchwright.planning.planner import plan_to_measure
 from batchwright.prediction.accuracy.trainings import of_trials
 from batchwright.prediction.step_time import fit_step_time
 from batchwright.probing.commands import RunTrial, TrialRun
 from batchwright.probing.visiting import Visitor
-from batchwright.records import Job, Plan, Prediction, Profile, Trial
+from batchwright.records import Job, OptimizerName, Plan, Prediction, Profile, Trial
+from batchwright.records.registries.optimizers import SGD
 from batchwright.records.text.formatting import duration
 
 MAX_TIMES = 2
@@ -31,7 +34,7 @@ time for all of them."""
 TrialProgress = Callable[[str, float, float], None]
 """Takes a trial in words, the share of it that is done, and the seconds left for all of them."""
 
-Slowness = Callable[[Prediction], float]
+Slowness = Callable[[Prediction, OptimizerName], float]
 
 
 def run_trials(
@@ -84,7 +87,7 @@ def run_trials(
         command = RunTrial(
             workers=wanted.arm.workers,
             resolution=plan.top_resolution,
-            optimizer=wanted.optimizer,
+            optimizer=wanted.arm.optimizer,
             global_batch_size=wanted.arm.batch,
             samples=wanted.samples,
             held_out=question.held_out,
@@ -177,37 +180,52 @@ def _seconds(
     chosen = plan.chosen
     if chosen is None or chosen.train_seconds is None:
         return 0.0
-    return asked * chosen.train_seconds.value * slowness(chosen)
+    return asked * chosen.train_seconds.value * slowness(chosen, plan.update)
+
+
+def _plans(profile: Profile, plan: Plan) -> dict[OptimizerName, Plan]:
+    """The plan with each optimizer that is worth a trial, as their steps take different times."""
+    names = optimizers_to_try(profile.job, profile.updates)
+    if len(names) == 1:
+        return {names[0]: plan}
+    found: dict[OptimizerName, Plan] = {}
+    bare = profile.model_copy(update={"trials": ()})
+    for name in names:
+        with suppress(BatchwrightError):  # with the other one alone something is within the limits
+            found[name] = plan_to_measure(bare, name)
+    return found
 
 
 def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
     job, data = profile.job, profile.data
-    quickest: dict[int, Prediction] = {}
     # Within the limits, and such as can be made here; those of a virtual cluster are trained by one
     # worker, however many it has.
     virtual = job.launcher.simulated
-    here = [one for one in plan.considered if (virtual or not one.assumed) and not one.refused]
-    for one in here:
-        if job.workers not in ("auto", one.workers) or one.resolution != plan.top_resolution:
-            continue
-        batch = one.global_batch_size
-        if batch not in quickest or (one.epoch_seconds.value < quickest[batch].epoch_seconds.value):
-            quickest[batch] = one
+    quickest: dict[tuple[int, OptimizerName], Prediction] = {}
+    for name, made in _plans(profile, plan).items():
+        for one in made.considered:
+            if (one.assumed and not virtual) or one.refused:
+                continue
+            if job.workers not in ("auto", one.workers) or one.resolution != plan.top_resolution:
+                continue
+            arm = one.global_batch_size, name
+            if arm not in quickest or one.epoch_seconds.value < quickest[arm].epoch_seconds.value:
+                quickest[arm] = one
     judging = profile.evaluation_seconds_per_image
-    least = min(MIN_BATCH, max(quickest, default=0))
+    least = min(MIN_BATCH, max((batch for batch, _ in quickest), default=0))
     question = Question(
         arms=tuple(
             Arm(
+                name,
                 batch,
-                1 if job.launcher.simulated else one.workers,
+                1 if virtual else one.workers,
                 one.micro_batch_size,
                 one.epoch_seconds.value,
-                slowness(one),
+                slowness(one, name),
             )
-            for batch, one in sorted(quickest.items())
+            for (batch, name), one in sorted(quickest.items(), key=lambda arm: arm[0][0])
             if batch == job.global_batch or (job.global_batch == "auto" and batch >= least)
         ),
-        optimizers=optimizers_to_try(job, profile.updates),
         epochs=job.epochs,
         samples=data.train_samples,
         classes=len(data.classes),
@@ -229,11 +247,14 @@ def _slowness(profile: Profile) -> Slowness:
         PlanError: Too little was measured to tell.
     """
     if not profile.job.launcher.simulated:
-        return lambda _: 1.0
+        return lambda *_: 1.0
     times = fit_step_time(profile.steps)
+    updates = {one.optimizer: one.seconds for one in profile.updates}
 
-    def slowness(one: Prediction) -> float:
-        each = times.seconds(1, one.resolution, [one.micro_batch_size]) / one.micro_batch_size
+    def slowness(one: Prediction, name: OptimizerName) -> float:
+        passes = times.seconds(1, one.resolution, [one.micro_batch_size]) / one.micro_batch_size
+        longer = max(0.0, updates.get(name, 0.0) - updates.get(SGD.name, 0.0))
+        each = passes + longer / one.global_batch_size
         return each * profile.data.train_samples / one.epoch_seconds.value
 
     return slowness

@@ -75,6 +75,7 @@ from batchwright.records.profile import (
     Cluster as Cluster,
     CollectiveTime as CollectiveTime,
     DataFacts as DataFacts,
+    FirstAnswers as FirstAnswers,
     GradientNoise as GradientNoise,
     KindTimes as KindTimes,
     LinkTime as LinkTime,

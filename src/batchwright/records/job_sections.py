@@ -462,8 +462,9 @@ class Goal(Keys):
         ge=0.5,
         lt=1,
         description="Probability with which the epochs that `target-accuracy` chooses reach "
-        "`goal.accuracy`. Where none do, it trains the most, `epochs`, as long as these have a "
-        "chance of a tenth, or only other tasks tell it.",
+        "`goal.accuracy`. Where none do, it trains the most that `epochs`, `goal.deadline` and "
+        "`goal.max_cost` allow, as long as these have a chance of a tenth, or only other tasks "
+        "tell it.",
     )
     least: Literal["time", "cost"] = Field(
         "time", description="Of what `target-accuracy` takes the least."
@@ -473,7 +474,7 @@ class Goal(Keys):
         ge=0,
         lt=1,
         description="Held-out accuracy that `auto` gives up for time: share. Three times that, for "
-        "half the time, where only other tasks tell it.",
+        "half the time, where only other tasks tell it, up to the gradient noise scale.",
     )
     kinds: tuple[WorkerKind, ...] = Field(
         (),
@@ -520,13 +521,14 @@ class Goal(Keys):
         """Accuracy that ends the training, a share; `None` where the objective is another."""
         return self.accuracy if self.objective in ("auto", "target-accuracy") else None
 
-    def level_within(self, *, observed: bool) -> float:
+    def level_within(self, *, assumed: bool) -> float:
         """By how much candidates may be less accurate than the best, a share.
 
         Three times the tolerance where only other tasks tell accuracy: what sets batches apart is
-        known to no better than some points there. Beyond the tolerance it has to halve the time.
+        known to no better than some points there. Beyond the tolerance it has to halve the time or
+        cost.
         """
-        return self.accuracy_tolerance * (1 if observed else NOT_OBSERVED)
+        return self.accuracy_tolerance * (NOT_OBSERVED if assumed else 1)
 
     @property
     def by_cost(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import sqrt
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -24,6 +25,10 @@ from batchwright.records.text.formatting import duration, number
 
 JOINED = ", small pieces joined"
 """How `Cluster.allocator` ends where glibc joins small freed pieces, so that tensors fit again."""
+
+FAR_BEYOND_CHANCE = 0.3
+"""Share of what chance leaves wrong that a network which has learnt before answers right (Cohen's
+kappa)."""
 
 
 class DataFacts(Record):
@@ -265,6 +270,26 @@ class GradientNoise(Record):
     repeats: Count = Field(description="Estimates averaged before dividing.")
 
 
+class FirstAnswers(Record):
+    """What the network answers before any training, for held-out images drawn at random."""
+
+    images: Index = Field(
+        description="How many; 0: it gives no number for each class, or labels are no classes."
+    )
+    right: Index = Field(description="Answered right.")
+    by_chance: NonNegative = Field(
+        description="As many as would be if answers and labels, each as often as they came, had "
+        "nothing to do with each other."
+    )
+
+    @property
+    def knowing(self) -> bool:
+        """Whether it answers far better than by chance, so has learnt before."""
+        rest = self.images - self.by_chance
+        noise = sqrt(max(0.0, self.by_chance * rest) / max(1, self.images))
+        return self.right - self.by_chance > max(FAR_BEYOND_CHANCE * rest, 3 * noise)
+
+
 class Trial(Record):
     """A short training, its rate come down to its end, and what it had learnt by then.
 
@@ -408,6 +433,11 @@ class Profile(Document):
         "`sgd` then.",
     )
     noise: GradientNoise | None = Field(description="Gradient noise; null if not measurable.")
+    first_answers: FirstAnswers | None = Field(
+        None,
+        description="What the network answers before any training; null where that is not known, "
+        "as of a step of your own.",
+    )
     trials: tuple[Trial, ...] = Field(
         (), description="Short trainings, which show how the network learns from these images."
     )

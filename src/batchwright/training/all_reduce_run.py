@@ -70,7 +70,7 @@ class AllReduceRun:
         self._setup, self._plan, self._group = setup, setup.plan, setup.group
         self._workers = workers or setup.group
         trained = setup.parameters
-        updater = setup.updater(trained)  # before a checkpoint brings other rates
+        rates = setup.rates()  # before a checkpoint brings others
         self._group.share((*trained, *setup.model.buffers()))
         self.state, self._clock = RunState(), clock or clock_for(setup.group.device)
         self._recorder = Recorder(setup.folder if self.rank == 0 else None, self._plan)
@@ -108,14 +108,15 @@ class AllReduceRun:
             trained,
             self._group,
             order=self.state.gradient_order,
-            per_tensor=updater.per_tensor,
+            per_tensor=setup.per_tensor,
         )
         self.stepper = Stepper(
             self._plan,
             self._workers,
             self.state,
             self._reducer,
-            updater,
+            setup.updater(trained),
+            rates,
             Statistics(setup.model),
             self._sharing,
             self._clock,
@@ -233,7 +234,7 @@ class AllReduceRun:
         self._keeper.check()
         walk, tally = self._sharing.walk, self.stepper.tally
         assert walk is not None  # noqa: S101 - `batches` has looked
-        if self._setup.average:
+        if self._setup.average and self.stepper.updated:
             self._setup.average.step(len(walk))
         self._recorder.step(self.state.meter, len(walk), step.local_batch_sizes, tally.notes)
         if len({note.digest for note in tally.notes}) > 1:

@@ -33,7 +33,8 @@ from batchwright.training.evaluate.weight_average import WeightAverage
 from batchwright.training.signals import StopRequest
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.peak_memory import PeakMemory
-from batchwright.training.step.stepper import Updater
+from batchwright.training.step.rates import Rates
+from batchwright.training.step.updater import Updater
 from batchwright.workload.compilation import Compilation, compile_training
 from batchwright.workload.host import autocast
 from batchwright.workload.tensor_bytes import lasting_bytes
@@ -117,16 +118,23 @@ class Setup:
         return list(parameters)
 
     def updater(self, trained: list[nn.Parameter]) -> Updater:
-        """Steps the optimizer, whose rates are still those that its builder set."""
-        return Updater(
-            trained,
-            self.optimizer,
-            self.plan,
-            first_rates=[float(group["lr"]) for group in self.optimizer.param_groups],
-            clip_norm=self.clip_norm,
-            own_rates=self.own_rates,
-            samples_per_epoch=len(self.feed),
-        )
+        """Steps the optimizer."""
+        return Updater(trained, self.optimizer, clip_norm=self.clip_norm)
+
+    def rates(self) -> Rates:
+        """Sets the optimizer's rates, which are still those that its builder set."""
+        samples = len(self.feed)
+        return Rates(self.optimizer, self.plan, own=self.own_rates, samples_per_epoch=samples)
+
+    @property
+    def per_tensor(self) -> bool:
+        """Whether weights come to depend on norms of gradients: by clipping, factors or the rate.
+
+        Then a `Reducer` is to give those of single tensors. They sum to the same bits however
+        tensors are put into buckets.
+        """
+        gaining = self.plan.learning_rate.scaling == "gain" and not self.own_rates
+        return self.plan.ags is not None or self.clip_norm is not None or gaining
 
     def peak_memory(self, state: RunState, clock: StepClock, reducer: Reducer) -> PeakMemory:
         """Says what the steps take; ``reducer`` has buffers of its own."""

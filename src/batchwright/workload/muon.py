@@ -14,7 +14,8 @@ docs/methods.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from math import sqrt
 from typing import Any, cast
@@ -37,6 +38,16 @@ ROUNDS = 5
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of x, x^3 and x^5 in each of them: chosen by Jordan for the steepest rise from zero."""
+
+MOST_AT_ONCE = 2**24
+"""Numbers, padding counted, in a stack of matrices: what its update takes meanwhile is at most 12
+bytes of each in bfloat16, 192 MiB, and 20 in float32. Products as large keep any GPU busy."""
+
+MOST_PADDED = 1.5
+"""The same over the numbers of the matrices themselves. A GPU multiplies zeros like other numbers,
+so this is the most that it computes besides, where it is so slow that this counts. Four of the 6
+stacks of `resnet18` have 14 to 34 %; each of its three shortcuts by itself would be some twenty
+launches more, which take a host longer than those zeros take a GPU."""
 
 _SMALLEST = 1e-7  # norm by which a smaller gradient is divided
 _NO_MATRICES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm)
@@ -61,6 +72,13 @@ class Muon(torch.optim.Optimizer):
     theirs are the gradients, the state (``momentum_buffer``, in the kernel's shape) and the
     `state_dict`.
 
+    Some twenty operations on a small matrix take longer to launch on a GPU than to compute. So
+    matrices of one short side are stepped together there (`stacks`); the CPU takes them one by one,
+    in less memory.
+
+    Attributes:
+        together: Whether they are; ``None``: on all devices but the CPU.
+
     Args:
         groups: Parameter groups, each with its ``lr``. One with ``orthogonal=True`` is stepped by
             Muon; any other, also one that is added later, by `torch.optim.SGD`, whose options
@@ -69,6 +87,8 @@ class Muon(torch.optim.Optimizer):
     References:
         Jordan et al. 2024, kellerjordan.github.io/posts/muon.
     """
+
+    together: bool | None = None
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         self._make_sgd()
@@ -108,25 +128,60 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
+        for kernels in self._stacks(one for one in group["params"] if one.grad is not None):
+            self._step_stack(kernels, group)  # and let go of what it made before the next
+
+    def _step_stack(self, kernels: list[nn.Parameter], group: dict[str, Any]) -> None:
         rate, keep = group["lr"], group["momentum"]
-        for kernel in group["params"]:
-            if kernel.grad is None:
-                continue
-            state = self.state[kernel]
-            kept = state.get("momentum_buffer")
-            if kept is None:
-                kept = torch.zeros_like(kernel, memory_format=torch.preserve_format)
-            elif _order(kept) != _order(kernel):  # it is to lie in memory as the kernel does now
-                kept = torch.empty_like(kernel).copy_(kept)
-            state["momentum_buffer"] = kept
-            weights, momentum = matrix_of(kernel.detach()), matrix_of(kept)
-            # Of the same layout as a rule; else this copies.
-            gradient = kernel.grad.permute(0, *_order(kernel)).reshape(weights.shape)
-            momentum.lerp_(gradient, 1 - keep)
-            ahead = gradient.lerp(momentum, keep) if group["nesterov"] else momentum
-            rows, columns = weights.shape
-            weights.mul_(1 - rate * group["weight_decay"])
-            weights.add_(orthogonal(ahead), alpha=-rate * sqrt(max(1, rows / columns)))
+        views = zip(*map(self._matrices, kernels), strict=True)
+        weights, momenta, gradients = map(list, views)
+        torch._foreach_lerp_(momenta, gradients, 1 - keep)
+        ahead = torch._foreach_lerp(gradients, momenta, keep) if group["nesterov"] else momenta
+        torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+        for matrix, update in zip(weights, orthogonal_together(ahead), strict=True):
+            rows, columns = matrix.shape
+            matrix.add_(update, alpha=-rate * sqrt(max(1, rows / columns)))
+
+    def _stacks(self, kernels: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+        """Kernels in the sets that are stepped together: on the CPU each by itself."""
+        alike: dict[Any, list[nn.Parameter]] = defaultdict(list)
+        for kernel in kernels:
+            if self.together or (self.together is None and kernel.device.type != "cpu"):
+                short = min(len(kernel), kernel.numel() // len(kernel))
+                alike[kernel.device, kernel.dtype, short].append(kernel)
+            else:
+                yield [kernel]
+        for some in alike.values():
+            yield from stacks(some)
+
+    def _matrices(self, kernel: nn.Parameter) -> tuple[Tensor, Tensor, Tensor]:
+        """Views of a kernel, its momentum and its gradient as matrices."""
+        order, state = _order(kernel), self.state[kernel]
+        kept = state.get("momentum_buffer")
+        if kept is None:
+            kept = torch.zeros_like(kernel, memory_format=torch.preserve_format)
+        elif kept.stride() != kernel.stride() and _order(kept) != order:
+            kept = torch.empty_like(kernel).copy_(kept)  # it is to lie in memory as the kernel does
+        state["momentum_buffer"] = kept
+        weights = matrix_of(kernel.detach(), order)
+        # Of the same layout as a rule; else this copies.
+        gradient = cast("Tensor", kernel.grad).permute(0, *order).reshape(weights.shape)
+        return weights, matrix_of(kept, order), gradient
+
+
+def stacks(kernels: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Kernels of one short side in the sets that are made orthogonal at once, the longest first."""
+    stack: list[nn.Parameter] = []
+    numbers = 0
+    for kernel in sorted(kernels, key=Tensor.numel, reverse=True):
+        padded = (len(stack) + 1) * (stack[0] if stack else kernel).numel()
+        if stack and padded > min(MOST_AT_ONCE, MOST_PADDED * (numbers + kernel.numel())):
+            yield stack
+            stack, numbers = [], 0
+        stack.append(kernel)
+        numbers += kernel.numel()
+    if stack:
+        yield stack
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
@@ -149,17 +204,60 @@ def orthogonal(matrix: Tensor) -> Tensor:
     References:
         Jordan et al. 2024, kellerjordan.github.io/posts/muon.
     """
-    tall = matrix.size(0) > matrix.size(1)
-    wide = matrix.to(_format_for(matrix))
-    if tall:
-        wide = wide.T
-    wide = wide / wide.norm().clamp(min=_SMALLEST)
+    tall = _is_tall(matrix)
+    wide = _in_rounds(_of_norm_1(matrix.T if tall else matrix), torch.mm, torch.addmm)
+    return wide.T if tall else wide
+
+
+def orthogonal_together(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """`orthogonal` of matrices with the same short side, on one device, in one format.
+
+    A GPU takes as many operations for all of them as for one. The shorter ones have zeros at their
+    ends meanwhile, which add nothing to :math:`X X^T` and stay zeros.
+
+    Args:
+        matrices: Each (rows, columns), wide or tall, unchanged.
+    """
+    if len(matrices) < 2:
+        return [orthogonal(one) for one in matrices]
+    wide = [one.T if _is_tall(one) else one for one in matrices]
+    stack = _in_rounds(_stack_of_norm_1(wide), torch.bmm, torch.baddbmm)
+    done = [one[:, : like.size(1)] for one, like in zip(stack.unbind(), wide, strict=True)]
+    return [one.T if _is_tall(like) else one for one, like in zip(done, matrices, strict=True)]
+
+
+def _is_tall(matrix: Tensor) -> bool:
+    return matrix.size(0) > matrix.size(1)
+
+
+def _of_norm_1(matrix: Tensor) -> Tensor:
+    """In the format in which it is made orthogonal."""
+    matrix = matrix.to(_format_for(matrix))
+    norm: Tensor = matrix.norm()
+    return matrix / norm.clamp(min=_SMALLEST)
+
+
+def _stack_of_norm_1(matrices: Sequence[Tensor]) -> Tensor:
+    """The same of wide matrices, as (matrices, rows, most columns), with zeros behind each."""
+    first, most = matrices[0], max(one.size(1) for one in matrices)
+    shape = len(matrices), first.size(0), most
+    stack = torch.zeros(shape, dtype=_format_for(first), device=first.device)
+    for place, one in zip(stack.unbind(), matrices, strict=True):
+        place[:, : one.size(1)].copy_(one)
+    norms = torch.linalg.vector_norm(stack, dim=(1, 2), keepdim=True)
+    return stack.div_(norms.clamp(min=_SMALLEST))
+
+
+def _in_rounds(
+    wide: Tensor, product: Callable[..., Tensor], added: Callable[..., Tensor]
+) -> Tensor:
+    """Newton-Schulz steps of one matrix of norm 1, or with batched products of a stack of them."""
     first, third, fifth = COEFFICIENTS
     for _ in range(ROUNDS):
-        gram = wide @ wide.T
-        factors = torch.addmm(gram, gram, gram, beta=third, alpha=fifth)
-        wide = torch.addmm(wide, factors, wide, beta=first)
-    return wide.T if tall else wide
+        gram = product(wide, wide.mT)
+        factors = added(gram, gram, gram, beta=third, alpha=fifth)
+        wide = added(wide, factors, wide, beta=first)
+    return wide
 
 
 def _format_for(matrix: Tensor) -> torch.dtype:
@@ -172,17 +270,21 @@ def _format_for(matrix: Tensor) -> torch.dtype:
 _fast_bfloat16 = cache(computes_in_bfloat16)  # it is asked for each matrix at each step
 
 
-def matrix_of(kernel: Tensor) -> Tensor:
+def matrix_of(kernel: Tensor, order: Sequence[int] | None = None) -> Tensor:
     """A kernel as a matrix that shares its storage: (out, ...) as (out, columns).
 
     The columns stand in the order in which they lie in memory: ``flatten(1)`` of a contiguous
     kernel, ``permute(0, 2, 3, 1).flatten(1)`` of a channels-last one.
 
+    Args:
+        kernel: Shape (out, ...).
+        order: All dimensions but the first in the order of its memory, if that is known.
+
     Raises:
         ValueError: No such view is possible.
     """
     try:
-        return kernel.permute(0, *_order(kernel)).view(len(kernel), -1)
+        return kernel.permute(0, *(order or _order(kernel))).view(len(kernel), -1)
     except RuntimeError as error:
         raise ValueError(
             f"optimizer=muon: a kernel of shape {tuple(kernel.shape)} with strides "
@@ -191,9 +293,12 @@ def matrix_of(kernel: Tensor) -> Tensor:
 
 
 def _order(kernel: Tensor) -> list[int]:
-    """All dimensions but the first, outermost in memory first."""
-    strides = kernel.stride()
-    return sorted(range(1, kernel.ndim), key=lambda dimension: -strides[dimension])
+    """All dimensions but the first, outermost in memory first; those of size 1 last.
+
+    Strides of these say nothing: what a network was moved to and its gradients differ in them.
+    """
+    sizes, strides = kernel.size(), kernel.stride()
+    return sorted(range(1, kernel.ndim), key=lambda one: (sizes[one] == 1, -strides[one]))
 
 
 def matrices_of(network: nn.Module) -> list[nn.Parameter]:

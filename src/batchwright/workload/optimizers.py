@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,6 +60,8 @@ _OF_TORCH = {
     inspect.unwrap(kind.step)
     for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 }
+_HOOKS = "pre", "post"
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 def leaves_out_steps(optimizer: torch.optim.Optimizer) -> bool:
@@ -65,19 +69,26 @@ def leaves_out_steps(optimizer: torch.optim.Optimizer) -> bool:
 
     One that is wrapped or derived, or has hooks, may do something in a step that is left out.
     """
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        torch_optimizers._global_optimizer_pre_hooks,
-        torch_optimizers._global_optimizer_post_hooks,
-    )
-    steps = (type(optimizer).step, getattr(optimizer.step, "__func__", optimizer.step))
+    steps = {type(optimizer).step, getattr(optimizer.step, "__func__", optimizer.step)}
     return (
-        all(inspect.unwrap(step) in _OF_TORCH for step in steps)
+        all(inspect.unwrap(step, stop=_of_others) in _OF_TORCH for step in steps)
         and getattr(optimizer, "_step_supports_amp_scaling", False)  # as it was built
         and all(group.get("fused") for group in optimizer.param_groups)  # as it was loaded
-        and not any(hooks)
+        and all(_empty(optimizer, f"_optimizer_step_{place}_hooks") for place in _HOOKS)
+        and all(_empty(torch_optimizers, f"_global_optimizer_{place}_hooks") for place in _HOOKS)
     )
+
+
+def _of_others(step: Callable[..., Any]) -> bool:
+    """Whether a step is no code of torch's, and so may do more than what it wraps."""
+    code = getattr(step, "__code__", None)
+    return code is None or not code.co_filename.startswith(_TORCH)
+
+
+def _empty(owner: Any, name: str) -> bool:
+    """Whether there are no hooks, for sure: who never called `Optimizer.__init__` has no list."""
+    hooks = getattr(owner, name, None)
+    return hooks is not None and not hooks
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def check_progress(job: Job, progress: Progress) -> None:
         PlanError: A noise scale or trials are missing, and there is no run.
     """
     # What other tasks lead to expect is no reason to go for accuracy at any price.
-    if job.goal.objective == "accuracy" and (progress.expects or not progress.tells_accuracy):
+    if job.goal.objective == "accuracy" and (progress.assumed or not progress.tells_accuracy):
         raise PlanError(
             "goal.objective=accuracy needs to know accuracy, but the profile holds no trials of "
             "such a training and no run was given: probe again with a larger probe.learning, or "
@@ -99,48 +99,41 @@ def settled_goal(goal: Goal, progress: Progress) -> Goal:
     """The goal with an objective that can be followed.
 
     In place of `auto` with an accuracy to reach it is `target-accuracy`, as far as anything tells
-    how progress depends on the batch; where nothing was observed it is `auto` in either case.
+    how progress depends on the batch.
     """
-    if progress.weighs:
-        return goal.model_copy(update={"objective": "auto"})
     if goal.objective == "auto" and goal.accuracy is not None and progress.compares:
         return goal.model_copy(update={"objective": "target-accuracy"})
     return goal
 
 
-def aimed(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained) -> list[Row]:
-    """The candidates with their accuracy, and their time to the target if that is the objective."""
-    if progress.weighs:
-        return [_weighed(row, progress, trained) for row in rows]
-    to_target = goal.objective == "target-accuracy"
-    return [
-        replace(
-            row,
-            accuracy=reached.value if (reached := progress.reached(row.batch)) else None,
-            expected=progress.expects,
-            target_seconds=target_seconds(row, progress) if to_target else None,
-            misses=(*row.misses, *_target_miss(row, progress)),
-        )
-        for row in rows
-    ]
+def aimed(goal: Goal, row: Row, progress: Progress, trained: Trained) -> Row:
+    """A candidate with its accuracy, and its time to the target if that is the objective.
 
-
-def _weighed(row: Row, progress: Progress, trained: Trained) -> Row:
-    """A candidate with the accuracy of all epochs that the limits allow, and those to the target.
-
-    So the batch does not depend on the target, and a higher one takes no less time.
+    Where the plan chooses the epochs they are those that the target takes or, if the limits allow
+    fewer, these.
     """
-    most = _epochs_within(trained(row, progress.planned), trained)
-    if most < (progress.least or 1):
-        return row
-    reached = progress.reached(row.batch, most)
-    row = trained(row, progress.needed(row.batch, most) or most)
-    return replace(row, accuracy=reached.value if reached else None, expected=True)
+    most = row.epochs
+    if progress.chooses:
+        longest = trained(row, progress.planned) if progress.assumed else row
+        most = _epochs_within(longest, trained)
+        if (progress.least or 1) <= most < row.epochs:
+            row = trained(row, most)
+    reached, full = (progress.reached(row.batch, n) for n in (row.epochs, max(row.epochs, most)))
+    # A chance that rests on other tasks is no share of tries to divide the time by.
+    to_target = goal.objective == "target-accuracy" and not progress.assumed
+    return replace(
+        row,
+        accuracy=None if reached is None else reached.value,
+        full_accuracy=None if full is None else full.value,
+        assumed=progress.assumed,
+        target_seconds=target_seconds(row, progress) if to_target else None,
+        misses=(*row.misses, *_target_miss(row, progress)),
+    )
 
 
 def _epochs_within(row: Row, trained: Trained) -> int:
-    """The most epochs, up to its own, in which a candidate keeps all limits but its accuracy."""
-    over = {miss.limit for miss in row.misses} - {"goal.accuracy"}
+    """The most epochs, up to its own, in which a candidate keeps all limits."""
+    over = {miss.limit for miss in row.misses}
     if not over:
         return row.epochs
     # Time and cost go with the epochs, so fewer may keep them.
@@ -150,15 +143,20 @@ def _epochs_within(row: Row, trained: Trained) -> int:
 
 
 def _target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
-    """The missed accuracy target of a candidate, if its epochs are too few for it."""
-    if not progress.chooses or progress.needed(row.batch) is not None:
+    """The missed accuracy target of a candidate, if its epochs are too few for it.
+
+    What other tasks alone tell refuses none.
+    """
+    if not progress.chooses or progress.assumed:
         return ()
-    if progress.chance(row.batch) >= MIN_CHANCE:
+    if progress.needed(row.batch, row.epochs) is not None:
         return ()
-    reached, target = progress.reached(row.batch), progress.target or 0.0
+    if progress.chance(row.batch, row.epochs) >= MIN_CHANCE:
+        return ()
+    reached, target = progress.reached(row.batch, row.epochs), progress.target or 0.0
     text = (
         f"has no chance of {MIN_CHANCE:.0%} to reach goal.accuracy={target:g} in "
-        f"{counted(progress.planned, 'epoch')}"
+        f"{counted(row.epochs, 'epoch')}"
     )
     times = max(1.0, target / reached.value) if reached and reached.value else inf
     return (Miss("goal.accuracy", text, times),)
@@ -232,7 +230,7 @@ def _others(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[str]:
         return []
     names = ["knee", "time"]
     if progress.tells_accuracy:
-        names += ["auto"] if progress.expects else ["auto", "accuracy"]
+        names += ["auto"] if progress.assumed else ["auto", "accuracy"]
     if all(row.cost is not None for row in rows):
         names.append("cost")
     if progress.compares:
@@ -247,43 +245,49 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained
     """
     if not progress.chooses:
         return ""
-    found = []
-    for row in rows:
-        over = {miss.limit for miss in row.misses} - {"goal.accuracy"}
-        epochs = _epochs_within(row, trained)
-        if epochs >= (progress.least or 1):
-            reached = progress.accuracy(row.batch, epochs)
-            if reached is not None:
-                found.append((reached, trained(row, epochs), sorted(over)))
+
+    def shortened_by(row: Row) -> set[str]:
+        """The limits that do not leave it all epochs."""
+        return {miss.limit for miss in trained(row, progress.trained(row.batch)).misses}
+
+    found = [
+        (reached, row, shortened_by(row))
+        for row in rows
+        if {miss.limit for miss in row.misses} == {"goal.accuracy"}
+        and (reached := progress.reached(row.batch, row.epochs)) is not None
+    ]
     if not found:
         return _none_in_time(goal, rows, progress, trained)
     least = max(reached.value for reached, *_ in found) - EQUAL
-    reached, row, limited = min(
+    best, row, limited = min(
         (one for one in found if one[0].value >= least),
         key=lambda one: (one[1].train_seconds, one[1].order),
     )
-    # In fewer epochs than may be trained, only what is sure counts.
-    sure = progress.sure(row.batch, row.epochs) if limited else reached.value
-    advice = "a lower goal.accuracy"
-    if sure is not None:
-        advice = f"goal.accuracy={floor(1000 * sure) / 1000:g} or less"
+    advice = _lower(best)
     enough = progress.needed(row.batch, FAR * progress.planned)
     if limited:
-        advice += f", or raise {' and '.join(limited)}"
+        advice += f", or raise {' and '.join(sorted(limited))}"
     elif enough is None:
         advice += ", or more epochs"
     else:
         beyond = [f" and raise {miss.limit}" for miss in trained(row, enough).misses]
         advice += f", or epochs={enough}{''.join(beyond)}"
+    limits = sorted({limit for *_, limits in found for limit in limits})
     within = [
         f"epochs={progress.planned}",
-        *(f"{one}={_value_of(goal, one):g}" for one in limited),
+        *(f"{one}={_value_of(goal, one):g}" for one in limits),
     ]
     return (
         f"no candidate has a chance of {MIN_CHANCE:.0%} to reach "
         f"goal.accuracy={progress.target:g} within {' and '.join(within)}; "
-        f"{_to_be_had(reached, row, progress)}: give {advice}"
+        f"{_to_be_had(best, row, progress)}: give {advice}"
     )
+
+
+def _lower(reached: Estimate) -> str:
+    """The accuracy to give in place of one that a training does not reach, in words."""
+    lower = floor(1000 * reached.value) / 1000
+    return f"goal.accuracy={lower:g} or less" if lower else "a lower goal.accuracy"
 
 
 def _to_be_had(reached: Estimate, row: Row, progress: Progress) -> str:
@@ -316,13 +320,10 @@ def _none_in_time(goal: Goal, rows: Sequence[Row], progress: Progress, trained: 
         limits = ((one.limit, one.times * _value_of(goal, one.limit)) for one in row.misses)
         return " and ".join(f"{name}={_rounded_up(value):g}" for name, value in limits)
 
-    sure, needed = progress.sure(row.batch, row.epochs), progress.needed(row.batch)
     advice = enough(row)
-    if needed != row.epochs:
-        lower = "a lower goal.accuracy"
-        if sure is not None:
-            lower = f"goal.accuracy={floor(1000 * sure) / 1000:g} or less"
-        advice += f" and {lower}"
+    if _target_miss(row, progress):
+        needed = progress.needed(row.batch)
+        advice += f" and {_lower(reached)}"
         advice += "" if needed is None else f", or {enough(trained(row, needed))}"
     limits = " and ".join(f"{one.limit}={_value_of(goal, one.limit):g}" for one in row.misses)
     return (
@@ -468,7 +469,7 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
         return ""
     if best.accuracy - row.accuracy <= tolerance(goal, choice.objective.progress):
         return ""
-    if choice.objective.progress.expects:  # no reason to tell anybody what to do
+    if choice.objective.progress.assumed:  # no reason to tell anybody what to do
         if goal.objective == "auto":  # `_instead` says what it would be
             return ""
         return (
@@ -478,6 +479,8 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
     advice = "leave global_batch to the plan"
     if goal.objective != "auto":
         advice = "give goal.objective=auto"
+        if goal.accuracy is not None:  # with it that is `target-accuracy`
+            advice += " without goal.accuracy"
     return (
         f"It is predicted to reach {row.accuracy:.1%} where {best.accuracy:.1%} is to be had in "
         f"{_share(best.train_seconds, row.train_seconds, 'time')}: {advice}."
@@ -528,7 +531,7 @@ def compared(other: Row, chosen: Row) -> str:
 
 def _points(other: Row, chosen: Row) -> str:
     apart = 100 * ((other.accuracy or 0.0) - (chosen.accuracy or 0.0))
-    told = "expected" if chosen.expected else "predicted"
+    told = "expected" if chosen.assumed else "predicted"
     if abs(apart) < _MIN_POINTS:
         return f"as much accuracy {told}"
     return f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} accuracy {told}"

@@ -12,24 +12,23 @@ from math import exp
 from typing import TYPE_CHECKING
 
 from batchwright.algorithms.learning_rate import rate_factor
-from batchwright.planning.candidates.optimizer import Compared, optimizers_to_try
+from batchwright.planning.candidates.optimizer import Compared, optimizers_of, optimizers_to_try
 from batchwright.planning.resolution import sides
 from batchwright.prediction.accuracy.trainings import Candidate, Observed, of_trials
 from batchwright.records import (
     DataFacts,
     Estimate,
+    FirstAnswers,
     Job,
     LearningRateRule,
     OptimizerName,
     Profile,
 )
-from batchwright.records.registries.optimizers import AUTO, SGD
+from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS, SGD, UNSEEN
 
 if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
 
-KNOWN_FROM = 32
-"""Least batch of the trainings that other tasks are known by."""
 MAX_EPOCHS = 1000
 """Beyond so many a plan does not list accuracy epoch by epoch: it would not fit into memory."""
 
@@ -69,10 +68,10 @@ class Learnt:
         return " and ".join([*told, "the runs given"] if self.runs else told)
 
     def tells(self, batch: int, epochs: float) -> bool:
-        """Whether the law knows of trainings of as few steps, or anything of this task."""
+        """Whether the law knows of trainings of as few steps."""
         from batchwright.planning.candidates.trial_choice import MIN_STEPS
 
-        return self.observed or epochs * self.train_samples >= MIN_STEPS * batch
+        return epochs * self.train_samples >= MIN_STEPS * batch
 
     def accuracy(self, optimizer: OptimizerName, batch: int, epochs: float) -> Estimate | None:
         """Held-out accuracy at the end of a training, a share; `None` where nothing `tells`."""
@@ -96,12 +95,11 @@ class Learnt:
         """Held-out accuracy after each epoch of a training, a share, as ``counted`` images tell it.
 
         ``averaged``: whether an average of the weights is evaluated.
-        `None` as long as fewer than `MIN_STEPS` steps were taken: that is as good as guessing.
+        `None` as long as nothing `tells`: that is as good as guessing.
         Nothing for more than `MAX_EPOCHS`.
         """
         if epochs > MAX_EPOCHS:
             return ()
-        from batchwright.planning.candidates.trial_choice import MIN_STEPS
         from batchwright.prediction.accuracy.learning import falls_short
 
         factors = [
@@ -119,7 +117,7 @@ class Learnt:
                 falls_short(factor, factors[-1], averaged=averaged),
                 counted,
             )
-            if epoch * self.train_samples >= MIN_STEPS * batch
+            if self.tells(batch, epoch)
             else None
             for epoch, factor in enumerate(factors, 1)
         )
@@ -153,13 +151,9 @@ class Learnt:
         return 1 + bisect_left(range(1, longest), True, key=reached)
 
     def candidate(self, optimizer: OptimizerName, batch: int, epochs: float) -> Candidate:
-        """A training as the law sees it.
-
-        Where nothing was observed, no more is expected of a batch below `KNOWN_FROM` than of that.
-        """
+        """A training as the law sees it."""
         offset = self.model.offset(optimizer)
-        known = batch if self.observed else max(batch, KNOWN_FROM)
-        return Candidate(optimizer, known, epochs * self.train_samples, offset)
+        return Candidate(optimizer, batch, epochs * self.train_samples, offset)
 
     def rate_scale(self, optimizer: OptimizerName) -> float:
         """The best rate over the usual one, as far as trials had other rates."""
@@ -173,16 +167,16 @@ class Learnt:
         After the job's epochs or, if the plan chooses them, the fewest that reach the target with
         either. Nothing where the job leaves no choice.
 
-        Where nothing was observed they are compared in the same time: ``longer`` is how many times
-        as long a step with Muon takes, by the batch. Medians are, as only these differ by what
-        sets the two apart; by how wide the distributions are, means do, too.
+        They are compared in the same time: ``longer`` is how many times as long a step with Muon
+        takes, by the batch. Medians are, as only these differ by what sets the two apart; where
+        nothing was observed means differ by how wide the distributions are, too.
         """
         if len(self.optimizers) < 2:
             return ()
         found = []
         for batch in (2**power for power in range(self.train_samples.bit_length())):
             epochs = self._length(batch, job)
-            times = longer(batch) if longer and not self.observed else 1.0
+            times = longer(batch) if longer else 1.0
             sgd, muon = (
                 self.candidate(name, batch, epochs * (times if name == SGD.name else 1.0))
                 for name in AUTO
@@ -211,9 +205,9 @@ def learnt_of(
     Without any that train as it does, what other tasks lead to expect. `None` where they do not
     tell it: see `_expects`.
 
-    Trials at another resolution than the job's highest count for nothing, nor do those with an
-    optimizer that it cannot come to, or with another rule of rates, clipping, labels or sampling,
-    or at other rates where the job gives one.
+    Trials at another resolution than the job's highest count for nothing, nor do those with another
+    rule of rates, clipping, labels or sampling, or at other rates where the job gives one. Those
+    with another optimizer do: what they tell of the task, the law ties to its own.
     Where a job scales rate or gradients by gradient noise, there are none.
     """
     if not teaches(job):
@@ -224,7 +218,7 @@ def learnt_of(
         one
         for measured in profiles
         for one in measured.trials
-        if one.optimizer in names and one.resolution == side and _alike(measured.job, job)
+        if one.resolution == side and _alike(measured.job, job)
     ]
     observed = [*dict.fromkeys(of_trials(trials))]  # the same again tells nothing more
     if job.learning_rate != "auto":
@@ -234,9 +228,8 @@ def learnt_of(
         for trained, one in runs
         if one.optimizer in names and _alike(trained, job, _MEASURED_KEYS)
     ]
-    unjudged = any(one.trials_note == NO_ACCURACY for one in profiles)
     told = observed or whole or _at_usual_rates(job)
-    if not told or (not observed and (unjudged or not _expects(job, profile.data))):
+    if not told or not (observed or _expects(job, profile.data, _first_answers(profiles))):
         return None
     longest = max((one.samples for one in trials), default=0) if observed else 0
     note = _note(profiles) if observed else why_unknown(profiles, job)
@@ -265,10 +258,20 @@ def _fitted(
     return Learnt(model, optimizers, data.train_samples, longest, runs, note)
 
 
-def _expects(job: Job, data: DataFacts) -> bool:
-    """Whether other tasks tell of a job: they are judged by accuracy, and began at random."""
+def _expects(job: Job, data: DataFacts, first: FirstAnswers | None = None) -> bool:
+    """Whether other tasks tell of a job.
+
+    They are judged by accuracy, began at random, and had optimizers of which that is known.
+    ``first`` is what its network answers before any training, where that is known.
+    """
     learnt_before = job.weights or job.frozen or job.network_args.get("pretrained")
-    return len(data.classes) > 1 and not learnt_before
+    seen = all(OPTIMIZERS[name].learning != UNSEEN for name in optimizers_of(job))
+    judged = len(data.classes) > 1 and (first is None or first.images > 0)
+    return judged and seen and not (learnt_before or (first is not None and first.knowing))
+
+
+def _first_answers(profiles: Sequence[Profile]) -> FirstAnswers | None:
+    return next((one.first_answers for one in profiles if one.first_answers), None)
 
 
 def _at_usual_rates(job: Job) -> bool:
@@ -278,19 +281,35 @@ def _at_usual_rates(job: Job) -> bool:
     return not given and job.scaling in ("auto", "sqrt")  # which is what it comes to
 
 
-def why_unknown(profiles: Sequence[Profile], job: Job) -> str:
-    """Why trials tell nothing of a job's accuracy, and what may, in sentences."""
+def why_unknown(profiles: Sequence[Profile], job: Job, learnt: Learnt | None = None) -> str:
+    """Why trials tell nothing of the accuracy of a job or a batch, and what may, in sentences."""
+    if learnt is not None and learnt.observed:
+        from batchwright.planning.candidates.trial_choice import MIN_STEPS
+
+        return f"Of trainings with fewer than {MIN_STEPS} steps trials tell nothing."
     if not teaches(job):
         return f"Trials do not train {untaught(job)}, so they do not tell its accuracy."
     if any(one.trials for one in profiles):
-        return "The probe's trials had another rate, resolution, optimizer, loss or sampling."
-    return _note(profiles) or "The probe had no trials: probe.learning gives it time for them."
+        return "The probe's trials had another rate, resolution, loss or sampling."
+    first = _first_answers(profiles)
+    if first is not None and not first.images:
+        return _sentence(NO_ACCURACY)
+    why = _note(profiles) or "The probe had no trials: probe.learning gives it time for them."
+    if first is not None and first.knowing:
+        why += (
+            f" Before any training the network answers {first.right} of {first.images} held-out "
+            "images right: it has learnt before, of which other tasks' trainings tell nothing."
+        )
+    return why
 
 
 def _note(profiles: Sequence[Profile]) -> str:
     if any(one.trials_open for one in profiles):
         return "The probe was stopped during its trials: probe again as before to go on with them."
-    note = next((one.trials_note for one in profiles if one.trials_note), "")
+    return _sentence(next((one.trials_note for one in profiles if one.trials_note), ""))
+
+
+def _sentence(note: str) -> str:
     return f"{note[:1].upper()}{note[1:]}." if note else ""
 
 

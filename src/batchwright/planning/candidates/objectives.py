@@ -24,7 +24,7 @@ from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Goal, Source
 from batchwright.records.job_sections import NOT_OBSERVED
-from batchwright.records.text.formatting import counted, counted_points
+from batchwright.records.text.formatting import counted, counted_points, number
 
 EQUAL = 0.0005
 """Accuracies, shares, that differ by less are shown as the same."""
@@ -54,11 +54,11 @@ def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
 
 
 def accurate(rows: Sequence[Row], tolerance: float) -> list[Row]:
-    """Candidates as accurate at the end as the most accurate, within a tolerance, a share.
+    """Candidates as accurate after all epochs as the most accurate, within a tolerance, a share.
 
     One of which nothing is told is not; all are where nothing is told of any.
     """
-    told = {row: row.accuracy for row in rows if row.accuracy is not None}
+    told = {row: row.full_accuracy for row in rows if row.full_accuracy is not None}
     least = max(told.values(), default=0.0) - tolerance
     return [row for row, accuracy in told.items() if accuracy >= least] or list(rows)
 
@@ -76,10 +76,10 @@ def target_seconds(row: Row, progress: Progress) -> float:
     Where nothing tells how many epochs it takes: for the progress that an epoch with the base batch
     makes. Infinite where the target is not reached, or runs speak against such a batch.
     """
-    if progress.chooses and progress.needed(row.batch) is not None:
-        return row.train_seconds
     if progress.chooses:
-        chance = progress.chance(row.batch)
+        if progress.needed(row.batch, row.epochs) is not None:
+            return row.train_seconds
+        chance = progress.chance(row.batch, row.epochs)
         return row.train_seconds / chance if chance else inf
     return row.epoch_seconds * (progress.relative_epochs(row.batch) or 1.0)
 
@@ -186,7 +186,12 @@ class Objective:
     @property
     def source(self) -> Source:
         """What its choice rests on."""
-        return "assumed" if self.by_accuracy and self.progress.expects else "predicted"
+        return "assumed" if self.by_accuracy and self.progress.assumed else "predicted"
+
+    @property
+    def untold(self) -> str:
+        """What it goes by where nothing tells accuracy, in a sentence; empty if it needs none."""
+        return ""
 
     @property
     def _named(self) -> str:
@@ -222,16 +227,20 @@ class _MostAccurate(Objective):
 
     def why_batch(self, row: Row, knee: KneeFit | None) -> str:  # noqa: ARG002
         return (
-            f"The most accurate of the candidates within the limits{self._told(row)} held out, and "
-            f"of those that are shown as equal the quickest ({self._named})."
+            f"The most accurate of the candidates within the limits{self._told(row)}, and of "
+            f"those that are shown as equal the quickest ({self._named})."
         )
 
     def _told(self, row: Row) -> str:
-        reached = self.progress.reached(row.batch)
-        if reached is None:
-            return ""
-        expected = "expected from other tasks' trainings, " if self.progress.expects else ""
-        return f": {expected}{reached.value:.1%}"
+        if row.full_accuracy is None:
+            return " held out"
+        expected = "expected from other tasks' trainings, " if self.progress.assumed else ""
+        return f": {expected}{row.full_accuracy:.1%} held out{self._after}"
+
+    @property
+    def _after(self) -> str:
+        """Of which training that is, in words: what is compared is not that to the target."""
+        return " after all epochs that may be trained" if self.progress.chooses else ""
 
 
 class _AccurateSoon(_MostAccurate):
@@ -239,35 +248,45 @@ class _AccurateSoon(_MostAccurate):
 
     mends_batches = "a larger probe.budget may for their times, probe.learning for their accuracy"
 
+    @property
+    def _least(self) -> str:
+        """Of what it takes the least: `goal.least` is of trainings to a target."""
+        return self.goal.least if self.goal.target is not None else "time"
+
     def value(self, row: Row) -> float:
-        cheapest = self.goal.target is not None and self.goal.least == "cost"
-        return row.expense if cheapest else row.train_seconds
+        return row.expense if self._least == "cost" else row.train_seconds
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
         near = accurate(rows, max(EQUAL, self.goal.accuracy_tolerance))
-        if not self.progress.expects:
+        if not self.progress.assumed:
             return near
-        known, half = set(near), min(row.epoch_seconds for row in near) / 2
+        known, half = set(near), min(map(self.value, near)) / 2
         wide = accurate(rows, max(EQUAL, tolerance(self.goal, self.progress)))
-        return [row for row in wide if row in known or row.epoch_seconds <= half]
+        return [
+            row
+            for row in wide
+            if row in known
+            or (self.value(row) <= half and row.batch <= self.progress.doubtful_from(row.batch))
+        ]
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
         within = counted_points(tolerance(self.goal, self.progress))
-        return (
-            f"That of the quickest candidate within {within} of the most accurate ({self._named})."
-        )
+        best = "cheapest" if self._least == "cost" else "quickest"
+        return f"That of the {best} candidate within {within} of the most accurate ({self._named})."
 
     def why_batch(self, row: Row, knee: KneeFit | None) -> str:
-        progress = self.progress
-        half = f", or {NOT_OBSERVED} times that in half the time" if progress.expects else ""
-        least = self.goal.least if self.goal.target is not None else "time"
+        progress, least = self.progress, self._least
+        half, end = "", progress.doubtful_from(row.batch)
+        if progress.assumed:
+            half = f", or {NOT_OBSERVED} times that for half the {least}"
+            half += f" with at most {number(end)} samples (gradient noise)" if end < inf else ""
         texts = [
             f"The least predicted {least} of the candidates within the limits that are as accurate "
             f"as the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}{half}"
-            f"{self._told(row)} held out ({self._named})."
+            f"{self._told(row)} ({self._named})."
         ]
-        if progress.expects and knee:
-            texts.append(_trade(row, [one for one in knee.rows if not one.misses]))
+        if progress.assumed and knee:
+            texts.append(self._trade(row, [one for one in knee.rows if not one.misses]))
         if progress.chooses:
             texts.append(
                 f"To goal.accuracy={self.goal.accuracy:g} {counted(row.epochs, 'epoch')} of "
@@ -275,23 +294,25 @@ class _AccurateSoon(_MostAccurate):
             )
         return " ".join(filter(None, texts))
 
+    def _trade(self, row: Row, rows: Sequence[Row]) -> str:
+        """What the most accurate would reach more, and take; empty if that is nothing."""
+        # Below a batch all are alike, and the quickest of them tells what the points take.
+        best = max(
+            rows, key=lambda one: (one.full_accuracy or 0.0, -one.epoch_seconds), default=row
+        )
+        more = (best.full_accuracy or 0.0) - (row.full_accuracy or 0.0)
+        if more <= EQUAL:
+            return ""
+        return (
+            f"With {best.batch}, {100 * more:.1f} points more are expected{self._after}, in "
+            f"{best.epoch_seconds / row.epoch_seconds:.3g} times the time an epoch; so small a "
+            "difference is uncertain."
+        )
+
 
 def tolerance(goal: Goal, progress: Progress) -> float:
     """By how much candidates may be less accurate than the best, a share."""
-    return goal.level_within(observed=not progress.expects)
-
-
-def _trade(row: Row, rows: Sequence[Row]) -> str:
-    """What the most accurate candidate would reach more, and take; empty if that is nothing."""
-    best = max(rows, key=lambda one: one.accuracy or 0.0, default=row)
-    more = (best.accuracy or 0.0) - (row.accuracy or 0.0)
-    if more <= EQUAL:
-        return ""
-    return (
-        f"With {best.batch}, {100 * more:.1f} points more are expected, in "
-        f"{best.epoch_seconds / row.epoch_seconds:.3g} times the time an epoch; so small a "
-        "difference is uncertain."
-    )
+    return goal.level_within(assumed=progress.assumed)
 
 
 class _ToTarget(Objective):
@@ -309,17 +330,12 @@ class _ToTarget(Objective):
 
     def why_batch(self, row: Row, knee: KneeFit | None) -> str:  # noqa: ARG002
         progress, aim = self.progress, f"goal.accuracy={self.goal.accuracy:g}"
-        epochs, missed = progress.epochs(row.batch), progress.model(row.batch).missed
+        missed = progress.model(row.batch).missed
         more = f" Of those given, {missed}." if missed else ""
         if progress.chooses:
             return (
                 f"The least predicted {self.goal.least} to {aim}: {counted(row.epochs, 'epoch')} "
                 f"of {row.epoch_seconds:.3g} s, {progress.how_sure(row.batch)}.{more}"
-            )
-        if epochs is not None:
-            return (
-                f"The least predicted time to {aim}: {epochs.value:.3g} epochs ({epochs.low:.3g} "
-                f"to {epochs.high:.3g}) of {row.epoch_seconds:.3g} s.{more}"
             )
         if progress.relative_epochs(row.batch) == inf:
             return (
@@ -327,10 +343,10 @@ class _ToTarget(Objective):
                 f"epochs.{more}"
             )
         return (
-            f"The least predicted time to any accuracy, so to {aim}: epoch time over progress per "
-            "sample (efficiency). No run with such a batch reached it, so the number of epochs is "
-            "not known: seconds to the target are for as much progress as an epoch with the base "
-            f"batch makes.{more}"
+            f"The least predicted {self.goal.least} to any accuracy, so to {aim}, by epoch time "
+            "over progress per sample (efficiency). No run with such a batch reached it, so the "
+            "number of epochs is not known: seconds to the target are for as much progress as an "
+            f"epoch with the base batch makes.{more}"
         )
 
 
@@ -463,6 +479,12 @@ class _WorthItsTime(_AtTheKnee):
     A GPU may go on saving time up to thousands of images a step, most of which teach nothing.
     """
 
+    @property
+    def untold(self) -> str:
+        noise = self.progress.noise(self.progress.base_batch)
+        by = "alone, as knee does" if noise is None else "and gradient noise"
+        return f" So {self._named} goes by time {by}."
+
     def taken(self, knee: KneeFit) -> Row | None:
         best = knee.best
         if best is None:
@@ -498,12 +520,23 @@ def _auto(goal: Goal, knees: Sequence[KneeFit], progress: Progress) -> Objective
     return kind(goal, knees, progress)
 
 
+def _to_target(goal: Goal, knees: Sequence[KneeFit], progress: Progress) -> Objective:
+    """Where nothing was observed a batch is taken by accuracy, as without a target.
+
+    Least time over the chance to reach it supposes tries that have nothing in common, but the
+    task's level, which is what is not known, all have.
+    """
+    if progress.chooses and progress.assumed:
+        return _auto(goal, knees, progress)
+    return _ToTarget(goal, knees, progress)
+
+
 OBJECTIVES: dict[str, Callable[[Goal, Sequence[KneeFit], Progress], Objective]] = {
     "auto": _auto,
     "accuracy": _MostAccurate,
     "cost": _LeastCost,
     "knee": _AtTheKnee,
-    "target-accuracy": _ToTarget,
+    "target-accuracy": _to_target,
     "time": Objective,
 }
 

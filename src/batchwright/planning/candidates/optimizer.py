@@ -102,15 +102,18 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
 
 
 def _predicted(told: Compared) -> str:
+    takes = f", a step with Muon taking {told.longer:.3g} times as long"
     if told.by:
+        reached = f"{told.sgd:.1%} held out with SGD and {told.muon:.1%} with Muon"
+        if told.longer > 1:
+            reached = f"{told.muon:.1%} held out with Muon and, in the same time, {told.sgd:.1%} "
+            reached += f"with SGD{takes}"
         return (
             f"By {told.by}, and what other tasks showed where these say nothing, this training "
-            f"would reach {told.sgd:.1%} held out with SGD and {told.muon:.1%} with Muon"
+            f"would reach {reached}"
         )
     apart = 100 * (told.muon - told.sgd)
-    when = ""
-    if told.longer > 1:
-        when = f" in the same time, a step with Muon taking {told.longer:.3g} times as long"
+    when = f" in the same time{takes}" if told.longer > 1 else ""
     return (
         "There are no trials: by what other tasks' trainings showed, Muon would reach "
         f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} held out than SGD{when}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf, log
 from statistics import NormalDist
 
-from batchwright.planning.candidates.learnt import KNOWN_FROM, Learnt
+from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
 from batchwright.records import Estimate, LearningRateRule, OptimizerName, Reason, Source
@@ -133,29 +133,27 @@ class Progress:
             self._needed[batch, most] = found and max(found, self.least or 1)
         return self._needed[batch, most]
 
-    def sure(self, batch: int, epochs: int) -> float | None:
-        """Accuracy that so many epochs reach with the stated probability, as trials tell."""
-        trials = self.trials(batch)
-        if trials is None:
-            return None
-        training = trials.candidate(self.optimizer(batch), batch, epochs)
-        return trials.model.surely(training, self.confidence)
+    def chance(self, batch: int, most: int | None = None) -> float:
+        """Probability that so many epochs reach the target; 0 where nothing tells.
 
-    def chance(self, batch: int) -> float:
-        """Probability that all planned epochs reach the target; 0 where nothing tells."""
+        ``most`` are those planned unless said otherwise.
+        """
         if self.target is None:
             return 0.0
+        most = most or self.planned
         if (trials := self.trials(batch)) is not None:
-            training = trials.candidate(self.optimizer(batch), batch, self.planned)
+            if not trials.tells(batch, most):
+                return 0.0
+            training = trials.candidate(self.optimizer(batch), batch, most)
             return trials.model.probability(training, self.target)
         epochs = self.epochs(batch)
         if epochs is None:
             return 0.0
         if epochs.high <= epochs.value:
-            return float(epochs.value <= self.planned)
+            return float(epochs.value <= most)
         # The interval is of 95 %, and normal in the logarithm.
         error = log(epochs.high / epochs.value) / NormalDist().inv_cdf(0.975)
-        return NormalDist().cdf(log(self.planned / epochs.value) / error)
+        return NormalDist().cdf(log(most / epochs.value) / error)
 
     def trained(self, batch: int) -> int:
         """Epochs that a candidate with such a batch is trained."""
@@ -180,18 +178,9 @@ class Progress:
         return None if self._runs_tell else self.learnt
 
     @property
-    def expects(self) -> bool:
-        """Whether accuracy is what other tasks lead to expect, and nothing of it was observed."""
+    def assumed(self) -> bool:
+        """Whether what is told of accuracy rests on other tasks alone: nothing was observed."""
         return self.law is not None and not self.law.observed
-
-    @property
-    def weighs(self) -> bool:
-        """Whether a batch is taken by accuracy though epochs are chosen to reach a target.
-
-        Where nothing was observed: least time over the chance to reach it supposes tries that have
-        nothing in common, but the task's level, which is what is not known, all have.
-        """
-        return self.chooses and self.expects
 
     def reached(self, batch: int, epochs: int | None = None) -> Estimate | None:
         """Held-out accuracy at the end of the training; `None` if nothing tells.
@@ -300,9 +289,9 @@ class Progress:
 
     @property
     def tells_accuracy(self) -> bool:
-        """Whether accuracy is known of more batches than one; expected, of the least that it is."""
-        if self.expects:  # larger ones may have too few steps, and are not favoured then
-            return self.reached(KNOWN_FROM) is not None
+        """Whether accuracy is known of several batches; by the law, of the least it rests on."""
+        if self.law is not None:  # larger ones may have too few steps, and are not favoured then
+            return self.reached(self.law.model.known_from) is not None
         base = self.base_batch
         return None not in (self.reached(base), self.reached(2 * base))
 
@@ -346,7 +335,7 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
         why = f"The batch is well below it, so little progress per sample is lost: {made}."
     efficiency = progress.efficiency(batch)
     if efficiency is not None:
-        expected = f", {_EXPECTED}," if progress.expects else ""
+        expected = f", {_EXPECTED}," if progress.assumed else ""
         why += (
             f" At the planned rate{expected} that is {efficiency.value:.0%} of what a sample makes "
             f"in a batch of {progress.base_batch} (base_batch)."
@@ -399,7 +388,7 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
     source: Source = "predicted"
     if law is None:
         why += ", by the runs given at equal progress."
-    elif progress.expects:
+    elif progress.assumed:
         source = "assumed"
         why += (
             f", {_EXPECTED}: nothing of it was measured. The interval is for one seed. {law.note}"

@@ -66,9 +66,10 @@ class Row:
         misses: Limits that it misses.
         target_seconds: Training to the target accuracy, where that is the objective
             (`objectives.target_seconds`).
-        accuracy: Held out at the end of the training, a share; `None` if nothing tells. Where
-            `Progress.weighs`, of all epochs that the limits allow.
-        expected: Whether that is only what other tasks lead to expect.
+        accuracy: Held out at the end of the training, a share; `None` if nothing tells.
+        full_accuracy: What batches are compared by: where nothing was observed that after all
+            epochs that the limits allow, though fewer may be trained to a target; else the same.
+        assumed: Whether these are only what other tasks lead to expect.
     """
 
     cluster: ClusterOption
@@ -85,7 +86,8 @@ class Row:
     misses: tuple[Miss, ...] = ()
     target_seconds: float | None = None
     accuracy: float | None = None
-    expected: bool = False
+    full_accuracy: float | None = None
+    assumed: bool = False
 
     @property
     def seconds(self) -> float:

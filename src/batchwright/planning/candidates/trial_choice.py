@@ -6,6 +6,12 @@ trial is worth what it takes off that doubt, and costs its seconds; where it lie
 comes of it, so it can be judged before it is made (Chaloner and Verdinelli 1995, Bayesian
 experimental design). Another learning rate is another candidate, as quick as the usual one.
 
+It may lose time as well, where a quicker candidate is as accurate as the best after all. A plan
+trades no accuracy beyond the tolerance for any time, so nothing has to say what one is worth in
+the other: doubts of accuracy are settled first. Then a trial is worth the seconds of training that
+a quicker candidate saves, times the probability that the trial shows it to be as accurate, and is
+made if that is more than its own seconds.
+
 Where an accuracy is to be reached, the decision is the quickest candidate and how long it is to be
 trained. A trial saves time there in two ways: less is trained to be sure, and another candidate may
 prove quicker. It is made if that is more than it takes. The first one is made in any case, as
@@ -16,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import erf, exp, inf, log, pi, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -49,9 +54,10 @@ _LONGEST_TO_TARGET, _SHORTER_TO_TARGET = 1.0, (1, 2, 4, 8)  # there each has to 
 
 
 class Arm(NamedTuple):
-    """A batch that a plan may choose.
+    """An optimizer and a batch that a plan may choose.
 
     Attributes:
+        optimizer: To train with.
         batch: Global batch, in samples.
         workers: That train it quickest.
         micro_batch: Most samples in one forward pass of theirs.
@@ -59,6 +65,7 @@ class Arm(NamedTuple):
         slowness: What a trial takes here over what is planned; the time planned may be simulated.
     """
 
+    optimizer: OptimizerName
     batch: int
     workers: int
     micro_batch: int
@@ -70,14 +77,12 @@ class Wanted(NamedTuple):
     """A trial to be made.
 
     Attributes:
-        optimizer: To train with.
-        arm: Its batch and workers.
+        arm: Its optimizer, batch and workers.
         samples: To train on.
         seconds: It should take.
         offset: Of its rate: as of a `Candidate`.
     """
 
-    optimizer: OptimizerName
     arm: Arm
     samples: int
     seconds: float
@@ -86,7 +91,7 @@ class Wanted(NamedTuple):
     @property
     def training(self) -> Candidate:
         """The trial as an input of the law of learning."""
-        return Candidate(self.optimizer, self.arm.batch, self.samples, self.offset)
+        return Candidate(self.arm.optimizer, self.arm.batch, self.samples, self.offset)
 
     @property
     def rate_scale(self) -> float:
@@ -95,7 +100,7 @@ class Wanted(NamedTuple):
 
     def __str__(self) -> str:
         rate = f", {self.rate_scale:.3g} x the usual rate" if self.offset else ""
-        return f"{self.optimizer}, batch {self.arm.batch}, {self.samples:,} images{rate}"
+        return f"{self.arm.optimizer}, batch {self.arm.batch}, {self.samples:,} images{rate}"
 
 
 class _Aimed(NamedTuple):
@@ -113,8 +118,7 @@ class Question:
     """What the trials are to decide.
 
     Attributes:
-        arms: Batches to choose from.
-        optimizers: To choose from.
+        arms: To choose from.
         epochs: Of the planned training.
         samples: Training images.
         classes: Of the data.
@@ -126,7 +130,6 @@ class Question:
     """
 
     arms: tuple[Arm, ...]
-    optimizers: tuple[OptimizerName, ...]
     epochs: int
     samples: int
     classes: int
@@ -135,6 +138,11 @@ class Question:
     rates: bool = False
     target: float | None = None
     confidence: float = 0.8
+
+    @property
+    def optimizers(self) -> tuple[OptimizerName, ...]:
+        """To choose from."""
+        return tuple(dict.fromkeys(arm.optimizer for arm in self.arms))
 
     @property
     def held_out(self) -> int:
@@ -173,20 +181,23 @@ class Question:
             if one.seconds <= left
             and one.training not in made
             # A rate tells little of itself beside none.
-            and (not one.offset or one.optimizer in {name for name, *_ in made})
+            and (not one.offset or one.arm.optimizer in {name for name, *_ in made})
         ]
+        if not trials:
+            return None
         if self.target is not None:
             return self._saving_most(model, trials, offsets, self.target)
         trainings = {
-            Candidate(name, arm.batch, self.epochs * self.samples, offset): arm.epoch_seconds
+            Candidate(arm.optimizer, arm.batch, self.epochs * self.samples, offset): arm
             for arm in self.arms
-            for name in self.optimizers
-            for offset in {model.offset(name), *offsets[name]}
+            if self.epochs * self.samples >= MIN_STEPS * arm.batch  # or the plan takes none such
+            for offset in {model.offset(arm.optimizer), *offsets[arm.optimizer]}
         }
         accuracies = {one: model.accuracy(one).value for one in trainings}
         open_ = [one for one in trainings if one.offset == model.offset(one.optimizer)]
-        least = max(accuracies[one] for one in open_) - self.tolerance
-        chosen = min((one for one in open_ if accuracies[one] >= least), key=trainings.__getitem__)
+        best = max(open_, key=accuracies.__getitem__)
+        near = [one for one in open_ if accuracies[one] >= accuracies[best] - self.tolerance]
+        chosen = min(near, key=lambda one: trainings[one].epoch_seconds)
         losses = {
             one: _expected_above(*model.apart(one, chosen), self.tolerance)
             for one in trainings
@@ -194,7 +205,7 @@ class Question:
         }
         doubted = max(losses, key=losses.__getitem__, default=None)
         if doubted is None or losses[doubted] < SETTLED:
-            return None
+            return self._sooner(model, trials, {one: trainings[one] for one in open_}, best, chosen)
         return max(
             trials,
             key=lambda one: (
@@ -202,6 +213,42 @@ class Question:
             ),
             default=None,
         )
+
+    def _sooner(
+        self,
+        model: LearningModel,
+        trials: Sequence[Wanted],
+        trainings: Mapping[Candidate, Arm],
+        best: Candidate,
+        chosen: Candidate,
+    ) -> Wanted | None:
+        """The trial that saves most seconds of the chosen training beyond its own, if any."""
+        arm = trainings[chosen]
+        whole = self.epochs * self.samples * self._each(arm)
+        saved = {
+            one: whole * (1 - other.epoch_seconds / arm.epoch_seconds)
+            for one, other in trainings.items()
+            if other.epoch_seconds < arm.epoch_seconds
+        }
+
+        def gain(trial: Wanted) -> float:
+            shown = (
+                seconds * self._shown(model, trial.training, one, best)
+                for one, seconds in saved.items()
+            )
+            return max(shown, default=0.0) - trial.seconds
+
+        found = max(trials, key=gain)
+        return found if gain(found) > 0 else None
+
+    def _shown(
+        self, model: LearningModel, trial: Candidate, one: Candidate, best: Candidate
+    ) -> float:
+        """Probability that by a trial a candidate is within the tolerance, which it is not yet."""
+        apart, error = model.apart(one, best)
+        left = 1 - model.would_tell(trial, self.held_out, one, best)
+        moved = error * sqrt(1 - left**2)
+        return NormalDist().cdf((apart + self.tolerance) / moved) if moved else 0.0
 
     def _saving_most(
         self,
@@ -261,19 +308,24 @@ class Question:
         """What each candidate takes to the target; none where guessing reaches it."""
         sure = NormalDist().inv_cdf(self.confidence)
         found = []
-        for arm, name in product(self.arms, self.optimizers):
+        for arm in self.arms:
+            name = arm.optimizer
             for offset in {model.offset(name), *offsets[name]}:
                 aim = model.aim(name, arm.batch, target, offset)
                 if aim is not None:
                     seconds = log(aim.samples * self._each(arm))
-                    surely = seconds + sure * model.aim_error(aim)
+                    surely = max(self._least(arm), seconds + sure * model.aim_error(aim))
                     found.append(_Aimed(aim, arm, offset == model.offset(name), seconds, surely))
         return found
 
     def _trained(self, one: _Aimed, log_seconds: float) -> float:
         """Seconds of training that is to take so long: it ends at all epochs by and by."""
         most = self.epochs * self.samples * self._each(one.arm)
-        return most / (1 + exp(log(most) - log_seconds))
+        return most / (1 + exp(log(most) - max(self._least(one.arm), log_seconds)))
+
+    def _least(self, arm: Arm) -> float:
+        """Logarithm of the seconds of so few steps that a plan takes no fewer."""
+        return log(MIN_STEPS * arm.batch * self._each(arm))
 
     def _moved(self, model: LearningModel, trial: Candidate, one: Aim, other: Aim) -> float:
         """Standard deviation by which a trial moves the ratio of two aims, in logarithms."""
@@ -308,9 +360,8 @@ class Question:
                 samples = int(most / times) // arm.batch * arm.batch
                 if samples >= _least_samples(arm):
                     seconds = self._seconds(arm, samples)
-                    for name in self.optimizers:
-                        for offset in offsets[name]:
-                            yield Wanted(name, arm, samples, seconds, offset)
+                    for offset in offsets[arm.optimizer]:
+                        yield Wanted(arm, samples, seconds, offset)
 
     def _seconds(self, arm: Arm, samples: int) -> float:
         """What a trial takes."""

@@ -96,6 +96,8 @@ PRIOR = Prior(
 FEW_TASKS = 1.34
 """Quantile of an eighth task by the mean and spread of seven over the normal one: Student's t with
 six degrees of freedom, times sqrt(1 + 1/7)."""
+KNOWN_FROM = 32
+"""Least batch of these trainings."""
 
 
 class Aim(NamedTuple):
@@ -118,6 +120,14 @@ class LearningModel:
     _mean: np.ndarray
     _covariance: np.ndarray
     _seed: float
+
+    @property
+    def known_from(self) -> int:
+        """Least batch of the trainings that it rests on, of the task and of others.
+
+        Nothing shows that smaller ones learn more, so no more is expected of them.
+        """
+        return min([KNOWN_FROM, *(one.batch for one in self.observed)])
 
     def accuracy(self, candidate: Candidate) -> Estimate:
         """Held-out accuracy at the end, a share; the interval is for a single seed."""
@@ -266,7 +276,7 @@ class LearningModel:
 
         It depends on where a trial is, not on what comes of it.
         """
-        at, row = self._at(trial)
+        at, row = _logit(self._mean, self._names, trial)  # with its batch, whichever that is
         longest = max([trial.samples, *(one.samples for one in self.observed)])
         noise = _noise(_unit(at), held_out, self.classes, self._seed) ** 2
         noise += _shorter(trial.samples, longest) ** 2
@@ -312,7 +322,8 @@ class LearningModel:
         return sqrt(self._variance(row) + self._seed**2 + _bent(samples, longest) ** 2)
 
     def _at(self, candidate: Candidate) -> tuple[float, np.ndarray]:
-        return _logit(self._mean, self._names, candidate)
+        known = candidate._replace(batch=max(candidate.batch, self.known_from))
+        return _logit(self._mean, self._names, known)
 
     def _share(self, logit: float) -> float:
         """Accuracy at a logit, guessing included."""

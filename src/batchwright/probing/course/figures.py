@@ -33,7 +33,7 @@ def measure_figures(curves: Curves, report: Callable[[str], None]) -> dict[str, 
     return {
         "collectives": _exchanges(curves, report),
         "noise": _noise(curves, report),
-        "evaluation_seconds_per_image": _evaluation(curves, report),
+        **_evaluation(curves, report),
         "updates": _updates(curves, report),
     }
 
@@ -74,7 +74,7 @@ def _noise(curves: Curves, report: Callable[[str], None]) -> GradientNoise | Non
     return answer.noise if answer else None
 
 
-def _evaluation(curves: Curves, report: Callable[[str], None]) -> float:
+def _evaluation(curves: Curves, report: Callable[[str], None]) -> dict[str, Any]:
     report("evaluation")
     curve = curves.all[-1]
     each = passes(_EVALUATION_REPEATS, curves.visitor.prepared.loaders or 0)
@@ -84,7 +84,10 @@ def _evaluation(curves: Curves, report: Callable[[str], None]) -> float:
         command = commands.Evaluate(workers=curve[0], batch_size=size, repeats=_EVALUATION_REPEATS)
         answer = curves.visitor.ask(command, commands.Evaluated, "evaluating")
         if answer is not None:
-            return answer.seconds_per_image
+            return {
+                "evaluation_seconds_per_image": answer.seconds_per_image,
+                "first_answers": answer.first_answers,
+            }
         size = max(1, size // 4)  # too much for the memory; restarts are counted
 
 

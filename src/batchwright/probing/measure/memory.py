@@ -18,6 +18,7 @@ from batchwright.records import DataFacts, Job, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.workload.data.store_writer import PIXELS
 from batchwright.workload.host import autocast, free_memory, release_memory
+from batchwright.workload.muon import Muon
 from batchwright.workload.recomputation import recompute
 from batchwright.workload.task import build_network, build_optimizer, freeze, set_training
 from batchwright.workload.tensor_bytes import counting_tensors
@@ -102,6 +103,8 @@ def _peak_of_fakes(job: Job, data: DataFacts, resolution: int, size: int) -> int
             module.register_buffer(name, mode.from_tensor(buffer))
     with mode:
         optimizer = build_optimizer(network, job, OPTIMIZERS[job.optimizer].rate)
+        if isinstance(optimizer, Muon):  # these tensors say that they are of the CPU
+            optimizer.together = job.device == "cuda"
         tracker = MemTracker()
         tracker.track_external(network, optimizer)
         with tracker:

@@ -24,6 +24,7 @@ from batchwright.algorithms.partition import apportion
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.probing.bench import Batch, Bench, Taken, if_it_fits
 from batchwright.probing.commands import RunTrial, ignored
+from batchwright.probing.measure.evaluation import answers
 from batchwright.probing.measure.timing import now
 from batchwright.records import Job, LearningRateRule, Trial
 from batchwright.records.text.formatting import counted
@@ -253,8 +254,9 @@ def _sums(bench: Bench, batches: Iterator[Batch]) -> tuple[float, float]:
     with without_gradients():
         for images, labels in batches:
             outputs, mean = bench.outputs_and_loss((images, labels))
-            if outputs.ndim != 2 or labels.ndim != 1 or outputs.shape[1] < bench.classes:
+            found = answers(outputs, labels, bench.classes)
+            if found is None:
                 return nan, nan
-            right += float((outputs.argmax(dim=1) == labels).sum())
+            right += float((found == labels).sum())
             loss += len(labels) * float(mean)
     return right, loss

@@ -138,7 +138,7 @@ def plan_curves(plan: Plan, profiles: Sequence[Profile] = ()) -> PlanCurves:
         max_cost=plan.job.goal.max_cost,
         clusters=curves,
         left_out=len(groups) - len(shown),
-        accuracy_tolerance=plan.job.goal.level_within(observed=not expects_accuracy(plan)),
+        accuracy_tolerance=plan.job.goal.level_within(assumed=expects_accuracy(plan)),
     )
 
 

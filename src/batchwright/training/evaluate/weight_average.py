@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 _UPDATES = 32  # in what it looks back on: more would cost more, and tell the same
+_AT_ONCE = 2**22  # numbers that a GPU takes in together, with some 10 bytes of each meanwhile
+_IN_CACHE = 2**16  # the same on a CPU, which goes over them several times
+_APART = 16  # numbers: a tensor begins at a multiple, so it is aligned as one by itself is
 
 
 class WeightAverage:
@@ -35,10 +39,12 @@ class WeightAverage:
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         self._statistics = dict(_statistics(model))
         self._live: dict[str, Tensor] = {**trained, **self._statistics}
-        self._means = {
-            name: one.detach().to(torch.promote_types(one.dtype, torch.float32), copy=True)
-            for name, one in self._live.items()
-        }
+        self._means: dict[str, Tensor] = {}
+        self._parts: list[_Part] = []
+        for names in _in_parts(self._live):
+            part = _Part([self._live[name] for name in names])
+            self._means.update(zip(names, part.means, strict=True))
+            self._parts.append(part)
         self.updates, self._steps = 0, 0
 
     @property
@@ -65,9 +71,8 @@ class WeightAverage:
             return
         self._steps = 0
         weight = max(apart / back, 1 / (self.updates + 1))
-        for mean, live in zip(self._means.values(), self._live.values(), strict=True):
-            now = live.detach().to(mean.dtype)
-            mean.lerp_(torch.where(torch.isfinite(now), now, mean), weight)
+        for part in self._parts:
+            part.take_in(weight)
         self.updates += 1
 
     @contextmanager
@@ -119,6 +124,62 @@ class WeightAverage:
             for name, mean in values["buffers"].items():
                 if name in self._statistics:  # else a layer has gone since
                     self._means[name].copy_(mean)
+
+
+class _Part:
+    """Averages of tensors of one number format, which lie in one flat tensor.
+
+    So a GPU takes all of them in with the few operations that it would take for each.
+
+    Attributes:
+        means: One for each of the tensors: a view of its shape and, if it is dense, its strides.
+    """
+
+    @torch.no_grad()
+    def __init__(self, live: list[Tensor]) -> None:
+        self._live = live
+        self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
+        end = 0
+        for one in live:
+            strides = torch.empty_like(one, device="meta").stride()
+            self._places.append((one.size(), strides, end))
+            end += -(-one.numel() // _APART) * _APART
+        wide = torch.promote_types(live[0].dtype, torch.float32)
+        self._flat = torch.zeros(end, dtype=wide, device=live[0].device)
+        self.means = self._views(self._flat)
+        torch._foreach_copy_(self.means, live)
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        return [flat.as_strided(*place) for place in self._places]
+
+    def take_in(self, weight: float) -> None:
+        """Give what is finite of the tensors as they are now this ``weight``."""
+        mean = self._flat
+        if len(self._live) == 1:  # it needs no copy
+            mean = self.means[0]
+            now = self._live[0].detach().to(mean.dtype)
+        else:
+            now = torch.empty_like(mean)
+            torch._foreach_copy_(self._views(now), self._live)
+        mean.lerp_(torch.where(torch.isfinite(now), now, mean), weight)
+
+
+def _in_parts(live: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Names of tensors that are alike, as many as are to be taken in together."""
+    alike: dict[tuple[torch.device, torch.dtype], list[str]] = defaultdict(list)
+    for name, one in live.items():
+        alike[one.device, one.dtype].append(name)
+    for (device, _), names in alike.items():
+        most = _IN_CACHE if device.type == "cpu" else _AT_ONCE
+        part: list[str] = []
+        numbers = 0
+        for name in names:
+            if part and numbers + live[name].numel() > most:
+                yield part
+                part, numbers = [], 0
+            part.append(name)
+            numbers += live[name].numel()
+        yield part
 
 
 def _statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

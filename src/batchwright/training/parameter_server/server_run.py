@@ -74,14 +74,14 @@ class RoundWorker:
             least=setup.least,
             weights=setup.sample_weights,
         )
-        updater = setup.updater(trained)
-        self.reducer = Reducer(trained, group, per_tensor=updater.per_tensor)
+        self.reducer = Reducer(trained, group, per_tensor=setup.per_tensor)
         self.stepper = Stepper(
             setup.plan,
             group,
             self.state,
             self.reducer,
-            updater,
+            setup.updater(trained),
+            setup.rates(),
             Statistics(setup.model),
             self.sharing,
             self.clock,

@@ -9,16 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from batchwright.distributed.transports import nothing
 from batchwright.training.batches.batch_split import Division
 from batchwright.training.batches.epoch_steps import EpochSteps
 from batchwright.training.batches.feeding import Batch, Feed
 from batchwright.training.batches.sampler import Step, micro_batches
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock
+from batchwright.training.step.early_batches import NO_BATCHES, Early
 from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.training.step.stepper import Stepper
-from batchwright.workload.host import is_out_of_memory
 
 
 class Once:
@@ -81,39 +80,6 @@ class Once:
         self._batches.close()
 
 
-class Early(Iterator[Batch]):
-    """Batches of which the next may be made before it is asked for.
-
-    Args:
-        parts: Indices of the samples of each.
-        make: Makes one.
-    """
-
-    def __init__(self, parts: Iterator[Tensor], make: Callable[[Tensor], Batch]) -> None:
-        self._parts, self._make = parts, make
-        self._next: Tensor | None = None  # asked for early
-        self._made: list[Batch] = []
-
-    def __next__(self) -> Batch:
-        part, self._next = self._next, None
-        if self._made:
-            return self._made.pop()
-        return self._make(next(self._parts) if part is None else part)
-
-    def make(self) -> None:
-        """Make the next, if there is one and memory for it beside the step in progress."""
-        if self._next is not None:
-            return
-        self._next = next(self._parts, None)
-        if self._next is None:
-            return
-        try:
-            self._made = [self._make(self._next)]
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-
-
 class Turns:
     """How the workers of a process take turns with its network; one alone has it for itself."""
 
@@ -171,14 +137,13 @@ class MicroBatches:
         loading = self._feed.loading
         loaded = loading.totals.cpu_seconds
         fed: Iterator[Batch]
-        meanwhile = nothing
+        early = NO_BATCHES
         if self._feed.made_there(resolution):
             make = partial(self._feed.single, epoch=epoch, resolution=resolution)
             fed = early = Early(walk.ahead(), make)
-            meanwhile = early.make
         else:
             fed = self._feed.training(walk.ahead(), epoch, resolution)
-        with self._memory.of_epoch(), self._stepper.making(meanwhile):
+        with self._memory.of_epoch(), self._stepper.making(early):
             while self._state.step < len(walk):
                 index = self._state.step
                 step = walk.step(index)

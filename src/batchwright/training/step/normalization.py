@@ -20,11 +20,16 @@ class Statistics:
     Args:
         model: Holds the layers. Where several workers take turns with it, each has put its own
             buffers in place before `keep`.
+
+    Attributes:
+        synchronized: Whether they are those of all workers, who exchange them in each pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = [layer for layer in model.modules() if isinstance(layer, _NormBase)]
+        self.synchronized = any(isinstance(one, nn.SyncBatchNorm) for one in self._layers)
         self._kept: dict[Tensor, list[tuple[list[Tensor], Tensor]]] = {}  # by each worker's first
+        self._counts: dict[_NormBase, tuple[Tensor, Tensor]] = {}  # and its view (1,)
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -37,12 +42,15 @@ class Statistics:
                 mean, variance, count = map(layer._buffers.get, _NAMES)
                 if mean is not None and variance is not None and count is not None:
                     averages += [mean, variance]
-                    counts.append(count)
+                    known = self._counts.get(layer)
+                    if known is None or known[0] is not count:
+                        known = self._counts[layer] = count, count.view(1)
+                    counts.append(known[1])
         if averages and averages[0] not in self._kept:
             # Two copies however many layers there are: a GPU starts each by itself.
             self._kept[averages[0]] = [
                 (averages, torch.cat(averages)),
-                (counts, torch.stack(counts)),
+                (counts, torch.cat(counts)),
             ]
 
     @torch.no_grad()

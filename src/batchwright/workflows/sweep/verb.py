@@ -143,6 +143,7 @@ def sweep(
         planner.measure((cell for cell in cells if cell.name not in planner.plans), folder)
         _take_plans(folder, book, cells, planner)
         _tell_doubts([one.key for one in swept], cells, planner.plans)
+        _tell_optimizers([one.key for one in swept], planner.plans.values())
         _tell_crowding(planner.plans.values())
         stopped = _run(folder, book, cells, planner, most)
         found = book.sweep()
@@ -216,6 +217,16 @@ def _tell_doubts(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str, Pl
             )
     for line in told:
         _say(line)
+
+
+def _tell_optimizers(keys: Collection[str], plans: Collection[Plan]) -> None:
+    """Say where settings differ in the optimizer, which the grid does not name."""
+    taken = sorted({plan.update for plan in plans})
+    if len(taken) > 1 and "optimizer" not in keys:
+        _say(
+            f"warning: optimizer=auto takes {' and '.join(taken)}, by setting, so these differ by "
+            f"more than the grid says: give optimizer={taken[-1]} to compare the rest alone"
+        )
 
 
 def _tell_crowding(plans: Collection[Plan]) -> None:

@@ -1,0 +1,37 @@
+"""The graph of a loss whose backward pass ran out of memory."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor
+
+
+def release_graph(loss: Tensor) -> None:
+    """Free what a failed backward pass still needs memory for; the loss keeps its value.
+
+    The user's loop may hold the loss, or outputs that it was computed from, while the step is
+    repeated, and with them all activations.
+    """
+    nodes: list[Any] = [loss.grad_fn]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+        for name in dir(node):
+            if name.startswith("_raw_saved_"):
+                saved = getattr(node, name)
+                for one in saved if isinstance(saved, (tuple, list)) else (saved,):
+                    with suppress(RuntimeError):  # the backward pass has freed it already
+                        # What the first function returns is kept in place of the tensor.
+                        one.register_hooks(lambda _: None, _refuse_released)
+    with suppress(RuntimeError):  # a view has no graph of its own to be cut off from
+        loss.detach_()
+
+
+def _refuse_released(_: None) -> Tensor:
+    raise RuntimeError("memory ran out in the backward pass of this loss, so its graph was freed")
