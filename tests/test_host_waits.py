@@ -465,6 +465,15 @@ def test_so_does_one_whose_images_are_turned():
     torch.testing.assert_close(weights, expected)
 
 
+def test_so_does_one_that_averages_its_weights():
+    _, build, options = KINDS["plain"]
+    plan = plan_for().model_copy(update={"average_epochs": 0.5})
+    steps, weights, _, waits = waits_of(plan, build, **options)
+    assert max(steps) <= HOST_SYNCHRONIZATIONS_PER_STEP, waits
+    _, expected, _, _ = waits_of(plan, build, torch.device("cpu"), **options)
+    torch.testing.assert_close(weights, expected)
+
+
 def test_so_does_one_whose_photographs_stay_on_the_device(monkeypatch):
     _as_photographs(monkeypatch, "photographs")
     plan, build, options = KINDS["plain"]
