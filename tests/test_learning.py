@@ -783,17 +783,6 @@ def test_a_handful_of_images_leaves_none_to_judge_on():
     assert few.next_trial([], budget=100, left=100) is None
 
 
-def test_one_trial_may_take_all_the_time_where_a_third_is_too_little():
-    """It tells of the level, in place of nothing."""
-    asks = question()
-    least = asks.least_budget
-    seen, made = asked(asks, 1.01 * least)
-    assert len(seen) == 1
-    assert made[0].seconds == pytest.approx(least)
-    assert asked(asks, 0.99 * least) == ([], [])
-    assert all(one.seconds <= 2 * least for one in asked(asks, 6 * least)[1])
-
-
 def test_what_is_settled_takes_no_more_time():
     asks = question()
     sure = [

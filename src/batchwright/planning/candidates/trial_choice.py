@@ -48,10 +48,9 @@ RATE_STEP = log(3)
 MAX_RATE_STEPS = 3
 """Either way from the usual rate."""
 
-_LONGEST = 1 / 3  # of the budget: three trials tell of slope and level, one of level alone
+_LONGEST = 1 / 3  # of the budget: three trials tell of slope and level, one of neither
 _SHORTER = (1, 2, 4)  # a trial may be so many times shorter than the longest
 _LONGEST_TO_TARGET, _SHORTER_TO_TARGET = 1.0, (1, 2, 4, 8)  # there each has to pay
-_ROUNDING = 1e-9  # or the shortest trial would be a batch too short for itself
 
 
 class Arm(NamedTuple):
@@ -152,9 +151,9 @@ class Question:
 
     @property
     def least_budget(self) -> float:
-        """Seconds of the shortest trial that tells; infinite where the training is too short."""
+        """Seconds that do for a trial at some batch; infinite where the training is too short."""
         found = [
-            self._seconds(arm, samples)
+            self._seconds(arm, samples) / self._longest
             for arm in self.arms
             if (samples := -(-_least_samples(arm) // arm.batch) * arm.batch)
             <= self.epochs * self.samples
@@ -352,11 +351,9 @@ class Question:
     def _affordable(
         self, budget: float, offsets: Mapping[OptimizerName, Sequence[float]]
     ) -> Iterator[Wanted]:
-        # Where a share of the budget is too little for any trial, one may take all of it.
-        longest = max(self._longest * budget, (1 + _ROUNDING) * self.least_budget)
         for arm in self.arms:
             most = min(
-                (longest - self.judging_seconds) / self._each(arm),
+                (self._longest * budget - self.judging_seconds) / self._each(arm),
                 self.epochs * self.samples,
             )
             for times in _SHORTER if self.target is None else _SHORTER_TO_TARGET:
