@@ -262,7 +262,7 @@ def test_time_regret_is_against_what_is_as_accurate_within_a_point() -> None:
 
 
 def test_figures_are_of_all_cases_and_trials_of_the_longer_trainings() -> None:
-    cases = {("one", 2): made_case(trials=50.0), ("one", 8): made_case(A, trials=20.0)}
+    cases = {("one", 0, 2): made_case(trials=50.0), ("one", 0, 8): made_case(A, trials=20.0)}
     figures = BENCHMARK.values(found_of(cases))
     assert tuple(figures) == tuple(one.name for one in BENCHMARK.figures)
     values = {name: figure.value for name, figure in figures.items()}
@@ -276,4 +276,4 @@ def test_figures_are_of_all_cases_and_trials_of_the_longer_trainings() -> None:
     assert values["trials_share"] == pytest.approx(0.1)
     assert figures["regret_points"].met
     assert not figures["accuracy_coverage"].met
-    assert json.dumps(told(cases["one", 2]), allow_nan=False)
+    assert json.dumps(told(cases["one", 0, 2]), allow_nan=False)

@@ -45,14 +45,14 @@ or benchmarks/results/learning-curves.jsonl. The order is: seed 0, task by task,
 shortest trainings first, each at the plan's rate, at the others and beyond the ends; then seed 1,
 then seed 2.
 
-What is scored are plans of each task for each of its lengths, a case each: from a profile of the
-task with trials, `goal.objective=auto`; from the same profile without them, `goal.objective=knee`.
-One profile serves both lengths. `goal.least_steps` is 4. A candidate is a batch of the grid with
-SGD or Muon. Its time is that which the plan predicts, the trials aside. Its accuracy is the mean
-over the seeds at the best of its rates. The accuracy of the chosen one is that at the rate
-which it was given: between two of the grid's it is on the straight line over the logarithm of the
-rate, beyond them it is that of the nearest; and for a batch that is none of the grid's likewise,
-over the logarithm of the batch. A training that gave up counts as guessing.
+What is scored are plans of each task for each of its lengths, from each of three probes, a case
+each: from a profile of the task with trials, `goal.objective=auto`; from the same profile without
+them, `goal.objective=knee`. One profile serves both lengths. `goal.least_steps` is 4. A candidate
+is a batch of the grid with SGD or Muon. Its time is that which the plan predicts, the trials aside.
+Its accuracy is the mean over the seeds at the best of its rates. The accuracy of the chosen one is
+that at the rate which it was given: between two of the grid's it is on the straight line over the
+logarithm of the rate, beyond them it is that of the nearest; and for a batch that is none of the
+grid's likewise, over the logarithm of the batch. A training that gave up counts as guessing.
 
 What is best among many noisy means looks better than it is. So wherever something is called best,
 candidate or rate, the choice is made by the other seeds: for each seed, that which is best by the
@@ -73,8 +73,8 @@ Spread is the range for means and the quartiles for medians. All are in points o
 (hundredths of a share) but for the time regret, which is a ratio, and the shares. A case counts
 when seed 0 of its grid is whole.
 
---full probes each task on one core, with trials for a tenth of the longer training's time, and
-scores the plans by the lines that are there; --quick checks digits.
+--full probes each task three times on one core, with trials for a tenth of the longer training's
+time, and scores the plans by the lines that are there; --quick checks digits.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ from benchmarks.planning.decisions_runs import (
 )
 
 LEARNING = 0.1  # of the longer training's time, for trials
+PROBES = 3  # of each task: trials of seconds differ from one to the next, and so do plans
 SLOWER = 1.1  # a candidate may take so many times as long as the chosen one
 AS_ACCURATE = 1.0  # points
 
@@ -296,10 +297,10 @@ class Case:
         return self.truth.accuracy(decision.candidate, decision.rate)
 
 
-def found_of(cases: Mapping[tuple[str, int], Case]) -> dict[str, list[float]]:
-    """What all cases say, by task and epochs."""
+def found_of(cases: Mapping[tuple[str, int, int], Case]) -> dict[str, list[float]]:
+    """What all cases say, by task, probe and epochs."""
     every = list(cases.values())
-    longest = {task: max(epochs for name, epochs in cases if name == task) for task, _ in cases}
+    longest = {(task, probe): epochs for task, probe, epochs in sorted(cases)}
     regrets = [case.regret(case.informed) for case in every]
     return {
         "regret_points": regrets,
@@ -310,7 +311,8 @@ def found_of(cases: Mapping[tuple[str, int], Case]) -> dict[str, list[float]]:
         "accuracy_coverage": [one for case in every for one in case.covered()],
         "accuracy_half_width_points": [one for case in every for one in case.half_widths()],
         "trials_share": [
-            cases[one].trials_seconds / cases[one].informed.seconds for one in longest.items()
+            cases[(*probed, epochs)].trials_seconds / cases[(*probed, epochs)].informed.seconds
+            for probed, epochs in longest.items()
         ],
     }
 
@@ -378,17 +380,21 @@ def _profile(name: str, data: Path, folder: Path) -> Profile:
 def measure(arguments: Arguments, folder: Path) -> Found:
     """Score the tasks whose truth is there."""
     lines = read_lines(TRUTH_LINES)
-    cases: dict[tuple[str, int], Case] = {}
+    cases: dict[tuple[str, int, int], Case] = {}
     for name in TASKS if arguments.full else ("digits",):
         truths = {epochs: truth_of(lines, name, epochs) for epochs in TASKS[name].epochs}
         if not any(truths.values()):
             say(f"{name}: seed 0 is not whole yet")
             continue
-        profile = _profile(name, arguments.data or folder, folder)
-        for epochs, truth in truths.items():
-            if truth is not None:
-                cases[name, epochs] = case_of(profile, truth, epochs)
-    measurements = {f"{name}, {epochs} epochs": told(one) for (name, epochs), one in cases.items()}
+        for probe in range(PROBES if arguments.full else 1):
+            profile = _profile(name, arguments.data or folder, folder)
+            for epochs, truth in truths.items():
+                if truth is not None:
+                    cases[name, probe, epochs] = case_of(profile, truth, epochs)
+    measurements = {
+        f"{name}, {epochs} epochs, probe {probe}": told(one)
+        for (name, probe, epochs), one in cases.items()
+    }
     found = found_of(cases) if cases else {}
     if arguments.full:
         return found, measurements
