@@ -70,22 +70,22 @@ class _Group(ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802 - as PyTorch calls it
         return "silent"
 
-    def allreduce(self, tensors, options):
+    def allreduce(self, tensors, *options):
         self._connect()
         try:
-            return _Work(self._gloo.allreduce(tensors, options))
+            return _Work(self._gloo.allreduce(tensors, *options))
         except RuntimeError:
             return _Work(_Never())
 
-    def broadcast(self, tensors, options):
+    def broadcast(self, tensors, *options):
         self._connect()
-        return self._gloo.broadcast(tensors, options)
+        return self._gloo.broadcast(tensors, *options)
 
-    def allgather(self, outputs, inputs, options):
-        return self._gloo.allgather(outputs, inputs, options)
+    def allgather(self, outputs, inputs, *options):
+        return self._gloo.allgather(outputs, inputs, *options)
 
-    def barrier(self, options):
-        return self._gloo.barrier(options)
+    def barrier(self, *options):
+        return self._gloo.barrier(*options)
 
     def shutdown(self) -> None:
         if _hanging.is_set():
