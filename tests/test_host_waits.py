@@ -41,8 +41,8 @@ SAMPLES, SIDE, CLASSES, BATCH = 48, 8, 3, 12
 HOST_SYNCHRONIZATIONS_PER_STEP = 1
 """At most."""
 OPERATIONS = {1: 19, 2: 65}
-"""Beside those of a plain step at most, by the workers: a host takes 10 to 25 us for each. PyTorch 2.6
-counts two more than 2.13."""
+"""Beside those of a plain step at most, by the workers: a host takes 10 to 25 us for each. PyTorch
+2.6 counts two more than 2.13."""
 
 GAIN = LearningRateRule(
     base=0.1, base_batch=4, scaling="gain", peak=0.1, warmup_epochs=0, decay="none"
