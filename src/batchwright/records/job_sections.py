@@ -462,9 +462,9 @@ class Goal(Keys):
         ge=0.5,
         lt=1,
         description="Probability with which the epochs that `target-accuracy` chooses reach "
-        "`goal.accuracy`. Where none do, it trains the most that `epochs`, `goal.deadline` and "
-        "`goal.max_cost` allow, as long as these have a chance of a tenth, or only other tasks "
-        "tell it.",
+        "`goal.accuracy`. Where no number of epochs does, as many are trained as `epochs`, "
+        "`goal.deadline` and `goal.max_cost` allow; a chance below a tenth is refused, unless it "
+        "is known from other tasks' trainings alone.",
     )
     least: Literal["time", "cost"] = Field(
         "time", description="Of what `target-accuracy` takes the least."
@@ -473,8 +473,9 @@ class Goal(Keys):
         0.01,
         ge=0,
         lt=1,
-        description="Held-out accuracy that `auto` gives up for time: share. Three times that, for "
-        "half the time, where only other tasks tell it, up to the gradient noise scale.",
+        description="Held-out accuracy that `auto` gives up for time: share. Without trials and "
+        "runs up to three times as much, if that halves the time, and up to the gradient noise "
+        "scale.",
     )
     kinds: tuple[WorkerKind, ...] = Field(
         (),
