@@ -479,6 +479,17 @@ def test_limits_below_one_epoch_name_the_least_that_gives_any_training(limits, b
         assert taken.high <= most
 
 
+def test_what_a_large_batch_is_said_to_reach_is_after_the_steps_of_which_anything_is_known():
+    """One epoch with it has 3, of which nothing is told."""
+    goal = Goal(accuracy=0.3, deadline=0.01)
+    job = PROFILE.job.model_copy(update={"global_batch": 512, "goal": goal})
+    with pytest.raises(PlanError, match="no candidate is trained for 9 epochs within") as caught:
+        make_plan(PROFILE, job)
+    enough = float(re.search(r"give goal\.deadline=([0-9.]+)$", str(caught.value))[1])
+    given = job.model_copy(update={"goal": goal.model_copy(update={"deadline": enough})})
+    assert make_plan(PROFILE, given).epochs == 9
+
+
 def accuracy_to_give_with(said):
     return float(re.search(r" and goal\.accuracy=([0-9.]+) or less", said)[1])
 

@@ -306,7 +306,7 @@ def _none_in_time(goal: Goal, rows: Sequence[Row], progress: Progress, trained: 
     """
     found = []
     for row in rows:
-        shortest = trained(row, progress.least or 1)
+        shortest = trained(row, progress.fewest(row.batch))
         reached = progress.accuracy(row.batch, shortest.epochs)
         over = {miss.limit for miss in shortest.misses}
         if reached is not None and over and over <= {"goal.deadline", "goal.max_cost"}:

@@ -69,9 +69,13 @@ class Learnt:
 
     def tells(self, batch: int, epochs: float) -> bool:
         """Whether the law knows of trainings of as few steps."""
+        return epochs >= self.told_from(batch)
+
+    def told_from(self, batch: int) -> float:
+        """Epochs from which on it `tells`."""
         from batchwright.planning.candidates.trial_choice import MIN_STEPS
 
-        return epochs * self.train_samples >= MIN_STEPS * batch
+        return MIN_STEPS * batch / self.train_samples
 
     def accuracy(self, optimizer: OptimizerName, batch: int, epochs: float) -> Estimate | None:
         """Held-out accuracy at the end of a training, a share; `None` where nothing `tells`."""

@@ -155,6 +155,11 @@ class Progress:
         error = log(epochs.high / epochs.value) / NormalDist().inv_cdf(0.975)
         return NormalDist().cdf(log(most / epochs.value) / error)
 
+    def fewest(self, batch: int) -> int:
+        """Fewest epochs that may be chosen of which anything is told."""
+        told = 1 if self.law is None else ceil(self.law.told_from(batch))
+        return max(told, self.least or 1)
+
     def trained(self, batch: int) -> int:
         """Epochs that a candidate with such a batch is trained."""
         return self.needed(batch) or self.planned

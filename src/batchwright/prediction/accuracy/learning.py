@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import exp, hypot, inf, log, pi, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -121,7 +122,7 @@ class LearningModel:
     _covariance: np.ndarray
     _seed: float
 
-    @property
+    @cached_property
     def known_from(self) -> int:
         """Least batch of the trainings that it rests on, of the task and of others.
 
