@@ -65,7 +65,7 @@ def test_the_notebook_shows_a_table_of_profile_plan_and_run_and_names_no_place_o
         for out in cell.get("outputs", ())
         if "text/html" in out.get("data", {})
     ]
-    captions = re.findall("<caption>(.*?)</caption>", "".join("".join(one) for one in shown))
+    captions = re.findall("<caption[^>]*>(.*?)</caption>", "".join("".join(one) for one in shown))
     assert {"Profile", "Plan", "RunSummary"} <= set(captions)
     assert not any(
         out["output_type"] == "error" for cell in cells for out in cell.get("outputs", ())
