@@ -441,6 +441,8 @@ def test_no_more_is_expected_of_batches_below_all_that_were_trained_with():
             for batch in (2, known, 2 * known)
         )
         assert small == least
+        failed = Observed("sgd", 4, 2000, 1 / CLASSES, 1000, log(9))
+        assert fit_learning([seen, failed], classes=CLASSES).known_from == known
         assert least[0].value > larger[0].value
         assert least[1].value < larger[1].value
 

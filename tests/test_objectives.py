@@ -488,6 +488,10 @@ def test_what_a_large_batch_is_said_to_reach_is_after_the_steps_of_which_anythin
     enough = float(re.search(r"give goal\.deadline=([0-9.]+)$", str(caught.value))[1])
     given = job.model_copy(update={"goal": goal.model_copy(update={"deadline": enough})})
     assert make_plan(PROFILE, given).epochs == 9
+    few = job.model_copy(update={"epochs": 2})
+    with pytest.raises(PlanError) as refused:
+        make_plan(PROFILE, few)
+    assert "9 epochs" not in str(refused.value)  # epochs=2 allows no more
 
 
 def accuracy_to_give_with(said):

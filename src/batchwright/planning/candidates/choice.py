@@ -306,6 +306,8 @@ def _none_in_time(goal: Goal, rows: Sequence[Row], progress: Progress, trained: 
     """
     found = []
     for row in rows:
+        if progress.fewest(row.batch) > progress.planned:
+            continue  # more time would not do for it
         shortest = trained(row, progress.fewest(row.batch))
         reached = progress.accuracy(row.batch, shortest.epochs)
         over = {miss.limit for miss in shortest.misses}

@@ -126,9 +126,11 @@ class LearningModel:
     def known_from(self) -> int:
         """Least batch of the trainings that it rests on, of the task and of others.
 
-        Nothing shows that smaller ones learn more, so no more is expected of them.
+        Nothing shows that smaller ones learn more, so no more is expected of them. A training that
+        failed for its rate shows nothing of its batch.
         """
-        return min([KNOWN_FROM, *(one.batch for one in self.observed)])
+        learnt = (one.batch for one in self.observed if not _fails(one, self.classes))
+        return min([KNOWN_FROM, *learnt])
 
     def accuracy(self, candidate: Candidate) -> Estimate:
         """Held-out accuracy at the end, a share; the interval is for a single seed."""
