@@ -13,6 +13,7 @@ from torch.nn import functional
 from batchwright.distributed import exit_reports, processes
 from batchwright.errors import BrokenStepError, TrainingError
 from batchwright.training import loop, session
+from batchwright.training.step.normalization import Statistics
 from batchwright.workflows.run_training import Begun, train_here
 from test_session import FEATURES, make_session, make_tiny_plan
 
@@ -152,3 +153,11 @@ def test_so_does_a_training_in_this_process(restarts, tmp_path, monkeypatch):
         train_here(run)
     assert begun == [False, True][: restarts + 1]
     assert told == ["half done; the training was started again"] * restarts
+
+
+def test_frozen_layers_of_synchronized_normalization_exchange_nothing():
+    network = nn.Sequential(nn.SyncBatchNorm(2))
+    statistics = Statistics(network)
+    assert statistics.synchronized
+    network.eval()
+    assert not statistics.synchronized

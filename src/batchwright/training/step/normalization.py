@@ -20,16 +20,17 @@ class Statistics:
     Args:
         model: Holds the layers. Where several workers take turns with it, each has put its own
             buffers in place before `keep`.
-
-    Attributes:
-        synchronized: Whether they are those of all workers, who exchange them in each pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = [layer for layer in model.modules() if isinstance(layer, _NormBase)]
-        self.synchronized = any(isinstance(one, nn.SyncBatchNorm) for one in self._layers)
         self._kept: dict[Tensor, list[tuple[list[Tensor], Tensor]]] = {}  # by each worker's first
         self._counts: dict[_NormBase, tuple[Tensor, Tensor]] = {}  # and its view (1,)
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether workers exchange them in each pass; layers that only evaluate do not."""
+        return any(isinstance(one, nn.SyncBatchNorm) and one.training for one in self._layers)
 
     @torch.no_grad()
     def keep(self) -> None:

@@ -66,5 +66,5 @@ class Rates:
                 group["lr"] = first * relative
         told = self._optimizer.param_groups[0]["lr"]
         if isinstance(told, Tensor):  # on its way before the host waits for the step's figures
-            told = told.detach().to("cpu", non_blocking=True)
+            told = told.detach().to("cpu", non_blocking=True, copy=True)
         self._told = told
