@@ -1,6 +1,8 @@
 """`prediction.curve`: straight or bent, what lies between, and how sure it is."""
 
+import math
 import random
+import statistics
 
 import pytest
 from hypothesis import given
@@ -131,6 +133,24 @@ def test_a_single_point_borrows_the_shape_of_another_curve(truth):
     assert curve.standard_error(32) > shape.standard_error(32)
     assert curve.extrapolates(33)
     assert "resolution 24" in curve.caveat
+
+
+@pytest.mark.parametrize("level", [1.0, 3.0])
+def test_scatter_of_the_last_points_tilts_what_lies_beyond_them(level):
+    """As simulation says, for a bent curve, where a line's own scatter does not count."""
+    batches, error, far = (8, 16, 32, 64), 0.03, 512
+    seconds = {8: 0.1, 16: 0.1, 32: 0.1, 64: 0.1 + 0.1 * level}
+    slope = (seconds[64] - seconds[32]) / 32
+    rng, found = random.Random(3), []
+    for _ in range(500):
+        drawn = [y * math.exp(rng.gauss(0, error)) for y in seconds.values()]
+        curve = fit_curve(batches, drawn, [error] * len(batches))
+        found.append(curve.at(far))
+    assert not curve.linear
+    truth = seconds[64] + slope * (far - 64)
+    scatter = statistics.pstdev(found) / truth
+    assert curve.standard_error(far) > scatter
+    assert curve.standard_error(far) < 3 * max(scatter, 3 * DOUBLING_ERROR)
 
 
 def test_beyond_steps_that_wait_for_their_host_it_goes_on_as_the_large_ones_do():

@@ -102,6 +102,41 @@ def test_micro_batches_exchange_gradients_once():
         assert model.predict(2, 32, sizes).value == pytest.approx(expected)
 
 
+# As measured on two shared cores: one worker with both, and two with one each.
+ALONE = {4: 0.0038, 8: 0.0049, 16: 0.0067, 32: 0.0107, 256: 0.0614}
+TOGETHER = {4: 0.0071, 8: 0.0067, 16: 0.0110, 64: 0.0317, 256: 0.1146}
+
+
+def test_beyond_few_short_steps_of_two_workers_one_worker_says_how_they_go_on():
+    """The slope of the first two alone has batch 256 take 7 ms, in place of 115."""
+    alone = [point(b, s, 0.0, workers=1, visits=(0.98 * s, 1.02 * s)) for b, s in ALONE.items()]
+    together = [
+        point(b, 0.8 * s, 0.2 * s, visits=(0.9 * s, 1.1 * s)) for b, s in TOGETHER.items() if b < 16
+    ]
+    model = fit_step_time([*alone, *together])
+    for batch in (64, 256):
+        estimate = model.predict(2, 32, [batch])
+        assert estimate.low < TOGETHER[batch] < estimate.high
+        assert model.extrapolates(2, 32, batch)
+    assert model.seconds(2, 32, [256]) == pytest.approx(TOGETHER[256], rel=0.35)
+    by_themselves = fit_step_time(together)
+    assert by_themselves.seconds(2, 32, [256]) < 0.1 * TOGETHER[256]
+    assert model.seconds(2, 32, [8]) == pytest.approx(by_themselves.seconds(2, 32, [8]), rel=0.01)
+
+
+def test_a_curve_that_is_well_known_goes_on_by_itself():
+    """Two workers whose steps grow otherwise than one's, and repeat to 1 %."""
+    alone = [point(b, compute_of(b), 0.0, workers=1) for b in (*BATCHES, 1024)]
+    together = [point(b, 3 * compute_of(b), 0.0) for b in BATCHES]
+    truth = 3 * compute_of(512)
+    assert fit_step_time([*alone, *together]).seconds(2, 32, [512]) == pytest.approx(
+        truth, rel=0.01
+    )
+    steeper = [point(b, 0.02 + 0.002 * b, 0.0) for b in BATCHES]
+    found = fit_step_time([*alone, *steeper]).seconds(2, 32, [512])
+    assert found == pytest.approx(0.02 + 0.002 * 512, rel=0.1)
+
+
 def test_bent_points_are_kept_and_said_to_be_bent():
     points = [point(b, compute_of(b) * (1.5 if b > 64 else 1)) for b in BATCHES]
     model = fit_step_time(points)

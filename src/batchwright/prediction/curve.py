@@ -1,14 +1,16 @@
 """Seconds against the batch, at one resolution and number of workers.
 
 A line describes many devices, but not all: caches, allocators and kernel choices bend it. So a line
-where the measured medians allow it, and else straight pieces between them.
+where the measured medians allow it, and else straight pieces between them. Beyond the largest
+measured batch the curve goes on as its upper half does, and as that of another number of workers
+that was measured further: each counts by how well it is known there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import hypot, log2, sqrt
+from math import hypot, log, log2, sqrt
 
 from batchwright.prediction.fit import (
     Line,
@@ -44,18 +46,45 @@ class Curve:
     misfit: float
     caveat: str  # what the points cannot tell, in words; empty if nothing
     measured: tuple[int, int]  # smallest and largest batch that were measured here
+    # The shape of a curve that was measured further, through this one's value at its largest batch.
+    further: Curve | None = None
 
     def at(self, batch: float) -> float:
         """Seconds for ``batch`` samples."""
+        own = self._own(batch)
+        if self.further is None or batch <= self.batches[-1]:
+            return own
+        share = self._own_share(batch, self.further)
+        return float(own**share * self.further.at(batch) ** (1 - share))
+
+    def standard_error(self, batch: float) -> float:
+        """Standard error of the curve at ``batch``, as a share of it.
+
+        The scatter of the medians and the misfit, and beyond the measured batches
+        `DOUBLING_ERROR` for each doubling. Where two shapes say how the curve goes on, how far they
+        are apart, too. The drift of a new measurement is not in it.
+        """
+        own = self._own_error(batch)
+        if self.further is None or batch <= self.batches[-1]:
+            return own
+        other, share = self.further.standard_error(batch), self._own_share(batch, self.further)
+        apart = log(self._own(batch) / self.further.at(batch))
+        return hypot(own * other / hypot(own, other), sqrt(share * (1 - share)) * apart)
+
+    def _own_share(self, batch: float, further: Curve) -> float:
+        """How much the own way to go on counts beside the other: by the inverse variances."""
+        own, other = self._own_error(batch) ** 2, further.standard_error(batch) ** 2
+        return other / (own + other)
+
+    def _own(self, batch: float) -> float:
+        """Seconds, as far as the points of this curve tell."""
         if self.linear:
             return self.line.intercept + self.line.slope * batch
         batches = self.batches
         if batches[0] <= batch <= batches[-1]:
             return between(batches, self.seconds, batch)
         if batch > batches[-1]:
-            # Go on as the upper half does: below it, a step may take as long for fewer samples, as
-            # on a GPU that waits for its host, and a line through all is too flat.
-            half = max((i for i, one in enumerate(batches) if 2 * one <= batches[-1]), default=0)
+            half = self._half
             rise = self.seconds[-1] - self.seconds[half]
             if rise > 0:
                 slope = rise / (batches[-1] - batches[half])
@@ -64,15 +93,20 @@ class Curve:
         edge = 0 if batch < batches[0] else -1
         return self.seconds[edge] * self.line.at(batch) / self.line.at(batches[edge])
 
-    def standard_error(self, batch: float) -> float:
-        """Standard error of the curve at ``batch``, as a share of it.
+    @property
+    def _half(self) -> int:
+        """Where the upper half begins, as an index, as which the curve goes on.
 
-        The scatter of the medians and the misfit, and beyond the measured batches
-        `DOUBLING_ERROR` for each doubling. The drift of a new measurement is not in it.
+        Below it, a step may take as long for fewer samples, as on a GPU that waits for its host,
+        and a line through all is too flat.
         """
+        batches = self.batches
+        return max((i for i, one in enumerate(batches) if 2 * one <= batches[-1]), default=0)
+
+    def _own_error(self, batch: float) -> float:
         smallest, largest = self.measured
-        beyond = max(smallest / batch, batch / largest, 1.0)
-        return hypot(self._scatter(batch), self._bend(batch), DOUBLING_ERROR * log2(beyond))
+        beyond = DOUBLING_ERROR * log2(max(smallest / batch, batch / largest, 1.0))
+        return hypot(self._scatter(batch), self._bend(batch), self._tilt(batch), beyond)
 
     def extrapolates(self, batch: float) -> bool:
         """Whether ``batch`` lies outside what was measured."""
@@ -83,6 +117,15 @@ class Curve:
             return self.line.own_error(batch)
         nearest = min(max(batch, self.batches[0]), self.batches[-1])
         return between(self.batches, self.errors, nearest)
+
+    def _tilt(self, batch: float) -> float:
+        """What scatter makes of the slope with which the curve goes on; a line's scatter has it."""
+        if batch <= self.batches[-1] or (self.linear and self.line.slope > 0):
+            return 0.0
+        half = self._half
+        steps = (batch - self.batches[-1]) / (self.batches[-1] - self.batches[half])
+        rise = hypot(*(self.errors[i] * self.seconds[i] for i in (half, -1)))
+        return steps * rise / self._own(batch)
 
     def _bend(self, batch: float) -> float:
         """The line's misfit everywhere, that of a piece most in its middle."""

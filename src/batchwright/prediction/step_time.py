@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, hypot, log, log2
 from typing import Protocol
@@ -393,7 +393,10 @@ def _fit_all(
     seconds: Callable[[StepTime], float],
     errors: Mapping[Key, float],
 ) -> dict[tuple[int, int], Curve]:
-    """A curve for each group; one with a single point borrows the nearest other's shape."""
+    """A curve for each group; one with a single point borrows the nearest other's shape.
+
+    One that ends early has it beyond its last point, see `_going_on`.
+    """
     curves = {
         key: fit_curve(
             [point.local_batch_size for point in group],
@@ -411,6 +414,7 @@ def _fit_all(
             "probe.budget"
         )
     shapes = dict(curves)
+    curves = {key: _going_on(key, shapes) for key in shapes}
     for key, group in groups.items():
         if len(group) == 1:
             # Other resolutions of the same workers come first, then other numbers of workers.
@@ -425,6 +429,31 @@ def _fit_all(
                 f"resolution {near[1]} with {counted(near[0], 'worker')}",
             )
     return dict(sorted(curves.items()))
+
+
+def _going_on(key: tuple[int, int], shapes: Mapping[tuple[int, int], Curve]) -> Curve:
+    """The curve of workers at a resolution, and how it goes on beyond its largest batch.
+
+    Steps of several workers are short and scatter most where the batch is small: a slope from few
+    such points may be off by a factor. So the shape with other workers counts as well, the nearest
+    number that was measured further at the resolution.
+    """
+    workers, resolution = key
+    own = shapes[key]
+    last = own.measured[1]
+    others = [
+        count
+        for count, side in shapes
+        if side == resolution and shapes[count, side].measured[1] > last
+    ]
+    if not others:
+        return own
+    near = min(others, key=lambda count: abs(log(count / workers)))
+    whence = counted(near, "worker")
+    shape = borrow_curve(
+        shapes[near, resolution], last, own.at(last), own.standard_error(last), whence
+    )
+    return replace(own, further=shape)
 
 
 def _find_overlap(
