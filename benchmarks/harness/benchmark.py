@@ -321,7 +321,9 @@ def commit() -> str:
         return done.stdout.strip()
 
     name = git("rev-parse", "--short", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "src", "benchmarks")
+    # Lines that a benchmark has just kept are no change of what it measures.
+    sources = ("src", "benchmarks", f":!{RESULTS.relative_to(ROOT)}")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", *sources)
     return (name or "unknown") + ("+changes" if changed else "")
 
 
