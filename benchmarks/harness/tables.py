@@ -42,7 +42,7 @@ HEADLINES = (
         "time_to_accuracy",
         "time_to_accuracy_all",
         "time to the same accuracy: seconds of a script as people write it over those of "
-        "`batchwright run`, scripts of some twelve minutes (`resnet8` on CIFAR-100 and on "
+        "`batchwright run`, scripts of some ten minutes (`resnet8` on CIFAR-100 and on "
         "Imagenette at 96 px)",
     ),
     (
