@@ -686,6 +686,18 @@ def test_version_and_help_are_there(command):
     assert all(verb in out for verb in verbs)
 
 
+def test_on_windows_the_command_ends_in_one_line():
+    code = (
+        "import signal, sys\n"
+        "sys.platform = 'win32'\n"
+        "del signal.SIGUSR1, signal.SIGUSR2  # which there are not there\n"
+        "import batchwright.__main__\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    line = "error: batchwright does not run on Windows; use Linux or WSL 2\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+
+
 def promised_keys():
     return {
         *("test_accuracy", "global_batch_size", "predicted_epoch_seconds"),

@@ -697,9 +697,6 @@ def main() -> None:
     command_begins()
     os.environ.update(spinning_shortly(os.environ))  # before torch, for launch=in-process
 
-    if sys.platform == "win32":
-        print("error: batchwright does not run on Windows; use Linux or WSL 2", file=sys.stderr)
-        sys.exit(2)
     try:
         sys.path.append(_working_folder())  # import strings find the user's modules
         _refuse_unprintable(sys.argv[1:])
