@@ -670,11 +670,14 @@ def test_the_seconds_of_several_stages_are_their_mean():
     assert told["measured_epoch_seconds"] == overall(summary).measured
 
 
-def test_doctor_says_what_there_is(command):
+def test_doctor_says_what_there_is(command, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("BATCHWRIGHT_THREADS", raising=False)
     code, out, _ = command("doctor", "--json")
     findings = {finding["name"]: finding for finding in json.loads(out)["findings"]}
     assert {"python", "torch", "device", "cores", "memory", "allocator"} <= set(findings)
     assert {"collectives", "shared memory"} <= set(findings)
+    assert findings["threads"]["value"] == "3 for each worker"
     assert code == bool(json.loads(out)["problems"])
 
 
