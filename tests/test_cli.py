@@ -670,11 +670,14 @@ def test_the_seconds_of_several_stages_are_their_mean():
     assert told["measured_epoch_seconds"] == overall(summary).measured
 
 
-def test_doctor_says_what_there_is(command):
+def test_doctor_says_what_there_is(command, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("BATCHWRIGHT_THREADS", raising=False)
     code, out, _ = command("doctor", "--json")
     findings = {finding["name"]: finding for finding in json.loads(out)["findings"]}
     assert {"python", "torch", "device", "cores", "memory", "allocator"} <= set(findings)
     assert {"collectives", "shared memory"} <= set(findings)
+    assert findings["threads"]["value"] == "3 for each worker"
     assert code == bool(json.loads(out)["problems"])
 
 
@@ -684,6 +687,18 @@ def test_version_and_help_are_there(command):
     assert code == 0
     verbs = ("run", "probe", "plan", "check", "schedule", "train", "report", "doctor")
     assert all(verb in out for verb in verbs)
+
+
+def test_on_windows_the_command_ends_in_one_line():
+    code = (
+        "import signal, sys\n"
+        "sys.platform = 'win32'\n"
+        "del signal.SIGUSR1, signal.SIGUSR2  # which there are not there\n"
+        "import batchwright.__main__\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    line = "error: batchwright does not run on Windows; use Linux or WSL 2\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
 def promised_keys():

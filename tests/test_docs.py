@@ -39,10 +39,12 @@ import batchwright as bw
 import forked
 from batchwright.cli.commands import app
 from batchwright.planning.planner import plan_without_profile
+from batchwright.planning.simulation import searched
 from batchwright.records import Job
 from batchwright.records.documents import change_job, load_job, write_record
 from batchwright.records.job import other_keys_come
 from batchwright.records.text.job_keys import job_keys
+from batchwright.workflows import match_rounds
 from samples import make_data, make_network
 
 ROOT = Path(__file__).parent.parent
@@ -122,6 +124,15 @@ def test_every_documented_option_exists():
     known = {option for verb in VERBS.values() for p in verb.params for option in p.opts}
     named = set(re.findall(r"- `(--[a-z-]+)", read("docs/verbs.md")))
     assert named <= known
+
+
+def test_every_environment_variable_that_a_page_names_has_a_row():
+    pages = [page for page in DOCS.glob("*.md") if page.stem != "log"]
+    text = README + "".join(page.read_text(encoding="utf-8") for page in pages)
+    rows = re.findall(r"^\| (`[A-Z_]+`.*?) \|", read("docs/verbs.md"), re.MULTILINE)
+    named = set(re.findall(r"BATCHWRIGHT_[A-Z_]+", text))
+    assert len(named) >= 10
+    assert named <= set(re.findall(r"\w+", " ".join(rows)))
 
 
 @pytest.mark.parametrize("key", job_keys(Job))
@@ -247,6 +258,7 @@ def test_every_reason_of_a_plan_has_a_row_with_the_keys_that_change_it():
     made = re.compile(r'(?:\.r|R)eason\(\s*(?:choice=)?"([a-z -]+)"')
     texts = (path.read_text(encoding="utf-8") for path in (SOURCE / "batchwright").rglob("*.py"))
     named = {name for text in texts for name in made.findall(text)}
+    named |= {match_rounds.CHOICE, *searched.CHOICES.values()}
     assert len(named) > 40
     assert not named - told
 

@@ -24,6 +24,7 @@ from batchwright.records.registries.methods import METHODS
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
 from batchwright.records.registries.trackers import TRACKERS
+from batchwright.workflows.exports import EXPORTS
 from batchwright.workload.task import import_object
 from test_docs import blocks, read
 
@@ -59,6 +60,13 @@ def test_a_member_stands_under_its_own_name(registry):
     assert all(name == member.name for name, member in registry.items())
     assert "auto" not in registry
     assert len(registry) == len({*registry}) == len([*registry])
+
+
+@pytest.mark.parametrize("registry", [*REGISTRIES, EXPORTS])
+def test_the_page_names_the_entry_points_of_a_registry_and_what_its_members_are(registry):
+    kind = type(next(iter(registry.own.values())))
+    place = f"{kind.__module__}.{kind.__name__}".removeprefix("batchwright.")
+    assert f"| `{registry._group}` | `{place}` |\n" in read("docs/extending.md")
 
 
 def test_what_members_name_is_there_to_call():

@@ -112,9 +112,9 @@ def test_large_batches_go_in_micro_batches(place):
 
 def test_an_impossible_cell_is_named_before_anything_starts(place):
     for grid, said in (
-        ({"global_batch": "64,99999"}, "cell global_batch=99999: .* is larger than the 1437"),
-        ({"warmup_epochs": "0,9"}, "cell warmup_epochs=9: warmup_epochs=9 is longer than"),
-        ({"network": "resnet8,resnet9"}, "cell network=resnet9: "),
+        ({"global_batch": "64,99999"}, "setting global_batch=99999: .* is larger than the 1437"),
+        ({"warmup_epochs": "0,9"}, "setting warmup_epochs=9: warmup_epochs=9 is longer than"),
+        ({"network": "resnet8,resnet9"}, "setting network=resnet9: "),
     ):
         with pytest.raises((JobError, PlanError), match=said):
             bw.sweep(Job(global_batch=64, epochs=4), grid, out="a")
@@ -568,8 +568,8 @@ def test_the_command_says_what_failed_and_exits_with_one(place, instantly, comma
         (["--grid", "scaling=sqrt,sqrt"], "the grid repeats scaling=sqrt"),
         (["--grid", "scaling=sqrt", "--seeds", "0"], "seeds=0: a sweep needs one or more"),
         (["--grid", "scaling=sqrt", "--seeds", "abc"], "seeds=abc is no number of runs"),
-        (["--grid", "scaling=sqrt", "--at-once", "0"], "at_once=0 is no number of cells"),
-        (["--grid", "scaling=sqrt", "--at-once", "999"], "at_once=999 cells of 1 worker need"),
+        (["--grid", "scaling=sqrt", "--at-once", "0"], "at_once=0 is no number of runs"),
+        (["--grid", "scaling=sqrt", "--at-once", "999"], "at_once=999 runs of 1 worker need"),
         (["--grid", "scalings=sqrt"], "unknown job key 'scalings': did you mean 'scaling'?"),
     ],
 )

@@ -65,11 +65,11 @@ def test_gpus_are_shared_only_where_so_many_cells_are_asked_for():
 
 def test_more_processes_than_cores_are_refused():
     with pytest.raises(
-        JobError, match=r"at_once=3 cells of 1 worker need 3 cores.*give at_once=2 or auto"
+        JobError, match=r"at_once=3 runs of 1 worker need 3 cores.*give at_once=2 or auto"
     ):
         Slots(Machine(2), [1], 3)
     for value in (0, -1, "many", "0", 1.5):
-        with pytest.raises(JobError, match="is no number of cells"):
+        with pytest.raises(JobError, match="is no number of runs"):
             read_at_once(value)
     assert (read_at_once("auto"), read_at_once("2"), read_at_once(2)) == ("auto", 2, 2)
 

@@ -110,48 +110,11 @@ HEADLINES = (
         "round_over_large_k105",
         "`dual-batch`: a round's time over that with large batches, planned for 1.05",
     ),
-    ("dual_batch", "round_over_large_k110", "the same, planned for 1.10"),
-    ("dual_accuracy", "dual_accuracy_gain", "`dual-batch` against large batches: accuracy gained"),
-    (
-        "dual_accuracy",
-        "dual_over_uniform_points",
-        "`dual-batch` against one smaller batch on all workers: accuracy gained",
-    ),
-    (
-        "cyclic",
-        "cifar_time_saved",
-        "`cyclic` against full resolution, CIFAR-100: training time saved",
-    ),
-    (
-        "cyclic",
-        "cifar_accuracy",
-        "`cyclic` against full resolution, CIFAR-100: accuracy gained",
-    ),
-    (
-        "cyclic",
-        "folder_time_saved",
-        "`cyclic` against full resolution, photographs up to 160 px: training time saved",
-    ),
-    (
-        "large_batch",
-        "picked_gap_closed",
-        "large batches: share of what SGD loses there that the plan's choice, Muon, wins back",
-    ),
-    (
-        "large_batch",
-        "ags_over_plain_points",
-        "large batches: accuracy gained by adaptive gradient scaling over SGD",
-    ),
     (
         "gradient_scaling_long",
         "ags_over_plain_points_256_1024",
-        "the same on two tasks at 8 px, each at its own best rate, 1,024 steps of 256 samples",
-    ),
-    (
-        "large_batch",
-        "picked_under_best_small_points",
-        "large batches: accuracy that small ones with the better optimizer have more than the "
-        "plan's choice",
+        "large batches: accuracy gained by adaptive gradient scaling over SGD, two tasks at 8 px, "
+        "each at its own best rate, 1,024 steps of 256 samples",
     ),
     ("hosts", "two_host_step_error", "predictions, two hosts: error of a step's seconds"),
     (

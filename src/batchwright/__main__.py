@@ -13,6 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
+if sys.platform == "win32":  # before anything that there is on other systems alone
+    sys.stderr.write("error: batchwright does not run on Windows; use Linux or WSL 2\n")
+    sys.exit(2)
+
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _PROCESS, _MAIN_THREAD = os.getpid(), _thread.get_ident()
 _RETRY = 0.05  # seconds: far more than the end of a finalizer takes

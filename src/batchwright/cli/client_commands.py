@@ -36,7 +36,7 @@ def submit(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="For people; without it, the file's name or network and data."),
+        typer.Option(help="What the job is called; else its file, or network and data."),
     ] = None,
     auto: Annotated[
         bool, typer.Option("--auto", help="Train without waiting for the plan to be approved.")
@@ -87,14 +87,14 @@ def submit(
 
 
 def fetch(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its identifier.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its identifier, from `submit`.")],
     server: Server,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Files to fetch; a log is printed. None: list them."),
+        typer.Argument(metavar="NAME", help="Files to fetch; logs are printed. None: list all."),
     ] = None,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where files go that are no logs.")
+        Path, typer.Option(metavar="DIR", help="Folder for the files that are no logs.")
     ] = Path(),
     token_file: TokenFile = None,
 ) -> None:
@@ -178,7 +178,7 @@ def agent(
     ],
     name: Annotated[
         str | None,
-        typer.Option(help="Unique at the service; without it, by machine and folder."),
+        typer.Option(help="Its name, unique at the service; else made of machine and folder."),
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -189,7 +189,7 @@ def agent(
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORD", help="That jobs may ask for; may be repeated."),
+        typer.Option(metavar="WORD", help="Word that jobs may ask for; may be repeated."),
     ] = None,
     max_workers: Annotated[
         int | None, typer.Option(min=1, help="Refuse jobs with more workers.")
@@ -198,11 +198,12 @@ def agent(
         float | None, typer.Option(help="Stop jobs that take longer, and give them back.")
     ] = None,
     max_disk: Annotated[
-        float | None, typer.Option(help="The same for jobs whose folder takes more GiB.")
+        float | None,
+        typer.Option(help="Stop jobs whose folder takes more GiB, and give them back."),
     ] = None,
     follow_advice: Annotated[
         bool,
-        typer.Option("--follow-advice", help="Take new plans at the end of an epoch."),
+        typer.Option("--follow-advice", help="Take plans that the service offers, after an epoch."),
     ] = False,
     token_file: TokenFile = None,
 ) -> None:

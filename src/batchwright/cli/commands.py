@@ -142,12 +142,12 @@ ReportTo = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Service that is told how the run goes; else what BATCHWRIGHT_REPORT_TO says.",
+        help="Service that is told how the run goes. Else what BATCHWRIGHT_REPORT_TO says.",
     ),
 ]
 FollowAdvice = Annotated[
     bool,
-    typer.Option("--follow-advice", help="Take a new plan from there at the end of an epoch."),
+    typer.Option("--follow-advice", help="Take plans that the service offers, after an epoch."),
 ]
 Trackers = Annotated[
     list[str] | None,
@@ -192,7 +192,7 @@ def run(
     follow_advice: FollowAdvice = False,
     tracker: Trackers = None,
     as_json: JsonFlag = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show every reason.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show why, choice by choice.")] = False,
 ) -> None:
     """Probe, plan, train and report."""
     from batchwright.workflows import verbs
@@ -244,14 +244,14 @@ def plan(
     run: Annotated[
         list[str] | None,
         typer.Option(
-            help="Finished run of this workload, or sweep, to learn epochs from; may be repeated."
+            help="Finished run of this workload, or sweep, to learn from; may be repeated."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the plan; - is stdout.")] = None,
     figure: Annotated[
         Path | None, typer.Option(help="File for a figure of time and cost: .png, .pdf or .svg.")
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show every reason.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show why, choice by choice.")] = False,
 ) -> None:
     """Decide, and predict: workers, batch, rate and why. Needs no torch."""
     from batchwright.records import Plan, Profile
@@ -291,7 +291,7 @@ def check(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure steps that a plan predicted and nobody measured, and compare."""
+    """Measure steps that a plan predicted, its own among them, and compare."""
     from batchwright.records import Plan, Profile
     from batchwright.records.documents import read_record
     from batchwright.reporting.data.reading import check_words
@@ -515,7 +515,7 @@ def export(
     run: Annotated[str, typer.Option(metavar="FOLDER", help="Run folder there.")] = "run",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="What the program is told besides."),
+        typer.Option("--set", metavar="KEY=VALUE", help="More that it is told; may be repeated."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; - is stdout.")] = None,
     force: Force = False,
@@ -613,9 +613,7 @@ def sweep(
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(
-            metavar="N", help="Runs of each setting, with seeds from the job's on; else 3."
-        ),
+        typer.Option(metavar="N", help="Runs of each setting, each with another seed; else 3."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; must be new or empty.")] = None,
     at_once: Annotated[
@@ -697,9 +695,6 @@ def main() -> None:
     command_begins()
     os.environ.update(spinning_shortly(os.environ))  # before torch, for launch=in-process
 
-    if sys.platform == "win32":
-        print("error: batchwright does not run on Windows; use Linux or WSL 2", file=sys.stderr)
-        sys.exit(2)
     try:
         sys.path.append(_working_folder())  # import strings find the user's modules
         _refuse_unprintable(sys.argv[1:])

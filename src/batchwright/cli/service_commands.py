@@ -52,24 +52,27 @@ def serve(
         ),
     ] = None,
     secure_cookies: Annotated[
-        bool, typer.Option("--secure-cookies", help="Browsers come over HTTPS only.")
+        bool, typer.Option("--secure-cookies", help="Browsers send cookies over HTTPS only.")
     ] = False,
     proxy: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Proxy that says truly who its clients are."),
+        typer.Option(
+            metavar="ADDRESS", help="Proxy that is believed when it says who its clients are."
+        ),
     ] = None,
     retention_days: Annotated[
-        float | None, typer.Option(help="Delete what is so old: runs, jobs, profiles.")
+        float | None,
+        typer.Option(help="Days after which runs, jobs and profiles are deleted; else never."),
     ] = None,
     lease_seconds: Annotated[
-        float, typer.Option(min=5, help="How long an agent may be silent over its job.")
+        float, typer.Option(min=5, help="Silence after which an agent may lose its job.")
     ] = 30.0,
     keep_seconds: Annotated[
         float,
-        typer.Option(min=0, help="How much longer a training is kept for its agent."),
+        typer.Option(min=0, help="How much longer a training is kept for a silent agent."),
     ] = 600.0,
     rate: Annotated[
-        float | None, typer.Option(help="Requests per second of one token or address.")
+        float | None, typer.Option(help="Requests a second of one token or address; else 200.")
     ] = None,
     artifacts: Annotated[
         str | None,
@@ -80,7 +83,7 @@ def serve(
         ),
     ] = None,
     artifacts_gib: Annotated[
-        float | None, typer.Option(help="Room for them in all; for one job a quarter of it.")
+        float | None, typer.Option(help="Room for artifacts; a job has a quarter of it. Else 64.")
     ] = None,
     webhook: Annotated[
         str | None,
@@ -159,7 +162,7 @@ def serve(
 
 def token(
     action: Annotated[Literal["create", "list", "revoke"], typer.Argument(help="What to do.")],
-    name: Annotated[str | None, typer.Argument(help="Of the token.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The token's name.")] = None,
     scopes: Annotated[
         str | None,
         typer.Option(metavar="SCOPE,...", help="Some of read, report, submit, admin."),

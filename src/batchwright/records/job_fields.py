@@ -95,7 +95,8 @@ class JobFields(Keys):
     augment: Literal["auto", "none", "flip", "crop", "crop-flip"] = Field(
         "auto",
         description="Random horizontal flip, shift and crop, or both. `auto`: `crop` for digits, "
-        "else `crop-flip`; that of `cycle.preset` where it has one.",
+        "else `crop-flip`; that of `cycle.preset` where it has one. Images that a function of "
+        "yours gives stay as they come.",
     )
     rotation: float = Field(
         0.0,
@@ -108,7 +109,7 @@ class JobFields(Keys):
         0.0,
         ge=0,
         lt=1,
-        description="They show up to this share more or less of each side, at random.",
+        description="Images show up to this share more or less of each side, at random.",
     )
     optimizer: Annotated[str, Named(OPTIMIZERS, "auto")] = Field(
         "auto",
@@ -192,9 +193,9 @@ class JobFields(Keys):
     )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Of the forward and backward pass. `auto`: bfloat16 autocast where the "
-        "processor computes in it, float16 on GPUs that compute in that alone, if the probe finds "
-        "it faster, else float32. Losses are scaled for float16.",
+        description="Number format of the forward and backward pass. `auto`: bfloat16 autocast "
+        "where the processor computes in it, float16 on GPUs that compute in that alone, if the "
+        "probe finds it faster, else float32. Losses are scaled for float16.",
     )
     compile: Literal["auto", "off", "on"] = Field(
         "off",
@@ -266,8 +267,8 @@ class JobFields(Keys):
     resolutions: Literal["auto"] | tuple[Count, ...] = Field(
         "auto",
         description="Training image sides in pixels, low to high; `cyclic` and `hybrid` go through "
-        "them, the others train at the highest. `auto`: the data's own size, of `imagefolder` "
-        "at most 160; `cyclic` and `hybrid` have some lower ones besides.",
+        "them, the others train at the highest. `auto`: the images' own size, at most 160 unless "
+        "a function of yours gives them; `cyclic` and `hybrid` have some lower ones besides.",
     )
     evaluate_epochs: Count = Field(1, description="Evaluate every so many epochs, and at the end.")
     track: tuple[Literal["gradient-norm", "hessian"], ...] = Field(

@@ -467,15 +467,15 @@ class Goal(Keys):
         "is known from other tasks' trainings alone.",
     )
     least: Literal["time", "cost"] = Field(
-        "time", description="Of what `target-accuracy` takes the least."
+        "time", description="What `target-accuracy` takes the least of."
     )
     accuracy_tolerance: float = Field(
         0.01,
         ge=0,
         lt=1,
         description="Held-out accuracy that `auto` gives up for time: share. Without trials and "
-        "runs up to three times as much, if that halves the time, and up to the gradient noise "
-        "scale.",
+        "runs up to three times as much, if that halves the time, for batches up to the gradient "
+        "noise scale.",
     )
     kinds: tuple[WorkerKind, ...] = Field(
         (),
@@ -495,13 +495,12 @@ class Goal(Keys):
     )
     restart_seconds: StatedSeconds = Field(
         30.0,
-        description="What a plan counts from the loss of a worker until all train again, in "
-        "seconds.",
+        description="Seconds that a plan counts from the loss of a worker until all train again.",
     )
     checkpoint_cost: StatedSeconds | None = Field(
         None,
-        description="What it counts for a checkpoint, in seconds that training is held up; unset: "
-        "weights, momentum, statistics and an average, if any, at 200 MB/s (assumed).",
+        description="Seconds that a plan counts for each checkpoint, which holds training up; "
+        "unset: weights, momentum, statistics and an average, if any, at 200 MB/s (assumed).",
     )
     tolerance: float = Field(
         0.10,

@@ -172,7 +172,7 @@ def load(path: str | Path) -> Any:
             summary, or the plan where the run has not finished, and of a sweep's the sweep.
 
     Returns:
-        A `Plan`, `Profile`, `RunSummary`, `Sweep`, `Check`, `RateSchedule` or `Job`.
+        A `Plan`, `Profile`, `RunSummary`, `Sweep`, `Check`, `RateSchedule`, `Simulation` or `Job`.
 
     Raises:
         FileError: There is nothing, or something else, which the message names.

@@ -34,6 +34,7 @@ def examine(version: str) -> list[Finding]:
         prepare_process,
         resolve_device,
         usable_cores,
+        worker_threads,
     )
 
     device = resolve_device("auto")
@@ -44,8 +45,6 @@ def examine(version: str) -> list[Finding]:
         few = f"{workers} workers on {cores} core(s) take turns: set workers={cores}"
     half = half_of(device)
     faster = f"{half} where it is faster, else " if half else ""
-    asked = os.environ.get("OMP_NUM_THREADS")
-    threads = f"OMP_NUM_THREADS={asked}" if asked else "cores divided among the workers"
     return [
         Finding("batchwright", version),
         Finding(
@@ -57,7 +56,7 @@ def examine(version: str) -> list[Finding]:
         *(Finding(name, importlib.metadata.version(name)) for name in _PACKAGES),
         Finding("device", _device(device)),
         Finding("cores", f"{cores} usable", few),
-        Finding("threads", threads),
+        Finding("threads", f"{worker_threads(workers)} for each worker"),
         Finding("workers", f"{workers} by default"),
         _load(),
         Finding("precision", f"{faster}float32"),

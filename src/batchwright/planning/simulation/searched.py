@@ -13,12 +13,13 @@ from batchwright.records.clusters.simulation import Scenario, Search, Tried
 from batchwright.records.job import as_written, check_job
 from batchwright.records.text.formatting import between, duration, number
 
-_CHOICES = {
+CHOICES = {
     "checkpoint_seconds": "checkpoint interval",  # as by Daly's formula, in whose place it comes
     "rebalance_steps": "steps between rebalancings",
     "spares": "spare workers",
     "workers_per_host": "workers of a host",
 }
+"""What the reason of each is called in a plan."""
 _OTHERWISE = ("epochs", "samples", "global_batch")  # with these it was another training
 
 
@@ -74,7 +75,7 @@ def _refuse_another(plan: Plan, found: Simulation) -> None:
 
 def _reason(plan: Plan, search: Search, key: str, scenario: Scenario) -> Reason:
     """Why a value is the one that is taken."""
-    choice = _CHOICES[key]
+    choice = CHOICES[key]
     tried = search.along(key)
     ((value, best),) = (one for one in tried if one[1].values == search.best)
     least = "time" if best.cost is None else "cost"

@@ -221,7 +221,7 @@ def cells_of(job: Job, keys: Sequence[SweptKey], seeds: Sequence[int]) -> list[C
             try:
                 whole = _with(job, {**settings, "seed": seed})
             except JobError as error:
-                raise JobError(f"cell {setting_words(names, values)}: {error}") from None
+                raise JobError(f"setting {setting_words(names, values)}: {error}") from None
             found.append(Cell(name=_name(settings, seed), values=values, seed=seed, job=whole))
     return found
 

@@ -227,7 +227,7 @@ class Planner:
         try:
             yield
         except BatchwrightError as error:
-            error.args = (f"cell {setting_words(self._keys, cell.values)}: {error}",)
+            error.args = (f"setting {setting_words(self._keys, cell.values)}: {error}",)
             raise
 
 

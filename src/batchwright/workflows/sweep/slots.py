@@ -52,7 +52,7 @@ def read_at_once(value: str | int) -> AtOnce:
         return value  # type: ignore[return-value]  # a checked text is still a text to mypy
     if isinstance(value, str) and value.isdigit() and int(value) >= 1:
         return int(value)
-    raise JobError(f"at_once={value} is no number of cells: give 1 or more, or auto")
+    raise JobError(f"at_once={value} is no number of runs: give 1 or more, or auto")
 
 
 class Slots:
@@ -124,11 +124,11 @@ def _refuse_too_many(machine: Machine, at_once: int, widest: int) -> None:
     processes = at_once * widest
     if at_once > 1 and processes > machine.cores:
         raise JobError(
-            f"at_once={at_once} cells of {counted(widest, 'worker')} need {processes} cores, and "
+            f"at_once={at_once} runs of {counted(widest, 'worker')} need {processes} cores, and "
             f"there are {machine.cores}: give at_once={max(1, machine.cores // widest)} or auto"
         )
     if at_once > 1 and widest > 1 and machine.gpus and processes > len(machine.gpus):
         raise JobError(
-            f"at_once={at_once} cells of {widest} workers need {processes} GPUs, and there are "
+            f"at_once={at_once} runs of {widest} workers need {processes} GPUs, and there are "
             f"{len(machine.gpus)}: give at_once={max(1, len(machine.gpus) // widest)} or auto"
         )

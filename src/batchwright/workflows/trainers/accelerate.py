@@ -167,8 +167,8 @@ class ForAccelerate:
         Args:
             accelerator: For its device and number format.
             model: Prepared or not; it is left in training mode.
-            optimizer: Likewise. Its rate is taken to be good for the loader's batch over all
-                workers, unless ``base_batch=`` says another.
+            optimizer: Likewise. Its rate is taken to be good for the loader's batch, times workers
+                and accumulated passes, unless ``base_batch=`` says another.
             loader: Not prepared.
             loss: f(model, batch) -> mean loss.
             out: File for the profile.

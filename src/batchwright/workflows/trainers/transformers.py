@@ -112,7 +112,7 @@ class ForTransformers:
     def probe(self, *, out: str | Path | None = None, **keys: Any) -> Profile:
         """Time and weigh the Trainer's own loss with its loader; all workers together.
 
-        Its batch over all workers is the one that the rate is taken to be good for, unless
+        The rate is taken to be good for its batch, times workers and accumulated passes, unless
         ``base_batch=`` says another. Weights and optimizer are put back.
 
         Raises:
