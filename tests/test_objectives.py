@@ -628,6 +628,19 @@ def test_without_trials_runs_tell_accuracy_and_other_tasks_what_optimizers_diffe
     assert "By the runs given, and what other tasks showed" in reason(plan, "optimizer").why
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_run_of_few_steps_tells_of_as_few(epochs):
+    """It was hidden by trials, which tell nothing of them."""
+    job = PROFILE.job.model_copy(update={"epochs": epochs, "global_batch": 128 * epochs})
+    assert reason(make_plan(PROFILE, job), "accuracy").value == "not known"
+    run = run_of("muon", 128, 0.4, epochs=1)  # 11 steps
+    told = reason(make_plan(PROFILE, job, runs=[run]), "accuracy")
+    assert "and 1 run given" in told.why
+    few = job.model_copy(update={"global_batch": 256 * epochs})
+    told = reason(make_plan(PROFILE, few, runs=[run]), "accuracy")
+    assert "Of trainings with fewer than 11 steps trials and the runs given tell " in told.why
+
+
 def left_early(run):
     return run.model_copy(update={"epochs": run.epochs[:-1]})
 
