@@ -481,7 +481,7 @@ def test_trials_tell_nothing_of_fewer_steps_than_they_have():
     told = reason(planned(epochs=2, global_batch=500), "accuracy")
     assert told.value == "not known"
     assert f"fewer than {MIN_STEPS} steps trials tell nothing" in told.why
-    with pytest.raises(PlanError, match="has no chance of 10% to reach"):
+    with pytest.raises(PlanError, match="for the 25 steps from which on anything is told within"):
         planned(epochs=2, global_batch=500, accuracy=0.2)
 
 
