@@ -169,7 +169,8 @@ class Learnt:
         """What a training would reach with SGD and with Muon, by powers of two of the batch.
 
         After the job's epochs or, if the plan chooses them, the fewest that reach the target with
-        either. Nothing where the job leaves no choice.
+        either; where it tells nothing of so few, after the first of which it does. Nothing where
+        the job leaves no choice.
 
         They are compared in the same time: ``longer`` is how many times as long a step with Muon
         takes, by the batch. Medians are, as only these differ by what sets the two apart; where
@@ -179,7 +180,8 @@ class Learnt:
             return ()
         found = []
         for batch in (2**power for power in range(self.train_samples.bit_length())):
-            epochs = self._length(batch, job)
+            length, told = self._length(batch, job), self.told_from(batch)
+            epochs, steps = max(length, told), self.steps if length < told else 0
             times = longer(batch) if longer else 1.0
             sgd, muon = (
                 self.candidate(name, batch, epochs * (times if name == SGD.name else 1.0))
@@ -187,7 +189,7 @@ class Learnt:
             )
             apart, error = self.model.apart(muon, sgd)
             usual = self.model.surely(sgd, 0.5)
-            found.append(Compared(batch, usual, usual + apart, error, 0, self.by, times))
+            found.append(Compared(batch, usual, usual + apart, error, 0, self.by, times, steps))
         return tuple(found)
 
     def _length(self, batch: int, job: Job) -> int:

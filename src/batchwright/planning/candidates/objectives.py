@@ -254,7 +254,9 @@ class _AccurateSoon(_MostAccurate):
         return self.goal.least if self.goal.target is not None else "time"
 
     def value(self, row: Row) -> float:
-        return row.expense if self._least == "cost" else row.train_seconds
+        whole = row.expense if self._least == "cost" else row.train_seconds
+        # Where nothing is told, what a limit leaves of a training says nothing of how quick it is.
+        return whole if row.full_accuracy is not None else whole / row.epochs
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
         near = accurate(rows, max(EQUAL, self.goal.accuracy_tolerance))
@@ -270,6 +272,8 @@ class _AccurateSoon(_MostAccurate):
         ]
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
+        if row.full_accuracy is None:
+            return f"That of the candidate with the least {self._least} an epoch ({self._named})."
         within = counted_points(tolerance(self.goal, self.progress))
         best = "cheapest" if self._least == "cost" else "quickest"
         return f"That of the {best} candidate within {within} of the most accurate ({self._named})."
@@ -285,7 +289,12 @@ class _AccurateSoon(_MostAccurate):
             f"as the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}{half}"
             f"{self._told(row)} ({self._named})."
         ]
-        if progress.assumed and knee:
+        if row.full_accuracy is None:
+            texts = [
+                f"The least predicted {least} an epoch of the candidates within the limits, all of "
+                f"which have too few steps to tell anything of ({self._named})."
+            ]
+        elif progress.assumed and knee:
             texts.append(self._trade(row, [one for one in knee.rows if not one.misses]))
         if progress.chooses:
             texts.append(

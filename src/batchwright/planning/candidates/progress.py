@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf, log
+from math import ceil, floor, inf, log
 from statistics import NormalDist
 
 from batchwright.planning.candidates.learnt import Learnt
@@ -344,8 +344,12 @@ class Progress:
             return "the fewest that may be trained, as guessing reaches it"
         if self.needed(batch) is not None:
             return f"the fewest that reach it with probability {asked}"
-        chance = f"with probability {self.chance(batch):.2g}"
-        return f"the most that may be trained: they reach it {chance}, not {asked}"
+        most = "the most that may be trained"
+        if self.untold(batch, self.planned):
+            return f"{most}: of fewer than {self.told_steps} steps nothing is told"
+        chance = floor(100 * self.chance(batch)) / 100  # rounded up it may be what was asked for
+        known = f"{chance:g}" if chance else "below 0.01"
+        return f"{most}: they reach it with probability {known}, not {asked}"
 
 
 def progress_reasons(progress: Progress, batch: int, in_training: str) -> tuple[Reason, ...]:
@@ -354,7 +358,7 @@ def progress_reasons(progress: Progress, batch: int, in_training: str) -> tuple[
     ``in_training`` is what is to be said of the noise scale besides, in a sentence.
     """
     found = [_noise_scale(progress, batch, in_training).reason("gradient noise scale")]
-    epochs = progress.epochs(batch)
+    epochs = progress.epochs_told(batch)
     if epochs is not None:
         found.append(_epochs(progress, batch, epochs).reason("epochs to target"))
     return (*found, _accuracy(progress, batch).reason("accuracy"))
