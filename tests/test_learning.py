@@ -27,7 +27,16 @@ from batchwright.records.registries.optimizers import OPTIMIZERS, Normal
 from batchwright.records.text.plan_text import EXPECTED, explain
 from batchwright.reporting.data.reading import compared_rows
 from batchwright.reporting.pages.page_plan import choice_charts
-from samples import make_job, make_profile, make_summary
+from samples import (
+    LOCAL_BATCHES,
+    make_cluster,
+    make_data,
+    make_job,
+    make_memory,
+    make_profile,
+    make_step,
+    make_summary,
+)
 from test_choice import chosen, reason
 
 CLASSES = 10
@@ -587,6 +596,33 @@ def test_what_may_tell_level_batches_apart_is_named():
     words = auto.level_words(["64"], batches=True)
     assert "a larger probe.budget may for their times, probe.learning for their accuracy" in words
     assert "probe.learning" not in time.level_words(["64"], batches=True)
+
+
+@pytest.mark.parametrize(("saves", "off", "taken"), [(0.01, 0.02, 2), (0.1, 0.2, 4), (0.01, 0, 4)])
+def test_more_workers_are_taken_for_time_that_they_are_known_to_save(saves, off, taken):
+    """Not for less than two percent that measurements do not tell from nothing."""
+
+    def step(workers, batch):
+        whole = (0.0083 + 0.000435 * workers * batch) * (1 - saves * (workers == 4))
+        one = make_step(workers, batch, seconds=whole - 0.0031)
+        visits = tuple(scale * one.step_seconds for scale in (1 - off, 1, 1 + off))
+        return one.model_copy(update={"visits": visits})
+
+    points = [(workers, batch) for workers in (2, 4) for batch in LOCAL_BATCHES]
+    profile = taught(
+        steps=tuple(step(*one) for one in points),
+        memory=tuple(make_memory(*one) for one in points),
+        cluster=make_cluster(workers=4),
+        data=make_data(train_samples=1408),
+        evaluation_seconds_per_image=1e-9,
+    )
+    plan = make_plan(profile)
+    assert plan.workers == taken
+    told = reason(plan, "workers").why
+    passed = "Passed over: 4 workers, global batch 64 (1.0% less time, 98.0% more worker-hours"
+    assert (passed in told) == (taken == 2)
+    free = reason(make_plan(profile, profile.job.model_copy(update={"workers": 4})), "workers").why
+    assert ("itself would choose 2 workers" in free) == (taken == 2)
 
 
 def row_of(accuracy):

@@ -14,6 +14,7 @@ from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.level import RowError
 from batchwright.planning.candidates.objectives import (
     EQUAL,
+    MIN_SAVING,
     OBJECTIVES,
     Objective,
     by_time,
@@ -64,6 +65,7 @@ class Choice:
             aim; `None` where nothing tells, or where the epochs are chosen to reach an accuracy.
         passed: One with a smaller value that was passed over, since it is far from what was
             measured, which does not tell the two apart; `None`: none was.
+        dearer: One that costs more and saves so little time that it was passed over; `None`: none.
     """
 
     objective: Objective
@@ -74,6 +76,7 @@ class Choice:
     level: tuple[Row, ...]
     accurate: Row | None = None
     passed: Row | None = None
+    dearer: Row | None = None
 
 
 def _check_progress(job: Job, progress: Progress) -> None:
@@ -220,8 +223,14 @@ def choose(
     free = [row for row in here if not row.misses and not row.asked] or allowed
     by = {name: kind(job.goal, knees, progress) for name, kind in OBJECTIVES.items()}
     objective = by[job.goal.objective]
-    least = objective.best(allowed)
-    row = objective.known(least, allowed, far_off, error)
+
+    def taken(rows: Sequence[Row]) -> tuple[Row, Row, Row]:
+        """The best, that near to what was measured, and that which costs less and is as good."""
+        best = objective.best(rows)
+        near = objective.known(best, rows, far_off, error)
+        return best, near, objective.thrifty(near, rows, error)
+
+    least, near, row = taken(allowed)
     if row.epochs != progress.trained(row.batch):  # the limits allow no more
         objective = replace(objective, progress=progress.within(row.epochs))
     told = not progress.chooses and progress.tells_accuracy
@@ -229,12 +238,13 @@ def choose(
     return Choice(
         objective=objective,
         row=row,
-        free=objective.best(free),
+        free=taken(free)[-1],
         sizes=tuple(objective.sizes(allowed)),
         others={name: other for name, other in others.items() if other is not row},
         level=objective.level(row, allowed, error),
         accurate=by["auto"].best(free) if told else None,
-        passed=least if least is not row else None,
+        passed=least if least is not near else None,
+        dearer=near if near is not row else None,
     )
 
 
@@ -406,10 +416,17 @@ def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Rea
     """
     row = choice.row
     why, source = _why_workers(job, choice)
+    dearer = ""
+    if choice.dearer is not None:
+        other = f"{_named(choice.dearer, named=named)} ({compared(choice.dearer, row)})"
+        dearer = (
+            f"Passed over: {other}, by which less than {MIN_SAVING:.0%} of the time is saved, no "
+            "more than measurements may be off."
+        )
     sizes = {one.cluster.workers: None for one in choice.level if one.cluster is not row.cluster}
     level = choice.objective.level_words([counted(count, "worker") for count in sizes])
     stated = "; ".join(kind.stated for kind, _ in row.cluster.members if kind.stated)
-    texts = [why, level, _exchange(row.cluster), f"Assumed: {stated}." if stated else ""]
+    texts = [why, dearer, level, _exchange(row.cluster), f"Assumed: {stated}." if stated else ""]
     if apart:
         texts.append(
             "Kinds are not mixed: they were not measured together, and link.latency and "

@@ -29,6 +29,9 @@ from batchwright.records.text.formatting import counted, counted_points, number
 EQUAL = 0.0005
 """Accuracies, shares, that differ by less are shown as the same."""
 
+MIN_SAVING = 0.02
+"""Share of the time that what costs more must save: less is within what predictions are off."""
+
 _FEW_LEVEL = 4  # level candidates that are named
 
 
@@ -138,6 +141,10 @@ class Objective:
             and log(self.value(row) / self.value(best)) <= Z_975 * hypot(error(row), error(best))
         ]
         return self.best(near) if near else best
+
+    def thrifty(self, best: Row, rows: Sequence[Row], error: RowError) -> Row:  # noqa: ARG002
+        """The candidate to take in place of the `best` where one that costs less is as good."""
+        return best
 
     def alone(
         self,
@@ -270,6 +277,23 @@ class _AccurateSoon(_MostAccurate):
             if row in known
             or (self.value(row) <= half and row.batch <= self.progress.doubtful_from(row.batch))
         ]
+
+    def thrifty(self, best: Row, rows: Sequence[Row], error: RowError) -> Row:
+        """That of another cluster with the least time x cost, of those as quick as far as is known.
+
+        They take hardly longer, and measurements do not tell the two apart. Without a price the
+        cost is in worker-hours.
+        """
+        if best.full_accuracy is None:
+            return best
+        near = [
+            row
+            for row in self.among(rows)
+            if row.cluster is not best.cluster
+            and (1 - MIN_SAVING) * self.value(row) < self.value(best)
+            and log(self.value(row) / self.value(best)) <= Z_975 * hypot(error(row), error(best))
+        ]
+        return min([best, *near], key=lambda row: (self.value(row) * row.expense, *by_time(row)))
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
         if row.full_accuracy is None:
