@@ -1,6 +1,7 @@
 """The law of learning, the plans that follow it, and which trial comes next."""
 
 import random
+import re
 from dataclasses import replace
 from math import exp, log
 from types import SimpleNamespace
@@ -11,20 +12,31 @@ import pytest
 from batchwright.algorithms.learning_rate import make_rule, remark_on_rate, rule_for
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.cluster_options import ClusterOption
-from batchwright.planning.candidates.learnt import why_unknown
+from batchwright.planning.candidates.learnt import Learnt, why_unknown
 from batchwright.planning.candidates.objectives import OBJECTIVES, accurate
+from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Row
-from batchwright.planning.candidates.trial_choice import MIN_STEPS, Arm, Question
+from batchwright.planning.candidates.trial_choice import Arm, Question
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy import learning
 from batchwright.prediction.accuracy.learning import PRIOR, Prior, fit_learning
-from batchwright.prediction.accuracy.trainings import Candidate, Observed
+from batchwright.prediction.accuracy.quality import fit_progress
+from batchwright.prediction.accuracy.trainings import MIN_STEPS, Candidate, Observed
 from batchwright.records import Estimate, FirstAnswers, Goal, RunSummary, Trial
 from batchwright.records.registries.optimizers import OPTIMIZERS, Normal
 from batchwright.records.text.plan_text import EXPECTED, explain
 from batchwright.reporting.data.reading import compared_rows
 from batchwright.reporting.pages.page_plan import choice_charts
-from samples import make_job, make_profile, make_summary
+from samples import (
+    LOCAL_BATCHES,
+    make_cluster,
+    make_data,
+    make_job,
+    make_memory,
+    make_profile,
+    make_step,
+    make_summary,
+)
 from test_choice import chosen, reason
 
 CLASSES = 10
@@ -481,7 +493,7 @@ def test_trials_tell_nothing_of_fewer_steps_than_they_have():
     told = reason(planned(epochs=2, global_batch=500), "accuracy")
     assert told.value == "not known"
     assert f"fewer than {MIN_STEPS} steps trials tell nothing" in told.why
-    with pytest.raises(PlanError, match="has no chance of 10% to reach"):
+    with pytest.raises(PlanError, match="for the 25 steps from which on anything is told within"):
         planned(epochs=2, global_batch=500, accuracy=0.2)
 
 
@@ -586,6 +598,33 @@ def test_what_may_tell_level_batches_apart_is_named():
     assert "probe.learning" not in time.level_words(["64"], batches=True)
 
 
+@pytest.mark.parametrize(("saves", "off", "taken"), [(0.01, 0.02, 2), (0.1, 0.2, 4), (0.01, 0, 4)])
+def test_more_workers_are_taken_for_time_that_they_are_known_to_save(saves, off, taken):
+    """Not for less than two percent that measurements do not tell from nothing."""
+
+    def step(workers, batch):
+        whole = (0.0083 + 0.000435 * workers * batch) * (1 - saves * (workers == 4))
+        one = make_step(workers, batch, seconds=whole - 0.0031)
+        visits = tuple(scale * one.step_seconds for scale in (1 - off, 1, 1 + off))
+        return one.model_copy(update={"visits": visits})
+
+    points = [(workers, batch) for workers in (2, 4) for batch in LOCAL_BATCHES]
+    profile = taught(
+        steps=tuple(step(*one) for one in points),
+        memory=tuple(make_memory(*one) for one in points),
+        cluster=make_cluster(workers=4),
+        data=make_data(train_samples=1408),
+        evaluation_seconds_per_image=1e-9,
+    )
+    plan = make_plan(profile)
+    assert plan.workers == taken
+    told = reason(plan, "workers").why
+    passed = "Passed over: 4 workers, global batch 64 (1.0% less time, 98.0% more worker-hours"
+    assert (passed in told) == (taken == 2)
+    free = reason(make_plan(profile, profile.job.model_copy(update={"workers": 4})), "workers").why
+    assert ("itself would choose 2 workers" in free) == (taken == 2)
+
+
 def row_of(accuracy):
     """A candidate; all that counts is how accurate it is."""
     size = {
@@ -684,6 +723,84 @@ def test_a_muon_rate_raised_for_few_steps_is_raised_no_less_by_trials():
     assert usual.base > OPTIMIZERS["muon"].rate
     assert tried.base == pytest.approx(1.5 * usual.base)
     assert remark_on_rate(job, tried, "muon") == remark_on_rate(job, usual, "muon") != ""
+
+
+# ------------------------------------------------------------------------- of too few steps
+
+
+def test_figures_are_of_trainings_of_which_anything_is_told():
+    """Where the planned one has too few steps, of the first that has enough."""
+    profile, _ = with_rates(0.8)
+    sgd = make_plan(profile, profile.job.model_copy(update={"epochs": 2, "global_batch": 500}))
+    assert reason(sgd, "accuracy").value == "not known"
+    assert "to 25 steps, as it tells nothing of fewer: " in reason(sgd, "learning rate").why
+    told = ((taught().trials, "a training of 25 steps would reach "), ((), " in a training of 25"))
+    for trials, words in told:
+        both = taught().model_copy(update={"trials": trials})
+        for batch, few in ((500, True), (64, False)):
+            job = both.job.model_copy(update={"epochs": 2, "global_batch": batch})
+            assert (words in reason(make_plan(both, job), "optimizer").why) == few
+
+
+def test_optimizers_are_compared_after_as_many_steps_as_anything_is_told_of():
+    learnt = Learnt(truth(), ("sgd", "muon"), IMAGES, 12_000)
+    job = taught().job.model_copy(update={"epochs": 1})
+    compared = {one.batch: one for one in learnt.compared(job)}
+    assert compared[512].steps == 0
+    assert compared[1024].steps == MIN_STEPS
+    first = learnt.told_from(1024)
+    assert 1 < first < 2
+    assert compared[1024].muon == pytest.approx(learnt.accuracy("muon", 1024, first).value)
+
+
+def test_epochs_to_a_target_are_no_fewer_than_those_of_which_anything_is_told():
+    profile = taught()
+    goal = Goal(objective="time", accuracy=0.15)
+    job = profile.job.model_copy(update={"global_batch": 512, "goal": goal})
+    plan = make_plan(profile, job)
+    first = MIN_STEPS * 512 / profile.data.train_samples
+    assert reason(plan, "epochs to target").value.startswith(f"{first:.3g} ({first:.3g} to ")
+    for one in plan.considered:
+        least = MIN_STEPS * one.global_batch_size / profile.data.train_samples
+        assert one.epochs.low >= least
+
+
+def test_a_chance_is_not_rounded_up_to_what_was_asked_for(monkeypatch):
+    learnt = Learnt(truth(), ("muon",), IMAGES, 12_000)
+    models = {"muon": fit_progress(None, base_batch=128)}
+    told = {"target": 0.5, "confidence": 0.99, "least": 1, "learnt": learnt}
+    progress = Progress(models, lambda _: "muon", 128, 5, **told)
+    monkeypatch.setattr(Progress, "needed", lambda *_: None)
+    for chance, words in ((0.9896, "0.98"), (0.004, "below 0.01")):
+        monkeypatch.setattr(Progress, "chance", lambda *_, given=chance: given)
+        assert f"with probability {words}, not 0.99 (goal" in progress.how_sure(64)
+    few = replace(progress, planned=1)
+    assert few.how_sure(2000).endswith("of fewer than 25 steps nothing is told")
+
+
+def test_smaller_batches_are_told_where_the_least_that_trials_had_has_too_few_steps():
+    """500 images are 15 steps with 32, and 31 with 16."""
+    few = taught().data.model_copy(update={"train_samples": 500})
+    profile = taught().model_copy(update={"data": few})
+    for goal in ({"objective": "accuracy"}, {}):
+        job = profile.job.model_copy(update={"epochs": 1, "goal": Goal(**goal)})
+        assert chosen(make_plan(profile, job)).accuracy is not None
+
+
+def test_candidates_of_too_few_steps_are_compared_by_an_epoch_whatever_a_deadline_leaves_of_them():
+    """One worker, of whose training less fits, took less time than two."""
+    bare = taught().model_copy(update={"trials": ()})
+    job = bare.job.model_copy(update={"global_batch": 512})
+    for deadline in (1.8, 2.2, 2.6, 3.5):
+        goal = Goal(accuracy=0.9, deadline=deadline)
+        plan = make_plan(bare, job.model_copy(update={"goal": goal}))
+        assert chosen(plan).accuracy is None
+        assert plan.workers == 2
+        told = reason(plan, "workers")
+        assert "the least time an epoch" in told.why
+        assert re.search(
+            f"less time, .*but [1-3] epochs?, not {plan.epochs}$", told.alternatives[0].loss
+        )
 
 
 # ------------------------------------------------------------------------------------ next trial

@@ -3,6 +3,7 @@
 import re
 from math import log
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -312,7 +313,8 @@ def test_auto_is_advised_without_the_accuracy_that_would_make_it_another_objecti
     ("reached", "given"), [(0.4567, "goal.accuracy=0.456 or less"), (0.0004, "a lower goal.acc")]
 )
 def test_an_accuracy_to_give_is_one_that_may_be_given(reached, given):
-    assert _lower(Estimate(value=reached, low=0.0, high=1.0)).startswith(given)
+    alone = SimpleNamespace(by_runs=False)
+    assert _lower(Estimate(value=reached, low=0.0, high=1.0), alone).startswith(given)
 
 
 def test_methods_that_are_laid_out_keep_their_epochs():
@@ -440,11 +442,16 @@ def test_a_deadline_before_the_target_leaves_the_epochs_that_it_allows():
 
 
 def test_a_deadline_that_leaves_the_target_no_chance_names_what_is_to_be_had_in_it():
-    with pytest.raises(PlanError, match=r"or raise goal\.deadline$") as caught:
-        planned(accuracy=0.9, deadline=8.0)
-    assert "epochs=30 and goal.deadline=8;" in str(caught.value)
-    plan = planned(accuracy=accuracy_to_give(str(caught.value)), deadline=8.0)
-    assert chosen(plan).train_seconds.high <= 8.0
+    """More time is advised where it reaches the target; where not, more epochs with it."""
+    for target, more in ((0.7, "or raise"), (0.8, "or more epochs and raise")):
+        with pytest.raises(PlanError, match=rf"{more} goal\.deadline$") as caught:
+            planned(accuracy=target, deadline=8.0)
+        assert "epochs=30 and goal.deadline=8;" in str(caught.value)
+        plan = planned(accuracy=accuracy_to_give(str(caught.value)), deadline=8.0)
+        assert chosen(plan).train_seconds.high <= 8.0
+    assert planned(accuracy=0.7).epochs == 30
+    with pytest.raises(PlanError, match=r"in 30 epochs, .*, or more epochs$"):
+        planned(accuracy=0.8)
 
 
 @pytest.mark.parametrize(
@@ -488,14 +495,128 @@ def test_what_a_large_batch_is_said_to_reach_is_after_the_steps_of_which_anythin
     enough = float(re.search(r"give goal\.deadline=([0-9.]+)$", str(caught.value))[1])
     given = job.model_copy(update={"goal": goal.model_copy(update={"deadline": enough})})
     assert make_plan(PROFILE, given).epochs == 9
-    few = job.model_copy(update={"epochs": 2})
     with pytest.raises(PlanError) as refused:
-        make_plan(PROFILE, few)
-    assert "9 epochs" not in str(refused.value)  # epochs=2 allows no more
+        make_plan(PROFILE, job.model_copy(update={"epochs": 2}))
+    assert "within epochs=2 and goal.deadline=0.01;" in str(refused.value)
+    (longer,) = as_advised(job, str(refused.value))
+    assert chosen(make_plan(PROFILE, longer)).trained_epochs == 9
 
 
 def accuracy_to_give_with(said):
     return float(re.search(r" and goal\.accuracy=([0-9.]+) or less", said)[1])
+
+
+def as_advised(job, said):
+    """The jobs that a refusal says are to be given in place of one, as far as it names them."""
+    found = []
+    for one in said.rpartition(": give ")[2].split(", or "):
+        keys, lower, goal = {}, {}, {}
+        for part in one.split(" and "):
+            words = part.removesuffix(" or less")
+            name, given, value = words.removeprefix("raise ").partition("=")
+            if words == "leave global_batch to the plan":
+                keys["global_batch"] = "auto"
+            elif given and name == "epochs":
+                keys[name] = int(value)
+            elif name.startswith("goal."):
+                goal[name[5:]] = float(value) if given else 1e9
+                lower |= {name[5:]: float(value) / 2} if words != part else {}
+            else:
+                break  # "a lower goal.accuracy", "more epochs"
+        else:
+            goals = [goal, goal | lower] if lower else [goal]
+            found += [
+                job.model_copy(update=keys | {"goal": job.goal.model_copy(update=one)})
+                for one in goals
+            ]
+    return found
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.sampled_from([60, 500, 1437, 6000]),
+    st.sampled_from([1, 2, 3, 6, 30]),
+    st.sampled_from(["auto", "auto", 16, 128, 500]),
+    st.floats(0.02, 0.97),
+    st.sampled_from([{}, {"deadline": 0.3}, {"deadline": 3.0}, {"price": 1.0, "max_cost": 1e-3}]),
+    st.sampled_from(["auto", "sgd"]),
+    st.sampled_from([(), (("muon", 64, 0.5, 10),), (("sgd", 128, 0.3, 1),)]),
+)
+def test_what_a_refusal_advises_plans(images, epochs, batch, accuracy, limits, optimizer, ran):
+    data = PROFILE.data.model_copy(update={"train_samples": images})
+    profile = PROFILE.model_copy(update={"data": data})
+    runs = [run_of(name, size, reached, epochs=n) for name, size, reached, n in ran]
+    keys = {"epochs": epochs, "global_batch": batch, "optimizer": optimizer}
+    job = profile.job.model_copy(update=keys | {"goal": Goal(accuracy=accuracy, **limits)})
+    if optimizer == "sgd":
+        runs = [run for run in runs if run.plan.update == "sgd"]
+    try:
+        make_plan(profile, job, runs=runs)
+    except PlanError as refused:
+        said = str(refused)
+        for other in as_advised(job, said) if ": give " in said else ():
+            made = make_plan(profile, other, runs=runs)
+            assert not chosen(made).refused
+
+
+@pytest.mark.parametrize("target", [0.01, 0.1])
+@pytest.mark.parametrize("batch", [500, "auto"])
+@pytest.mark.parametrize("by_run", [False, True])
+def test_a_target_that_guessing_reaches_is_refused_to_no_training(target, batch, by_run):
+    """Not even to one that is too short to tell anything of, or beside a run that took longer."""
+    keys = {"epochs": 2, "global_batch": batch, "goal": Goal(accuracy=target)}
+    profile, runs = (BARE, [run_of("muon", 16, 0.5, epochs=30)]) if by_run else (PROFILE, [])
+    plan = make_plan(profile, PROFILE.job.model_copy(update=keys), runs=runs)
+    assert chosen(plan).trained_epochs == 1
+    if batch == "auto":
+        assert "as guessing reaches it" in reason(plan, "global batch").why
+
+
+def test_a_training_too_short_to_tell_anything_of_is_told_how_long_it_has_to_be():
+    """A lower target is no help, unless guessing reaches it."""
+    job = PROFILE.job.model_copy(
+        update={"epochs": 2, "global_batch": 500, "goal": Goal(accuracy=0.2)}
+    )
+    with pytest.raises(PlanError) as caught:
+        make_plan(PROFILE, job)
+    said = str(caught.value)
+    assert "for the 25 steps from which on anything is told within epochs=2; with" in said
+    assert said.endswith(": give epochs=9, or leave global_batch to the plan")
+    longer, free = as_advised(job, said)
+    assert make_plan(PROFILE, longer).stages[0].global_batch_size == 500
+    assert make_plan(PROFILE, free).job.epochs <= 2
+
+
+def test_more_time_is_advised_where_the_candidates_have_too_few_steps_in_what_there_is():
+    """In that time they are trained for an epoch, and for more."""
+    goal = Goal(accuracy=0.3, deadline=3.0)
+    job = PROFILE.job.model_copy(update={"global_batch": 512, "goal": goal})
+    with pytest.raises(PlanError) as caught:
+        make_plan(PROFILE, job)
+    said = str(caught.value)
+    assert "for the 25 steps from which on anything is told within epochs=30 and goal.d" in said
+    (longer, *_) = as_advised(job, said)
+    assert make_plan(PROFILE, longer).job.epochs >= 9
+
+
+def test_a_lower_target_is_named_by_the_law_of_learning_alone():
+    """Runs that reached it tell the epochs that it takes: more than the law says, maybe."""
+    run = run_beside_trials(0.9)
+    for runs, lower in (((), "goal.accuracy="), ([run], "a lower goal.accuracy")):
+        with pytest.raises(PlanError, match=f": give {lower}") as caught:
+            planned(accuracy=0.95, epochs=6, runs=runs)
+        assert "the best to be had is" in str(caught.value)
+
+
+def test_the_accuracy_objective_is_told_how_long_a_training_has_to_be():
+    few = PROFILE.data.model_copy(update={"train_samples": 60})
+    profile = PROFILE.model_copy(update={"data": few})
+    goal = Goal(objective="accuracy", least_steps=1)
+    job = profile.job.model_copy(update={"epochs": 1, "goal": goal})
+    with pytest.raises(PlanError, match="fewer than 25 steps nothing is told: give") as caught:
+        make_plan(profile, job)
+    (longer,) = as_advised(job, str(caught.value))
+    assert chosen(make_plan(profile, longer)).accuracy is not None
 
 
 def test_more_epochs_than_a_deadline_allows_are_named_with_the_deadline():
@@ -626,6 +747,19 @@ def test_without_trials_runs_tell_accuracy_and_other_tasks_what_optimizers_diffe
     plan = planned(BARE, runs=[run_beside_trials()])
     assert "by the runs given at equal progress" in reason(plan, "accuracy").why
     assert "By the runs given, and what other tasks showed" in reason(plan, "optimizer").why
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_run_of_few_steps_tells_of_as_few(epochs):
+    """It was hidden by trials, which tell nothing of them."""
+    job = PROFILE.job.model_copy(update={"epochs": epochs, "global_batch": 128 * epochs})
+    assert reason(make_plan(PROFILE, job), "accuracy").value == "not known"
+    run = run_of("muon", 128, 0.4, epochs=1)  # 11 steps
+    told = reason(make_plan(PROFILE, job, runs=[run]), "accuracy")
+    assert "and 1 run given" in told.why
+    few = job.model_copy(update={"global_batch": 256 * epochs})
+    told = reason(make_plan(PROFILE, few, runs=[run]), "accuracy")
+    assert "Of trainings with fewer than 11 steps trials and the runs given tell " in told.why
 
 
 def left_early(run):

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchwright.planning.candidates.trial_choice import MIN_STEPS
 from batchwright.prediction.accuracy.learning import LearningModel, fit_learning
-from batchwright.prediction.accuracy.trainings import Candidate, Observed
+from batchwright.prediction.accuracy.trainings import MIN_STEPS, Candidate, Observed
 from batchwright.records.registries.optimizers import Normal
 from benchmarks.harness.benchmark import RESULTS, add_gathering, make_parser, say, scratch
 from benchmarks.harness.kept_runs import RunLines, Wanted, read_lines

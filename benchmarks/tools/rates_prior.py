@@ -33,9 +33,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchwright.planning.candidates.trial_choice import MIN_STEPS, RATE_STEP, Arm, Question
+from batchwright.planning.candidates.trial_choice import RATE_STEP, Arm, Question
 from batchwright.prediction.accuracy.learning import PRIOR, LearningModel, Prior, fit_learning
-from batchwright.prediction.accuracy.trainings import OFFSET_DIGITS, Candidate, Observed
+from batchwright.prediction.accuracy.trainings import MIN_STEPS, OFFSET_DIGITS, Candidate, Observed
 from batchwright.records.registries.optimizers import Normal
 from benchmarks.harness.benchmark import make_parser, say
 from benchmarks.harness.kept_runs import read_lines

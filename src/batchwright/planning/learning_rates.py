@@ -167,7 +167,9 @@ def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt 
     """What trials told of an optimizer's rate; empty where they had the usual one alone."""
     if learnt is None:
         return ""
-    model, planned = learnt.model, learnt.candidate(optimizer, batch, job.epochs)
+    first = learnt.told_from(batch)
+    few = "" if job.epochs >= first else f" to {learnt.steps} steps, as it tells nothing of fewer"
+    model, planned = learnt.model, learnt.candidate(optimizer, batch, max(job.epochs, first))
     scales = sorted({exp(one.offset) for one in model.observed if one.optimizer == optimizer})
     if len({1.0, *scales}) == 1:
         return ""
@@ -175,7 +177,7 @@ def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt 
     whence = learnt.by.removeprefix("the ").capitalize()
     told = (
         f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
-        f"by the law of learning: {exp(planned.offset):.3g} times it reaches {best:.1%}, "
+        f"by the law of learning{few}: {exp(planned.offset):.3g} times it reaches {best:.1%}, "
         f"the usual one {usual:.1%}."
     )
     if (failing := model.least_failing(optimizer)) < inf:

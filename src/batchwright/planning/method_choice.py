@@ -12,6 +12,7 @@ from math import inf
 from pkgutil import resolve_name
 
 from batchwright.errors import JobError, PlanError
+from batchwright.planning.candidates.objectives import MIN_SAVING
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.run_history import experience_of
 from batchwright.records import (
@@ -28,8 +29,6 @@ from batchwright.records.registries.methods import METHODS, PLAIN
 from batchwright.records.text.formatting import counted, counted_points, duration, shares_between
 from batchwright.records.text.plan_text import chosen_candidate
 
-MIN_SAVING = 0.02
-"""Share of the time that a method must save: less is within what predictions are off."""
 _SAVING = f"{100 * MIN_SAVING:g} %"
 
 

@@ -33,7 +33,6 @@ from batchwright.planning.candidates.choice import (
     Choice,
     aimed,
     batch_reason,
-    check_progress,
     choose,
     other_resolutions,
     settled_goal,
@@ -158,7 +157,6 @@ def make_plan(
     kinds = worker_types_of(merged, job)
     clusters = cluster_options_of(kinds, job)
     progress = _progress(merged, told, compared, learnt)
-    check_progress(job, progress)
     job = job.model_copy(update={"goal": settled_goal(job.goal, progress)})
     table = Table(job=job, data=data, clusters=clusters, compared=compared, epochs=progress.trained)
     table.check_asked()
@@ -455,7 +453,7 @@ def _progress(
     compared: Sequence[Compared],
     learnt: Learnt | None,
 ) -> Progress:
-    job, least = told.job, None
+    job, least, classes = told.job, None, len(profiles[0].data.classes)
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
     # Cycles and two batch sizes are laid out over the epochs that are stated.
     if job.goal.target is not None and job.method_spec.same_steps:
@@ -469,4 +467,5 @@ def _progress(
         confidence=job.goal.confidence,
         least=least,
         learnt=learnt,
+        guessing=1 / classes if classes > 1 else 0.0,
     )

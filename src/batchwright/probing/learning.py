@@ -11,15 +11,9 @@ from math import ceil, inf
 from batchwright.errors import BatchwrightError, PlanError
 from batchwright.planning.candidates.learnt import NO_ACCURACY, teaches, untaught
 from batchwright.planning.candidates.optimizer import optimizers_to_try
-from batchwright.planning.candidates.trial_choice import (
-    MIN_BATCH,
-    MIN_SAMPLES,
-    MIN_STEPS,
-    Arm,
-    Question,
-)
+from batchwright.planning.candidates.trial_choice import MIN_BATCH, MIN_SAMPLES, Arm, Question
 from batchwright.planning.planner import plan_to_measure
-from batchwright.prediction.accuracy.trainings import of_trials
+from batchwright.prediction.accuracy.trainings import MIN_STEPS, of_trials
 from batchwright.prediction.step_time import fit_step_time
 from batchwright.probing.commands import RunTrial, TrialRun
 from batchwright.probing.visiting import Visitor

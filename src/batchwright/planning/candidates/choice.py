@@ -14,6 +14,7 @@ from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.level import RowError
 from batchwright.planning.candidates.objectives import (
     EQUAL,
+    MIN_SAVING,
     OBJECTIVES,
     Objective,
     by_time,
@@ -36,12 +37,14 @@ _ADVICE = {
     "goal.preemptions_per_hour": "plan for fewer workers, for some that are not spot, or for a "
     "quicker restart (goal.restart_seconds)",
     "goal.accuracy": "give a lower goal.accuracy, or more epochs",
+    "epochs": "give more epochs, or a smaller batch",
 }
 MIN_CHANCE = 0.1
 """Probability of reaching its target below which a training is refused."""
 Trained = Callable[[Row, int], Row]
 """A candidate with another number of epochs, and the limits that it misses: `Table.trained`."""
 
+_OF_LENGTH = {"goal.deadline", "goal.max_cost"}  # limits that fewer epochs may keep
 _MIN_POINTS = 0.05  # hundredths of a share
 _MAX_SIZES = 8  # of a long list of clusters, those nearest to the chosen one
 
@@ -62,6 +65,7 @@ class Choice:
             aim; `None` where nothing tells, or where the epochs are chosen to reach an accuracy.
         passed: One with a smaller value that was passed over, since it is far from what was
             measured, which does not tell the two apart; `None`: none was.
+        dearer: One that costs more and saves so little time that it was passed over; `None`: none.
     """
 
     objective: Objective
@@ -72,16 +76,24 @@ class Choice:
     level: tuple[Row, ...]
     accurate: Row | None = None
     passed: Row | None = None
+    dearer: Row | None = None
 
 
-def check_progress(job: Job, progress: Progress) -> None:
+def _check_progress(job: Job, progress: Progress) -> None:
     """Refuse an objective that needs to know of progress where nothing tells.
 
     Raises:
-        PlanError: A noise scale or trials are missing, and there is no run.
+        PlanError: A noise scale or trials are missing, and there is no run; or all is too short.
     """
     # What other tasks lead to expect is no reason to go for accuracy at any price.
-    if job.goal.objective == "accuracy" and (progress.assumed or not progress.tells_accuracy):
+    tells = progress.tells_accuracy and not progress.assumed
+    if job.goal.objective == "accuracy" and not tells:
+        if progress.law is not None and progress.law.observed:
+            raise PlanError(
+                "goal.objective=accuracy needs to know accuracy, but of trainings with fewer than "
+                f"{progress.told_steps} steps nothing is told: give "
+                f"epochs={progress.fewest(progress.smallest)}"
+            )
         raise PlanError(
             "goal.objective=accuracy needs to know accuracy, but the profile holds no trials of "
             "such a training and no run was given: probe again with a larger probe.learning, or "
@@ -137,7 +149,7 @@ def _epochs_within(row: Row, trained: Trained) -> int:
     if not over:
         return row.epochs
     # Time and cost go with the epochs, so fewer may keep them.
-    if not over <= {"goal.deadline", "goal.max_cost"}:
+    if not over <= _OF_LENGTH:
         return 0
     return bisect_left(range(1, row.epochs), True, key=lambda n: bool(trained(row, n).misses))
 
@@ -145,21 +157,24 @@ def _epochs_within(row: Row, trained: Trained) -> int:
 def _target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
     """The missed accuracy target of a candidate, if its epochs are too few for it.
 
-    What other tasks alone tell refuses none.
+    Or too few to tell anything of. What other tasks alone tell refuses none.
     """
-    if not progress.chooses or progress.assumed:
+    if not progress.chooses or progress.assumed or _may_reach(progress, row.batch, row.epochs):
         return ()
-    if progress.needed(row.batch, row.epochs) is not None:
-        return ()
-    if progress.chance(row.batch, row.epochs) >= MIN_CHANCE:
-        return ()
+    epochs = counted(row.epochs, "epoch")
+    if progress.untold(row.batch, row.epochs):
+        text = f"has too few steps in {epochs}: of fewer than {progress.told_steps} nothing is told"
+        return (Miss("epochs", text, progress.fewest(row.batch) / row.epochs),)
     reached, target = progress.reached(row.batch, row.epochs), progress.target or 0.0
-    text = (
-        f"has no chance of {MIN_CHANCE:.0%} to reach goal.accuracy={target:g} in "
-        f"{counted(row.epochs, 'epoch')}"
-    )
+    text = f"has no chance of {MIN_CHANCE:.0%} to reach goal.accuracy={target:g} in {epochs}"
     times = max(1.0, target / reached.value) if reached and reached.value else inf
     return (Miss("goal.accuracy", text, times),)
+
+
+def _may_reach(progress: Progress, batch: int, epochs: int) -> bool:
+    """Whether so many epochs reach the target surely enough not to be refused."""
+    sure = progress.needed(batch, epochs) is not None
+    return sure or progress.chance(batch, epochs) >= MIN_CHANCE
 
 
 def choose(
@@ -183,31 +198,39 @@ def choose(
         far_off: Whether a candidate is far from what was measured.
 
     Raises:
-        PlanError: No candidate is within the limits; the message names the nearest.
+        PlanError: No candidate is within the limits, and the message names the nearest; or nothing
+            tells what the objective needs to know.
     """
     side = max(row.resolution for row in rows)  # `plain` trains at the highest
     here = [row for row in rows if row.resolution == side]
     knees = [knee for knee in knees if knee.resolution == side]
     workers = 1 if job.launcher.one_worker else job.workers
-    asked = [
-        row
-        for row in here
-        if workers in ("auto", row.cluster.workers) and job.global_batch in ("auto", row.batch)
-    ]
+    mine = [row for row in here if workers in ("auto", row.cluster.workers)]
+    asked = [row for row in mine if job.global_batch in ("auto", row.batch)]
     if not asked:
         raise PlanError(
             f"no candidate has workers={job.workers} and global_batch={job.global_batch}: leave "
             "one of them to the plan"
         )
+    progress = replace(progress, smallest=min(row.batch for row in mine))
+    _check_progress(job, progress)
     allowed = [row for row in asked if not row.misses]
     if not allowed:
-        best = _best_to_be_had(job.goal, asked, progress, trained)
-        raise PlanError(best or _why_none(asked))
+        refusal = _best_to_be_had(job.goal, asked, progress, trained)
+        if refusal and job.global_batch != "auto" and any(not row.misses for row in mine):
+            refusal += ", or leave global_batch to the plan"
+        raise PlanError(refusal or _why_none(asked))
     free = [row for row in here if not row.misses and not row.asked] or allowed
     by = {name: kind(job.goal, knees, progress) for name, kind in OBJECTIVES.items()}
     objective = by[job.goal.objective]
-    least = objective.best(allowed)
-    row = objective.known(least, allowed, far_off, error)
+
+    def taken(rows: Sequence[Row]) -> tuple[Row, Row, Row]:
+        """The best, that near to what was measured, and that which costs less and is as good."""
+        best = objective.best(rows)
+        near = objective.known(best, rows, far_off, error)
+        return best, near, objective.thrifty(near, rows, error)
+
+    least, near, row = taken(allowed)
     if row.epochs != progress.trained(row.batch):  # the limits allow no more
         objective = replace(objective, progress=progress.within(row.epochs))
     told = not progress.chooses and progress.tells_accuracy
@@ -215,12 +238,13 @@ def choose(
     return Choice(
         objective=objective,
         row=row,
-        free=objective.best(free),
+        free=taken(free)[-1],
         sizes=tuple(objective.sizes(allowed)),
         others={name: other for name, other in others.items() if other is not row},
         level=objective.level(row, allowed, error),
         accurate=by["auto"].best(free) if told else None,
-        passed=least if least is not row else None,
+        passed=least if least is not near else None,
+        dearer=near if near is not row else None,
     )
 
 
@@ -257,18 +281,24 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained
         and (reached := progress.reached(row.batch, row.epochs)) is not None
     ]
     if not found:
-        return _none_in_time(goal, rows, progress, trained)
+        return _none_long_enough(goal, rows, progress, trained)
     least = max(reached.value for reached, *_ in found) - EQUAL
     best, row, limited = min(
         (one for one in found if one[0].value >= least),
         key=lambda one: (one[1].train_seconds, one[1].order),
     )
-    advice = _lower(best)
+    # Without these limits one has a chance; not always that which is the best within them.
+    raised = next(
+        (limits for _, one, limits in found if _may_reach(progress, one.batch, progress.planned)),
+        set[str](),
+    )
     enough = progress.needed(row.batch, FAR * progress.planned)
-    if limited:
-        advice += f", or raise {' and '.join(sorted(limited))}"
+    advice = _lower(best, progress)
+    if raised:
+        advice += f", or raise {' and '.join(sorted(raised))}"
     elif enough is None:
-        advice += ", or more epochs"
+        beyond = [f" and raise {limit}" for limit in sorted(limited)]
+        advice += f", or more epochs{''.join(beyond)}"
     else:
         beyond = [f" and raise {miss.limit}" for miss in trained(row, enough).misses]
         advice += f", or epochs={enough}{''.join(beyond)}"
@@ -284,10 +314,15 @@ def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained
     )
 
 
-def _lower(reached: Estimate) -> str:
-    """The accuracy to give in place of one that a training does not reach, in words."""
+def _lower(reached: Estimate, progress: Progress) -> str:
+    """The accuracy to give in place of one that a training does not reach, in words.
+
+    Runs may have reached a lower one, and then they alone tell how many epochs it takes.
+    """
     lower = floor(1000 * reached.value) / 1000
-    return f"goal.accuracy={lower:g} or less" if lower else "a lower goal.accuracy"
+    if progress.by_runs or not lower:
+        return "a lower goal.accuracy"
+    return f"goal.accuracy={lower:g} or less"
 
 
 def _to_be_had(reached: Estimate, row: Row, progress: Progress) -> str:
@@ -299,39 +334,50 @@ def _to_be_had(reached: Estimate, row: Row, progress: Progress) -> str:
     )
 
 
-def _none_in_time(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained) -> str:
-    """The training that needs the least more time or cost, where these do not do for any at all.
+def _none_long_enough(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained) -> str:
+    """The training that needs the least more time, cost or epochs, where these do for none.
 
-    Empty where nothing is within other limits.
+    For none of which anything is told, that is. Empty where nothing is within other limits.
     """
     found = []
     for row in rows:
-        if progress.fewest(row.batch) > progress.planned:
-            continue  # more time would not do for it
-        shortest = trained(row, progress.fewest(row.batch))
-        reached = progress.accuracy(row.batch, shortest.epochs)
-        over = {miss.limit for miss in shortest.misses}
-        if reached is not None and over and over <= {"goal.deadline", "goal.max_cost"}:
-            found.append((max(miss.times for miss in shortest.misses), reached, shortest))
+        fewest = progress.fewest(row.batch)
+        if progress.assumed and fewest > progress.planned:
+            continue  # few steps are no reason to refuse it
+        shortest, reached = trained(row, fewest), progress.accuracy(row.batch, fewest)
+        over = {miss.limit: miss.times for miss in shortest.misses}
+        if fewest > progress.planned:
+            over["epochs"] = fewest / progress.planned
+        if reached is not None and over and over.keys() <= {"epochs", *_OF_LENGTH}:
+            found.append((max(over.values()), reached, shortest))
     if not found:
         return ""
     _, reached, row = min(found, key=lambda one: (one[0], *by_time(one[2])))
+    longer = row.epochs > progress.planned
 
     def enough(row: Row) -> str:
-        """The limits that it misses, as they would have to be."""
-        limits = ((one.limit, one.times * _value_of(goal, one.limit)) for one in row.misses)
-        return " and ".join(f"{name}={_rounded_up(value):g}" for name, value in limits)
+        """The limits that it exceeds, as they would have to be."""
+        given = [f"epochs={row.epochs}"] if longer else []
+        for miss in row.misses:
+            value = _rounded_up(miss.times * _value_of(goal, miss.limit))
+            given.append(f"{miss.limit}={value:g}")
+        return " and ".join(given)
 
     advice = enough(row)
     if _target_miss(row, progress):
-        needed = progress.needed(row.batch)
-        advice += f" and {_lower(reached)}"
+        needed = progress.needed(row.batch, FAR * row.epochs if longer else None)
+        advice += f" and {_lower(reached, progress)}"
         advice += "" if needed is None else f", or {enough(trained(row, needed))}"
-    limits = " and ".join(f"{one.limit}={_value_of(goal, one.limit):g}" for one in row.misses)
+    short = longer or any({miss.limit for miss in one.misses} == {"epochs"} for one in rows)
+    within = [f"epochs={progress.planned}"] if short else []
+    within += [f"{miss.limit}={_value_of(goal, miss.limit):g}" for miss in row.misses]
+    what = counted(row.epochs, "epoch")
+    if short:
+        # Others may be trained for as many epochs, of fewer steps.
+        what = f"the {progress.told_steps} steps from which on anything is told"
     return (
-        f"no candidate is trained for {counted(row.epochs, 'epoch')} within {limits}; with the "
-        "least more than that, "
-        f"{_to_be_had(reached, row, progress)}: give {advice}"
+        f"no candidate is trained for {what} within {' and '.join(within)}; with the least more "
+        f"than that, {_to_be_had(reached, row, progress)}: give {advice}"
     )
 
 
@@ -370,10 +416,17 @@ def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Rea
     """
     row = choice.row
     why, source = _why_workers(job, choice)
+    dearer = ""
+    if choice.dearer is not None:
+        other = f"{_named(choice.dearer, named=named)} ({compared(choice.dearer, row)})"
+        dearer = (
+            f"Passed over: {other}, by which less than {MIN_SAVING:.0%} of the time is saved, no "
+            "more than measurements may be off."
+        )
     sizes = {one.cluster.workers: None for one in choice.level if one.cluster is not row.cluster}
     level = choice.objective.level_words([counted(count, "worker") for count in sizes])
     stated = "; ".join(kind.stated for kind, _ in row.cluster.members if kind.stated)
-    texts = [why, level, _exchange(row.cluster), f"Assumed: {stated}." if stated else ""]
+    texts = [why, dearer, level, _exchange(row.cluster), f"Assumed: {stated}." if stated else ""]
     if apart:
         texts.append(
             "Kinds are not mixed: they were not measured together, and link.latency and "
@@ -526,6 +579,8 @@ def compared(other: Row, chosen: Row) -> str:
             texts.append(_share(other.expense, chosen.expense, f"worker-hours{aim}"))
     if chosen.target_seconds is None and None not in (other.accuracy, chosen.accuracy):
         texts.append(_points(other, chosen))
+    elif chosen.target_seconds is None and other.epochs != chosen.epochs:
+        texts.append(f"but {counted(other.epochs, 'epoch')}, not {chosen.epochs}")
     if other.misses:
         texts.append("but " + " and ".join(miss.text for miss in other.misses))
     return ", ".join(texts)

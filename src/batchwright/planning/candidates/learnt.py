@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.planning.candidates.optimizer import Compared, optimizers_of, optimizers_to_try
 from batchwright.planning.resolution import sides
-from batchwright.prediction.accuracy.trainings import Candidate, Observed, of_trials
+from batchwright.prediction.accuracy.trainings import MIN_STEPS, Candidate, Observed, of_trials
 from batchwright.records import (
     DataFacts,
     Estimate,
@@ -44,6 +44,7 @@ class Learnt:
         longest: Samples of the longest trial; 0 without any.
         runs: How many runs it rests on, beside trials.
         note: Why there are no more trials, in a sentence; empty where there was no need.
+        steps: Fewest of a training that it tells anything of.
     """
 
     model: LearningModel
@@ -52,6 +53,7 @@ class Learnt:
     longest: int = 0
     runs: int = 0
     note: str = ""
+    steps: int = MIN_STEPS
     _known: dict[tuple[OptimizerName, int, float], Estimate] = field(
         default_factory=dict, repr=False
     )
@@ -73,9 +75,7 @@ class Learnt:
 
     def told_from(self, batch: int) -> float:
         """Epochs from which on it `tells`."""
-        from batchwright.planning.candidates.trial_choice import MIN_STEPS
-
-        return MIN_STEPS * batch / self.train_samples
+        return self.steps * batch / self.train_samples
 
     def accuracy(self, optimizer: OptimizerName, batch: int, epochs: float) -> Estimate | None:
         """Held-out accuracy at the end of a training, a share; `None` where nothing `tells`."""
@@ -169,7 +169,8 @@ class Learnt:
         """What a training would reach with SGD and with Muon, by powers of two of the batch.
 
         After the job's epochs or, if the plan chooses them, the fewest that reach the target with
-        either. Nothing where the job leaves no choice.
+        either; where it tells nothing of so few, after the first of which it does. Nothing where
+        the job leaves no choice.
 
         They are compared in the same time: ``longer`` is how many times as long a step with Muon
         takes, by the batch. Medians are, as only these differ by what sets the two apart; where
@@ -179,7 +180,8 @@ class Learnt:
             return ()
         found = []
         for batch in (2**power for power in range(self.train_samples.bit_length())):
-            epochs = self._length(batch, job)
+            length, told = self._length(batch, job), self.told_from(batch)
+            epochs, steps = max(length, told), self.steps if length < told else 0
             times = longer(batch) if longer else 1.0
             sgd, muon = (
                 self.candidate(name, batch, epochs * (times if name == SGD.name else 1.0))
@@ -187,7 +189,7 @@ class Learnt:
             )
             apart, error = self.model.apart(muon, sgd)
             usual = self.model.surely(sgd, 0.5)
-            found.append(Compared(batch, usual, usual + apart, error, 0, self.by, times))
+            found.append(Compared(batch, usual, usual + apart, error, 0, self.by, times, steps))
         return tuple(found)
 
     def _length(self, batch: int, job: Job) -> int:
@@ -237,7 +239,9 @@ def learnt_of(
         return None
     longest = max((one.samples for one in trials), default=0) if observed else 0
     note = _note(profiles) if observed else why_unknown(profiles, job)
-    return _fitted([*observed, *whole], names, profile.data, longest, len(whole), note)
+    # A run of fewer steps than any trial has shows what comes of so few.
+    steps = min([MIN_STEPS, *(max(1, int(one.samples // one.batch)) for one in whole)])
+    return _fitted([*observed, *whole], names, profile.data, longest, len(whole), note, steps)
 
 
 def expected_of(job: Job, data: DataFacts) -> Learnt | None:
@@ -254,12 +258,13 @@ def _fitted(
     longest: int = 0,
     runs: int = 0,
     note: str = "",
+    steps: int = MIN_STEPS,
 ) -> Learnt:
     # It loads NumPy, which a plan that goes by time alone does not need.
     from batchwright.prediction.accuracy.learning import fit_learning
 
     model = fit_learning(observed, classes=len(data.classes), optimizers=optimizers)
-    return Learnt(model, optimizers, data.train_samples, longest, runs, note)
+    return Learnt(model, optimizers, data.train_samples, longest, runs, note, steps)
 
 
 def _expects(job: Job, data: DataFacts, first: FirstAnswers | None = None) -> bool:
@@ -287,10 +292,9 @@ def _at_usual_rates(job: Job) -> bool:
 
 def why_unknown(profiles: Sequence[Profile], job: Job, learnt: Learnt | None = None) -> str:
     """Why trials tell nothing of the accuracy of a job or a batch, and what may, in sentences."""
-    if learnt is not None and learnt.observed:
-        from batchwright.planning.candidates.trial_choice import MIN_STEPS
-
-        return f"Of trainings with fewer than {MIN_STEPS} steps trials tell nothing."
+    if learnt is not None:
+        by = learnt.by.removeprefix("the ") or "other tasks' trainings"
+        return f"Of trainings with fewer than {learnt.steps} steps {by} tell nothing."
     if not teaches(job):
         return f"Trials do not train {untaught(job)}, so they do not tell its accuracy."
     if any(one.trials for one in profiles):

@@ -29,6 +29,9 @@ from batchwright.records.text.formatting import counted, counted_points, number
 EQUAL = 0.0005
 """Accuracies, shares, that differ by less are shown as the same."""
 
+MIN_SAVING = 0.02
+"""Share of the time that what costs more must save: less is within what predictions are off."""
+
 _FEW_LEVEL = 4  # level candidates that are named
 
 
@@ -138,6 +141,10 @@ class Objective:
             and log(self.value(row) / self.value(best)) <= Z_975 * hypot(error(row), error(best))
         ]
         return self.best(near) if near else best
+
+    def thrifty(self, best: Row, rows: Sequence[Row], error: RowError) -> Row:  # noqa: ARG002
+        """The candidate to take in place of the `best` where one that costs less is as good."""
+        return best
 
     def alone(
         self,
@@ -254,7 +261,9 @@ class _AccurateSoon(_MostAccurate):
         return self.goal.least if self.goal.target is not None else "time"
 
     def value(self, row: Row) -> float:
-        return row.expense if self._least == "cost" else row.train_seconds
+        whole = row.expense if self._least == "cost" else row.train_seconds
+        # Where nothing is told, what a limit leaves of a training says nothing of how quick it is.
+        return whole if row.full_accuracy is not None else whole / row.epochs
 
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
         near = accurate(rows, max(EQUAL, self.goal.accuracy_tolerance))
@@ -269,7 +278,26 @@ class _AccurateSoon(_MostAccurate):
             or (self.value(row) <= half and row.batch <= self.progress.doubtful_from(row.batch))
         ]
 
+    def thrifty(self, best: Row, rows: Sequence[Row], error: RowError) -> Row:
+        """That of another cluster with the least time x cost, of those as quick as far as is known.
+
+        They take hardly longer, and measurements do not tell the two apart. Without a price the
+        cost is in worker-hours.
+        """
+        if best.full_accuracy is None:
+            return best
+        near = [
+            row
+            for row in self.among(rows)
+            if row.cluster is not best.cluster
+            and (1 - MIN_SAVING) * self.value(row) < self.value(best)
+            and log(self.value(row) / self.value(best)) <= Z_975 * hypot(error(row), error(best))
+        ]
+        return min([best, *near], key=lambda row: (self.value(row) * row.expense, *by_time(row)))
+
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
+        if row.full_accuracy is None:
+            return f"That of the candidate with the least {self._least} an epoch ({self._named})."
         within = counted_points(tolerance(self.goal, self.progress))
         best = "cheapest" if self._least == "cost" else "quickest"
         return f"That of the {best} candidate within {within} of the most accurate ({self._named})."
@@ -285,7 +313,12 @@ class _AccurateSoon(_MostAccurate):
             f"as the best within goal.accuracy_tolerance={self.goal.accuracy_tolerance:g}{half}"
             f"{self._told(row)} ({self._named})."
         ]
-        if progress.assumed and knee:
+        if row.full_accuracy is None:
+            texts = [
+                f"The least predicted {least} an epoch of the candidates within the limits, all of "
+                f"which have too few steps to tell anything of ({self._named})."
+            ]
+        elif progress.assumed and knee:
             texts.append(self._trade(row, [one for one in knee.rows if not one.misses]))
         if progress.chooses:
             texts.append(

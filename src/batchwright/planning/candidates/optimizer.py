@@ -24,6 +24,8 @@ class Compared:
         runs: How many, of both; 0: a prediction, in which all is that is known beforehand.
         by: What a prediction rests on beside other tasks' trainings; empty: on these alone.
         longer: How many times the epochs with Muon SGD was given: those that take as long.
+        steps: Of the training that is predicted, where the planned one has too few to tell anything
+            of; 0: it is that one.
     """
 
     batch: int
@@ -33,6 +35,7 @@ class Compared:
     runs: int
     by: str = ""
     longer: float = 1.0
+    steps: int = 0
 
     @property
     def better(self) -> OptimizerName | None:
@@ -103,20 +106,22 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
 
 def _predicted(told: Compared) -> str:
     takes = f", a step with Muon taking {told.longer:.3g} times as long"
+    short = f"a training of {told.steps} steps" if told.steps else ""
     if told.by:
         reached = f"{told.sgd:.1%} held out with SGD and {told.muon:.1%} with Muon"
         if told.longer > 1:
             reached = f"{told.muon:.1%} held out with Muon and, in the same time, {told.sgd:.1%} "
             reached += f"with SGD{takes}"
         return (
-            f"By {told.by}, and what other tasks showed where these say nothing, this training "
-            f"would reach {reached}"
+            f"By {told.by}, and what other tasks showed where these say nothing, "
+            f"{short or 'this training'} would reach {reached}"
         )
     apart = 100 * (told.muon - told.sgd)
     when = f" in the same time{takes}" if told.longer > 1 else ""
+    few = f" in {short}" if short else ""
     return (
         "There are no trials: by what other tasks' trainings showed, Muon would reach "
-        f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} held out than SGD{when}"
+        f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} held out than SGD{few}{when}"
     )
 
 

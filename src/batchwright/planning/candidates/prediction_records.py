@@ -128,7 +128,7 @@ def prediction(
 
 def _epochs(row: Row, progress: Progress) -> Estimate | None:
     """Epochs to the target, unless they are far beyond those stated."""
-    found = progress.epochs(row.batch)
+    found = progress.epochs_told(row.batch)
     return None if found is None or found.value > FAR * progress.planned else found
 
 

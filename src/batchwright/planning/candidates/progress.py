@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf, log
+from math import ceil, floor, inf, log
 from statistics import NormalDist
 
 from batchwright.planning.candidates.learnt import Learnt
@@ -31,6 +31,8 @@ class Progress:
         confidence: Probability with which the chosen epochs are to reach it.
         least: Fewest epochs that may be chosen; `None` where the plan does not choose them.
         learnt: What trials tell or, without any, other tasks; `None` where these do not.
+        guessing: Accuracy that guessing has, a share.
+        smallest: Least global batch of a candidate.
         unknown: Why they tell nothing, and what the choice goes by then, in sentences.
     """
 
@@ -42,6 +44,8 @@ class Progress:
     confidence: float = 0.8
     least: int | None = None
     learnt: Learnt | None = None
+    guessing: float = 0.0
+    smallest: int = 1
     unknown: str = ""
     _needed: dict[tuple[int, int], int | None] = field(default_factory=dict, repr=False)
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)
@@ -106,6 +110,20 @@ class Progress:
         return self._epochs[batch]
 
     @property
+    def guessed(self) -> bool:
+        """Whether guessing reaches the target, so that any training does."""
+        return self.target is not None and self.target <= self.guessing
+
+    def epochs_told(self, batch: int) -> Estimate | None:
+        """`epochs`, and no fewer than those from which on anything is told."""
+        found, trials = self.epochs(batch), self.trials(batch)
+        if found is None or trials is None:
+            return found
+        first = trials.told_from(batch)
+        ends = {end: max(first, getattr(found, end)) for end in ("value", "low", "high")}
+        return Estimate(**ends)
+
+    @property
     def chooses(self) -> bool:
         """Whether the plan chooses the epochs, and something tells them."""
         tells = self.learnt is not None or self._runs_tell
@@ -119,6 +137,8 @@ class Progress:
         """
         if not self.chooses:
             return None
+        if self.guessed:
+            return self.least
         most = most or self.planned
         if (batch, most) not in self._needed:
             trials, found = self.trials(batch), None
@@ -134,12 +154,14 @@ class Progress:
         return self._needed[batch, most]
 
     def chance(self, batch: int, most: int | None = None) -> float:
-        """Probability that so many epochs reach the target; 0 where nothing tells.
+        """Probability that so many epochs reach the target; 0 where nothing tells, 1 by guessing.
 
         ``most`` are those planned unless said otherwise.
         """
         if self.target is None:
             return 0.0
+        if self.guessed:
+            return 1.0
         most = most or self.planned
         if (trials := self.trials(batch)) is not None:
             if not trials.tells(batch, most):
@@ -159,6 +181,11 @@ class Progress:
         """Fewest epochs that may be chosen of which anything is told."""
         told = 1 if self.law is None else ceil(self.law.told_from(batch))
         return max(told, self.least or 1)
+
+    def untold(self, batch: int, epochs: int) -> bool:
+        """Whether trials tell nothing of a training, as it has too few steps."""
+        trials = self.trials(batch)
+        return trials is not None and not trials.tells(batch, epochs)
 
     def trained(self, batch: int) -> int:
         """Epochs that a candidate with such a batch is trained."""
@@ -181,6 +208,16 @@ class Progress:
         It rests on runs as well, and knows how optimizers and batches differ.
         """
         return None if self._runs_tell else self.learnt
+
+    @property
+    def told_steps(self) -> int:
+        """Fewest steps of a training of which anything is told."""
+        return 1 if self.law is None else self.law.steps
+
+    @property
+    def by_runs(self) -> bool:
+        """Whether runs of the task were given."""
+        return any(model.by_runs for model in self.models.values())
 
     @property
     def assumed(self) -> bool:
@@ -294,19 +331,25 @@ class Progress:
 
     @property
     def tells_accuracy(self) -> bool:
-        """Whether accuracy is known of several batches; by the law, of the least it rests on."""
+        """Whether accuracy is known of several batches; by the law, of the smallest."""
         if self.law is not None:  # larger ones may have too few steps, and are not favoured then
-            return self.reached(self.law.model.known_from) is not None
+            return self.reached(self.smallest) is not None
         base = self.base_batch
         return None not in (self.reached(base), self.reached(2 * base))
 
     def how_sure(self, batch: int) -> str:
         """With which probability the epochs that the plan trains reach the target, in words."""
         asked = f"{self.confidence:g} (goal.confidence)"
+        if self.guessed:
+            return "the fewest that may be trained, as guessing reaches it"
         if self.needed(batch) is not None:
             return f"the fewest that reach it with probability {asked}"
-        chance = f"with probability {self.chance(batch):.2g}"
-        return f"the most that may be trained: they reach it {chance}, not {asked}"
+        most = "the most that may be trained"
+        if self.untold(batch, self.planned):
+            return f"{most}: of fewer than {self.told_steps} steps nothing is told"
+        chance = floor(100 * self.chance(batch)) / 100  # rounded up it may be what was asked for
+        known = f"{chance:g}" if chance else "below 0.01"
+        return f"{most}: they reach it with probability {known}, not {asked}"
 
 
 def progress_reasons(progress: Progress, batch: int, in_training: str) -> tuple[Reason, ...]:
@@ -315,7 +358,7 @@ def progress_reasons(progress: Progress, batch: int, in_training: str) -> tuple[
     ``in_training`` is what is to be said of the noise scale besides, in a sentence.
     """
     found = [_noise_scale(progress, batch, in_training).reason("gradient noise scale")]
-    epochs = progress.epochs(batch)
+    epochs = progress.epochs_told(batch)
     if epochs is not None:
         found.append(_epochs(progress, batch, epochs).reason("epochs to target"))
     return (*found, _accuracy(progress, batch).reason("accuracy"))

@@ -27,12 +27,9 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from batchwright.prediction.accuracy.learning import Aim, LearningModel, fit_learning
-from batchwright.prediction.accuracy.trainings import OFFSET_DIGITS, Candidate, Observed
+from batchwright.prediction.accuracy.trainings import MIN_STEPS, OFFSET_DIGITS, Candidate, Observed
 from batchwright.records import OptimizerName
 
-MIN_STEPS = 25
-"""Below some twenty, accuracy is that of guessing whatever was learnt: statistics of batch
-normalization have not settled."""
 MIN_SAMPLES = 512
 MIN_BATCH = 16
 """The law is known from 32 on; statistics of normalization over a few samples are others."""

@@ -122,6 +122,11 @@ class ProgressModel:
     _outcomes: Outcomes
 
     @property
+    def by_runs(self) -> bool:
+        """Whether it rests on runs."""
+        return bool(self._runs)
+
+    @property
     def tells_epochs(self) -> bool:
         """Whether runs reached the target."""
         return self._law is not None or self._reference is not None

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from batchwright.records import Trial
 
+MIN_STEPS = 25
+"""Below some twenty, accuracy is that of guessing whatever was learnt: statistics of batch
+normalization have not settled. So trials have as many, and tell nothing of fewer."""
 OFFSET_DIGITS = 6
 """After the point: a rate is the same whatever its last bits are."""
 MIN_LEARNT = 0.01
