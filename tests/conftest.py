@@ -12,6 +12,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of figures stay empty: to draw them takes most of a report's time."""
+    drawing = "matplotlib.backends.backend_agg.FigureCanvasAgg.print_png"
+    monkeypatch.setattr(drawing, lambda *_, **__: None)
+
+
+@pytest.fixture
 def clock() -> HandClock:
     """A clock that goes when a test says so."""
     from services import HandClock
@@ -129,11 +137,10 @@ def postgres() -> Iterator[Callable[[], str]]:
 @pytest.fixture(scope="session")
 def crew() -> Iterator[Crew]:
     """Worker processes for all modules: starting them takes longer than most of their work."""
-    from gloo import Crew
+    from gloo import crew_with
 
-    crew = Crew()
-    yield crew
-    crew.close()
+    with crew_with("pytest", "hypothesis") as crew:  # what files of tests import
+        yield crew
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +169,8 @@ def command(
 
     # A process has one command line; to make it again for each takes as long as most commands.
     monkeypatch.setattr(typer.main, "get_command", _command_line)
+    # Most are refused: a process that imports for their workers would take a core from others.
+    monkeypatch.setattr("batchwright.workflows.verbs.imported_once", nullcontext)
 
     def call(*words: object, stdin: str = "") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["batchwright", *map(str, words)])

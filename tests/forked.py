@@ -46,7 +46,8 @@ TORCHRUN = "torch.distributed.run"
 _VERBS = "batchwright.cli.verb_child"
 _SERVER = "batchwright.training.parameter_server.server_process"
 _NUMBERS = count()
-_SHARED: list[fork_server._ForkServer] = []
+Server = fork_server._ForkServer
+_SHARED: list[Server] = []
 _COMMANDS = (  # what commands import as they come to it
     *("batchwright.cli.commands", "batchwright.workflows.verbs", "batchwright.workflows.together"),
     *("batchwright.workflows.sweep.verb", "batchwright.workflows.simulating"),
@@ -114,44 +115,79 @@ class Forked:
         return out, log + err
 
 
+def begin(module: str, *words: Any, server: Server | None = None, **how: Any) -> Any:
+    """As `fork_server.start`; forked from ``server``, or from what all files share."""
+    with _forked_from(server or _one_for_all()):
+        return fork_server.start(module, *words, **how)
+
+
 @contextmanager
 def forking(*more: str) -> Iterator[None]:
     """Inside, what this thread starts is forked, and figures of reports are not drawn.
 
+    So are parameter servers, and the verbs of a sweep.
+
     Args:
-        more: Modules that are imported besides, by a process for this alone.
+        more: Modules that it has imported besides.
     """
-    if sys.platform != "linux":
+    with (
+        imported(*more) as server,
+        mock.patch.dict(os.environ, FORKED_UNDRAWN="1"),
+        _forked_from(server),
+        _forking_verbs(),
+        _forking_servers(),
+    ):
         yield
+
+
+@contextmanager
+def imported(*more: str) -> Iterator[Server | None]:
+    """What to fork from, with more modules imported than all files share; ``None``: nothing."""
+    shared = _one_for_all()
+    if not more or shared is None:
+        yield shared
         return
-    server = _begun(more) if more else _one_for_all()
+    with _environment(), mock.patch.object(fork_server, "_start_server", _fork_server):
+        server = Server(more)
     try:
-        with (
-            mock.patch.dict(os.environ, FORKED_UNDRAWN="1"),
-            mock.patch.object(fork_server._of_thread, "server", server, create=True),
-        ):
-            yield
+        yield server
     finally:
-        if more:
-            server.close()
+        server.close()
 
 
-def _one_for_all() -> fork_server._ForkServer:
+def _fork_server(line: int, more: Sequence[str]) -> fork_server.Process:
+    """A server that is forked from the one that all files share, and imports but the rest."""
+    words, own = [str(line), *more], child_environment(threads=1)
+    with open(2, "wb", closefd=False) as log:
+        return begin("forked_server", words, environment=own, log=log, files=[line])
+
+
+@contextmanager
+def _forked_from(server: Server | None) -> Iterator[None]:
+    with mock.patch.object(fork_server._of_thread, "server", server, create=True):
+        yield
+
+
+def _one_for_all() -> Server | None:
     """The server that all files share; another where a test has ended it before it was ready."""
+    if sys.platform != "linux":
+        return None
     if _SHARED:
         _SHARED[-1]._listen()
     if not _SHARED or _SHARED[-1]._gone:
-        _SHARED.append(_begun())
+        with _environment():
+            _SHARED.append(Server(_COMMANDS))
         atexit.register(_SHARED[-1].close)
     return _SHARED[-1]
 
 
-def _begun(more: Sequence[str] = ()) -> fork_server._ForkServer:
+@contextmanager
+def _environment() -> Iterator[None]:
     """Where modules of the tests and benchmarks are found, which are not installed."""
     paths = os.pathsep.join([with_tests(os.environ), str(Path(__file__).parent.parent)])
     with mock.patch.dict(os.environ, PYTHONPATH=paths):
         os.environ.pop("PYTHONUNBUFFERED", None)  # what they print comes as it does elsewhere
-        return fork_server._ForkServer((*_COMMANDS, *more))
+        yield
 
 
 def with_tests(env: Mapping[str, str]) -> str:
@@ -179,7 +215,7 @@ class LightServer(fork_server._ForkServer):
 
     def __init__(self, more: Sequence[str]) -> None:
         self._turn = threading.Lock()
-        with mock.patch.object(fork_server, "_start_server", _start_light):
+        with mock.patch.object(fork_server, "_start_server", start_light):
             super().__init__(more)
 
     @property
@@ -192,7 +228,8 @@ class LightServer(fork_server._ForkServer):
             super()._listen()
 
 
-def _start_light(line: int, more: Sequence[str]) -> subprocess.Popen[bytes]:
+def start_light(line: int, more: Sequence[str]) -> subprocess.Popen[bytes]:
+    """In place of `fork_server._start_server`: it imports these modules alone."""
     light = "from batchwright.distributed import fork_server as f; f._MODULES = (); f._main()"
     return subprocess.Popen(
         [sys.executable, "-c", light, str(line), *more],

@@ -1,4 +1,7 @@
-"""Real worker processes for tests: joined by gloo, each with a time limit."""
+"""Real worker processes for tests: joined by gloo, each with a time limit.
+
+python -m gloo RANK PIPE
+"""
 
 from __future__ import annotations
 
@@ -6,74 +9,119 @@ import os
 import pickle
 import random
 import socket
+import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from torch import multiprocessing
 
+import forked
+from batchwright.distributed.fork_server import Process
+from batchwright.distributed.processes import PARENT_PID, leave
+
+_ENVIRONMENT = dict(os.environ)  # as it is before any test
 _PARTS = 16  # of the ports, for so many processes of a test run
 SECONDS = 300  # until processes that hang are ended; a busy machine may take long
 
 
+class Worker:
+    """A process that does what it is sent, until it is ended.
+
+    Args:
+        rank: Its number among those that work together.
+        server: What it is forked from, where it is not the one that all files share.
+    """
+
+    def __init__(self, rank: int, server: forked.Server | None = None) -> None:
+        self._rank = rank
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self.process = self._begin(theirs, server)
+
+    def send(self, work: Callable[..., Any], *args: Any, workers: int, port: int) -> None:
+        """Have it do ``work(rank, *args)`` as one of so many."""
+        self._pipe.send_bytes(pickle.dumps((work, workers, port, args)))
+
+    def answer(self, what: str, seconds: float = SECONDS) -> Any:
+        """What the work returned."""
+        assert self._pipe.poll(max(0, seconds)), f"{what} took more than {SECONDS} s"
+        value, failure = pickle.loads(self._pipe.recv_bytes())
+        assert failure is None, f"worker {self._rank}:\n{failure}"
+        return value
+
+    def end(self) -> int:
+        """Have it end as a worker does that has done all; its exit code."""
+        self._pipe.close()
+        return self.process.wait(SECONDS)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.wait()
+        self._pipe.close()
+
+    def _begin(self, pipe: Connection, server: forked.Server | None) -> Process:
+        number = pipe.fileno()
+        with open(2, "wb", closefd=False) as log:
+            return forked.begin(
+                "gloo",
+                [str(self._rank), str(number)],
+                server=server,
+                environment={**_ENVIRONMENT, "PYTHONPATH": forked.with_tests(_ENVIRONMENT)},
+                log=log,
+                files=[number],
+            )
+
+
 class Crew:
-    """Worker processes that stay, for many short pieces of work: starting them takes the time.
+    """Workers that stay, for many short pieces of work.
 
     Each piece of work is done by the first few, or by all of them; more start as they are wanted.
 
     Args:
-        start: How `multiprocessing` starts them.
+        begin: Starts the worker of a rank.
     """
 
-    def __init__(self, start: str = "forkserver") -> None:
-        self._context = multiprocessing.get_context(start)
-        if start == "forkserver":
-            # With torch and what most work needs, once for all.
-            self._context.set_forkserver_preload([__name__, "batchwright.training.session"])
-        self._pipes: list[Connection] = []
-        self._processes: list[Any] = []
+    def __init__(self, begin: Callable[[int], Worker] = Worker) -> None:
+        self._begin = begin
+        self._workers: list[Worker] = []
 
     def together(self, work: Callable[..., Any], *args: Any, workers: int) -> list[Any]:
         """What ``work(rank, *args)`` returns in each of the first ``workers``, in rank order."""
-        self._start(workers - len(self._pipes))
-        order = pickle.dumps((work, workers, free_port(), args))
-        for pipe in self._pipes[:workers]:
-            pipe.send_bytes(order)
+        for rank in range(len(self._workers), workers):
+            self._workers.append(self._begin(rank))
+        port, end = free_port(), time.monotonic() + SECONDS
+        for one in self._workers[:workers]:
+            one.send(work, *args, workers=workers, port=port)
         try:
-            return self._answers(work.__name__, workers)
+            what = work.__name__
+            return [one.answer(what, end - time.monotonic()) for one in self._workers[:workers]]
         except BaseException:
             self.close()  # some may still be at it
             raise
 
     def close(self) -> None:
         """End the processes."""
-        for process in self._processes:
-            process.kill()
-            process.join()
-        self._pipes, self._processes = [], []
+        for one in self._workers:
+            one.kill()
+        self._workers = []
 
-    def _start(self, more: int) -> None:
-        for _ in range(more):
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(len(self._pipes), theirs))
-            process.start()
-            theirs.close()  # or the end of a process would not be the end of its pipe
-            self._pipes.append(ours)
-            self._processes.append(process)
 
-    def _answers(self, what: str, workers: int) -> list[Any]:
-        end = time.monotonic() + SECONDS
-        found = []
-        for rank, pipe in enumerate(self._pipes[:workers]):
-            assert pipe.poll(max(0, end - time.monotonic())), f"{what} took more than {SECONDS} s"
-            value, failure = pickle.loads(pipe.recv_bytes())
-            assert failure is None, f"worker {rank}:\n{failure}"
-            found.append(value)
-        return found
+@contextmanager
+def crew_with(*more: str) -> Iterator[Crew]:
+    """A crew whose workers have these modules: imported once, by what they are forked from."""
+    with forked.imported(*more) as server:
+        crew = Crew(partial(Worker, server=server))
+        try:
+            yield crew
+        finally:
+            crew.close()
 
 
 def free_port() -> int:
@@ -91,12 +139,12 @@ def free_port() -> int:
             return port
 
 
-def _serve(rank: int, pipe: Connection) -> None:
-    """A process of a `Crew`: does what comes through the pipe until it is ended."""
+def serve(rank: int, pipe: Connection) -> None:
+    """What a worker does: all that comes through the pipe, until that is closed."""
     while True:
         try:
             order = pipe.recv_bytes()
-        except EOFError:  # those who gave orders are gone
+        except EOFError:  # those who gave orders are gone, or want no more
             return
         work, workers, port, args = pickle.loads(order)
         torch.set_num_threads(1)
@@ -115,3 +163,9 @@ def _describe_group(rank: int, workers: int, port: int) -> None:
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers}
     os.environ.update({name: str(number) for name, number in numbers.items()})
     os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)})
+
+
+if __name__ == "__main__":
+    os.environ.pop(PARENT_PID, None)  # it has the environment of a launcher's worker, not of ours
+    serve(int(sys.argv[1]), Connection(int(sys.argv[2])))
+    leave(0)

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from batchwright import Session
+from batchwright.distributed.exit_reports import SERVER_RANK
 from batchwright.distributed.processes import worker_main
 from batchwright.records import Plan
 from batchwright.records.documents import read_record
@@ -26,15 +27,15 @@ rank = os.environ["RANK"]
 
 
 def server_pid():
-    """The process that serves the run in this folder: our parent's other child."""
+    """The process that serves the run: our parent's other child, which is forked as we are."""
     parent = os.getppid()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
-            command = (path.parent / "cmdline").read_bytes()
+            name = (path.parent / "comm").read_text()
         except OSError:
             continue
-        if int(fields[1]) == parent and b"server_process" in command:
+        if int(fields[1]) == parent and name == f"worker {SERVER_RANK}\n":
             return int(path.parent.name)
     raise AssertionError("no server")
 

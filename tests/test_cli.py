@@ -592,13 +592,6 @@ def test_an_export_and_a_runs_lines_overwrite_no_file_unless_they_are_told_to(co
         assert (place / "mine.txt").read_text() != "changed by hand"
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Files of figures stay empty: to draw them takes most of a report's time."""
-    drawing = "matplotlib.backends.backend_agg.FigureCanvasAgg.print_png"
-    monkeypatch.setattr(drawing, lambda *_, **__: None)
-
-
 def test_a_report_is_written_where_the_run_is_found(command, place, undrawn):
     """Also after the folder has moved."""
     write_record(make_summary(run_folder="runs/gone"), place / "summary.json")

@@ -24,7 +24,8 @@ from torch.utils.data import (
 import batchwright as bw
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.training.batches.recovering import parts_of
-from gloo import Crew
+from forked import imported
+from gloo import Crew, Worker
 from paced import paced_passes
 from tight import Tight
 
@@ -121,6 +122,25 @@ def alike(one, other):
 
 
 @pytest.fixture(scope="module")
+def server():
+    """What the workers of this file are forked from; to import accelerate takes seconds."""
+    with imported("pytest", "accelerate") as server:
+        yield server
+
+
+@pytest.fixture
+def crew(server):
+    """Of each test its own.
+
+    DDP keeps its reducer in a cycle, and with it the process group, whose threads are waited for
+    whenever that is collected, by the thread that holds the lock of Python.
+    """
+    crew = Crew(partial(Worker, server=server))
+    yield crew
+    crew.close()
+
+
+@pytest.fixture(scope="module")
 def alone():
     return trained(0, "equal", batch=2 * BATCH)
 
@@ -162,14 +182,8 @@ def automatic(rank, folder):
 
 
 @pytest.mark.slow
-def test_an_automatic_batch_is_planned_by_all_workers_together(tmp_path):
-    # In processes of its own: DDP's reducer stays in a cycle, and with it the process group, whose
-    # threads are waited for whenever that is collected, by the thread that holds Python's lock.
-    crew = Crew()
-    try:
-        both = crew.together(automatic, str(tmp_path), workers=2)
-    finally:
-        crew.close()
+def test_an_automatic_batch_is_planned_by_all_workers_together(crew, tmp_path):
+    both = crew.together(automatic, str(tmp_path), workers=2)
     batch, epochs, rate, made, _, (again, total, epoch) = both[0]
     assert both[1][:4] == both[0][:4]
     assert sorted(i for one in both for i in one[4]) == list(range(SAMPLES))
@@ -196,12 +210,8 @@ def test_auto_takes_a_loss_and_nothing_else_does():
     [{}, {"passes": 2, "batch": BATCH // 2}, {"room": 4}, {"back": 4}],
     ids=["plain", "accumulating", "out of memory", "in backward"],
 )
-def test_gradients_are_those_of_one_process(alone, how):
-    crew = Crew()  # see test_an_automatic_batch_is_planned_by_all_workers_together
-    try:
-        both = crew.together(trained_with, (3, 1), how, workers=2)
-    finally:
-        crew.close()
+def test_gradients_are_those_of_one_process(crew, alone, how):
+    both = crew.together(trained_with, (3, 1), how, workers=2)
     seen = [i for one in both for batch in one[0] for i in batch]
     assert sorted(seen) == sorted(2 * list(range(SAMPLES)))
     for one in both:

@@ -25,6 +25,7 @@ from torch.utils.data import (
 
 import batchwright as bw
 from batchwright.errors import DataError, PlanError
+from gloo import crew_with
 from paced import paced_passes
 
 pytestmark = pytest.mark.skipif(
@@ -63,6 +64,13 @@ def fitted(rank, workers, shares, *, passes=1, batch=BATCH, module=None, more=()
 def alike(one, other):
     for mine, theirs in zip(one, other, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def crew():
+    """Workers that have imported Lightning, which takes seconds."""
+    with crew_with("pytest", "lightning_parts") as crew:
+        yield crew
 
 
 @pytest.fixture(scope="module")

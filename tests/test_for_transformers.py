@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import batchwright as bw
 from batchwright.errors import DataError, PlanError
+from gloo import crew_with
 from paced import paced_passes
 from tight import Tight
 
@@ -170,6 +171,13 @@ def trained(rank, folder, shares, *, make=images, take=None, room=None, resume=N
 
 def trained_with(rank, folder, shares, how):
     return trained(rank, folder, shares, **how)
+
+
+@pytest.fixture(scope="module")
+def crew():
+    """Workers that have imported Transformers, which takes seconds."""
+    with crew_with("pytest", "transformers_parts") as crew:
+        yield crew
 
 
 @pytest.fixture(scope="module")

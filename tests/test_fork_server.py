@@ -15,6 +15,7 @@ import pytest
 
 from batchwright.distributed import fork_server
 from batchwright.distributed.fork_server import imported_once, start
+from forked import start_light
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,6 +49,12 @@ def program(tmp_path, monkeypatch):
     (tmp_path / "telling.py").write_text(TELLING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return "telling"
+
+
+@pytest.fixture
+def light(monkeypatch):
+    """Servers that import nothing, which takes seconds; how they fork is the same."""
+    monkeypatch.setattr(fork_server, "_start_server", start_light)
 
 
 def begin(program, what, folder):
@@ -104,6 +111,7 @@ def test_a_forked_process_is_what_one_of_its_own_would_be(program, tmp_path):
     assert (tmp_path / "log").read_text() == "a word\n" * 3
 
 
+@pytest.mark.usefixtures("light")
 def test_exit_codes_and_signals_are_told(program, tmp_path):
     with imported_once():
         assert begin(program, "3", tmp_path)[0].wait() == 3
@@ -118,6 +126,7 @@ def test_exit_codes_and_signals_are_told(program, tmp_path):
         assert not is_there(process.pid)
 
 
+@pytest.mark.usefixtures("light")
 def test_a_stop_that_every_process_of_a_job_gets_leaves_the_server_to_its_workers(
     program, tmp_path
 ):
@@ -131,6 +140,7 @@ def test_a_stop_that_every_process_of_a_job_gets_leaves_the_server_to_its_worker
         assert process.wait() == -signal.SIGUSR2
 
 
+@pytest.mark.usefixtures("light")
 def test_what_still_runs_at_the_end_ends_with_it(program, tmp_path):
     with imported_once(), imported_once():
         process, _ = begin(program, "stays", tmp_path)
@@ -138,6 +148,7 @@ def test_what_still_runs_at_the_end_ends_with_it(program, tmp_path):
     assert process.poll() == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("light")
 def test_a_server_that_was_killed_takes_its_workers_along_and_is_done_without(program, tmp_path):
     with imported_once():
         process, told = begin(program, "stays", tmp_path)
@@ -150,6 +161,7 @@ def test_a_server_that_was_killed_takes_its_workers_along_and_is_done_without(pr
         assert told["parent"] == os.getpid()
 
 
+@pytest.mark.usefixtures("light")
 def test_an_environment_too_large_for_a_message_is_no_hindrance(program, tmp_path, monkeypatch):
     with imported_once():
         for number in range(10):
@@ -159,6 +171,7 @@ def test_an_environment_too_large_for_a_message_is_no_hindrance(program, tmp_pat
     assert len(told["environment"]["LARGE9"]) == 100_000
 
 
+@pytest.mark.usefixtures("light")
 def test_each_thread_has_a_server_of_its_own(program, tmp_path):
     """The kernel would end the workers of a thread with the thread that began the server."""
     told = []

@@ -23,7 +23,7 @@ from batchwright.distributed.processes import LAUNCH
 from batchwright.distributed.rendezvous import choose_interface, interface_towards, meet
 from batchwright.errors import LostWorkerError
 from batchwright.workload.host import collective_interface
-from gloo import free_port
+from gloo import Worker, free_port
 
 # ------------------------------------------------------------------------------------- who answers
 
@@ -116,26 +116,24 @@ def test_a_roll_call_gives_way_to_the_one_before(roll_calls):
     assert RollCall.current is roll_calls[0]
 
 
-WORKER = """
-import os, signal, sys, time
-import torch
-from batchwright.distributed.group import Group
-from batchwright.errors import LostWorkerError
+def stand_ready(rank):
+    """All meet at once, however long each took to start."""
 
-torch.set_num_threads(1)
-rank, victim, number = (int(word) for word in sys.argv[1:])
-print("ready", flush=True)  # all meet at once, however long each took to start
-sys.stdin.readline()
-group = Group(torch.device("cpu"), 4.0)
-group.barrier()
-if rank == victim:
-    os.kill(os.getpid(), number)
-try:
+
+def survive(rank, victim, number, agent):
+    if agent:
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    group = Group(torch.device("cpu"), 4.0)
     group.barrier()
-except LostWorkerError as error:
-    print(error)
-group.close()
-"""
+    group.barrier()
+    if rank == victim:
+        os.kill(os.getpid(), number)
+    try:
+        with pytest.raises(LostWorkerError) as told:
+            group.barrier()
+    finally:
+        group.close()
+    return str(told.value)
 
 
 @pytest.mark.slow
@@ -151,35 +149,20 @@ def test_survivors_name_the_worker_that_a_signal_hit(workers, victim, number, ag
         dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if agent else None
     )
     port = server.port if server else free_port()
-    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": workers}
-    shared |= {"LOCAL_WORLD_SIZE": workers, "TORCHELASTIC_USE_AGENT_STORE": agent}
-    processes = []
-    for rank in range(workers):
-        own = shared | {"RANK": rank, "LOCAL_RANK": rank}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", WORKER, str(rank), str(victim), str(int(number))],
-                env=os.environ | {name: str(value) for name, value in own.items()},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+    crew = [Worker(rank) for rank in range(workers)]
     try:
-        for process in processes:
-            assert process.stdout.readline() == "ready\n"
-        for process in processes:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        for rank, process in enumerate(processes):
+        for one in crew:
+            one.send(stand_ready, workers=workers, port=port)
+        for one in crew:
+            one.answer("to start")
+        for one in crew:
+            one.send(survive, victim, number, agent, workers=workers, port=port)
+        for rank, one in enumerate(crew):
             if rank != victim:
-                out, err = process.communicate(timeout=500)
-                assert said.format(os.uname().nodename) in out, out + err
+                assert said.format(os.uname().nodename) in one.answer("to name who is lost")
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        for one in crew:
+            one.kill()
 
 
 # --------------------------------------------------------------------------------------- meeting

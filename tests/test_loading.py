@@ -16,11 +16,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import batchwright as bw
+import forked
 from batchwright.distributed.processes import refuse_unguarded_script
 from batchwright.errors import DataError
 from batchwright.records.documents import write_record
 from batchwright.workload.data.loading import batches_of, stay_at_a_stop
+from forked import Forked
 from process_numbers import Processes
+from test_launch import wait_until
 from test_session import make_tiny_plan
 
 SECONDS = 600  # each takes a few seconds of computing; a busy machine gives little of it
@@ -105,6 +108,14 @@ if __name__ == "__main__":
 """
 
 
+STARTS = """
+import multiprocessing, runpy, sys
+multiprocessing.set_start_method("forkserver", force=True)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def guarded(code: str) -> str:
     return 'if __name__ == "__main__":\n' + "".join(f"    {line}\n" for line in code.splitlines())
 
@@ -118,36 +129,30 @@ def forkserver(tmp_path):
     (place / "sitecustomize.py").write_text(code)
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in ``folder`` with that start method."""
+def environment(folder: Path) -> dict[str, str]:
+    """Variables of a process in ``folder`` whose own processes start that way."""
     paths = (folder / "started", *sys.path)
-    environment = {
+    return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "BATCHWRIGHT_CACHE": str(folder / "cache"),
         "OMP_NUM_THREADS": "1",
     }
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
 
 
 def run_script(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run a script that is forked itself; what it starts imports all anew."""
     write_record(make_tiny_plan(), folder / "plan.json")
     (folder / "my_own.py").write_text(PICTURES)
     (folder / "script.py").write_text(HEAD + code)
-    return run(folder, "script.py")
+    (folder / "starts.py").write_text(STARTS)
+    how = {"cwd": folder, "env": environment(folder), "prints": folder}
+    return forked.command(folder / "script.py", program="starts.py", **how)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [guarded(LOOP), FILES], ids=["loop", "files"])
-def test_what_loaders_need_reaches_them_where_they_are_not_forked(code, tmp_path):
+def test_what_loaders_need_reaches_them_where_they_are_not_forked(code, tmp_path, forks):
     done = run_script(tmp_path, code)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "trained\n"
@@ -155,7 +160,7 @@ def test_what_loaders_need_reaches_them_where_they_are_not_forked(code, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [LOOP, RUN], ids=["loop", "verb"])
-def test_a_script_without_guard_ends_with_a_line_that_says_so(code, tmp_path):
+def test_a_script_without_guard_ends_with_a_line_that_says_so(code, tmp_path, forks):
     done = run_script(tmp_path, code)
     assert done.returncode == 1
     assert not done.stdout
@@ -169,7 +174,7 @@ def test_a_script_without_guard_ends_with_a_line_that_says_so(code, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_ends_while_it_imports_is_told_in_the_same_words(tmp_path):
+def test_a_fork_server_that_ends_while_it_imports_is_told_in_the_same_words(tmp_path, forks):
     (tmp_path / "ends.py").write_text("raise SystemExit(1)\n")
     preload = 'import multiprocessing\nmultiprocessing.set_forkserver_preload(["ends"])\n'
     done = run_script(tmp_path, guarded(preload + LOOP))
@@ -179,11 +184,21 @@ def test_a_fork_server_that_ends_while_it_imports_is_told_in_the_same_words(tmp_
 
 @pytest.mark.slow
 def test_a_job_with_data_of_the_users_trains_where_loaders_are_not_forked(tmp_path):
+    """As a whole process of its own, and by a command that is no file."""
     (tmp_path / "my_own.py").write_text(PICTURES)
     command = "from batchwright.cli.commands import main; main()"
     job = "data=my_own:pictures network=my_own:network workers=1 global_batch=16 epochs=1"
     words = ("run", *job.split(), "probe.budget=1", "probe.learning=0")
-    done = run(tmp_path, "-c", command, *words, "loaders=1", "--out", "run")
+    words = ("-c", command, *words, "loaders=1", "--out", "run")
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "summary.json").exists()
 
@@ -267,7 +282,7 @@ def test_a_loader_outlives_a_stop_that_every_process_of_a_job_gets():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_a_loader_ends_with_the_worker_that_made_it(tmp_path, method):
+def test_a_loader_ends_with_the_worker_that_made_it(tmp_path, method, forks):
     """The server that Python starts processes from lives as long as they do, and is no sign."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -282,16 +297,12 @@ def test_a_loader_ends_with_the_worker_that_made_it(tmp_path, method):
         "    print(next(batches).item(), flush=True)\n"
         "    time.sleep(600)\n"
     )
-    paths = os.pathsep.join([*map(str, sys.path), str(Path(__file__).parent)])
-    maker = subprocess.Popen(
-        [sys.executable, str(script), method],
-        env={**os.environ, "PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert maker.stdout is not None
-    with maker.stdout:
-        process = int(maker.stdout.readline())
+    how = {"cwd": tmp_path, "env": os.environ, "prints": tmp_path}
+    maker = Forked([method], program=str(script), **how)
+    try:
+        assert wait_until(lambda: maker.said()[0].endswith("\n")), maker.said()
+        process = int(maker.said()[0])
+    finally:
         maker.kill()
         maker.wait()
     end = time.monotonic() + 300

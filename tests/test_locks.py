@@ -311,7 +311,7 @@ def is_alive(number):
 
 
 @pytest.mark.slow
-def test_a_parameter_server_holds_the_folder_too(tmp_path):
+def test_a_parameter_server_holds_the_folder_too(tmp_path, forks):
     lock = take(tmp_path, "another")
     server = ServerChild(make_dual_plan().model_dump(mode="json"), tmp_path, lock=lock)
     try:

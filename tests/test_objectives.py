@@ -1,6 +1,8 @@
 """Objectives that know accuracy: the most accurate, and the least time or cost to a target."""
 
+import os
 import re
+from functools import partial
 from math import log
 from statistics import NormalDist
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import forked
 from batchwright.errors import JobError, PlanError
 from batchwright.planning import method_choice
 from batchwright.planning.candidates.choice import MIN_CHANCE, _lower
@@ -657,15 +660,16 @@ def test_epochs_far_beyond_the_job_are_not_told():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["plain", "dual-batch"])
 def test_training_ends_with_the_first_evaluation_that_reaches_the_target(
-    command, tmp_path, monkeypatch, cache, method
+    tmp_path, cache, method, forks
 ):
     """All workers leave together; with a parameter server once their rounds are through."""
-    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(cache))
+    env = {**os.environ, "BATCHWRIGHT_CACHE": str(cache)}
+    batchwright = partial(forked.command, cwd=tmp_path, env=env, prints=tmp_path)
     folder = tmp_path / "run"
     keys = ("data=digits", f"method={method}", "workers=2", "global_batch=64", "epochs=8")
-    goal = ("goal.accuracy=0.3", "evaluate_epochs=2", "probe.budget=2", "probe.learning=0")
-    code, _, err = command("run", *keys, *goal, "--out", folder)
-    assert code == 0, err
+    goal = ("goal.accuracy=0.3", "evaluate_epochs=2", "probe.budget=1", "probe.learning=0")
+    done = batchwright("run", *keys, *goal, "--out", folder)
+    assert done.returncode == 0, done.stderr
     summary = read_record(folder / "summary.json", RunSummary)
     reached = [one for one in summary.epochs if one.top1 is not None]
     assert reached[0].epoch == 1
@@ -673,9 +677,9 @@ def test_training_ends_with_the_first_evaluation_that_reaches_the_target(
     assert len(summary.epochs) < 8
     assert "goal.accuracy=0.3 is reached" in (folder / "metrics.jsonl").read_text()
     assert (folder / "checkpoints" / "last.pt").exists()
-    code, _, err = command("run", "--resume", "--out", folder)
-    assert code == 0, err
-    assert "finished already" in err
+    done = batchwright("run", "--resume", "--out", folder)
+    assert done.returncode == 0, done.stderr
+    assert "finished already" in done.stderr
     assert read_record(folder / "summary.json", RunSummary).epochs == summary.epochs
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -159,21 +158,20 @@ probe(job, Path(sys.argv[1]), progress=lambda done, total, what: print(what, flu
 """
 
 
-def test_the_end_of_the_probe_is_the_end_of_its_workers(apart):
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROBING, str(apart)], stdout=subprocess.PIPE, text=True
-    )
+def test_the_end_of_the_probe_is_the_end_of_its_workers(folder):
+    script = folder / "probing.py"
+    script.write_text(PROBING)
+    how = {"cwd": folder, "env": os.environ, "prints": folder}
+    process = Forked([str(folder)], program=str(script), **how)
     try:
-        for line in process.stdout:
-            if "local batch" in line:
-                break
-        assert len(processes_naming(apart)) >= 3  # the probe and two workers
+        assert wait_until(lambda: "local batch" in process.said()[0])
+        assert len(processes_naming(folder)) >= 4  # the probe, its fork server and two workers
         process.kill()  # a signal that it can see: the next test
-        process.communicate(timeout=500)
+        process.wait(500)
     finally:
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    assert wait_until(lambda: not processes_naming(apart))
+    assert wait_until(lambda: not processes_naming(folder))
 
 
 @pytest.mark.parametrize("when", ["local batch", "nothing: waiting for other programs"])

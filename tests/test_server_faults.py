@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import batchwright as bw
+import forked
 from batchwright.distributed import launch_with_server
 from batchwright.distributed.launch_with_server import run_with_server
 from batchwright.errors import Interrupted, WorkerError
@@ -25,18 +24,9 @@ from batchwright.workload.data.sources import open_data
 from samples import make_job, make_network
 from served import make_served_plan, serve
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 TESTS = Path(__file__).parent
 SAMPLES, EPOCHS = 24, 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def found_modules():
-    """Worker processes find the tests' modules."""
-    former = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), former]))
-    yield
-    os.environ["PYTHONPATH"] = former
 
 
 class Told:
@@ -87,7 +77,7 @@ def make_plan(**server):
 
 
 @pytest.fixture(scope="module")
-def killed_worker(tmp_path_factory):
+def killed_worker(tmp_path_factory, forks):
     """Worker 1 kills itself in its second round, after one of two steps."""
     folder = tmp_path_factory.mktemp("killed") / "a"
     return run(folder, make_plan(), {"1": [["self", 1, 0]]}, restarts=1)
@@ -116,7 +106,7 @@ def assert_complete(summary):
 
 
 @pytest.fixture(scope="module")
-def killed_server(tmp_path_factory):
+def killed_server(tmp_path_factory, forks):
     """Worker 0 kills the server in its third round."""
     folder = tmp_path_factory.mktemp("server") / "a"
     ends = {"0": [["server", 2, 0]]}
@@ -210,21 +200,9 @@ def test_a_loop_of_ones_own_runs_under_torchrun(tmp_path):
     plan = make_plan()
     write_record(plan, tmp_path / "plan.json")
     (tmp_path / "settings.json").write_text("{}")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node=2", str(TESTS / "serving.py"), str(tmp_path)]
-    done = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    try:
-        printed, _ = done.communicate(timeout=500)
-    finally:
-        if done.poll() is None:
-            os.killpg(done.pid, signal.SIGTERM)
-            done.wait(300)
-    assert done.returncode == 0, printed
+    words = ("--standalone", "--nproc-per-node=2", TESTS / "serving.py", tmp_path)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    how = {"cwd": tmp_path, "env": env, "prints": tmp_path}
+    done = forked.command(*words, program=forked.TORCHRUN, **how)
+    assert done.returncode == 0, done.stderr
     assert_complete(Told(tmp_path, []).summary)

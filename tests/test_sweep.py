@@ -587,7 +587,7 @@ def test_bad_words_are_refused_in_one_line_and_leave_nothing(place, command, wor
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_goes_on_where_it_was(place, monkeypatch):
+def test_a_sweep_that_is_stopped_goes_on_where_it_was(place, monkeypatch, forks):
     def stop():
         end = time.monotonic() + 500
         while time.monotonic() < end:

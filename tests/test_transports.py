@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -22,7 +21,7 @@ from batchwright.distributed.heartbeat import RollCall, presence
 from batchwright.errors import JobError, LostWorkerError
 from batchwright.training import loop, session
 from batchwright.workload import host
-from gloo import SECONDS, _describe_group, free_port
+from gloo import SECONDS, Worker, free_port
 from test_session import functional, make_session, make_tiny_plan
 
 CPU = torch.device("cpu")
@@ -230,42 +229,27 @@ def test_weights_whose_numbers_share_memory_get_a_gradient_that_does_not():
 
 def together(work, workers, *, killed=(), stand_in=True, port=None):
     """What ``work(rank)`` returns, or the error it ends with, of workers that are not killed."""
-    context = multiprocessing.get_context("forkserver")
-    port, pipes, processes = port or free_port(), [], []
-    for rank in range(workers):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(work, rank, workers, port, theirs, stand_in))
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
+    port, crew = port or free_port(), [Worker(rank) for rank in range(workers)]
     try:
-        told = []
-        for rank, pipe in enumerate(pipes):
-            if rank in killed:
-                continue
-            assert pipe.poll(SECONDS), f"worker {rank} hangs"
-            told.append(pipe.recv())
-        for rank, process in enumerate(processes):
-            process.join(SECONDS)
-            assert process.exitcode == (-signal.SIGKILL if rank in killed else 0)
+        for one in crew:
+            one.send(_work, work, stand_in, workers=workers, port=port)
+        left = [one for rank, one in enumerate(crew) if rank not in killed]
+        told = [one.answer("what each worker does") for one in left]
+        for rank, one in enumerate(crew):
+            assert one.end() == (-signal.SIGKILL if rank in killed else 0)
         return told
     finally:
-        for process in processes:
-            process.kill()
+        for one in crew:
+            one.kill()
 
 
-def _work(work, rank, workers, port, pipe, stand_in):
-    torch.set_num_threads(1)
-    _describe_group(rank, workers, port)
+def _work(rank, work, stand_in):
     if stand_in:
         silent.use()
     try:
-        told = work(rank)
+        return work(rank)
     except Exception as error:  # noqa: BLE001 - the test looks at it
-        told = f"{type(error).__name__}: {error}"
-    pipe.send(told)
-    pipe.close()
+        return f"{type(error).__name__}: {error}"
 
 
 def sums_until_one_is_killed(rank):

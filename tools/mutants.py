@@ -203,9 +203,18 @@ def pytest_sessionstart():
 
 @pytest.fixture(scope="session")
 def crew():
-    from gloo import Crew
+    from multiprocessing import get_context
 
-    crew = Crew(start="fork")
+    from gloo import Crew, Worker, serve
+
+    class Forked(Worker):
+        def _begin(self, pipe, server):
+            process = get_context("fork").Process(target=serve, args=(self._rank, pipe))
+            process.start()
+            process.wait = process.join
+            return process
+
+    crew = Crew(Forked)
     yield crew
     crew.close()
 """
