@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -278,6 +279,23 @@ def test_a_loader_outlives_a_stop_that_every_process_of_a_job_gets():
     process = next(iter(again)).item()
     os.kill(process, signal.SIGTERM)  # from its own worker
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_no_thread_of_a_loader_takes_a_stop_but_the_one_that_waits_for_it():
+    """PyTorch's own neither, of which some begin before anything of ours."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        batches = batches_of(DataLoader(Processes(), num_workers=1, worker_init_fn=stay_at_a_stop))
+        process = next(batches).item()
+        told = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/status")]
+    finally:
+        torch.set_num_threads(threads)
+    blocked = [int(re.search(r"^SigBlk:\s*(\w+)", one, re.MULTILINE)[1], 16) for one in told]
+    assert len(blocked) > 2
+    assert sum(not mask >> (signal.SIGTERM - 1) & 1 for mask in blocked) <= 1
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())  # this one takes it
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
 from typing import Any, NamedTuple
@@ -43,7 +44,8 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
         PlanError: They ended while they imported the script.
     """
     try:
-        batches = iter(loader)
+        with _terms_wait():
+            batches = iter(loader)
     except (PicklingError, AttributeError, TypeError) as error:  # what pickling may raise
         raise DataError(
             f"the data set cannot be sent to loader processes ({error}): define its class, and the "
@@ -61,6 +63,20 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
     if first is not None:
         yield first
         yield from batches
+
+
+@contextmanager
+def _terms_wait() -> Iterator[None]:
+    """Inside, a TERM waits; so it does in all threads of the processes that are forked inside.
+
+    PyTorch starts some in a loader process before `stay_at_a_stop` is called, and a signal ends a
+    process by whichever thread takes it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stay_at_a_stop(worker: int) -> None:
