@@ -1245,7 +1245,7 @@ def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cac
     """torchrun starts all again; no sample is lost, none is repeated."""
     words = (*JOB[:1], "epochs=6", *JOB[2:4], SMALL, f"method={method}", "checkpoint_seconds=0.3")
     held = tmp_path / "held"
-    held.write_text("a/checkpoints/last.pt 3")
+    held.write_text("a/checkpoints 3")  # from the first step on, however few they are
     agent = Forked(
         [
             *("--standalone", "--nproc-per-node", "2", "--max-restarts", "3"),
