@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import forked
 from batchwright.errors import JobError, PlanError
 from batchwright.planning import method_choice
-from batchwright.planning.candidates.choice import MIN_CHANCE, _lower
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.planner import make_plan, plan_to_measure
+from batchwright.planning.refusals import MIN_CHANCE, _lower
 from batchwright.planning.validation import idle_keys
 from batchwright.records import Estimate, Goal, Job, RunSummary
 from batchwright.records.documents import read_record, write_record

@@ -5,46 +5,34 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor, inf, isfinite, log10
-from operator import attrgetter
+from math import isfinite
 
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
 from batchwright.planning.candidates.level import RowError
 from batchwright.planning.candidates.objectives import (
-    EQUAL,
     MIN_SAVING,
     OBJECTIVES,
     Objective,
-    by_time,
     target_seconds,
     tolerance,
 )
-from batchwright.planning.candidates.progress import FAR, Progress
-from batchwright.planning.candidates.table import Miss, Row, in_memory
+from batchwright.planning.candidates.progress import Progress
+from batchwright.planning.candidates.table import Row, in_memory
 from batchwright.planning.chosen import Chosen
+from batchwright.planning.refusals import (
+    OF_LENGTH,
+    Trained,
+    best_to_be_had,
+    check_progress,
+    target_miss,
+    why_none,
+)
 from batchwright.prediction.collective import fit_collectives
-from batchwright.records import Alternative, Estimate, Goal, Job, Reason, Source
-from batchwright.records.text.formatting import counted, duration
+from batchwright.records import Alternative, Goal, Job, Reason, Source
+from batchwright.records.text.formatting import counted
 
-_ADVICE = {
-    "goal.max_workers": "raise goal.max_workers, or measure fewer workers",
-    "goal.least_steps": "give goal.least_steps={value} or less, or fewer workers",
-    "goal.memory": "raise goal.memory, or train a smaller network or resolution",
-    "goal.deadline": "raise goal.deadline, or train fewer epochs",
-    "goal.max_cost": "raise goal.max_cost, or train fewer epochs",
-    "goal.preemptions_per_hour": "plan for fewer workers, for some that are not spot, or for a "
-    "quicker restart (goal.restart_seconds)",
-    "goal.accuracy": "give a lower goal.accuracy, or more epochs",
-    "epochs": "give more epochs, or a smaller batch",
-}
-MIN_CHANCE = 0.1
-"""Probability of reaching its target below which a training is refused."""
-Trained = Callable[[Row, int], Row]
-"""A candidate with another number of epochs, and the limits that it misses: `Table.trained`."""
-
-_OF_LENGTH = {"goal.deadline", "goal.max_cost"}  # limits that fewer epochs may keep
 _MIN_POINTS = 0.05  # hundredths of a share
 _MAX_SIZES = 8  # of a long list of clusters, those nearest to the chosen one
 
@@ -79,34 +67,6 @@ class Choice:
     dearer: Row | None = None
 
 
-def _check_progress(job: Job, progress: Progress) -> None:
-    """Refuse an objective that needs to know of progress where nothing tells.
-
-    Raises:
-        PlanError: A noise scale or trials are missing, and there is no run; or all is too short.
-    """
-    # What other tasks lead to expect is no reason to go for accuracy at any price.
-    tells = progress.tells_accuracy and not progress.assumed
-    if job.goal.objective == "accuracy" and not tells:
-        if progress.law is not None and progress.law.observed:
-            raise PlanError(
-                "goal.objective=accuracy needs to know accuracy, but of trainings with fewer than "
-                f"{progress.told_steps} steps nothing is told: give "
-                f"epochs={progress.fewest(progress.smallest)}"
-            )
-        raise PlanError(
-            "goal.objective=accuracy needs to know accuracy, but the profile holds no trials of "
-            "such a training and no run was given: probe again with a larger probe.learning, or "
-            "give a finished run"
-        )
-    if job.goal.objective == "target-accuracy" and not progress.compares:
-        raise PlanError(
-            "goal.objective=target-accuracy needs to know how progress depends on the batch, but "
-            "the profile holds no gradient noise scale and no run was given: probe again with a "
-            "larger probe.budget, or give a finished run"
-        )
-
-
 def settled_goal(goal: Goal, progress: Progress) -> Goal:
     """The goal with an objective that can be followed.
 
@@ -139,7 +99,7 @@ def aimed(goal: Goal, row: Row, progress: Progress, trained: Trained) -> Row:
         full_accuracy=None if full is None else full.value,
         assumed=progress.assumed,
         target_seconds=target_seconds(row, progress) if to_target else None,
-        misses=(*row.misses, *_target_miss(row, progress)),
+        misses=(*row.misses, *target_miss(row, progress)),
     )
 
 
@@ -149,32 +109,9 @@ def _epochs_within(row: Row, trained: Trained) -> int:
     if not over:
         return row.epochs
     # Time and cost go with the epochs, so fewer may keep them.
-    if not over <= _OF_LENGTH:
+    if not over <= OF_LENGTH:
         return 0
     return bisect_left(range(1, row.epochs), True, key=lambda n: bool(trained(row, n).misses))
-
-
-def _target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
-    """The missed accuracy target of a candidate, if its epochs are too few for it.
-
-    Or too few to tell anything of. What other tasks alone tell refuses none.
-    """
-    if not progress.chooses or progress.assumed or _may_reach(progress, row.batch, row.epochs):
-        return ()
-    epochs = counted(row.epochs, "epoch")
-    if progress.untold(row.batch, row.epochs):
-        text = f"has too few steps in {epochs}: of fewer than {progress.told_steps} nothing is told"
-        return (Miss("epochs", text, progress.fewest(row.batch) / row.epochs),)
-    reached, target = progress.reached(row.batch, row.epochs), progress.target or 0.0
-    text = f"has no chance of {MIN_CHANCE:.0%} to reach goal.accuracy={target:g} in {epochs}"
-    times = max(1.0, target / reached.value) if reached and reached.value else inf
-    return (Miss("goal.accuracy", text, times),)
-
-
-def _may_reach(progress: Progress, batch: int, epochs: int) -> bool:
-    """Whether so many epochs reach the target surely enough not to be refused."""
-    sure = progress.needed(batch, epochs) is not None
-    return sure or progress.chance(batch, epochs) >= MIN_CHANCE
 
 
 def choose(
@@ -213,13 +150,13 @@ def choose(
             "one of them to the plan"
         )
     progress = replace(progress, smallest=min(row.batch for row in mine))
-    _check_progress(job, progress)
+    check_progress(job, progress)
     allowed = [row for row in asked if not row.misses]
     if not allowed:
-        refusal = _best_to_be_had(job.goal, asked, progress, trained)
+        refusal = best_to_be_had(job.goal, asked, progress, trained)
         if refusal and job.global_batch != "auto" and any(not row.misses for row in mine):
             refusal += ", or leave global_batch to the plan"
-        raise PlanError(refusal or _why_none(asked))
+        raise PlanError(refusal or why_none(asked))
     free = [row for row in here if not row.misses and not row.asked] or allowed
     by = {name: kind(job.goal, knees, progress) for name, kind in OBJECTIVES.items()}
     objective = by[job.goal.objective]
@@ -260,149 +197,6 @@ def _others(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[str]:
     if progress.compares:
         names.append("target-accuracy")
     return [name for name in names if name != goal.objective]
-
-
-def _best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained) -> str:
-    """The most accurate training within the limits, where none reaches the target.
-
-    Empty where the plan does not choose the epochs, or where nothing is within other limits.
-    """
-    if not progress.chooses:
-        return ""
-
-    def shortened_by(row: Row) -> set[str]:
-        """The limits that do not leave it all epochs."""
-        return {miss.limit for miss in trained(row, progress.trained(row.batch)).misses}
-
-    found = [
-        (reached, row, shortened_by(row))
-        for row in rows
-        if {miss.limit for miss in row.misses} == {"goal.accuracy"}
-        and (reached := progress.reached(row.batch, row.epochs)) is not None
-    ]
-    if not found:
-        return _none_long_enough(goal, rows, progress, trained)
-    least = max(reached.value for reached, *_ in found) - EQUAL
-    best, row, limited = min(
-        (one for one in found if one[0].value >= least),
-        key=lambda one: (one[1].train_seconds, one[1].order),
-    )
-    # Without these limits one has a chance; not always that which is the best within them.
-    raised = next(
-        (limits for _, one, limits in found if _may_reach(progress, one.batch, progress.planned)),
-        set[str](),
-    )
-    enough = progress.needed(row.batch, FAR * progress.planned)
-    advice = _lower(best, progress)
-    if raised:
-        advice += f", or raise {' and '.join(sorted(raised))}"
-    elif enough is None:
-        beyond = [f" and raise {limit}" for limit in sorted(limited)]
-        advice += f", or more epochs{''.join(beyond)}"
-    else:
-        beyond = [f" and raise {miss.limit}" for miss in trained(row, enough).misses]
-        advice += f", or epochs={enough}{''.join(beyond)}"
-    limits = sorted({limit for *_, limits in found for limit in limits})
-    within = [
-        f"epochs={progress.planned}",
-        *(f"{one}={_value_of(goal, one):g}" for one in limits),
-    ]
-    return (
-        f"no candidate has a chance of {MIN_CHANCE:.0%} to reach "
-        f"goal.accuracy={progress.target:g} within {' and '.join(within)}; "
-        f"{_to_be_had(best, row, progress)}: give {advice}"
-    )
-
-
-def _lower(reached: Estimate, progress: Progress) -> str:
-    """The accuracy to give in place of one that a training does not reach, in words.
-
-    Runs may have reached a lower one, and then they alone tell how many epochs it takes.
-    """
-    lower = floor(1000 * reached.value) / 1000
-    if progress.by_runs or not lower:
-        return "a lower goal.accuracy"
-    return f"goal.accuracy={lower:g} or less"
-
-
-def _to_be_had(reached: Estimate, row: Row, progress: Progress) -> str:
-    return (
-        f"the best to be had is {reached.value:.1%} ({reached.low:.1%} to {reached.high:.1%}), "
-        f"with {progress.optimizer(row.batch)}, global batch {row.batch} and "
-        f"{counted(row.cluster.workers, 'worker')} in {counted(row.epochs, 'epoch')}, "
-        f"{duration(row.train_seconds)}"
-    )
-
-
-def _none_long_enough(goal: Goal, rows: Sequence[Row], progress: Progress, trained: Trained) -> str:
-    """The training that needs the least more time, cost or epochs, where these do for none.
-
-    For none of which anything is told, that is. Empty where nothing is within other limits.
-    """
-    found = []
-    for row in rows:
-        fewest = progress.fewest(row.batch)
-        if progress.assumed and fewest > progress.planned:
-            continue  # few steps are no reason to refuse it
-        shortest, reached = trained(row, fewest), progress.accuracy(row.batch, fewest)
-        over = {miss.limit: miss.times for miss in shortest.misses}
-        if fewest > progress.planned:
-            over["epochs"] = fewest / progress.planned
-        if reached is not None and over and over.keys() <= {"epochs", *_OF_LENGTH}:
-            found.append((max(over.values()), reached, shortest))
-    if not found:
-        return ""
-    _, reached, row = min(found, key=lambda one: (one[0], *by_time(one[2])))
-    longer = row.epochs > progress.planned
-
-    def enough(row: Row) -> str:
-        """The limits that it exceeds, as they would have to be."""
-        given = [f"epochs={row.epochs}"] if longer else []
-        for miss in row.misses:
-            value = _rounded_up(miss.times * _value_of(goal, miss.limit))
-            given.append(f"{miss.limit}={value:g}")
-        return " and ".join(given)
-
-    advice = enough(row)
-    if _target_miss(row, progress):
-        needed = progress.needed(row.batch, FAR * row.epochs if longer else None)
-        advice += f" and {_lower(reached, progress)}"
-        advice += "" if needed is None else f", or {enough(trained(row, needed))}"
-    short = longer or any({miss.limit for miss in one.misses} == {"epochs"} for one in rows)
-    within = [f"epochs={progress.planned}"] if short else []
-    within += [f"{miss.limit}={_value_of(goal, miss.limit):g}" for miss in row.misses]
-    what = counted(row.epochs, "epoch")
-    if short:
-        # Others may be trained for as many epochs, of fewer steps.
-        what = f"the {progress.told_steps} steps from which on anything is told"
-    return (
-        f"no candidate is trained for {what} within {' and '.join(within)}; with the least more "
-        f"than that, {_to_be_had(reached, row, progress)}: give {advice}"
-    )
-
-
-def _value_of(goal: Goal, limit: str) -> float:
-    return float(attrgetter(limit.removeprefix("goal."))(goal))
-
-
-def _rounded_up(value: float) -> float:
-    """A positive number that is at most one percent larger, in three digits."""
-    unit = 10.0 ** (floor(log10(value)) - 2)
-    return float(f"{ceil(value / unit) * unit:.3g}")
-
-
-def _why_none(rows: Sequence[Row]) -> str:
-    """Which limits nothing meets, and what comes nearest."""
-    nearest = min(
-        rows,
-        key=lambda row: (len(row.misses), max(miss.times for miss in row.misses), *by_time(row)),
-    )
-    advice = "; ".join(_ADVICE[miss.limit].format(value=miss.value) for miss in nearest.misses)
-    what = " and ".join(miss.text for miss in nearest.misses)
-    return (
-        f"no candidate is within the limits; the nearest, global batch {nearest.batch} on "
-        f"{counted(nearest.cluster.workers, 'worker')} at {nearest.resolution} px, {what}: {advice}"
-    )
 
 
 # -------------------------------------------------------------------------------------- in words
