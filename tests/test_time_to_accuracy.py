@@ -144,7 +144,7 @@ def lines_of(commit: str, *arms: str, accuracy: float = 51.0, **more: Any) -> li
     """Full runs of the short task with seed 0, as `runs.gather` asks for them."""
     return [
         {**vars(Asked(SHORT, arm, 0, 30, *(() if arm == "ours" else (2, 0.3)))),
-         "accuracy": accuracy, "seconds": 1.0, "commit": commit,
+         "accuracy": accuracy, "seconds": 1.0, "commit": commit, "processor": "here",
          **({"against": "torch", "target": accuracy} if arm == "ours" else {}), **more}
         for arm in arms
     ]  # fmt: skip
@@ -162,13 +162,27 @@ def lines_of(commit: str, *arms: str, accuracy: float = 51.0, **more: Any) -> li
         (lines_of("now", "torch", "torch", "ours", "ours"), False, []),
         (lines_of("now", "torch", "lightning", "ours"), False, ["torch", "ours"]),
         (lines_of("now", "torch", "ours", target=50.0), False, ["torch", "ours"]),
+        (lines_of("now", "torch", "ours", processor="another"), False, ["torch", "ours"]),
     ],
-    ids=["none", "old", "old anew", "now", "script alone", "two commits", "twice", "other", "goal"],
+    ids=[
+        "none",
+        "old",
+        "old anew",
+        "now",
+        "script alone",
+        "two commits",
+        "twice",
+        "other",
+        "goal",
+        "processor",
+    ],
 )
 def test_a_pair_is_made_together_or_not_at_all(
     there: list[dict[str, Any]], anew: bool, made: list[str], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(runs, "commit", lambda: "now")
+    place = dict.fromkeys(("processor", "cores", "python", "torch"), "here")
+    monkeypatch.setattr(runs, "environment", lambda _: place)
     lines = tmp_path / "lines.jsonl"
     lines.write_text("".join(json.dumps(line) + "\n" for line in there))
     bench = MadeUp(lines, anew=anew)

@@ -5,11 +5,11 @@
 
 The head of `benchmarks.planning.time_to_accuracy` says what is made, and in which order. A script's
 full run and ours to its accuracy are made one right after the other, as the machine's speed moves
-from hour to hour, and stand beside each other in FILE, or neither does. What is there already is
-not made again, so that pairs can be gathered over several days; with --anew those of another
-commit are. Without an environment for Lightning its arm waits. After M minutes no pair is begun
-any more; one that is begun is brought to its end. --busy keeps lines although others use the
-machine: to try things out, in another FILE.
+from hour to hour, and stand beside each other in FILE, or neither does. What is there already, made
+on such a processor, is not made again, so that pairs can be gathered over several days; with --anew
+those of another commit are. Without an environment for Lightning its arm waits. After M minutes no
+pair is begun any more; one that is begun is brought to its end. --busy keeps lines although others
+use the machine: to try things out, in another FILE.
 """
 
 from __future__ import annotations
@@ -139,7 +139,10 @@ class Bench:
     tasks: Mapping[str, Task] = field(default_factory=lambda: TASKS)
 
     def __post_init__(self) -> None:
-        self._commit, self._found = commit(), read_lines(self.lines)
+        here = environment(())["processor"]
+        # Loader processes, rates and seconds are for a processor: another's settle nothing here.
+        self._found = [line for line in read_lines(self.lines) if line["processor"] == here]
+        self._commit = commit()
         self._place = cache(
             lambda name: decisions_runs.copy_images(self.tasks[name], self.data, self.folder)
         )
