@@ -106,10 +106,10 @@ def own_loop(folder: Path) -> None:
 
 
 def cluster(folder: Path) -> None:
-    """All that stands there but the probe: the profile is that of the demo run, as above."""
+    """What needs no other machine, but the probe: the profile is that of the demo run, as above."""
     profile = Profile.model_validate(demo()["introduction"]["profile"])
     profile.save(folder / "profile.json")
-    for command in commands("cluster")[1:]:
+    for command in commands("cluster")[1:4]:
         run(command, folder)
     keep("cluster-simulated", folder / "simulated.png")
     keep("cluster-rounds", folder / "runs/hybrid/figures/rounds.png")

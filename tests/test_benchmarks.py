@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,7 @@ from benchmarks.first_contact.first_look import Regret, regrets_found  # noqa: E
 from benchmarks.first_contact.own_data import SETS  # noqa: E402
 from benchmarks.harness import beside, slurm_nodes, tables, turns  # noqa: E402
 from benchmarks.harness.benchmark import (  # noqa: E402
+    SINCE,
     Arguments,
     Benchmark,
     keep_report,
@@ -189,15 +191,52 @@ def test_infinite_figures_are_not_written(tmp_path: Path) -> None:
 
 def test_kept_figures_come_from_the_newest_report_and_say_so(tmp_path: Path) -> None:
     accuracy = Figure("accuracy", "share", "mean", at_least=0.97)
-    for date, share in (("2024-01-02", 0.98), ("2024-01-01", 0.5)):
+    for date, share in (("2030-01-02", 0.98), ("2030-01-01", 0.5)):
         values = [accuracy.of([share]), RATE.of([7.0])]
         report = make_report("made_up", QUICK, values, "abc1234", (0,), {})
         keep_report({**report, "date": date}, tmp_path)
     (copied,) = kept_values("made_up", ["accuracy", "never_measured"], tmp_path)
     assert (copied.value, copied.goal, copied.met) == (0.98, 0.97, True)
-    assert "made_up-2024-01-02" in copied.source
+    assert "made_up-2030-01-02" in copied.source
     assert "commit abc1234" in copied.source
     assert kept_values("another", ["accuracy"], tmp_path) == []
+
+
+def test_reports_of_older_code_are_neither_copied_nor_shown(tmp_path: Path) -> None:
+    def shown() -> tuple[bool, str]:
+        """Whether the table is there, and what is said of goals without a figure."""
+        lines = tables.tables(tmp_path).splitlines()
+        (missing,) = (one for one in lines if one.startswith(f"- {UNEVEN.title}: not measured"))
+        return f"## {UNEVEN.title}" in lines, missing
+
+    kills = UNEVEN["kills_recovered"]
+    report = make_report("uneven", QUICK, [kills.of([20.0])], "abc1234", (0,), {})
+    keep_report({**report, "date": "2026-11-23"}, tmp_path)
+    assert kept_values("uneven", [kills.name], tmp_path) == []
+    table, missing = shown()
+    assert not table
+    assert f"`{kills.name}`" in missing
+    assert missing.endswith("last figures in [log.md](log.md#uneven).")
+    keep_report({**report, "date": SINCE}, tmp_path)
+    assert kept_values("uneven", [kills.name], tmp_path)[0].value == 20
+    table, missing = shown()
+    assert table
+    assert f"`{kills.name}`" not in missing
+
+
+def test_a_copied_figure_is_not_copied_on_as_if_it_were_measured_there(tmp_path: Path) -> None:
+    copied = replace(RATE.of([7.0]), source="kept: made_up-2026-11-21-abc1234.json")
+    report = make_report("made_up", QUICK, [copied], "abc1234", (0,), {})
+    keep_report({**report, "date": SINCE}, tmp_path)
+    assert kept_values("made_up", ["rate"], tmp_path) == []
+
+
+def test_a_claim_that_was_not_measured_on_this_code_says_where_older_figures_are(
+    tmp_path: Path,
+) -> None:
+    lines = tables.papers(tmp_path).splitlines()
+    (row,) = (one for one in lines if "AGS is 9 points more" in one)
+    assert row.endswith("| last figures in [log.md](log.md#large_batch) |  | not run |")
 
 
 def test_a_value_survives_json() -> None:

@@ -408,14 +408,12 @@ _DATA = "test_library_data::test_the_commands_of_the_page_run"
 RUN_BY = (
     ("docs/tutorials/own-loop.md", "classify", "test_examples::test_an_example_of_ones_own_loop"),
     ("docs/data.md", "batchwright ", _DATA),
-    ("README.md", "data=hf:", _DATA),
     ("*.md", "127.0.0.1:8400", _SERVED),
     ("docs/service.md", "batchwright ", _SERVED),
     ("docs/tutorials/service.md", "batchwright ", _SERVED),
 )
 CODE = (
-    ("README.md", "bw.Session(", "test_docs::test_the_session_in_the_documents_runs"),
-    ("README.md", "bw.probe(", "test_docs::test_the_verbs_from_python_are_those_of_the_docstring"),
+    ("docs/tutorials/first-run.md", "", "test_docs::test_the_verbs_from_python_are_those_of"),
     ("docs/extending.md", "", "test_registries::test_the_package_of_the_page_does_all"),
     ("docs/loop.md", "", "test_docs::test_the_session_in_the_documents_runs"),
     ("docs/ray.md", "tune.Tuner(", "test_ray::test_the_pages_example_of_tune_finds_the_best"),
@@ -518,7 +516,7 @@ def test_every_block_of_a_page_is_run_by_a_test_or_it_is_said_why_not(page):
             change_job(Job(), yaml.safe_load(block))
     for line in shell_lines(text):
         read_words(line)
-    here = {"README.md", *(f"docs/{one}.md" for one in OTHER_PAGES)}
+    here = {f"docs/{one}.md" for one in OTHER_PAGES}
     assert not run_here(name) or name in here or re.match("docs/(methods|tutorials)/", name)
 
 
@@ -556,7 +554,7 @@ def loop_of_ones_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/loop.md", "docs/tutorials/own-loop.md"])
+@pytest.mark.parametrize("page", ["docs/loop.md", "docs/tutorials/own-loop.md"])
 def test_the_session_in_the_documents_runs(page, loop_of_ones_own):
     before, *_, definition, on_gpus, muon = blocks(read("docs/loop.md"), "python")
     (loop,) = [code for code in blocks(read(page), "python") if "bw.Session(" in code]
@@ -613,7 +611,7 @@ def test_the_example_in_the_packages_docstring_runs(tmp_path, forks):
 
 def test_the_verbs_from_python_are_those_of_the_docstring():
     """Which runs, above; but for the folder."""
-    (code,) = [code for code in blocks(README, "python") if "bw.probe(" in code]
+    (code,) = blocks(read("docs/tutorials/first-run.md"), "python")
     folder = ', run_folder="runs/python"'
     assert folder in code
     shown = map(ast.dump, ast.parse(code.replace(folder, "")).body)
@@ -645,21 +643,20 @@ def write_flowers(folder: Path) -> None:
         Image.fromarray(pixels).save(place / f"{index}.jpg")
 
 
-def lines_of_new_pages() -> list[str]:
-    """Commands of tutorials and of the methods' cards, each once; what README has runs there."""
+def lines_of_pages() -> list[str]:
+    """Commands of tutorials and of the methods' cards, each once."""
     pages = [*sorted((DOCS / "tutorials").glob("*.md")), *sorted((DOCS / "methods").glob("*.md"))]
     return [*dict.fromkeys(line for page in pages for line in run_here(named(page)))]
 
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory, forks):
-    """A folder in which all commands of the README were run, in order; and what each printed."""
+    """A folder in which all commands of these were run, in order; and what each printed."""
     folder = tmp_path_factory.mktemp("readme")
     write_cifar(folder / "PATH" / "cifar-100-python")
     write_flowers(folder / "PATH" / "flowers")
     first = shell_lines(README)[0].rpartition("&& .venv/bin/")[2]  # behind the installation
-    commands = [first, *run_here("README.md")]
-    commands += [line for line in lines_of_new_pages() if line not in commands]
+    commands = [first, *lines_of_pages()]
     prints = tmp_path_factory.mktemp("prints")
     return folder, {one: entered(briefly(one), folder, prints) for one in commands}
 

@@ -18,6 +18,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import batchwright as bw
+from batchwright.cli.service_commands import PACKAGES
+from batchwright.records.registries.trackers import TRACKERS
+from batchwright.workload.extras import EXTRAS
 from test_docs import PROJECT, ROOT, load, read
 
 CITATION = yaml.safe_load(read("CITATION.cff"))
@@ -104,6 +107,31 @@ def test_the_training_image_starts_the_command_as_nobody_special_on_a_torch_that
     assert torch.specifier.contains(Version(tag.partition("-")[0]))
     (extras,) = re.findall(r"/source\[(.+?)\]", read("deploy/train.Dockerfile"))
     assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+BRINGS = {
+    "aiohttp": "fsspec",
+    "huggingface-hub": "datasets",
+    "multipart": "python-multipart",
+    "starlette": "fastapi",
+}  # what is imported, and what of an extra brings it
+
+
+def test_messages_name_extras_that_bring_what_is_missing():
+    extras = {
+        name: {canonicalize_name(Requirement(one).name) for one in wanted}
+        for name, wanted in PROJECT["optional-dependencies"].items()
+    }
+    named = [*EXTRAS.items(), *((one, "serve") for one in PACKAGES)]
+    named += [(TRACKERS[one].package, TRACKERS[one].extra) for one in TRACKERS.own]
+    for module, extra in named:
+        package = canonicalize_name(module)
+        brought = extras[extra] if extra else {package}
+        assert BRINGS.get(package, package) in brought, module
+    for path in (ROOT / "src").rglob("*.py"):
+        told = re.findall(r"pip install \W*(\w*)\[(\w+)\]", path.read_text(encoding="utf-8"))
+        for name, extra in told:
+            assert (name, extra in extras) == ("batchwright", True), path
 
 
 WITHOUT = """

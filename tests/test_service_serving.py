@@ -399,7 +399,8 @@ def test_what_to_install_is_said_where_it_is_missing(monkeypatch):
     for name in ("sqlalchemy", "batchwright.service.store", "batchwright.service.operating.local"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(BatchwrightError, match=r'sqlalchemy is missing: pip install ".\[serve\]"'):
+    told = r'sqlalchemy is missing: pip install "batchwright\[serve\]"'
+    with pytest.raises(BatchwrightError, match=told):
         app(["token", "list"], standalone_mode=False)
 
 
@@ -631,7 +632,7 @@ def test_a_copy_is_a_database_in_one_file(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_commands_of_the_pages_run_at_a_service(tmp_path, monkeypatch):
-    """README's, the tutorial's and the page's, and an agent that does what they submit."""
+    """The tutorial's and the page's, and an agent that does what they submit."""
     lines = [*dict.fromkeys(line for _, line in shown_for("test_service_serving"))]
     (tmp_path / "job.yaml").write_text("{epochs: 1, probe: {budget: 1, learning: 0}}")
     make_profile().save(tmp_path / "profile.json")

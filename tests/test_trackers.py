@@ -271,12 +271,15 @@ def test_a_tracker_that_is_not_known_or_not_installed_is_refused_in_a_line(monke
     (tmp_path / "nothing_there").mkdir()  # a folder of that name is no package
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(
-        TRACKERS._found, "wandb", TrackerSpec("wandb", "x:y", "nothing_there", "a project")
+        TRACKERS._found,
+        "wandb",
+        TrackerSpec("wandb", "x:y", "nothing_there", "a project", extra="tracking"),
     )
-    with pytest.raises(ArgumentError, match=r"pip install 'batchwright\[tracking\]'"):
+    told = r'nothing_there is missing: pip install "batchwright\[tracking\]", or nothing_there al'
+    with pytest.raises(ArgumentError, match=told):
         wanted_trackers(["wandb"])
     monkeypatch.setitem(TRACKERS._found, "wandb", TrackerSpec("wandb", "x:y", "no_such.one", "it"))
-    with pytest.raises(ArgumentError, match=r"no_such\.one is not installed"):
+    with pytest.raises(ArgumentError, match=r"no_such\.one is missing: pip install no_such\.one$"):
         wanted_trackers(["wandb"])
 
 

@@ -35,6 +35,10 @@ from benchmarks.harness.figures import Figure, Value, print_values
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+SINCE = "2026-11-24"
+"""Reports of earlier days count no more: since then the package was laid out anew (decision 48),
+and steps, exchange and planner changed. docs/log.md has their figures, each benchmark's below its
+name. When a change as large moves this day on, what falls out then goes there, too."""
 KEPT = "kept: "
 """How the source of a figure begins that is copied from an older report."""
 
@@ -341,12 +345,18 @@ def keep_report(report: Mapping[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def newest(name: str, folder: Path = RESULTS) -> tuple[dict[str, Any], Path] | None:
-    """The newest kept report of a benchmark, and its file."""
+    """The newest kept report of a benchmark, and its file; none of a day before `SINCE`."""
     reports = [
-        (json.loads(path.read_text(encoding="utf-8")), path)
+        (report, path)
         for path in folder.glob(f"{name}-*.json")
+        if (report := json.loads(path.read_text(encoding="utf-8")))["date"] >= SINCE
     ]
     return max(reports, key=lambda one: (one[0]["date"], one[1].name), default=None)
+
+
+def of_its_own(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Its figures but for those that it copies from an older report, of older code."""
+    return [one for one in report["figures"] if not one.get("from", "").startswith(KEPT)]
 
 
 def kept_values(name: str, wanted: Iterable[str], folder: Path = RESULTS) -> list[Value]:
@@ -356,5 +366,5 @@ def kept_values(name: str, wanted: Iterable[str], folder: Path = RESULTS) -> lis
         return []
     report, path = found
     where = f"{KEPT}{path.name}, {report['date']}, commit {report['environment']['commit']}"
-    values = {one["name"]: Value.from_json(one) for one in report["figures"]}
+    values = {one["name"]: Value.from_json(one) for one in of_its_own(report)}
     return [replace(values[one], source=where) for one in wanted if one in values]

@@ -111,6 +111,11 @@ class Figure:
     near: tuple[float, float] | None = None
     full: bool = False
 
+    @property
+    def has_goal(self) -> bool:
+        """Whether there is a value that it is to reach."""
+        return (self.at_least, self.at_most, self.above, self.near) != (None,) * 4
+
     def of(
         self,
         values: Sequence[float],

@@ -1,10 +1,11 @@
 """Puts the newest kept results into the documents: ``python -m benchmarks.harness.tables``.
 
-Reads the newest report of each benchmark in ``benchmarks/results`` and replaces what stands between
-the two comments ``<!-- figures ... -->`` and ``<!-- /figures -->``: in the README a few of them in
-one table, in ``docs/measured.md`` all, in ``docs/papers.md`` what the papers behind the methods
-claim beside what was measured of it, in ``docs/methods/`` what was measured of each method. With
-``--check`` nothing is written; the exit code is 1 if a document is out of step.
+Reads the newest report of each benchmark in ``benchmarks/results``, of code that is much as it is
+now (`SINCE`), and replaces what stands between the two comments ``<!-- figures ... -->`` and
+``<!-- /figures -->``: in the README a few of them in one table, in ``docs/measured.md`` all, in
+``docs/papers.md`` what the papers behind the methods claim beside what was measured of it, in
+``docs/methods/`` what was measured of each method. With ``--check`` nothing is written; the exit
+code is 1 if a document is out of step.
 """
 
 from __future__ import annotations
@@ -18,12 +19,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.benchmark import COMMITS, KEPT, RESULTS, ROOT, Benchmark, module_of, newest
+from benchmarks.harness.benchmark import (
+    COMMITS,
+    RESULTS,
+    ROOT,
+    Benchmark,
+    module_of,
+    newest,
+    of_its_own,
+)
 from benchmarks.harness.claims import EACH, PAPERS, SCALES, Claim, Paper
 from benchmarks.harness.figures import SPREADS_AROUND, Figure
 
 BLOCK = re.compile(r"(<!-- figures: .*? -->\n)(.*?)(<!-- /figures -->)", re.DOTALL)
 NOTHING = "No result has been kept yet."
+LOG = ROOT / "docs" / "log.md"
 HEAD = ("| figure | measured (spread) | goal | met |", "|---|---|---|---|")
 DATED_HEAD = ("| figure | measured (spread) | goal | met | when |", "|---|---|---|---|---|")
 
@@ -141,9 +151,29 @@ def headlines(folder: Path = RESULTS) -> str:
 
 
 def tables(folder: Path = RESULTS) -> str:
-    """Markdown: a section with the table of each benchmark that has a kept report."""
+    """Markdown: the table of each benchmark with a kept report, and which goals have no figure."""
     made = [section(declared(one), found[0]) for one in ORDER if (found := newest(one, folder))]
-    return "\n".join(made) or NOTHING + "\n"
+    return "\n".join([*made, *unmeasured(folder)])
+
+
+def unmeasured(folder: Path = RESULTS) -> list[str]:
+    """Lines: each benchmark with goals of which no report of this code has a figure."""
+    lines = []
+    for name in ORDER:
+        report, _ = newest(name, folder) or (None, None)
+        found = {one["name"] for one in of_its_own(report)} if report else set()
+        made = declared(name)
+        goals = [f"`{one.name}`" for one in made.figures if one.has_goal and one.name not in found]
+        if goals:
+            told = f"not measured on this code: {', '.join(goals)}; {earlier(name)}."
+            lines.append(f"- {made.title}: {told}")
+    return ["## Goals without a figure", "", *lines, ""] if lines else []
+
+
+def earlier(name: str, up: str = "") -> str:
+    """Where the log has what a benchmark gave on older code, for a page ``up`` to docs."""
+    kept = f"\n### `{name}`\n" in LOG.read_text(encoding="utf-8")
+    return f"last figures in [log.md]({up}log.md#{name})" if kept else "never measured"
 
 
 def section(benchmark: Benchmark, report: Mapping[str, Any]) -> str:
@@ -194,11 +224,6 @@ def measured(
         for name in order
         for one in [declared_ones.get(name)]
     ]
-
-
-def of_its_own(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Its figures but for those that it copies from an older report, of older code."""
-    return [one for one in report["figures"] if not one.get("from", "").startswith(KEPT)]
 
 
 def folded(rows: Sequence[str]) -> list[str]:
@@ -260,8 +285,7 @@ def judged(figure: Mapping[str, Any], one: Figure | None) -> str:
 
 def _has_goal(figure: Mapping[str, Any], one: Figure | None) -> bool:
     """Whether there is one, and none that has been given up since the report."""
-    declared_goals = one and (one.at_least, one.at_most, one.above, one.near)
-    return figure["goal"] is not None and declared_goals != (None,) * 4
+    return figure["goal"] is not None and (one is None or one.has_goal)
 
 
 def _row(figure: Mapping[str, Any], words: str, one: Figure | None = None) -> str:
@@ -351,7 +375,7 @@ def _claim_row(
     reports: Mapping[str, Mapping[str, Any]],
 ) -> str:
     known = {label: figures[one] for label, one in claim.results.items() if one in figures}
-    command, scale, seeds, dated = claim.command, "", "", ""
+    command, scale, seeds, dated, told = claim.command, "", "", "", claim.told
     if claim.results:
         name = next(iter(claim.results.values())).partition(".")[0]
         quick = "--quick" in reports[name]["command"] if name in reports else False
@@ -359,9 +383,9 @@ def _claim_row(
         scale = SCALES[name]
         each = [_seeds(one) for one in known.values()]
         seeds = each[0] if len(set(each)) == 1 else ", ".join(each)
-        dated = when(reports[name]) if known else ""
+        dated, told = (when(reports[name]), "") if known else ("", earlier(name))
     result = "; ".join(f"{label} {with_spread(one)}".strip() for label, one in known.items())
-    cells = (claim.words, f"`{command}`", scale, seeds, result or claim.told, dated, holds)
+    cells = (claim.words, f"`{command}`", scale, seeds, result or told, dated, holds)
     return f"| {' | '.join(cells)} |"
 
 
@@ -376,10 +400,34 @@ def _seeds(figure: Mapping[str, Any]) -> str:
 CARDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "plain": {"time_to_accuracy": {}, "main_job": {}},
     "dynamic-batch": {"shares": {}, "shared_cores": {}, "uneven": {}},
-    "dual-batch": {"dual_accuracy": {}, "dual_uneven": {}, "update_factors": {}, "dual_batch": {}},
-    "cyclic": {"cyclic": {}, "data_path": {}},
+    "dual-batch": {
+        "hybrid": {
+            "seconds_dual_over_large": "training time over that with large batches",
+            "accuracy_dual": "accuracy with two batch sizes",
+            "accuracy_large": "accuracy with large batches",
+        },
+        "dual_accuracy": {},
+        "dual_uneven": {},
+        "update_factors": {},
+        "dual_batch": {},
+    },
+    "cyclic": {
+        "hybrid": {
+            "seconds_cyclic_over_large": "training time over that at 32 px throughout",
+            "accuracy_cyclic": "accuracy with the cycle, large batches",
+            "accuracy_large": "accuracy at 32 px throughout, large batches",
+        },
+        "cyclic": {},
+        "data_path": {},
+    },
     "hybrid": {"hybrid": {}, "hybrid_virtual": {}},
     "muon": {
+        "gradient_scaling_long": {
+            f"muon_over_plain_points_{batch}_{steps}": "accuracy with Muon less SGD, each at its "
+            f"best rate; batch {batch}, {steps:,} steps"
+            for batch in (64, 256)
+            for steps in (64, 256, 1024)
+        },
         "large_batch": {
             "muon_over_plain_points": "Muon: accuracy less SGD, both with the large batch",
             "picked_gap_closed": "gap of SGD with the large batch to SGD with small ones that the "
@@ -387,7 +435,7 @@ CARDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "picked_rate_spread_points": "what a factor of 3 in its base rate changes",
             "picked_under_best_small_points": "small batches with the better optimizer: accuracy "
             "less the plan's choice",
-        }
+        },
     },
     "gradient-scaling": {
         "gradient_scaling_long": {
@@ -426,7 +474,8 @@ def card(name: str, folder: Path = RESULTS) -> str:
         report, _ = newest(benchmark, folder) or (None, None)
         made = declared(benchmark)
         if report is None:
-            parts.append(f"### {made.title}\n\n{NOTHING}\n")
+            told = f"Not measured on this code; {earlier(benchmark, '../')}."
+            parts.append(f"### {made.title}\n\n{told}\n")
             continue
         found = {one["name"]: (one, words, about) for one, words, about in measured(made, report)}
         words = chosen or {key: told for key, (_, told, _) in found.items() if told}

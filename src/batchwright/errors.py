@@ -12,6 +12,12 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def not_installed(package: str, extra: str = "") -> str:
+    """What installs a package that is missing: an extra of ours, or it is installed by itself."""
+    wanted = f'"batchwright[{extra}]"' if extra else package
+    return f"{package} is missing: pip install {wanted}"
+
+
 class BatchwrightError(Exception):
     """Something the user can mend: bad input, bad file, bad environment. Exit code 2."""
 

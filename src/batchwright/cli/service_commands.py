@@ -1,6 +1,6 @@
 """Commands of whoever runs a service: `serve`, `token`, `sign-in`, `backup`.
 
-What they need beyond the rest of Batchwright comes with ``pip install ".[serve]"`` in a clone.
+What they need beyond the rest of Batchwright comes with ``pip install "batchwright[serve]"``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from batchwright.cli.output import refuse_amounts
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, not_installed
 
 if TYPE_CHECKING:
     from batchwright.service.store import Store
@@ -251,9 +251,7 @@ def _with_serve() -> Iterator[None]:
         missing = (error.name or "").partition(".")[0]
         if missing not in PACKAGES:
             raise
-        raise BatchwrightError(
-            f'{missing} is missing: pip install ".[serve]" in the clone'
-        ) from None
+        raise BatchwrightError(not_installed(missing, "serve")) from None
 
 
 @contextmanager

@@ -213,10 +213,10 @@ def _no_factors(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
         f"A batch of {batch} has less noise than base_batch={job.base_batch}, for which "
         "ags.mode=norm or gain make up tensor by tensor. Against the same batch at its own best "
         "rate, on two tasks, norm gained nothing that three seeds show, and gain was 1.2 points "
-        "ahead after 64 steps of 64 and 1.2 behind after 1,024 of 256; at rates that nobody tuned, "
-        "norm with scaling=sqrt reached from 2 points less to 16 more on four tasks of few "
-        "epochs. Whether it pays here no run given tells: `batchwright sweep "
-        "optimizer=sgd --grid ags.mode=off,norm` does, and `plan --run` follows."
+        "ahead after 64 steps of 64 and 1.2 behind after 1,024 of 256 (docs/measured.md); at rates "
+        "that nobody tuned, norm with scaling=sqrt was ahead of that rate alone on some tasks of "
+        "few epochs and not on all (docs/log.md). Whether it pays here no run given tells: "
+        "`batchwright sweep optimizer=sgd --grid ags.mode=off,norm` does, and `plan --run` follows."
     )
     return (Chosen("off", why, "assumed").reason("gradient scaling"),)
 

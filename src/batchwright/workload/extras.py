@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from batchwright.errors import JobError
+from batchwright.errors import JobError, not_installed
 
 EXTRAS = {
     "timm": "vision",
@@ -70,7 +70,7 @@ def is_installed(name: str) -> bool:
 
 def missing(name: str, extra: str = "") -> str:
     """What installs a library, in a line."""
-    return f'{name} is missing: pip install "batchwright[{extra or EXTRAS[name]}]"'
+    return not_installed(name, extra or EXTRAS[name])
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -30,7 +30,13 @@ from batchwright.client.http import Backoff
 from batchwright.client.outbox import METRICS, Lines
 from batchwright.client.reporter import NICENESS, Order, listen
 from batchwright.client.trackers.points import Points
-from batchwright.errors import ArgumentError, BatchwrightError, FileError, one_line
+from batchwright.errors import (
+    ArgumentError,
+    BatchwrightError,
+    FileError,
+    not_installed,
+    one_line,
+)
 from batchwright.records.documents import read_record
 from batchwright.records.lines.line_files import sound_line
 from batchwright.records.plan import Plan
@@ -113,8 +119,8 @@ def asked(words: Iterable[str]) -> list[Asked]:
             package = find_spec(spec.package)
         if package is None or package.origin is None:  # a folder here may have that name
             raise ArgumentError(
-                f"--tracker {name}: {spec.package} is not installed: pip install "
-                f"'batchwright[tracking]', or {spec.package} alone"
+                f"--tracker {name}: {not_installed(spec.package, spec.extra)}"
+                + (f", or {spec.package} alone" if spec.extra else "")
             )
         if _WHO.search(place):
             raise ArgumentError(

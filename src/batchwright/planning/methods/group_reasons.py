@@ -60,16 +60,15 @@ def _control(pace: Pace) -> str:
     if not pace.unlike:
         why += (
             " Where a step's fixed time is the same on all workers, as here, it is as good: 70.1 % "
-            "in the paper's table 5, and in five paired runs of ours (docs/measured.md) 23.7 % "
-            "against 23.3 % with two sizes and 13.4 % with large batches alone. Most of the gain "
-            "is the smaller batch itself."
+            "in the paper's table 5, and no worse in five paired runs of an earlier version "
+            "(docs/log.md). Most of the gain is the smaller batch itself."
         )
     else:
         why += (
-            " Where fixed times differ, two sizes can be well ahead of it: in five paired runs of "
-            "ours, with a tenth of the fixed time on two of four workers (docs/measured.md), "
-            "25.7 % against 18.2 % in 1.02 times the time. In 1.05 times the small batch came down "
-            "to 23, and both reached 24 %: a smaller dual.extra_time can be better."
+            " Where fixed times differ, two sizes can be well ahead of it, as in five paired runs"
+            " of an earlier version, with a tenth of the fixed time on two of four workers "
+            "(docs/log.md). With more extra time the small batch came down so far that both were "
+            "level: a smaller dual.extra_time can be better."
         )
     return why + " On ImageNet the paper found no gain in accuracy."
 
@@ -222,9 +221,9 @@ def _server(found: Served) -> Reason:
         "asp": (
             "asp",
             PAPER,
-            "Each worker's weights are merged as they arrive; nobody waits. In two paired runs of "
-            "ours with rounds as long as planned, `bsp` reached 26.2 % and `asp` 23.2 % in the "
-            "same time (docs/measured.md); `bsp` loses time where rounds scatter.",
+            "Each worker's weights are merged as they arrive; nobody waits. `bsp` was more "
+            "accurate in the same time in two paired runs of an earlier version, with rounds as "
+            "long as planned (docs/log.md); it loses time where rounds scatter.",
         ),
         "bsp": ("bsp", PAPER, "All wait for each other after each round."),
         "ssp": (

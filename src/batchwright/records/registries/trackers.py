@@ -18,6 +18,7 @@ class TrackerSpec:
         package: What is imported for it.
         place: What may stand behind the colon, in words.
         folder: Whether that is a folder.
+        extra: Of ours that installs the package; empty: it is installed by itself.
     """
 
     name: str
@@ -25,6 +26,7 @@ class TrackerSpec:
     package: str
     place: str
     folder: bool = False
+    extra: str = ""
 
 
 _HERE = "batchwright.client.trackers"
@@ -37,18 +39,21 @@ TRACKERS = Registry(
         "tensorboard",
         "a folder, which gets one for each run; else `tensorboard/` in the run folder",
         folder=True,
+        extra="tracking",
     ),
     TrackerSpec(
         "mlflow",
         f"{_HERE}.in_mlflow:open_tracker",
         "mlflow",
         "the tracking address, such as `sqlite:////FOLDER/FILE`; else as MLflow has it",
+        extra="tracking",
     ),
     TrackerSpec(
         "wandb",
         f"{_HERE}.in_wandb:open_tracker",
         "wandb",
         "the project; else `batchwright`. `WANDB_MODE=offline` keeps it here",
+        extra="tracking",
     ),
     TrackerSpec(
         "trackio",

@@ -48,7 +48,8 @@ class ArtifactPlace:
             self._files, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except ImportError as error:
             kind = url.partition(":")[0]
-            hint = 'pip install ".[s3]" in the clone' if kind == "s3" else one_line(error)
+            ours = kind in ("s3", "gs", "az")
+            hint = f'pip install "batchwright[{kind}]"' if ours else one_line(error)
             raise BatchwrightError(f"--artifacts {shown} needs another package: {hint}") from None
         except (ValueError, TypeError) as error:
             raise BatchwrightError(f"--artifacts {shown}: {one_line(error)}") from None
