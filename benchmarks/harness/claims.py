@@ -75,7 +75,7 @@ SCALES: Mapping[str, str] = {
     "warmup_long": "the same images, 48 epochs, base batch 4",
     "scaling_long": "the same images, 48 epochs, base batch 4, warm-up 5 epochs of 90",
     "predict": "three small networks, CIFAR-100 and Imagenette, one and two workers",
-    "time_to_accuracy": "trainings of 10 to 304 s on five tasks, one worker or two",
+    "time_to_accuracy": "trainings of 10 to 117 s on five tasks, one worker or two",
     "large_batch": "four tasks of 5 to 10 epochs, batches 479 to 2,048",
     "gradient_scaling_long": "4,096 images of CIFAR-100 at 8 px, `resnet8` and `vgg8`, arms at "
     "their best rates",
