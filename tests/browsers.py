@@ -51,7 +51,7 @@ class Server:
     def stop(self) -> None:
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
-            self._thread.join(10)
+            self._thread.join(300)
             self._server = self._thread = None
 
 

@@ -33,8 +33,8 @@ LONGEST = (
 """Files of tests that take half a minute or more in all, longest first."""
 
 LONGEST_OF_QUICK = (
-    *("probe_controller", "simulated_training", "service_agent", "reporting_plan", "cli"),
-    *("host_waits", "simulate", "reporting_bounds", "reporting_workers", "service_jobs"),
+    *("probe_controller", "service_agent", "simulated_training", "reporting_plan", "cli"),
+    *("sweep", "reporter", "service_bodies", "service_jobs", "reporting_workers"),
 )
 """The same of the tests that are not slow, of which no file takes a quarter of a minute."""
 
@@ -56,11 +56,14 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     gc.disable()  # until all tests are imported
     import torch
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
     from batchwright.workload import host
 
-    settings.register_profile("untimed", deadline=None)  # on a busy machine anything takes long
+    # On a busy machine anything takes long.
+    settings.register_profile(
+        "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("untimed")
     # Processes that each compute with all cores wait for one another most of the time.
     if "PYTEST_XDIST_WORKER_COUNT" in os.environ:

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -27,6 +28,7 @@ from batchwright.distributed.processes import PARENT_PID, leave
 
 _ENVIRONMENT = dict(os.environ)  # as it is before any test
 _PARTS = 16  # of the ports, for so many processes of a test run
+_given: deque[int] = deque(maxlen=100)  # the last ports
 SECONDS = 300  # until processes that hang are ended; a busy machine may take long
 
 
@@ -125,7 +127,7 @@ def crew_with(*more: str) -> Iterator[Crew]:
 
 
 def free_port() -> int:
-    """A port that nobody has at present.
+    """A port that nobody has at present, and that was not given just before.
 
     It is below those that Linux gives to whoever asks for any, so that it stays free until used,
     and of this process of the test run alone: two that begin at once would join one group.
@@ -134,8 +136,11 @@ def free_port() -> int:
     mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PARTS
     while True:
         port = chance.randrange(10_000 + mine, 32_000, _PARTS)
+        if port in _given:  # whoever asked may be about to use it
+            continue
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("localhost", port))
+            _given.append(port)
             return port
 
 

@@ -191,9 +191,11 @@ def test_each_thread_has_a_server_of_its_own(program, tmp_path):
         assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("light")
 def test_a_worker_that_is_killed_while_the_server_imports_never_begins(program, tmp_path):
+    (tmp_path / "endless.py").write_text("import time\ntime.sleep(600)\n")
     readable, writable = os.pipe()
-    with imported_once(), (tmp_path / "log").open("ab") as log:
+    with imported_once("endless"), (tmp_path / "log").open("ab") as log:
         process = start(program, [str(writable), "0"], environment={}, log=log, files=[writable])
         process.kill()
         assert process.wait() == -signal.SIGKILL

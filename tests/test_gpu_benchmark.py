@@ -189,7 +189,7 @@ def test_e_too(): pass
 def test_every_test_is_told_though_one_hangs_and_one_breaks_the_gpu(tmp_path):
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text(
-        "from benchmarks.gpu import telling\ntelling.SECONDS = 1\n"
+        "from benchmarks.gpu import telling\ntelling.SECONDS = 5\n"
     )
     found = Findings(tmp_path, "abc")
     env = {**os.environ, telling.FOLDER: str(tmp_path), telling.COMMIT: "abc"}

@@ -23,7 +23,7 @@ from batchwright.distributed.processes import LAUNCH
 from batchwright.distributed.rendezvous import choose_interface, interface_towards, meet
 from batchwright.errors import LostWorkerError
 from batchwright.workload.host import collective_interface
-from gloo import Worker, free_port
+from gloo import SECONDS, Worker, free_port
 
 # ------------------------------------------------------------------------------------- who answers
 
@@ -120,10 +120,10 @@ def stand_ready(rank):
     """All meet at once, however long each took to start."""
 
 
-def survive(rank, victim, number, agent):
+def survive(rank, victim, number, agent, seconds):
     if agent:
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    group = Group(torch.device("cpu"), 4.0)
+    group = Group(torch.device("cpu"), seconds)
     group.barrier()
     group.barrier()
     if rank == victim:
@@ -138,13 +138,13 @@ def survive(rank, victim, number, agent):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("workers", "victim", "number", "agent", "said"),
+    ("workers", "victim", "number", "agent", "seconds", "said"),
     [
-        (3, 2, signal.SIGSTOP, True, "worker 2 ({}/cpu:2) has been silent for "),
-        (2, 0, signal.SIGKILL, False, "worker 0 ({}/cpu:0), which holds the store, does not"),
+        (3, 2, signal.SIGSTOP, True, 10.0, "worker 2 ({}/cpu:2) has been silent for "),
+        (2, 0, signal.SIGKILL, False, SECONDS, "worker 0 ({}/cpu:0), which holds the store"),
     ],
 )
-def test_survivors_name_the_worker_that_a_signal_hit(workers, victim, number, agent, said):
+def test_survivors_name_the_worker_that_a_signal_hit(workers, victim, number, agent, seconds, said):
     server = (
         dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if agent else None
     )
@@ -156,7 +156,7 @@ def test_survivors_name_the_worker_that_a_signal_hit(workers, victim, number, ag
         for one in crew:
             one.answer("to start")
         for one in crew:
-            one.send(survive, victim, number, agent, workers=workers, port=port)
+            one.send(survive, victim, number, agent, seconds, workers=workers, port=port)
         for rank, one in enumerate(crew):
             if rank != victim:
                 assert said.format(os.uname().nodename) in one.answer("to name who is lost")
@@ -211,8 +211,8 @@ def test_each_start_gets_a_part_of_the_store_for_itself(agent_store):
 
 @pytest.mark.slow
 def test_those_who_do_not_come_are_named_and_spoil_no_later_start(agent_store):
-    assert start([1, 0], 3, timeout=2.0) == dict.fromkeys(
-        (0, 1), "worker 2 did not come to the start within 2 s"
+    assert start([1, 0], 3, timeout=5.0) == dict.fromkeys(
+        (0, 1), "worker 2 did not come to the start within 5 s"
     )
     assert len(set(start([1, 0], 2).values())) == 1
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy as criterion
 
+import kept_network
 from batchwright import Session
 from batchwright.distributed import group as groups
 from batchwright.distributed.group import Group
@@ -61,11 +62,16 @@ def pipeline(device, **options):
     return ImagePipeline(data(), device=device, mean=middle, std=middle, seed=1, **options)
 
 
+def network_on(device):
+    """A small one: none of its layers makes the host wait."""
+    torch.manual_seed(0)
+    return kept_network.network(CLASSES).to(memory_format=torch.channels_last).to(device)
+
+
 def waits_of(plan, build, device=FAR, *, images=None, **options):
     """Waits of each step of a training, and the weights at its end."""
     with far_device() as seen:
-        torch.manual_seed(0)
-        network = resnet8(CLASSES).to(memory_format=torch.channels_last).to(device)
+        network = network_on(device)
         loader = pipeline(device, **(images or {}))
         steps: list[int] = []
         with Session(network, build(network), loader, plan=plan, **options) as session:
@@ -143,8 +149,7 @@ def updates_of(plan, build, device=FAR, *, spoil=None, clear=None, odd=None, **o
     ``odd`` one that alone is weighed otherwise.
     """
     with far_device() as seen:
-        torch.manual_seed(0)
-        network = resnet8(CLASSES).to(memory_format=torch.channels_last).to(device)
+        network = network_on(device)
         optimizer, found, begun = build(network), [], []
         usual, weight = Updater._step, options.pop("weight", None)
 
@@ -190,7 +195,7 @@ def test_the_next_images_are_made_before_the_host_waits(monkeypatch):
 
     monkeypatch.setattr(ImagePipeline, "_finished", noted)
     with far_device() as seen:
-        network = resnet8(CLASSES).to(memory_format=torch.channels_last).to(FAR)
+        network = network_on(FAR)
         with Session(network, by_sgd(network), pipeline(FAR), plan=plan) as session:
             for _ in session.epochs():
                 made.clear()

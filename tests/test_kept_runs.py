@@ -103,7 +103,7 @@ def test_runs_are_made_once_and_one_that_diverges_counts_as_guessing(
 def test_other_optimizers_train_by_the_plans_rates(
     name: str, tmp_path: Path, digits: Opened
 ) -> None:
-    pytest.importorskip("pytorch_optimizer")
+    pytest.importorskip("pytorch_optimizer", reason="pip install pytorch-optimizer")
     from functools import partial
 
     from benchmarks.methods import other_optimizers

@@ -19,6 +19,7 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.records.documents import write_record
 from batchwright.workload.data.sources import open_data
 from forked import Forked
+from held_network import hold, release
 from samples import make_job, make_network
 from test_session import summary_in
 
@@ -294,19 +295,28 @@ class EndingServer:
 # ------------------------------------------------------------------------------------ real training
 
 
+NETWORK = "network=held_network:network"
+
+
 @pytest.fixture
 def start(tmp_path_factory, tmp_path, monkeypatch, forks):
-    """Starts ``batchwright train`` on digits, two workers, two epochs of ninety steps."""
+    """Starts ``batchwright train`` on digits, two workers, two epochs of ninety steps.
+
+    All but the first are held, so that it goes on until the test has done something.
+    """
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path_factory.getbasetemp() / "launch-cache"))
     started, prints = [], tmp_path / "prints"
     prints.mkdir()
-    job = make_job(epochs=2, precision="float32", resolutions=(8,), evaluate_epochs=2)
+    more = {"precision": "float32", "resolutions": (8,), "evaluate_epochs": 2}
+    job = make_job(network=NETWORK.partition("=")[2], epochs=2, **more)
     facts = open_data(job).facts
-    plan = plan_without_profile(job, facts, make_network(), local_batch_sizes=(10, 6))
+    network = make_network(name=job.network)
+    plan = plan_without_profile(job, facts, network, local_batch_sizes=(10, 6))
     write_record(plan, tmp_path / "plan.json")
+    hold(tmp_path, "run/checkpoints", 1, after=1)
 
     def call(*words):
-        train = ["train", *map(str, words), "--out", str(tmp_path / "run")]
+        train = ["train", *map(str, words), NETWORK, "--out", str(tmp_path / "run")]
         process = Forked(train, cwd=tmp_path, env=os.environ, prints=prints)
         started.append(process)
         return process
@@ -342,9 +352,10 @@ def test_a_stop_signal_keeps_a_checkpoint_and_a_resume_goes_on(start, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=500)
     assert process.returncode == 130, err
+    release(tmp_path)
     last = err.splitlines()[-1]
     assert last.startswith("error: stopped by signal 2"), err
-    assert f"continue with `batchwright run --resume --out {run}`" in last
+    assert f"continue with `batchwright run --resume --out {run} {NETWORK}`" in last
     assert "Traceback" not in err
     torch.load(run / "checkpoints" / "last.pt", weights_only=True)
     assert not (run / "summary.json").exists()
@@ -374,6 +385,7 @@ def test_what_was_killed_is_gone_on_with_at_once(start, tmp_path):
     process = start(tmp_path / "plan.json")
     wait_for_a_step(process, run, 0)
     process.kill()
+    release(tmp_path)
     process = start("--resume")  # the workers may still be ending
     _, err = process.communicate(timeout=500)
     assert process.returncode == 0, err
@@ -386,16 +398,12 @@ def test_a_second_shell_is_refused_in_one_line_and_disturbs_nothing(start, comma
     run = tmp_path / "run"
     process = start(tmp_path / "plan.json")
     wait_for_a_step(process, run, 0)
-    process.send_signal(signal.SIGSTOP)  # it would be done before the second one has loaded torch
-    try:
-        plan = (run / "plan.json").read_bytes()
-        second = start("--resume", "seed=0")
-        _, err = second.communicate(timeout=500)
-        assert (run / "plan.json").read_bytes() == plan
-        found = command("report", run)[2]  # readers are not kept out
-        assert "holds no summary.json" in found or "report: " in found
-    finally:
-        process.send_signal(signal.SIGCONT)
+    plan = (run / "plan.json").read_bytes()
+    second = start("--resume", "seed=0")
+    _, err = second.communicate(timeout=500)
+    assert (run / "plan.json").read_bytes() == plan
+    assert "holds no summary.json" in command("report", run)[2]  # readers are not kept out
+    release(tmp_path)
     assert second.returncode == 2, err
     waiting, refused = err.splitlines()
     known = f"{run} is being written by process {process.pid} on {os.uname().nodename}, since 2"
@@ -417,6 +425,7 @@ def test_a_worker_killed_while_training_is_started_again(start, tmp_path):
         if Path(f"/proc/{number}/comm").read_text() == "worker 1\n"
     )
     os.kill(victim, signal.SIGKILL)
+    release(tmp_path)
     _, err = process.communicate(timeout=500)
     assert process.returncode == 0, err
     assert "worker 1 was killed by SIGKILL; all were started again (1 of 3)" in err

@@ -34,6 +34,7 @@ from batchwright.workload.data.image_files import ImageFiles
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.libraries import remote, torchvision_data
 from batchwright.workload.data.sources import ImageData, open_data
+from batchwright.workload.extras import EXTRAS, missing
 from clouds import Put, played_az, played_gs
 from s3 import played_s3
 from test_docs import briefly, entered, quickly, shown_for
@@ -45,9 +46,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def library(name: str, extra: str = "data") -> Any:
-    reason = f'{name} is missing: pip install "batchwright[{extra}]"'
-    return pytest.importorskip(name, reason=reason, exc_type=(ImportError, RuntimeError))
+def library(name: str) -> Any:
+    return pytest.importorskip(name, reason=missing(name), exc_type=(ImportError, RuntimeError))
 
 
 def picture(grey: int, mode: str = "L", kind: str = "PNG", size: int = 8) -> bytes:
@@ -326,7 +326,7 @@ def test_databases_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 
 
 def test_fake_data_of_torchvision_are_the_same_at_every_opening(tmp_path: Path) -> None:
-    library("torchvision", "vision")
+    library("torchvision")
     args = {"size": 30, "image_size": [3, 8, 8], "num_classes": 3}
     data = open_("torchvision:FakeData", val=0.2, data_args=args)
     assert data.facts.classes == ("0", "1", "2")
@@ -342,7 +342,7 @@ def test_fake_data_of_torchvision_are_the_same_at_every_opening(tmp_path: Path) 
 
 
 def test_a_folder_of_torchvision_is_decoded_anew_when_it_changes(tmp_path: Path) -> None:
-    library("torchvision", "vision")
+    library("torchvision")
     for name in "ab":
         (tmp_path / "set" / name).mkdir(parents=True)
         for i in range(3):
@@ -395,7 +395,7 @@ def test_only_a_part_that_a_class_does_not_have_makes_way_for_another(
 
 
 def test_lsun_would_unpickle_a_file_of_the_current_folder() -> None:
-    library("torchvision", "vision")
+    library("torchvision")
     assert "torchvision has no data set LSUN" in refused("torchvision:LSUN")
 
 
@@ -684,7 +684,7 @@ def test_a_web_server_with_a_certificate_and_a_header_of_its_own_is_read(tmp_pat
     library("fsspec")
     library("aiohttp")
     if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl to make a certificate with")
+        pytest.skip("no openssl: apt-get install openssl")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subprocess.run(
         [
@@ -894,12 +894,9 @@ def test_sixteen_bits_and_transparency_are_read_as_in_folders() -> None:
 @pytest.mark.parametrize("command", [line for _, line in shown_for("test_library_data")])
 def test_the_commands_of_the_page_run(command: str, tmp_path: Path, forks: None) -> None:
     """With PATH made here; each with what it needs, or skipped."""
-    for word, name in {"hf:": "datasets", "timm:": "timm", "lmdb:": "lmdb"}.items():
-        if word in command:
-            library(name)
-    for name in ("torchvision", "transformers"):
-        if f"={name}:" in command:
-            library(name)
+    for name in re.findall(r"=(\w+):", command):
+        if (needed := {"hf": "datasets"}.get(name, name)) in EXTRAS:
+            library(needed)
     place, labels = tmp_path / "PATH", ["0", "1"] * 4
     for number in range(8):
         for part in ("birds/train", "birds/val", "train/part", "held-out/part"):

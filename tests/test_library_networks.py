@@ -15,14 +15,14 @@ from batchwright.errors import JobError
 from batchwright.records import Job
 from batchwright.records.documents import change_job
 from batchwright.records.registries.networks import network_spec
+from batchwright.workload.extras import missing
 from batchwright.workload.task import build_network, load_weights, logits_in, network_facts
 
 SMALL = {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8}
 
 
 def library(name: str) -> Any:
-    reason = f'needs: pip install "batchwright[vision]" ({name})'
-    return pytest.importorskip(name, reason=reason, exc_type=(ImportError, RuntimeError))
+    return pytest.importorskip(name, reason=missing(name), exc_type=(ImportError, RuntimeError))
 
 
 @pytest.fixture(autouse=True)

@@ -258,7 +258,7 @@ def test_an_own_loop_that_is_started_twice_goes_on_once(tmp_path, forks):
     plan = read_record(folder / "plan.json", Plan)
     patient = plan.job.model_copy(update={"timeout": 600.0})
     write_record(plan.model_copy(update={"job": patient}), folder / "plan.json")
-    with launched(folder, 2) as first:
+    with launched(folder, 2, stays=True) as first:
         wait_for_a_checkpoint(folder, first)
         stopped = [read_life(folder, f"0-0-{rank}")[0] for rank in range(2)]
         for number in stopped:
@@ -269,6 +269,7 @@ def test_an_own_loop_that_is_started_twice_goes_on_once(tmp_path, forks):
         finally:
             for number in stopped:
                 os.kill(number, signal.SIGCONT)
+            (folder / "stay").unlink()
     assert second.returncode != 0
     told = "".join(path.read_text() for path in (folder / "log-1").iterdir())
     assert f"run is being written by process {stopped[0]} on " in told
@@ -279,13 +280,14 @@ def test_an_own_loop_that_is_started_twice_goes_on_once(tmp_path, forks):
 @pytest.mark.slow
 def test_workers_end_with_torchruns_agent_and_the_next_launch_goes_on(tmp_path, forks):
     folder = make_folder(tmp_path / "orphans", 2)
-    with launched(folder, 2, fork=False) as first:  # none but its agent is their parent
+    with launched(folder, 2, fork=False, stays=True) as first:  # its agent alone is their parent
         wait_for_steps(folder, first, "0-0-0", 1)
         wait_for_steps(folder, first, "0-0-1", 1)
         workers = [read_life(folder, f"0-0-{rank}")[0] for rank in range(2)]
         for number in workers:
             os.kill(number, signal.SIGSTOP)  # by themselves they will not come to an end
         first.kill()
+        (folder / "stay").unlink()
     try:
         end = time.monotonic() + SECONDS
         while any(is_alive(number) for number in workers):

@@ -97,6 +97,7 @@ def test_without_a_profile_a_line_says_that_all_is_measured(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_run_without_a_plan_measures_nothing_again(tmp_path, monkeypatch, cache):
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(cache))
     folder, planned = tmp_path / "run", []

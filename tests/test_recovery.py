@@ -50,8 +50,13 @@ def make_folder(folder, workers):
 
 
 @contextmanager
-def launched(folder, workers, launch=0, *, restarts=0, resume=False, fork=True):
-    """A running torchrun; ended with its workers if it still runs after, or runs too long."""
+def launched(folder, workers, launch=0, *, restarts=0, resume=False, fork=True, stays=False):
+    """A running torchrun; ended with its workers if it still runs after, or runs too long.
+
+    One that stays has not come to its end before the folder's file "stay" is gone.
+    """
+    if stays:
+        (folder / "stay").touch()
     words = ["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={restarts}"]
     words += [str(SCRIPT), str(folder), str(launch), *["--resume"] * resume]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -105,6 +110,7 @@ def kill_one(folder, process, workers, life, chance):
     wait_for_steps(folder, process, victim, chance.randrange(30))
     time.sleep(chance.random() * 0.02)
     os.kill(read_life(folder, victim)[0], signal.SIGKILL)
+    (folder / "stay").unlink()
 
 
 def last_words(folder):
@@ -131,7 +137,7 @@ def four(tmp_path_factory, chance):
     """Four workers, killed once: the finished run, and its folder as the killed ones left it."""
     place = tmp_path_factory.mktemp("four")
     folder = make_folder(place / "killed", 4)
-    with launched(folder, 4, restarts=1) as process:
+    with launched(folder, 4, restarts=1, stays=True) as process:
         wait_for_a_checkpoint(folder, process)  # without one a run begins, with workers as planned
         (folder / "hold").touch()
         kill_one(folder, process, 4, "0-0", chance)
@@ -194,7 +200,7 @@ def test_four_killed_workers_end_with_the_bits_of_an_undisturbed_run(tmp_path, f
 def test_a_run_of_four_goes_on_with_two_then_three_then_two(four, chance):
     _, folder = four
     for launch, workers in ((1, 2), (2, 3)):
-        with launched(folder, workers, launch, resume=True) as process:
+        with launched(folder, workers, launch, resume=True, stays=True) as process:
             kill_one(folder, process, workers, f"{launch}-0", chance)
         assert process.returncode != 0
     with launched(folder, 2, 3, resume=True) as process:

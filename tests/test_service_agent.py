@@ -82,6 +82,7 @@ def hold(tmp_path, monkeypatch, made, verbs):
     monkeypatch.setattr(fork_server, "start", start)
     monkeypatch.setattr(job_work, "VERBS", "fake_verbs")
     monkeypatch.setattr(job_work, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(job_work, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(lease_heartbeat, "BEAT_SECONDS", 0.05)
     yield file
     file.unlink(missing_ok=True)

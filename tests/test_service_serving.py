@@ -181,7 +181,7 @@ def test_a_signal_that_comes_before_the_server_has_begun_ends_it(tmp_path, monke
 @pytest.mark.slow
 def test_who_connects_and_does_not_ask_is_sent_away(monkeypatch):
     """Else a thousand silent connections would keep everybody out."""
-    monkeypatch.setattr(process, "HEAD_SECONDS", 1.0)
+    monkeypatch.setattr(process, "HEAD_SECONDS", 3.0)
     released = threading.Event()
 
     async def app(scope, receive, send):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import held_network
 from artifacts import bring, lease_of, names_in, restarted
 from batchwright.cli import client_commands
 from batchwright.client import artifacts
@@ -319,10 +320,14 @@ main()
 
 @pytest.mark.slow
 def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, monkeypatch):
-    """As one that nobody interrupted; the first agent and all that it started are killed."""
-    keys = {"data": "digits", "network": "resnet8", "epochs": 4, "workers": 1, "seed": 5}
+    """As one that nobody interrupted; the first agent and all that it started are killed.
+
+    It is held until its first checkpoint is with the service, and again until the third is.
+    """
+    code = "network=held_network:network"
+    keys = {"data": "digits", "network": code.partition("=")[2], "workers": 1, "seed": 5}
     how = {"global_batch": 32, "method": "plain", "checkpoint_steps": 10, "precision": "float32"}
-    how |= {"probe.budget": 2.0, "probe.learning": 0}
+    how |= {"epochs": 4, "probe.budget": 2.0, "probe.learning": 0}
     job = change_job(JOB, keys | how)
     processes, log = [], tmp_path / "server.log"
     (tmp_path / "agent.py").write_text(AGENT)
@@ -333,7 +338,7 @@ def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, m
 
     def agent(name):
         words = ("agent", "--server", url, "--folder", str(tmp_path / name), "--name", name)
-        processes.append(Forked(words, program="agent.py", **apart))
+        processes.append(Forked((*words, "--allow", code), program="agent.py", **apart))
         return processes[-1]
 
     with forking(), log.open("wb") as said:
@@ -353,18 +358,16 @@ def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, m
                     found = service.get(f"{place}/artifacts")["artifacts"]
                     return {one["name"]: one["sha256"] for one in found}
 
+                trains = f"one/jobs/{info.id}/run/checkpoints"
+                held_network.hold(tmp_path, trains, after=12)
                 one = agent("one")
-                first = []
-
-                def second_checkpoint():
-                    digest = files().get("last.pt")
-                    first.extend([digest] if digest and digest not in first else [])
-                    assert service.get(place)["state"] not in ENDED, one.said()
-                    return len(first) >= 2
-
-                wait_longer(second_checkpoint, one.said)
+                wait_longer(lambda: "last.pt" in files(), one.said)
+                first = files()["last.pt"]
+                held_network.hold(tmp_path, trains, after=32)
+                wait_longer(lambda: files()["last.pt"] != first, one.said)
                 os.killpg(one.pid, signal.SIGKILL)
                 one.wait()
+                held_network.release(tmp_path)
                 two = agent("two")
 
                 def ended():
@@ -378,7 +381,7 @@ def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, m
                 found = service.get(place)
                 epochs = service.get(f"/v1/runs/{found['run']}")["epochs_done"]
             assert epochs == 4
-            words = ("train", "plan.json", "--out", "whole", "--report-to", "")
+            words = ("train", "plan.json", code, "--out", "whole", "--report-to", "")
             done = command(*words, **apart)
             assert done.returncode == 0, done.stderr
             whole = weights(tmp_path / "whole")

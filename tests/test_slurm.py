@@ -27,6 +27,7 @@ from batchwright.workflows.exports.target import Target
 from batchwright.workflows.prepare_job import data_facts
 from forked import forking
 from forked_tasks import forking_tasks
+from held_network import hold, release
 from samples import make_job, make_network, make_plan, make_summary
 from slurm import Slurm, cluster, until
 
@@ -313,11 +314,6 @@ PROBE = ("probe.budget=1", "probe.learning=0")
 NETWORK = "network=held_network:network"  # on each command line, as it is code
 
 
-def hold(folder: Path, path: str = "run/metrics.jsonl", seconds: int = 3) -> None:
-    """Once there is this file, here as training begins, each step of a folder's runs takes long."""
-    (folder / "held").write_text(f"{path} {seconds}", encoding="utf-8")
-
-
 def number_in(folder: Path) -> str:
     path = folder / "logs" / "slurm" / "job"
     until(path.exists, "a job")
@@ -383,7 +379,7 @@ def test_ctrl_c_leaves_the_job_which_is_found_again_and_cancelled(slurm: Slurm, 
     """A job of one node, whose only task is a run by itself."""
     alone = ("nodes=1", "workers=1", "epochs=3000")
     words = ("run", *KEYS, *alone, *PROBE, NETWORK, "--out", "run")
-    hold(tmp_path)
+    hold(tmp_path, "run/metrics.jsonl", 3)
     command = slurm.batchwright(*words, folder=tmp_path)
     number = number_in(tmp_path / "run")
     until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
@@ -427,7 +423,7 @@ KILLED = "a task was killed (exit code 137): all are started again\n"
 def test_a_preempted_run_ends_with_the_same_weights(slurm: Slurm, undisturbed, tmp_path, how):
     """A worker takes each signal by itself, and both come together again; USR1: the next test."""
     words = ("train", str(undisturbed / "plan.json"), NETWORK, "--out", "run")
-    hold(tmp_path)
+    hold(tmp_path, "run/metrics.jsonl", 3)
     command = slurm.batchwright(*words, folder=tmp_path)
     number = number_in(tmp_path / "run")
     until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
@@ -441,7 +437,7 @@ def test_a_preempted_run_ends_with_the_same_weights(slurm: Slurm, undisturbed, t
     else:
         slurm.ask("scancel", f"--signal={how}", number)
         slurm.start_again_at_once(number)
-    (tmp_path / "held").unlink()
+    release(tmp_path)
     _, err = command.communicate()
     assert command.returncode == 0, err
     assert (KILLED if how == "killed" else "started again 1 x\n") in err
@@ -460,13 +456,13 @@ def test_a_job_that_somebody_submits_by_hand_is_queued_again_and_goes_on(
     shown, program = f"batchwright train {plan}", f"{sys.executable} -m batchwright train {plan}"
     assert shown in text
     (tmp_path / "train.sbatch").write_text(text.replace(shown, f"{program} {NETWORK}"), "utf-8")
-    hold(tmp_path)
+    hold(tmp_path, "run/metrics.jsonl", 3)
     here = (f"--output={tmp_path}/log", f"--chdir={tmp_path}")
     number = slurm.ask("sbatch", "--parsable", *here, str(tmp_path / "train.sbatch")).strip()
     until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
     slurm.ask("scancel", "--signal=USR1", number)
     slurm.start_again_at_once(number)
-    (tmp_path / "held").unlink()
+    release(tmp_path)
     until(lambda: not slurm.ask("squeue", "-h", "--states=pending,running,completing"), "its end")
     said = (tmp_path / "log").read_text("utf-8")
     assert "stopped by signal 10: the job is queued again, to go on from there\n" in said
@@ -497,7 +493,7 @@ def test_a_sweep_whose_job_is_queued_again_goes_on(slurm: Slurm, tmp_path):
     until(lambda: len([*cells.glob("*/metrics.jsonl")]) == 2, "two runs")
     slurm.ask("scontrol", "requeue", number)
     slurm.start_again_at_once(number)
-    (tmp_path / "held").unlink()
+    release(tmp_path)
     until(lambda: not slurm.ask("squeue", "-h", "--states=pending,running,completing"), "its end")
     said = (tmp_path / "log").read_text("utf-8")
     assert "stopped by signal 15 with 2 runs to go; continue with `batchwright sweep" in said

@@ -56,6 +56,7 @@ from batchwright.workflows.verbs import plan
 from batchwright.workload import host
 from forked import Forked
 from gloo import free_port
+from held_network import hold, release
 from test_hosts import BATCH, EPOCHS, SAMPLES, SCRIPT, lost_or_repeated
 from test_session import make_tiny_plan
 
@@ -657,7 +658,7 @@ def held_sweep(start, tmp_path, *, waits=()):
 
     Those that wait have a run that ends at once, by a tracker that nobody knows.
     """
-    (tmp_path / "held").write_text("s 0.1")  # all steps
+    hold(tmp_path, "s", 0.1)  # all steps
 
     def says(rank, size):
         more = {"BATCHWRIGHT_TRACKERS": "nobody"} if rank in waits else {}
@@ -704,13 +705,13 @@ def test_a_stop_signal_to_any_ends_a_shared_sweep_with_one_line(start, tmp_path,
 def test_a_second_signal_to_another_process_ends_a_shared_sweep_at_once(start, tmp_path):
     """One that comes shortly after the first may be the same, from a launcher that signals all."""
     started = held_sweep(start, tmp_path)
-    (tmp_path / "held").write_text("s 60")  # a checkpoint is written after a step
+    hold(tmp_path, "s")  # a checkpoint is written after a step
     end = time.monotonic() + 300
-    while [one.read_text() for one in tmp_path.glob("held-*")] != ["60", "60"]:
+    while [one.read_text() for one in tmp_path.glob("held-*")] != ["600", "600"]:
         assert time.monotonic() < end, started.end()
         time.sleep(0.05)
     started.processes[0].send_signal(signal.SIGTERM)
-    time.sleep(gathering._STOP_SECONDS + 2)
+    time.sleep(gathering._STOP_SECONDS + 6)  # the other may hear of it some seconds later
     started.processes[1].send_signal(signal.SIGINT)
     codes, told = started.end()
     assert codes == [128 + signal.SIGTERM] * 2, told
@@ -1244,8 +1245,7 @@ def test_kinds_that_alternate_train_with_a_parameter_server(start, tmp_path):
 def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cache, forks, method):
     """torchrun starts all again; no sample is lost, none is repeated."""
     words = (*JOB[:1], "epochs=6", *JOB[2:4], SMALL, f"method={method}", "checkpoint_seconds=0.3")
-    held = tmp_path / "held"
-    held.write_text("a/checkpoints 3")  # from the first step on, however few they are
+    hold(tmp_path, "a/checkpoints", 3)  # from the first step on, however few they are
     agent = Forked(
         [
             *("--standalone", "--nproc-per-node", "2", "--max-restarts", "3"),
@@ -1264,7 +1264,7 @@ def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cac
             time.sleep(0.05)
         (server,) = children_of(agent.pid)
         os.kill(children_of(server)[-1], signal.SIGKILL)
-        held.unlink()
+        release(tmp_path)
         _, told = agent.communicate()
         assert agent.returncode == 0, told
     finally:

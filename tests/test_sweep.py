@@ -31,6 +31,7 @@ from batchwright.workflows.sweep.grid import cells_of, read_grid
 from batchwright.workflows.sweep.plans import Planner, needs_probe
 from batchwright.workflows.sweep.runner import Runner, Watcher, run_folder_of, words_of
 from batchwright.workflows.sweep.slots import Machine, Slots, width_of
+from held_network import hold, release
 from samples import make_epoch, make_job, make_plan, make_profile, make_summary
 
 SHORT = {
@@ -588,6 +589,8 @@ def test_bad_words_are_refused_in_one_line_and_leave_nothing(place, command, wor
 
 @pytest.mark.slow
 def test_a_sweep_that_is_stopped_goes_on_where_it_was(place, monkeypatch, forks):
+    """Most steps of its second epoch, and all later ones, are held."""
+
     def stop():
         end = time.monotonic() + 500
         while time.monotonic() < end:
@@ -599,13 +602,16 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(place, monkeypatch, forks)
 
     threading.Thread(target=stop, daemon=True).start()
     monkeypatch.setattr(sharing, "machine_for", lambda plans: Machine(1))
-    job = Job(**{**SHORT, "epochs": 20, "global_batch": 256, "launch": "local"})
-    how = "with 1 run to go; continue with `batchwright sweep --resume --out a`"
+    network = "held_network:resnet"
+    keys = {"epochs": 20, "global_batch": 256, "launch": "local", "network": network}
+    hold(place, "a/cells", 0.5, after=8)
+    how = f"1 run to go; continue with `batchwright sweep --resume --out a network={network}`"
     with pytest.raises(Interrupted, match=how) as end:
-        bw.sweep(job, {"scaling": ["sqrt"]}, seeds=1, out="a")
+        bw.sweep(Job(**SHORT | keys), {"scaling": ["sqrt"]}, seeds=1, out="a")
+    release(place)
     assert end.value.exit_code == 130
     assert read_record("a/sweep.json", Sweep).cells[0].state == "stopped"
-    (cell,) = bw.sweep(out="a", resume=True).cells
+    (cell,) = bw.sweep(out="a", resume=True, network=network).cells
     summary = read_record(f"a/cells/{cell.name}/summary.json", RunSummary)
     assert (summary.resumed, len(summary.epochs)) == (1, 20)
     assert summary.plan.job.launch == "in-process"

@@ -28,6 +28,7 @@ from batchwright.records import Job
 from batchwright.records.documents import write_record
 from batchwright.records.lines.line_files import METRICS, line_text
 from batchwright.records.registries.trackers import TRACKERS, TrackerSpec
+from held_network import hold, release
 from run_lines import typed
 from samples import make_network, make_plan
 
@@ -205,6 +206,7 @@ class Hanging:
         Hanging.over.wait()
 
 
+@pytest.mark.slow
 def test_a_tracker_that_hangs_keeps_neither_others_nor_the_end_waiting(run, kept, monkeypatch):
     monkeypatch.setattr(following, "CLOSE_SECONDS", 0.1)
     hangs = Asked(TrackerSpec("hangs", f"{__name__}:Hanging", "sys", "anything"), "")
@@ -219,7 +221,7 @@ def test_a_tracker_that_hangs_keeps_neither_others_nor_the_end_waiting(run, kept
             time.sleep(0.01)
         assert places() == LOSSES
         written(run, AGAIN)
-        orders.put(Order("finished", None, 2.0))
+        orders.put(Order("finished", None, 5.0))  # until then the other may have all
         thread.join(120)
         assert found == [False]  # not all have all
         assert (places(), Kept.ends) == (ALL_LOSSES, ["finished"])
@@ -438,10 +440,14 @@ def test_trackio_has_each_value_once_also_after_a_kill_right_behind_a_note(run, 
 # ---------------------------------------------------------------------------------- a real training
 
 
-def command(*words):
+NETWORK = "network=held_network:network"
+
+
+def command(*words, folder):
     path = os.pathsep.join([str(OTHER_PACKAGE), *sys.path])
     return subprocess.Popen(
-        [sys.executable, "-m", "batchwright", *map(str, words)],
+        [sys.executable, "-m", "batchwright", *map(str, words), NETWORK],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -451,30 +457,34 @@ def command(*words):
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_is_tracked_once(tmp_path):
+    """It is held in its third epoch; the second one ends again, as its checkpoint is older."""
     from batchwright.workload.data.sources import open_data
 
-    job = Job(launch="in-process", workers=1, epochs=8, resolutions=(8,), checkpoint_steps=3)
-    plan = plan_without_profile(job, open_data(job).facts, make_network(name="resnet8"))
+    keys = {"network": NETWORK.partition("=")[2], "epochs": 8, "global_batch": 512}
+    job = Job(launch="in-process", workers=1, resolutions=(8,), checkpoint_steps=4, **keys)
+    plan = plan_without_profile(job, open_data(job).facts, make_network(name=job.network))
     write_record(plan, tmp_path / "plan.json")
+    hold(tmp_path, "run/checkpoints", after=7)
     shown, folder = tmp_path / "shown.jsonl", tmp_path / "run"
     options = ("--out", folder, "--tracker", f"written:{shown}")
-    first = command("train", tmp_path / "plan.json", *options)
+    first = command("train", tmp_path / "plan.json", *options, folder=tmp_path)
     try:
         while first.poll() is None and not (
-            shown.exists() and '"val/top1"' in shown.read_text()
-        ):  # the first epoch has been handed on
+            shown.exists() and shown.read_text().count('"val/top1"') == 2
+        ):  # both epochs have been handed on
             time.sleep(0.02)
         first.send_signal(signal.SIGKILL)
     finally:
         first.kill()
         err = first.communicate()[1]
     assert first.returncode == -signal.SIGKILL, err
-    second = command("train", "--resume", *options)
+    release(tmp_path)
+    second = command("train", "--resume", *options, folder=tmp_path)
     err = second.communicate(timeout=300)[1]
     assert second.returncode == 0, err
     found = [json.loads(line) for line in shown.read_text().splitlines()]
     facts = [one["facts"] for one in found if "facts" in one]
-    assert [(one["network"], one["epochs"]) for one in facts] == [("resnet8", 8)]
+    assert [(one["network"], one["epochs"]) for one in facts] == [(job.network, 8)]
     values = [one for one in found if "step" in one]
     times = Counter((one["step"], name) for one in values for name in one.keys() - {"step"})
     assert set(times.values()) == {1}

@@ -162,6 +162,7 @@ def on_one_gpu(rank):
     return str(told.value), dist.is_initialized()
 
 
+@pytest.mark.slow
 def test_they_leave_the_group_at_once(crew):
     for told, joined in crew.together(on_one_gpu, workers=2):
         assert "workers 0 and 1" in told
