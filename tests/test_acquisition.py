@@ -88,6 +88,9 @@ def test_slow_steps_begin_with_smaller_batches():
     assert smallest_size(ladder, 16, **quick) == 16
     assert largest_size(ladder, 16, **quick) == 71
     assert smallest_size(ladder, 16, **slow) == 2
+    fixed = {**slow, "sample_seconds": 0.001, "fixed_seconds": 0.02}
+    assert smallest_size(ladder, 16, **fixed) == 16
+    assert smallest_size(ladder, 16, **{**fixed, "fixed_seconds": 0.04}) == 8
     assert largest_size(ladder, 2, **slow) == 8
 
 
@@ -152,7 +155,7 @@ def test_level_candidates_must_be_known_better():
     ledger = Ledger()
     for point in POINTS * 2:
         ledger.add(point, STEP)
-    given = {"error": lambda _: 0.02, "drift": 0.0, "target": 0.05}
+    given = {"error": lambda _: 0.02, "drift": lambda _: 0.0, "target": 0.05}
     level = OpenChoice(frozenset({POINTS[0]}), frozenset({POINTS[5]}))
     decided = OpenChoice(frozenset({POINTS[0]}))
 
@@ -227,7 +230,7 @@ def test_enough_is_three_batches_seen_again_on_each_curve_and_every_interval_in_
             ledger,
             error=lambda _: error,
             comparison_error=lambda _: error,
-            drift=drift,
+            drift=lambda _: drift,
             target=0.05,
         )
 
@@ -243,10 +246,15 @@ def test_enough_is_three_batches_seen_again_on_each_curve_and_every_interval_in_
     assert not enough(error=0.05)
     assert not enough(drift=0.1)
     assert not enough(candidates=[*POINTS, Point(1, 64, 16)])  # a curve nobody looked at
-    none = {"error": lambda _: 0, "comparison_error": lambda _: 0, "drift": 0, "target": 1}
-    assert not is_enough([], Ledger(), **none)
+    asked = dict.fromkeys(("error", "comparison_error", "drift"), lambda _: 0)
+    assert not is_enough([], Ledger(), **asked, target=1)
     ledger.add(Point(1, 32, 128), STEP)
     assert enough()
+    noisy = POINTS[0]  # one point may scatter more than others
+    drifts = {"drift": lambda point: 0.1 if point == noisy else 0.01}
+    sure = {"error": lambda _: 0.01, "comparison_error": lambda _: 0.01, "target": 0.05}
+    assert not is_enough(POINTS, ledger, **sure, **drifts)
+    assert is_enough(POINTS[1:], ledger, **sure, **drifts)
 
 
 def test_the_half_width_is_of_a_measurement_of_several_visits():

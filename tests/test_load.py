@@ -11,6 +11,7 @@ import pytest
 
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan
+from batchwright.prediction.drift import median_error, median_share
 from batchwright.probing.commands import Point
 from batchwright.probing.course.controller import Controller
 from batchwright.probing.visiting import Visitor
@@ -381,6 +382,29 @@ def test_loading_that_counts_is_that_of_the_visits_that_do():
     assert visitor.step_times()[0].loading == loaded_in(1.0)
     visitor.visit(point)
     assert visitor.step_times()[0].loading.batch_seconds == 1.5
+
+
+def test_a_point_tells_what_the_scatter_of_steps_makes_of_a_visit_not_how_far_visits_are_apart():
+    machine, point = Machine(), Point(1, 32, 16)
+    levels = iter([1.0, 1.0, 3.0])
+    answered = machine._visit
+
+    def visit(command):
+        level = next(levels)
+        steps = tuple((level * one, 0.0) for one in (0.8, 0.9, 1.0, 1.1, 1.2))
+        return answered(command).model_copy(update={"steps": steps})
+
+    machine._visit = visit
+    visitor = Visitor(make_job(precision="float32"), machine, 1, lambda what: None)
+    visitor.prepare(seconds=1)
+    expected = median_error([0.8, 0.9, 1.0, 1.1, 1.2])
+    assert expected == pytest.approx(0.2 / 1.349 * median_share(5))
+    visitor.visit(point)
+    assert visitor.look(point) == pytest.approx(0.8)  # no measurement
+    visitor.visit(point)
+    (told,) = visitor.step_times()
+    assert told.visits == (1.0, 3.0)
+    assert told.visit_error == pytest.approx(expected)
 
 
 def test_two_readings_close_together_tell_nothing():

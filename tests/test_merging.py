@@ -51,6 +51,14 @@ def test_a_point_without_visits_counts_as_one_visit():
     assert merged.steps[0].visits == (*make_step(1, 8).visits, 0.5)
 
 
+def test_what_steps_make_of_a_visit_is_the_mean_of_what_is_told():
+    told, untold = make_step(1, 8).model_copy(update={"visit_error": 0.02}), make_step(1, 8)
+    more = told.model_copy(update={"visit_error": 0.05, "repeats": 2 * told.repeats})
+    for points, expected in (((told, more), 0.04), ((told, untold), 0.02), ((untold,) * 2, None)):
+        (merged,) = merge_profiles([make_profile(steps=(point,)) for point in points])
+        assert merged.steps[0].visit_error == pytest.approx(expected)
+
+
 def test_the_larger_peak_the_least_memory_and_all_failures_are_kept():
     low = make_memory(1, 8)
     high = low.model_copy(update={"peak_bytes": low.peak_bytes + 5})

@@ -1,19 +1,24 @@
 """`prediction.drift`: scatter between visits, and what a median over them is worth."""
 
 import random
-from math import exp
-from statistics import median, stdev
+from math import exp, hypot
+from statistics import median, quantiles, stdev
 
 import pytest
 
 from batchwright.prediction.drift import (
     ASSUMED_DRIFT,
+    drift_by_workers,
     level_error,
+    median_error,
     median_share,
     point_error,
     point_seconds,
     pooled_drift,
     pooled_skew,
+    step_share,
+    visit_deviation,
+    visit_scatter,
 )
 from batchwright.records import StepTime
 
@@ -70,6 +75,101 @@ def test_slow_stretches_count():
 
 def test_too_few_visits_leave_the_drift_assumed():
     assert pooled_drift([point(()), point((0.02,)), point((0.02, 0.03))]) == (ASSUMED_DRIFT, 0)
+
+
+def visited(rng, drift, spread, *, visits=3, steps=10, batch=32):
+    """A point whose steps scatter by ``spread`` within a visit, and whose visits drift."""
+    drawn = []
+    for _ in range(visits):
+        level = 0.02 * exp(rng.gauss(0, drift))
+        drawn.append([level * exp(rng.gauss(0, spread)) for _ in range(steps)])
+    together = [step for visit in drawn for step in visit]
+    low, value, high = quantiles(together, n=4, method="inclusive")
+    seen = {"step_seconds": value, "step_low": low, "step_high": high, "repeats": len(together)}
+    seen["visit_error"] = median(map(median_error, drawn))
+    return point(tuple(map(median, drawn)), batch).model_copy(update=seen)
+
+
+@pytest.mark.parametrize("drift", [0.02, 0.08])
+@pytest.mark.parametrize("visits", [2, 5])
+def test_what_the_scatter_of_steps_makes_of_a_visit_is_no_drift(drift, visits):
+    rng = random.Random(visits)
+    points = [
+        visited(rng, drift, spread, visits=visits) for _ in range(200) for spread in (0.01, 0.3)
+    ]
+    found = pooled_drift(points)
+    assert found.share == pytest.approx(drift, rel=0.25)
+    assert visit_scatter(points) > 1.1 * found.share
+    noisy = points[1::2]
+    errors = [visit_deviation(one, drift) for one in noisy]
+    assert median(errors) == pytest.approx(hypot(drift, 0.3 * median_share(10)), rel=0.15)
+
+
+def test_steps_that_scatter_widely_tell_little_of_drift_even_if_their_visits_agree():
+    alike = {"visits": (0.02, 0.0201, 0.0199)}
+    lucky = [visited(random.Random(0), 0.0, 0.3).model_copy(update=alike)] * 8
+    assert pooled_drift(lucky) == (ASSUMED_DRIFT, 0)
+    assert visit_scatter(lucky) < 0.01
+    steady = noisy(random.Random(4), 0.02, 3, 8)
+    assert pooled_drift([*lucky, *steady]).degrees < 2 * 8 + 3
+    assert pooled_drift([*lucky, *steady]).share == pytest.approx(0.02, rel=0.4)
+
+
+def test_visits_that_are_further_apart_than_steps_explain_tell_of_drift():
+    """As on a busy machine, where all scatters."""
+    rng = random.Random(5)
+    found = pooled_drift([visited(rng, 0.4, 0.3) for _ in range(60)])
+    assert found.share == pytest.approx(0.4, rel=0.2)
+    assert found.degrees > 80
+
+
+def test_how_far_visits_are_apart_is_not_taken_for_a_scatter_of_steps():
+    steady = visited(random.Random(0), 0.2, 0.001, visits=2)
+    older = steady.model_copy(update={"visit_error": None})
+    once = older.model_copy(update={"visits": steady.visits[:1]})
+    assert steady.step_high > 1.02 * steady.step_low
+    assert step_share(steady) < 0.001
+    assert step_share(older) == 0
+    assert step_share(once) > 0.005  # all that its steps show
+
+
+def drifting(rng, drift, visits, points, workers):
+    return [
+        one.model_copy(update={"workers": workers}) for one in noisy(rng, drift, visits, points)
+    ]
+
+
+def test_each_number_of_workers_drifts_as_its_own_visits_show():
+    rng = random.Random(0)
+    points = [*drifting(rng, 0.01, 3, 8, 1), *drifting(rng, 0.12, 3, 8, 2)]
+    found, of_all = drift_by_workers(points), pooled_drift(points)
+    assert 0.01 <= found[1].share < 0.5 * of_all.share
+    assert 0.08 < found[2].share < 0.15
+    assert found[1].degrees == found[2].degrees == 2 * 8 + 4
+
+
+def test_where_few_visits_tell_workers_drift_as_all_do():
+    rng = random.Random(1)
+    points = [*drifting(rng, 0.01, 4, 20, 1), *drifting(rng, 0.12, 2, 1, 2)]
+    found, of_all = drift_by_workers(points), pooled_drift(points)
+    assert found[2].degrees == 1 + 4
+    assert 0.8 * of_all.share < found[2].share < 5 * of_all.share
+    never = [*points[:20], points[20].model_copy(update={"visits": ()})]
+    assert drift_by_workers(never)[2].share == pytest.approx(pooled_drift(never).share)
+    assert drift_by_workers(never)[2].degrees == 4
+    assert drift_by_workers(points[:1]) == {1: (ASSUMED_DRIFT, 0)}
+
+
+def test_one_number_of_workers_drifts_as_all_points_do():
+    points = noisy(random.Random(2), 0.05, 3, 10)
+    assert drift_by_workers(points)[1].share == pytest.approx(pooled_drift(points).share)
+    assert drift_by_workers(points)[1].degrees == pooled_drift(points).degrees
+
+
+def test_one_suspended_visit_does_not_decide_the_drift_of_its_workers():
+    points = noisy(random.Random(3), 0.05, 3, 10)
+    stuck = point((0.02, 10.0)).model_copy(update={"workers": 2})
+    assert drift_by_workers([*points, stuck])[2].share < 0.15
 
 
 @pytest.mark.parametrize("visits", [1, 2, 3, 4, 5, 9])

@@ -1,8 +1,10 @@
 """`prediction.step_time`: batches, resolutions, workers; intervals that hold; bad points."""
 
 import random
+from collections import defaultdict
+from itertools import product
 from math import exp
-from statistics import median
+from statistics import fmean, median, quantiles
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from batchwright.errors import PlanError
 from batchwright.prediction import step_time
 from batchwright.prediction.contradictions import contradictions
-from batchwright.prediction.drift import ASSUMED_DRIFT
+from batchwright.prediction.drift import ASSUMED_DRIFT, median_error
 from batchwright.prediction.overlap import combine
 from batchwright.prediction.step_time import fit_step_time
 from batchwright.records import CollectiveTime, Link, StepTime
@@ -304,6 +306,70 @@ def test_intervals_hold_where_slow_stretches_hit_all_points_alike():
             held += estimate.low <= later_measurement(rng, truth, 0.04) <= estimate.high
             total += 1
     assert 0.93 < held / total < 0.995
+
+
+def visited(rng, batch, workers, *, drift, spread, visits=3):
+    """A point whose visits of ten steps drift, and whose steps scatter by ``spread`` within one."""
+    truth = compute_of(batch) + SYNC
+    drawn = []
+    for _ in range(visits):
+        level = truth * exp(rng.gauss(0, drift))
+        drawn.append([level * exp(rng.gauss(0, spread)) for _ in range(10)])
+    together = [step for visit in drawn for step in visit]
+    low, value, high = quantiles(together, n=4, method="inclusive")
+    one = point(batch, compute_of(batch), workers=workers, visits=tuple(map(median, drawn)))
+    seen = {"step_seconds": value, "step_low": low, "step_high": high, "repeats": len(together)}
+    seen["visit_error"] = median(map(median_error, drawn))
+    return one.model_copy(update=seen)
+
+
+def held_and_widths(drift, spread, *, visits=3, seeds=150):
+    """Share of later measurements inside their intervals, and median half width.
+
+    By workers and batch; ``drift`` is by workers, ``spread`` of (workers, batch).
+    """
+    held, widths = defaultdict(list), defaultdict(list)
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        model = fit_step_time(
+            [
+                visited(rng, b, w, drift=drift[w], spread=spread(w, b), visits=visits)
+                for w in (1, 2)
+                for b in BATCHES
+            ]
+        )
+        for key in product((1, 2), (24, 96)):
+            workers, batch = key
+            estimate = model.predict(workers, 32, [batch])
+            later = visited(
+                rng, batch, workers, drift=drift[workers], spread=spread(*key), visits=5
+            )
+            held[key].append(estimate.low <= median(later.visits) <= estimate.high)
+            widths[key].append((estimate.high - estimate.low) / 2 / estimate.value)
+    return (
+        {key: fmean(some) for key, some in held.items()},
+        {key: median(some) for key, some in widths.items()},
+    )
+
+
+@pytest.mark.parametrize("visits", [2, 3])
+def test_intervals_hold_and_follow_the_drift_of_each_number_of_workers(visits):
+    held, widths = held_and_widths({1: 0.01, 2: 0.08}, lambda *_: 0.01, visits=visits)
+    assert min(held.values()) >= 0.9, held
+    assert widths[1, 24] < 0.06  # with a drift pooled over both it was 0.08 and more
+    assert widths[1, 96] < 0.06
+    assert widths[2, 24] > 2 * widths[1, 24]
+
+
+def test_intervals_hold_and_follow_the_scatter_of_short_steps():
+    """As of two workers with few images, whose steps wait for an exchange that scatters."""
+    held, widths = held_and_widths(
+        {1: 0.02, 2: 0.02}, lambda workers, batch: 0.02 if workers == 1 else 6 / batch
+    )
+    assert min(held.values()) >= 0.9, held
+    assert widths[2, 24] > 0.15
+    assert widths[2, 96] < 0.6 * widths[2, 24]
+    assert max(widths[1, 24], widths[1, 96]) < 0.06
 
 
 def test_a_single_point_goes_on_with_the_shape_of_its_neighbour():

@@ -320,7 +320,18 @@ def test_every_curve_is_measured_and_its_visits_are_apart():
             assert max(sizes) >= 8 * min(sizes)
     visits = machine.points(commands.Visit)
     assert all(a != b for a, b in pairwise(visits))
-    assert sum(len(point.visits) for point in profile.steps) == len(visits) - 4  # the first tries
+    # The first tries, and a look at more samples at 24 px, are no measurements.
+    assert sum(len(point.visits) for point in profile.steps) == len(visits) - 4 - 2
+
+
+def test_a_fixed_time_of_each_step_makes_no_curve_begin_with_fewer_samples():
+    """In proportion to a step of two samples, 16 would take 35 ms; they take 7.2."""
+    machine = Machine(latency=0.004, sample_seconds=0.0002)
+    profile = measured_on(machine, resolutions=(32,), probe=ProbeSettings(budget=5))
+    for workers in (1, 2):
+        sizes = [one.local_batch_size for one in profile.steps if one.workers == workers]
+        assert min(sizes) == 16
+    assert profile.probe_seconds <= 5 * 1.1
 
 
 def test_steps_that_take_seconds_are_measured_at_the_smallest_batches():

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from batchwright.errors import PlanError
 from batchwright.planning.validation import PLANNING_KEYS
+from batchwright.prediction.drift import step_share
 from batchwright.prediction.loading import pooled_loading
 from batchwright.records import (
     Cluster,
@@ -214,6 +215,7 @@ def _pooled(
 
 def _step(points: Sequence[StepTime]) -> StepTime:
     visits = tuple(v for p in points for v in p.visits or (p.step_seconds,))
+    told = [p for p in points if p.visit_error is not None]
     return points[0].model_copy(
         update={
             "compute_seconds": _mean([p.compute_seconds for p in points], points),
@@ -223,6 +225,7 @@ def _step(points: Sequence[StepTime]) -> StepTime:
             "step_high": max(median(visits), _mean([p.step_high for p in points], points)),
             "repeats": sum(p.repeats for p in points),
             "visits": visits,
+            "visit_error": _mean([step_share(p) for p in told], told) if told else None,
             "loading": pooled_loading([p.loading for p in points if p.loading is not None]),
         }
     )

@@ -6,12 +6,12 @@ point can fall into one slow stretch, and then it seems to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import hypot, log, sqrt
 from typing import TypeVar
 
-from batchwright.prediction.drift import point_error, point_seconds, pooled_drift
+from batchwright.prediction.drift import Drift, drift_by_workers, point_error, point_seconds
 from batchwright.records import HeldOut, MemoryPoint, OutOfMemory, StepTime
 from batchwright.records.text.formatting import counted
 
@@ -25,16 +25,16 @@ _MIN_ERRORS = 4.0  # nor is it said of what scatter explains
 
 
 def contradictions(
-    points: Sequence[StepTime], drift: float | None = None
+    points: Sequence[StepTime], drifts: Mapping[int, Drift] | None = None
 ) -> list[tuple[StepTime, StepTime]]:
     """Pairs of a batch and the next larger one measured, which takes far less time.
 
-    ``drift`` is the relative standard deviation of a visit; unset: as the points show it.
+    ``drifts`` are by number of workers; unset: as the points show them.
     """
-    if drift is None:
-        drift, _ = pooled_drift(points)
+    drifts = drift_by_workers(points) if drifts is None else drifts
     found = []
-    for group in grouped(points).values():
+    for (workers, _), group in grouped(points).items():
+        drift = drifts[workers].share
         for small, large in pairwise(group):
             drop = log(point_seconds(small) / point_seconds(large))
             error = hypot(point_error(small, drift), point_error(large, drift))
@@ -44,7 +44,9 @@ def contradictions(
 
 
 def point_errors(
-    points: Sequence[StepTime], drift: float, doubtful: Sequence[tuple[StepTime, StepTime]]
+    points: Sequence[StepTime],
+    drifts: Mapping[int, Drift],
+    doubtful: Sequence[tuple[StepTime, StepTime]],
 ) -> dict[Key, float]:
     """Relative standard error of each point's time.
 
@@ -52,7 +54,7 @@ def point_errors(
     that make their difference one standard error: the points around them decide, the intervals
     are wide, and a disturbed probe still gives a plan. ``doubtful`` is what `contradictions` says.
     """
-    errors = {key_of(point): point_error(point, drift) for point in points}
+    errors = {key_of(point): point_error(point, drifts[point.workers].share) for point in points}
     for small, large in doubtful:
         apart = log(point_seconds(small) / point_seconds(large)) / sqrt(2)
         for point in (small, large):

@@ -1,8 +1,10 @@
 r"""How repeatable the machine is: scatter between visits to the same point.
 
 Shared machines have slow stretches of seconds, so what matters is not how single steps scatter but
-how the medians of visits do that are apart in time. The scatter is pooled over all points: each
-has few visits, together they have many.
+how the medians of visits do that are apart in time. Two things make that up. A median of a few
+steps that scatter is itself uncertain; their quartiles tell how much, and it differs from point to
+point, most where a short step waits for an exchange. What visits scatter beyond that is drift,
+pooled over all points of a number of workers: each has few visits, together they have many.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 from math import hypot, inf, log, pi, sqrt
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
+from typing import NamedTuple
 
 from batchwright.records import StepTime
 
@@ -33,32 +36,120 @@ _MIN_DEGREES = 4
 _DOUBTED_VISITS = 10  # slower visits at which a skew is believed by half
 _MAX_TIMES_MEDIAN = 6.0  # a suspended process says nothing about drift
 _MIN_DRIFT = 0.005  # no clock and no scheduler repeats a step better
+_HALVINGS = 30
+_GINI = sqrt(pi) / 2  # standard deviation of a normal sample over its mean difference
 QUARTILES_PER_DEVIATION = 1.349
 """Distance between the quartiles of a normal distribution, in standard deviations."""
 
 
-def pooled_drift(points: Sequence[StepTime]) -> tuple[float, int]:
-    r"""Relative standard deviation of one visit's median, and the degrees of freedom behind it.
+class Drift(NamedTuple):
+    """What visits scatter beyond what the scatter of their steps makes."""
 
-    Gini's mean difference over all pairs of visits to the same point,
+    share: float  # standard deviation of a visit's median, relative to the point's long-run median
+    degrees: int  # of freedom behind it; 0 where it is assumed
 
-    .. math:: \hat\sigma = \frac{\sqrt\pi}{2} \operatorname{mean} |\ln t_i - \ln t_j|
 
-    unbiased for few visits too. Slow stretches, which are rare, one-sided and long, count in
-    proportion: a median of the differences would not see them, a mean square little else.
+class _Seen(NamedTuple):
+    """What the visits to one point show."""
+
+    degrees: float  # of freedom: one less than the visits, or as many of these as tell of drift
+    scatter: float  # standard deviation of a visit, relative, by Gini's mean difference
+    of_steps: float  # what of it the scatter of the point's steps makes, see `step_share`
+
+
+def pooled_drift(points: Sequence[StepTime]) -> Drift:
+    r"""Drift of all points together, by Gini's mean difference over pairs of visits.
+
+    The drift :math:`\delta` at which visits scatter as much as they should, in the mean over all
+    pairs of visits to the same point, where steps make :math:`\omega` of a visit's scatter:
+
+    .. math::
+        \operatorname{mean} \frac{\sqrt\pi}{2}
+        \frac{|\ln t_i - \ln t_j|}{\sqrt{\delta^2 + \omega^2}} = 1
+
+    Points count by their Fisher information about a drift, so that those whose steps scatter more
+    than it tell little. Unbiased for few visits too. Slow stretches, which are rare, one-sided and
+    long, count in proportion: a median of the differences would not see them, a mean square little
+    else.
     """
-    # A point of n visits has n (n - 1) / 2 pairs, but n - 1 degrees of freedom.
-    degrees = sum(max(0, len(point.visits) - 1) for point in points)
+    seen = _telling(_seen(points))
+    degrees = int(sum(one.degrees for one in seen))
     if degrees < _MIN_DEGREES:
-        return ASSUMED_DRIFT, 0
-    pairs = [
-        (len(point.visits) - 1, [abs(log(a / b)) for a, b in combinations(point.visits, 2)])
-        for point in points
-        if len(point.visits) > 1
+        return Drift(ASSUMED_DRIFT, 0)
+    return Drift(_beyond_steps(seen), degrees)
+
+
+def drift_by_workers(points: Sequence[StepTime]) -> dict[int, Drift]:
+    """Drift of each number of workers, by its own visits as far as these tell.
+
+    Workers that exchange gradients wait for each other, so they drift otherwise than one does. Each
+    number goes by its own visits, beside which the drift of all counts as if `_MIN_DEGREES` more
+    had shown it: where there are few, it decides.
+    """
+    of_all = pooled_drift(points)
+    found = {}
+    for workers in {point.workers: None for point in points}:
+        own = [point for point in points if point.workers == workers]
+        usual = [of_all.share / _GINI] * _MIN_DEGREES
+        seen = [*_telling(_seen(own, usual)), _Seen(_MIN_DEGREES, of_all.share, 0.0)]
+        degrees = min(of_all.degrees, int(sum(one.degrees for one in seen)))
+        found[workers] = Drift(_beyond_steps(seen), degrees) if of_all.degrees else of_all
+    return found
+
+
+def visit_scatter(points: Sequence[StepTime]) -> float | None:
+    """All that visits scatter, what their steps make of it included; `None` if too few tell."""
+    seen = _seen(points)
+    told = sum(one.degrees for one in seen) >= _MIN_DEGREES
+    return max(_MIN_DRIFT, _mean_scatter(seen)) if told else None
+
+
+def _seen(points: Sequence[StepTime], usual: Sequence[float] = ()) -> list[_Seen]:
+    """What visits show; beside them, ``usual`` differences say which ones are out of all reason."""
+    revisited = [point for point in points if len(point.visits) > 1]
+    pairs = [pair for point in revisited for pair in combinations(point.visits, 2)]
+    if not pairs:
+        return []
+    most = _MAX_TIMES_MEDIAN * median([*usual, *(abs(log(a / b)) for a, b in pairs)])
+    # A point of n visits has n (n - 1) / 2 pairs, but n - 1 degrees of freedom.
+    return [
+        _Seen(len(point.visits) - 1, _scatter(point.visits, most), step_share(point))
+        for point in revisited
     ]
-    most = _MAX_TIMES_MEDIAN * median(difference for _, own in pairs for difference in own)
-    total = sum(freedom * fmean(min(one, most) for one in own) for freedom, own in pairs)
-    return max(_MIN_DRIFT, sqrt(pi) / 2 * total / degrees), degrees
+
+
+def _mean_scatter(seen: Sequence[_Seen]) -> float:
+    return sum(one.degrees * one.scatter for one in seen) / sum(one.degrees for one in seen)
+
+
+def _telling(seen: Sequence[_Seen]) -> list[_Seen]:
+    """What visits show, with the degrees of freedom that tell of drift: by Fisher information.
+
+    About a drift as large as it may be: what is assumed, or all that visits scatter if that is
+    more.
+    """
+    if not seen:
+        return []
+    drift = max(ASSUMED_DRIFT, _mean_scatter(seen))
+    return [
+        one._replace(degrees=one.degrees / (1 + (one.of_steps / drift) ** 2) ** 2) for one in seen
+    ]
+
+
+def _beyond_steps(seen: Sequence[_Seen]) -> float:
+    """The drift at which points scatter as much as they should, in the mean over their degrees."""
+    degrees = sum(one.degrees for one in seen)
+
+    def too_small(drift: float) -> bool:
+        return sum(one.degrees * one.scatter / hypot(drift, one.of_steps) for one in seen) > degrees
+
+    low, high = _MIN_DRIFT, max(_MIN_DRIFT, *(one.scatter for one in seen))
+    if not too_small(low):
+        return low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_small(middle) else (low, middle)
+    return high
 
 
 def ratio_error(ratios: Sequence[float]) -> float:
@@ -73,8 +164,12 @@ def ratio_error(ratios: Sequence[float]) -> float:
     """
     if len(ratios) < 2:
         return inf
-    differences = [abs(log(a / b)) for a, b in combinations(ratios, 2)]
-    return sqrt(pi) / 2 * fmean(differences) * median_share(len(ratios))
+    return _scatter(ratios) * median_share(len(ratios))
+
+
+def _scatter(values: Sequence[float], most: float = inf) -> float:
+    """Relative standard deviation by Gini's mean difference; none counts for more than ``most``."""
+    return _GINI * fmean(min(abs(log(a / b)), most) for a, b in combinations(values, 2))
 
 
 def pooled_skew(points: Sequence[StepTime]) -> float:
@@ -111,13 +206,36 @@ def median_share(visits: float) -> float:
     return sqrt(pi / 2 / (visits + pi / 2 - 1))
 
 
-def point_error(point: StepTime, drift: float) -> float:
-    """Relative standard error of a point's median: drift, and its own steps where not revisited."""
+def median_error(seconds: Sequence[float]) -> float:
+    """Relative standard error of a median, by the quartiles, as of a normal sample."""
+    if len(seconds) < 2:
+        return 0.0
+    low, middle, high = quantiles(seconds, n=4, method="inclusive")
+    return (high - low) / QUARTILES_PER_DEVIATION / middle * median_share(len(seconds))
+
+
+def step_share(point: StepTime) -> float:
+    """What the scatter of a point's steps makes of one visit's, as a share of its median.
+
+    Quartiles tell it of a single visit alone: those of several have in them how far these are
+    apart.
+    """
+    if point.visit_error is not None:
+        return point.visit_error
     if len(point.visits) > 1:
-        return drift * median_share(len(point.visits))
-    # Of a median of steps, from their quartiles, as of a normal sample.
+        return 0.0
     deviation = (point.step_high - point.step_low) / QUARTILES_PER_DEVIATION / point.step_seconds
-    return hypot(drift, deviation * median_share(point.repeats))
+    return deviation * median_share(point.repeats)
+
+
+def visit_deviation(point: StepTime, drift: float) -> float:
+    """Relative standard deviation of one visit's median there: drift, and what its steps make."""
+    return hypot(drift, step_share(point))
+
+
+def point_error(point: StepTime, drift: float) -> float:
+    """Relative standard error of a point's time, the median over its visits."""
+    return visit_deviation(point, drift) * median_share(max(1, len(point.visits)))
 
 
 def point_seconds(point: StepTime) -> float:

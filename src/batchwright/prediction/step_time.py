@@ -40,13 +40,16 @@ from batchwright.prediction.curve import (
 )
 from batchwright.prediction.drift import (
     LATER_VISITS,
+    Drift,
+    drift_by_workers,
     level_error,
     median_share,
     point_seconds,
     pooled_drift,
     pooled_skew,
+    visit_deviation,
 )
-from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, Z_975, student_t_975
+from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, Z_975, between, student_t_975
 from batchwright.prediction.overlap import NO_OVERLAP, combine, fit_overlap
 from batchwright.records import CollectiveTime, Estimate, Link, StepTime
 from batchwright.records.text.formatting import counted
@@ -126,14 +129,16 @@ class StepTimeModel:
 
     workers: tuple[int, ...]  # measured numbers of workers, rising
     # Relative standard deviation of one visit's median about the point's own long-run median,
-    # pooled over the points.
+    # beyond what the scatter of steps makes, pooled over all points.
     drift: float
     # Gamma of `overlap.combine`, from 1 to 10; `None` if the data do not tell.
     overlap: float | None
     notes: tuple[str, ...]  # what the data could not identify, in words
-    _degrees: int
+    _drifts: Mapping[int, Drift]  # by number of workers
+    _levels: Mapping[int, float]  # what all measurements of so many workers have in common
     _skew: float
-    _level: float
+    # By workers and resolution: batches, and how far the medians of visits to them scatter.
+    _scatter: Mapping[tuple[int, int], tuple[Sequence[int], Sequence[float]]]
     _whole: Mapping[tuple[int, int], Curve]
     _compute: Mapping[tuple[int, int], Curve]
     _gradient_bytes: int
@@ -211,9 +216,11 @@ class StepTimeModel:
         """
         value = self.seconds(workers, resolution, micro_batch_sizes)
         own = self.comparison_error(workers, resolution, micro_batch_sizes)
-        known = hypot(own, self._level)
-        later = self.drift * median_share(LATER_VISITS)
-        quantile = student_t_975(self._degrees) if self._degrees else Z_975
+        known = hypot(own, self._levels[self._nearest(workers)])
+        last = micro_batch_sizes[-1]
+        later = self.visit_deviation(workers, resolution, last) * median_share(LATER_VISITS)
+        degrees = self._drifts[self._nearest(workers)].degrees
+        quantile = student_t_975(degrees) if degrees else Z_975
         return Estimate(
             value=value,
             low=value * exp(-quantile * hypot(known, (2 - self._skew) * later)),
@@ -242,7 +249,18 @@ class StepTimeModel:
         included, and the bend between them; without the drift of a later measurement.
         """
         whole, _ = self._laws_of(workers, resolution)
-        return hypot(whole.standard_error(local_batch_size), self._level)
+        return hypot(whole.standard_error(local_batch_size), self._levels[self._nearest(workers)])
+
+    def visit_deviation(self, workers: int, resolution: int, micro_batch_size: int) -> float:
+        """Relative standard deviation of the median of one visit there.
+
+        Between measured batches it is between theirs; elsewhere it is that of the nearest one.
+        """
+        nearest = self._nearest(workers)
+        sides = self._resolutions(nearest)
+        side = min(sides, key=lambda side: abs(side - resolution))
+        batches, errors = self._scatter[nearest, side]
+        return between(batches, errors, min(max(micro_batch_size, batches[0]), batches[-1]))
 
     def extrapolates(self, workers: int, resolution: int, micro_batch_size: int) -> bool:
         """Whether batch, resolution or workers lie outside what was measured.
@@ -336,15 +354,25 @@ def fit_step_time(
     """
     fitted = _fit_points(tuple(points))
     overlap = _find_overlap(points, collectives, gradient_bytes, fitted.errors)
-    groups, degrees = fitted.groups, fitted.degrees
+    groups, drifts = fitted.groups, fitted.drifts
     return StepTimeModel(
         workers=tuple(sorted({workers for workers, _ in groups})),
-        drift=fitted.drift,
+        drift=fitted.drift.share,
         overlap=overlap,
         notes=tuple(_notes(fitted, overlap, collectives)),
-        _degrees=degrees,
-        _skew=pooled_skew(points) if degrees else 1.0,
-        _level=level_error(points, fitted.drift),
+        _drifts=drifts,
+        _levels={
+            workers: level_error([p for p in points if p.workers == workers], drift.share)
+            for workers, drift in drifts.items()
+        },
+        _skew=pooled_skew(points) if fitted.drift.degrees else 1.0,
+        _scatter={
+            key: (
+                [point.local_batch_size for point in group],
+                [visit_deviation(point, drifts[key[0]].share) for point in group],
+            )
+            for key, group in groups.items()
+        },
         _whole=fitted.whole,
         _compute=fitted.compute,
         _gradient_bytes=gradient_bytes,
@@ -356,8 +384,8 @@ def fit_step_time(
 class _Fitted:
     """What follows from measured steps alone."""
 
-    drift: float
-    degrees: int  # of freedom behind the drift
+    drift: Drift  # of all points
+    drifts: Mapping[int, Drift]  # by number of workers
     groups: Mapping[tuple[int, int], Sequence[StepTime]]  # by workers and resolution
     doubtful: Sequence[tuple[StepTime, StepTime]]  # pairs that contradict each other
     errors: Mapping[Key, float]
@@ -374,13 +402,13 @@ def _fit_points(points: tuple[StepTime, ...]) -> _Fitted:
         if key_of(point) in seen:
             raise PlanError(f"{place_of(point)} is there twice; merge the profiles, or drop one")
         seen.add(key_of(point))
-    drift, degrees = pooled_drift(points)
+    drifts = drift_by_workers(points)
     groups = grouped(points)
-    doubtful = contradictions(points, drift)
-    errors = point_errors(points, drift, doubtful)
+    doubtful = contradictions(points, drifts)
+    errors = point_errors(points, drifts, doubtful)
     whole = _fit_all(groups, point_seconds, errors)
     compute = _fit_all(groups, _computing_seconds, errors)
-    return _Fitted(drift, degrees, groups, doubtful, errors, whole, compute)
+    return _Fitted(pooled_drift(points), drifts, groups, doubtful, errors, whole, compute)
 
 
 def _computing_seconds(point: StepTime) -> float:
@@ -489,10 +517,10 @@ def _notes(
         "count for little; probe again while the machine is quiet"
         for small, large in fitted.doubtful
     ]
-    if not fitted.degrees:
+    if not fitted.drift.degrees:
         notes.append(
             f"too few points were visited twice to see how repeatable this machine is: a drift of "
-            f"{fitted.drift:.0%} is assumed"
+            f"{fitted.drift.share:.0%} is assumed"
         )
     if overlap is None and max(workers for workers, _ in fitted.groups) > 1:
         why = "the exchange is too short beside computing" if collectives else "none was timed"

@@ -104,6 +104,7 @@ def smallest_size(
     *,
     seconds: float,
     sample_seconds: float,
+    fixed_seconds: float = 0.0,
     most_steps: int,
     loaders: int | None = None,
 ) -> int:
@@ -114,12 +115,13 @@ def smallest_size(
         wanted: One of them.
         seconds: Time for the first visits to this curve.
         sample_seconds: Seconds per sample, of a small batch.
+        fixed_seconds: Seconds of a step whatever the batch, as far as known.
         most_steps: Most timed steps at a visit.
         loaders: As for `visit_seconds`.
     """
     allowed = _SMALLEST_SHARE * seconds
     for size in reversed([size for size in ladder if size <= wanted]):
-        step = size * sample_seconds
+        step = fixed_seconds + size * sample_seconds
         if visit_seconds(step, most_steps, first=True, loaders=loaders) <= allowed:
             return size
     return ladder[0]
@@ -311,7 +313,7 @@ def is_enough(
     *,
     error: Callable[[Point], float],
     comparison_error: Callable[[Point], float],
-    drift: float,
+    drift: Callable[[Point], float],
     target: float,
     choice: OpenChoice | None = None,
 ) -> bool:
@@ -338,4 +340,4 @@ def is_enough(
         between = [point for point in choice.used | choice.level if point in ledger.steps]
         if any(half_width(comparison_error(point), 0.0) > target / 2 for point in between):
             return False
-    return all(half_width(error(point), drift) <= target for point in candidates)
+    return all(half_width(error(point), drift(point)) <= target for point in candidates)

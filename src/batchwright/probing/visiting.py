@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from batchwright.errors import JobError, WorkerError
-from batchwright.prediction.drift import pooled_drift
+from batchwright.prediction.drift import median_error, visit_scatter
 from batchwright.prediction.loading import pooled_loading
 from batchwright.probing import commands
 from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, Steps, expected_peak
@@ -280,8 +280,12 @@ class Visitor:
         load = self._watch.whole() if self._watch else None
         if load is None:
             return None
-        drift, degrees = pooled_drift(self.step_times())
-        return load.model_copy(update={"scatter": drift if degrees else None})
+        return load.model_copy(update={"scatter": visit_scatter(self.step_times())})
+
+    def look(self, point: Point) -> float | None:
+        """Seconds of the shortest of a few steps, which are no measurements; `None` if none fit."""
+        visited = self._visited(point)
+        return None if visited is None else min(map(sum, visited.steps))
 
     def try_first(self, point: Point) -> float:
         """Seconds of the shortest of a few of the smallest steps, which are no measurements.
@@ -294,9 +298,9 @@ class Visitor:
         """
         peak = self._guess(point)
         if peak is None or peak <= self.limit:
-            visited = self._visited(point)
-            if visited is not None:
-                return min(map(sum, visited.steps))
+            seconds = self.look(point)
+            if seconds is not None:
+                return seconds
         told = f"about {peak / 2**20:.0f} MiB" if peak else "more memory than there is"
         raise JobError(
             f"{point}: a step takes {told}, and a worker may use {self.limit / 2**20:.0f} MiB: "
@@ -399,6 +403,7 @@ class Visitor:
             step_high=high,
             repeats=len(steps),
             visits=tuple(medians),
+            visit_error=median(median_error([*map(sum, visit)]) for visit in visits),
             loading=pooled_loading(self.ledger.loading(point)),
         )
         self._told[point] = visits, found

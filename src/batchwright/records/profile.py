@@ -120,6 +120,11 @@ class StepTime(Record):
         description="Median of the whole step at each visit to this point, in seconds; visits are "
         "apart in time, so they show how repeatable the machine is. Empty: one visit.",
     )
+    visit_error: NonNegative | None = Field(
+        None,
+        description="Standard error of the median of one visit by the scatter of its own steps, "
+        "as a share of it, in the median over the visits; null in older profiles.",
+    )
     loading: StepLoading | None = Field(
         None,
         description="Loading, which is in these times; null where batches are made within the step "

@@ -69,19 +69,9 @@ class Curves:
         for curve in self.all:
             seconds = self.visitor.try_first(Point(*curve, SMALLEST_BATCH))
             self.sample_seconds[curve] = seconds / SMALLEST_BATCH
-        for curve in self.all:
-            workers, side = curve
-            ladder, sizes = self.ladders[workers]
-            smallest = smallest_size(
-                ladder,
-                sizes[0],
-                seconds=self._each(curve),
-                sample_seconds=self.sample_seconds[curve],
-                most_steps=self._job.probe.steps,
-                loaders=self.visitor.prepared.loaders,
-            )
-            self.smallest[curve] = smallest
-            self.visit(Point(workers, side, smallest))
+        self.smallest = {curve: self._smallest(curve) for curve in self.all}
+        for curve, smallest in self.smallest.items():
+            self.visit(Point(*curve, smallest))
         largest = self._visit_largest({})
         if may_lengthen and self.lengthen(self._job.epochs):
             largest = self._visit_largest(largest)
@@ -92,6 +82,37 @@ class Curves:
             kept = 0 if side == self.all[-1][1] else _KEPT * self.budget
             if middle and self.left() > kept:
                 self.visit(Point(workers, side, middle))
+
+    def _smallest(self, curve: Curve) -> int:
+        """The local batch that a curve begins with.
+
+        The first step tells most of what steps take whatever the batch: taken as proportional, the
+        batches that are wanted seem to take several times too long. So where it speaks against
+        them, the largest that it allows is looked at as well, and a line through both decides.
+        """
+        ladder, sizes = self.ladders[curve[0]]
+        each = self.sample_seconds[curve]
+
+        def affordable(sample_seconds: float, fixed_seconds: float) -> int:
+            return smallest_size(
+                ladder,
+                sizes[0],
+                seconds=self._each(curve),
+                sample_seconds=sample_seconds,
+                fixed_seconds=fixed_seconds,
+                most_steps=self._job.probe.steps,
+                loaders=self.visitor.prepared.loaders,
+            )
+
+        size = affordable(each, 0.0)
+        if not max(SMALLEST_BATCH, ladder[0]) < size < sizes[0]:
+            return size
+        seconds = self.visitor.look(Point(*curve, size))
+        if seconds is None:
+            return size
+        self.sample_seconds[curve] = min(each, seconds / size)
+        slope = max(0.0, seconds - SMALLEST_BATCH * each) / (size - SMALLEST_BATCH)
+        return max(size, affordable(slope, seconds - slope * size))
 
     def _each(self, curve: Curve) -> float:
         """Seconds for the first visits to a curve."""

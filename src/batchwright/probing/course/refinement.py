@@ -78,7 +78,7 @@ class Refinement:
                 ledger,
                 error=errors.__getitem__,
                 comparison_error=lambda point: self._error(model, point, compared=True),  # noqa: B023
-                drift=model.drift,
+                drift=lambda point: model.visit_deviation(*point),  # noqa: B023
                 target=settings.error,
                 choice=choice,
             ):
