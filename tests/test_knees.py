@@ -1,6 +1,7 @@
 """`candidates.knees`: a cluster's knee on straight and bent curves, its interval, its words."""
 
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -66,6 +67,29 @@ def test_on_a_line_the_knee_is_the_smallest_candidate_not_below_the_closed_form(
         assert knee.global_batch_size == expected
         assert knee.low is None or knee.low <= closed_form * (1 + 1e-6)
         assert knee.high is None or knee.high >= closed_form * (1 - 1e-6)
+
+
+def test_beyond_the_line_a_knee_is_where_predictions_have_it():
+    """Two workers were measured less far than one, whose shape counts beyond."""
+    alone = [make_step(1, batch, seconds=0.02 + 0.0005 * batch) for batch in (4, 64, 1024)]
+    together = [make_step(2, batch, seconds=0.02 + 0.002 * batch) for batch in (4, 8, 16)]
+    profile = make_profile(
+        steps=(*alone, *together), data=make_data(train_samples=100_000), job=make_job(workers=2)
+    )
+    goal = Goal(objective="knee")
+    plan = make_plan(profile, profile.job.model_copy(update={"goal": goal}))
+    (knee,) = (one for one in plan.knees if one.workers == 2)
+    assert knee.closed_form is None
+    each = {
+        one.global_batch_size: one.step_seconds.value / one.global_batch_size
+        for one in plan.considered
+        if one.workers == 2
+    }
+    saves = {batch: 1 - each[2 * batch] / each[batch] for batch in each if 2 * batch in each}
+    assert knee.global_batch_size == min(batch for batch in saves if saves[batch] <= 0.05)
+    assert "straight line" not in why(plan)
+    told = "Beyond batch 16 the shape with 1 worker counts, too."
+    assert any(told in one.why for one in plan.reasons)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +193,7 @@ def kind_of(fixed, slope, *, cut=False):
         cuts=lambda workers: cut,
         largest=lambda workers, side: 10_000,
         line=lambda workers, side: (fixed, slope),
+        straight_to=lambda workers, side: inf,
         seconds=lambda workers, side, local: fixed + slope * local,
         seconds_at_once=lambda workers, side, local: fixed + slope * local,
     )

@@ -2,8 +2,8 @@
 
 import random
 from collections import defaultdict
-from itertools import product
-from math import exp
+from itertools import pairwise, product
+from math import exp, inf
 from statistics import fmean, median, quantiles
 
 import pytest
@@ -137,6 +137,42 @@ def test_a_curve_that_is_well_known_goes_on_by_itself():
     steeper = [point(b, 0.02 + 0.002 * b, 0.0) for b in BATCHES]
     found = fit_step_time([*alone, *steeper]).seconds(2, 32, [512])
     assert found == pytest.approx(0.02 + 0.002 * 512, rel=0.1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sets(st.sampled_from([2, 4, 8, 12, 16, 32]), min_size=2, max_size=4),
+    st.sets(st.sampled_from([64, 128, 256, 512]), min_size=2),
+    st.floats(0, 0.02),
+    st.sampled_from([1e-4, 1e-3, 1e-2]),
+    st.sampled_from([0.01, 0.1, 0.3]),
+    st.integers(0, 2**32 - 1),
+)
+def test_beyond_what_was_measured_a_larger_batch_takes_no_less_and_is_no_surer(
+    few, many, fixed, slope, scatter, seed
+):
+    rng = random.Random(seed)
+
+    def measured(workers, batch, scatter):
+        seconds = fixed + slope * batch
+        visits = tuple(seconds * exp(rng.gauss(0, scatter)) for _ in range(3))
+        return point(batch, 0.9, 0.1, workers=workers, visits=visits)
+
+    alone = [measured(1, batch, 0) for batch in many]
+    curve = fit_step_time([*alone, *(measured(2, batch, scatter) for batch in few)]).curve(2, 32)
+    last = max(few)
+    sure = curve.standard_error(last)
+    assert curve.at(last * (1 + 1e-9)) == pytest.approx(curve.at(last))
+    assert curve.standard_error(last * (1 + 1e-9)) == pytest.approx(sure, abs=1e-4)
+    seconds = [curve.at(last * 1.03**n) for n in range(200)]
+    assert all(more >= less * (1 - 1e-9) for less, more in pairwise(seconds))
+    assert all(curve.standard_error(last * 1.03**n) >= sure * (1 - 1e-9) for n in range(200))
+
+
+def test_a_slope_that_scatter_hides_leaves_a_number_however_far_it_is_gone_on_with():
+    together = [point(batch, 0.01, visits=(0.0117, 0.013, 0.0143)) for batch in (1, 2)]
+    estimate = fit_step_time(together).predict(2, 32, [10**6])
+    assert 0 < estimate.low < estimate.value < estimate.high < inf
 
 
 def test_bent_points_are_kept_and_said_to_be_bent():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import hypot, log, log2, sqrt
 
 from batchwright.prediction.fit import (
@@ -46,6 +47,9 @@ class Curve:
     misfit: float
     caveat: str  # what the points cannot tell, in words; empty if nothing
     measured: tuple[int, int]  # smallest and largest batch that were measured here
+    # Standard error of a whole borrowed curve, as a share: of the point that it was moved to, and
+    # of the move.
+    level: float = 0.0
     # The shape of a curve that was measured further, through this one's value at its largest batch.
     further: Curve | None = None
 
@@ -54,7 +58,7 @@ class Curve:
         own = self._own(batch)
         if self.further is None or batch <= self.batches[-1]:
             return own
-        share = self._own_share(batch, self.further)
+        share = self._own_share
         return float(own**share * self.further.at(batch) ** (1 - share))
 
     def standard_error(self, batch: float) -> float:
@@ -64,17 +68,38 @@ class Curve:
         `DOUBLING_ERROR` for each doubling. Where two shapes say how the curve goes on, how far they
         are apart, too. The drift of a new measurement is not in it.
         """
-        own = self._own_error(batch)
-        if self.further is None or batch <= self.batches[-1]:
-            return own
-        other, share = self.further.standard_error(batch), self._own_share(batch, self.further)
+        last = self.batches[-1]
+        if self.further is None or batch <= last:
+            return self._own_error(batch)
+        share, (own, other) = self._own_share, self._growth_errors(batch, self.further)
         apart = log(self._own(batch) / self.further.at(batch))
-        return hypot(own * other / hypot(own, other), sqrt(share * (1 - share)) * apart)
+        doubt = sqrt(share * (1 - share)) * apart
+        return hypot(self._own_error(last), share * own, (1 - share) * other, doubt)
 
-    def _own_share(self, batch: float, further: Curve) -> float:
-        """How much the own way to go on counts beside the other: by the inverse variances."""
-        own, other = self._own_error(batch) ** 2, further.standard_error(batch) ** 2
-        return other / (own + other)
+    @cached_property
+    def _own_share(self) -> float:
+        """How much the own way to go on counts beside the other: by the inverse variances.
+
+        Those where the other was measured last. It is one share for all batches: were it to change
+        from one to the next, a larger one might seem quicker.
+        """
+        if self.further is None:
+            return 1.0
+        own, other = self._growth_errors(self.further.batches[-1], self.further)
+        return other**2 / (own**2 + other**2)
+
+    def _growth_errors(self, batch: float, further: Curve) -> tuple[float, float]:
+        """Standard errors of either way to go on, without that of the value from which both go.
+
+        That of the other shape comes in over the first doubling.
+        """
+        last = self.batches[-1]
+        known = self._own_error(last)
+        own, other = (
+            sqrt(max(0.0, error**2 - known**2))
+            for error in (self._own_error(batch), further.standard_error(batch))
+        )
+        return own, min(1.0, log2(batch / last)) * other
 
     def _own(self, batch: float) -> float:
         """Seconds, as far as the points of this curve tell."""
@@ -106,7 +131,8 @@ class Curve:
     def _own_error(self, batch: float) -> float:
         smallest, largest = self.measured
         beyond = DOUBLING_ERROR * log2(max(smallest / batch, batch / largest, 1.0))
-        return hypot(self._scatter(batch), self._bend(batch), self._tilt(batch), beyond)
+        own = self._scatter(batch), self._bend(batch), self._tilt(batch)
+        return hypot(self.level, *own, beyond)
 
     def extrapolates(self, batch: float) -> bool:
         """Whether ``batch`` lies outside what was measured."""
@@ -175,13 +201,11 @@ def fit_curve(batches: Sequence[int], seconds: Sequence[float], errors: Sequence
 def borrow_curve(shape: Curve, batch: int, seconds: float, error: float, whence: str) -> Curve:
     """The shape of another curve through the only point measured here."""
     factor = seconds / shape.at(batch)
-    joint = hypot(error, shape.standard_error(batch), UNSEEN_BEND)
     return replace(
         shape,
         seconds=tuple(factor * y for y in shape.seconds),
-        errors=tuple(hypot(e, joint) for e in shape.errors),
         line=shape.line.scaled(factor),
-        misfit=hypot(shape.misfit, joint),
         caveat=f"only batch {batch} was measured: the shape is that of {whence}",
         measured=(batch, batch),
+        level=hypot(error, shape.standard_error(batch), UNSEEN_BEND),
     )

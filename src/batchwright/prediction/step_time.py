@@ -49,7 +49,13 @@ from batchwright.prediction.drift import (
     pooled_skew,
     visit_deviation,
 )
-from batchwright.prediction.fit import UNKNOWN_RELATIVE_ERROR, Z_975, between, student_t_975
+from batchwright.prediction.fit import (
+    UNKNOWN_RELATIVE_ERROR,
+    WIDEST,
+    Z_975,
+    between,
+    student_t_975,
+)
 from batchwright.prediction.overlap import NO_OVERLAP, combine, fit_overlap
 from batchwright.records import CollectiveTime, Estimate, Link, StepTime
 from batchwright.records.text.formatting import counted
@@ -221,11 +227,11 @@ class StepTimeModel:
         later = self.visit_deviation(workers, resolution, last) * median_share(LATER_VISITS)
         degrees = self._drifts[self._nearest(workers)].degrees
         quantile = student_t_975(degrees) if degrees else Z_975
-        return Estimate(
-            value=value,
-            low=value * exp(-quantile * hypot(known, (2 - self._skew) * later)),
-            high=value * exp(quantile * hypot(known, self._skew * later)),
+        down, up = (
+            min(WIDEST, quantile * hypot(known, skew * later))
+            for skew in (2 - self._skew, self._skew)
         )
+        return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
 
     def comparison_error(
         self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
@@ -481,7 +487,8 @@ def _going_on(key: tuple[int, int], shapes: Mapping[tuple[int, int], Curve]) -> 
     shape = borrow_curve(
         shapes[near, resolution], last, own.at(last), own.standard_error(last), whence
     )
-    return replace(own, further=shape)
+    caveat = f"beyond batch {last} the shape with {whence} counts, too"
+    return replace(own, further=replace(shape, caveat=caveat))
 
 
 def _find_overlap(

@@ -99,8 +99,9 @@ def _knee_fit(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], flo
         closed_form = knee_of_line(*line, gain)
         batch = first_from(batches, closed_form)
         below = [rows[0].batch, *(n for n in batches if batch is None or n <= batch)]
-        if len({surplus(n) for one in below for n in (one, 2 * one)}) > 1:
-            line = closed_form = None  # another optimizer's update on the way
+        updates = len({surplus(n) for one in below for n in (one, 2 * one)})
+        if updates > 1 or not _straight_to(cluster, side, 2 * below[-1]):
+            line = closed_form = None
     if line is None:
         batch = knee_point(batches, lambda n: _seconds_per_sample(rows, n, surplus), gain)
     bent = None
@@ -134,6 +135,13 @@ def line_of(cluster: ClusterOption, resolution: int) -> tuple[float, float] | No
         rate += count / slope
         behind += count * fixed / slope
     return behind / rate, 1 / rate
+
+
+def _straight_to(cluster: ClusterOption, resolution: int, batch: int) -> bool:
+    """Whether steps are on the line, where there is one, up to a global batch."""
+    ends = [kind.straight_to(cluster.workers, resolution) for kind, _ in cluster.members]
+    # Of several kinds each has another part of it.
+    return min(ends) == inf or (len(ends) == 1 and batch <= ends[0] * cluster.workers)
 
 
 def _seconds_per_sample(

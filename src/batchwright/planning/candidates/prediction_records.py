@@ -252,7 +252,7 @@ def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
 
 
 def _described(row: Row, index: int) -> str:
-    kind, _ = row.cluster.members[index]
+    kind, count = row.cluster.members[index]
     whose = f"{kind.name}: " if len(row.cluster.members) > 1 else ""
     counts = [n for n in kind.measured if n <= row.cluster.workers] or [kind.measured[0]]
     side = min(
@@ -270,7 +270,10 @@ def _described(row: Row, index: int) -> str:
             f"{whose}by the straight line that fits {measured} best; at its worst it is {worst}, "
             "which the interval allows for"
         )
-    return " ".join(map(_sentence, filter(None, [how, curve.caveat, *kind.times.notes])))
+    beyond = ""
+    if curve.further is not None and row.totals[index] > curve.batches[-1] * count:
+        beyond = curve.further.caveat
+    return " ".join(map(_sentence, filter(None, [how, curve.caveat, beyond, *kind.times.notes])))
 
 
 def _sentence(text: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from batchwright.errors import PlanError
 from batchwright.planning.gradient_scaling import StepSplit, small_parts, step_split_of
@@ -205,6 +206,20 @@ class WorkerType:
             return None
         curve = self.times.curve(count, resolution)
         return curve.line if curve.linear else None
+
+    def straight_to(self, workers: int, resolution: int) -> float:
+        """Samples at once up to which steps are on the `line`, where there is one.
+
+        Beyond, the shape with another number of workers may count, too.
+        """
+        measured = self.measured
+        counts = [workers] if workers in measured else measured
+        curves = (
+            self.times.curve(count, resolution)
+            for count in counts
+            if resolution in self.times.resolutions(count)
+        )
+        return min((one.batches[-1] for one in curves if one.further), default=inf)
 
     def _nearest(self, workers: int) -> int:
         return max((n for n in self.measured if n <= workers), default=self.measured[0])
