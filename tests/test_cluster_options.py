@@ -261,7 +261,11 @@ def test_asked_workers_that_no_cluster_has_are_refused():
             {"max_cost": 1.0},
             "needs the price.*each of goal.kinds",
         ),
-        ([{"kind": "slow", "count": 2, "memory": 5}], {}, "limit is 5 bytes: raise goal.memory"),
+        (
+            [{"kind": "slow", "count": 2, "memory": 5}],
+            {},
+            "limit is 5 bytes: raise the memory of goal.kinds",
+        ),
     ],
 )
 def test_kinds_that_make_no_sense_are_refused(kinds, keys, named):

@@ -625,6 +625,32 @@ def test_more_workers_are_taken_for_time_that_they_are_known_to_save(saves, off,
     assert ("itself would choose 2 workers" in free) == (taken == 2)
 
 
+def test_fewer_workers_are_not_taken_by_a_prediction_far_from_what_was_measured():
+    """It is passed over as the best one, and so it is as one that costs less."""
+
+    def step(workers, batch):
+        whole = (0.0083 + 0.000435 * workers * batch) * (0.83 if workers == 1 else 1)
+        one = make_step(workers, batch, seconds=whole - (0.0031 if workers > 1 else 0))
+        visits = tuple(scale * one.step_seconds for scale in (0.98, 1, 1.02))
+        return one.model_copy(update={"visits": visits})
+
+    points = [(1, 4), (1, 8), *((2, batch) for batch in LOCAL_BATCHES)]
+    profile = taught(
+        steps=tuple(step(*one) for one in points),
+        memory=tuple(make_memory(*one) for one in points),
+        data=make_data(train_samples=1408),
+        evaluation_seconds_per_image=1e-9,
+    )
+    plan = make_plan(profile)
+    assert plan.workers == 2
+    assert "Passed over: 64 samples (1." in reason(plan, "global batch").why
+    assert not [one for one in plan.reasons if one.choice == "extrapolation"]
+    goal = profile.job.goal.model_copy(update={"objective": "time"})
+    other = make_plan(profile, profile.job.model_copy(update={"goal": goal}))
+    named = [one.value for one in reason(other, "workers").alternatives]
+    assert "2 workers, global batch 64 (goal.objective=auto)" in named
+
+
 def row_of(accuracy):
     """A candidate; all that counts is how accurate it is."""
     size = {

@@ -602,6 +602,43 @@ def test_more_time_is_advised_where_the_candidates_have_too_few_steps_in_what_th
     assert make_plan(PROFILE, longer).job.epochs >= 9
 
 
+@pytest.mark.parametrize("limit", [{"deadline": 0.01}, {"price": 1.0, "max_cost": 1e-7}])
+def test_fewer_epochs_are_advised_only_where_one_keeps_the_limits(limit):
+    """Without trials, a target has no batch refused for want of steps, and is no other case."""
+    few = {"epochs": 2, "global_batch": 512, "goal": Goal(accuracy=0.3, **limit)}
+    for keys in (few, few | {"goal": Goal(**limit)}):
+        with pytest.raises(PlanError, match=rf": raise goal\.{[*limit][-1]}$"):
+            make_plan(BARE, PROFILE.job.model_copy(update=keys))
+    key = [*limit][-1]
+    row = chosen(planned(BARE, epochs=1, price=1.0))
+    enough = 2 * (row.cost if key == "max_cost" else row.train_seconds).high
+    with pytest.raises(PlanError, match=rf": raise goal\.{key}, or train fewer epochs$"):
+        planned(BARE, epochs=1000, **limit | {key: enough})
+    assert planned(BARE, epochs=1, **limit | {key: enough})
+
+
+def test_more_memory_is_advised_where_it_is_given():
+    kinds = [{"kind": PROFILE.cluster.device_name, "count": 2, "memory": 1000}]
+    for goal, where in (
+        (Goal(kinds=kinds), "the memory of goal.kinds"),
+        (Goal(memory=1000), "goal."),
+    ):
+        with pytest.raises(PlanError, match=f": raise {where}"):
+            make_plan(PROFILE, PROFILE.job.model_copy(update={"goal": goal}))
+
+
+def test_the_most_accurate_are_not_spoken_of_where_the_limits_leave_nothing_told():
+    """The small batches, of which it is, take too long."""
+    rows = planned(epochs=1, objective="time").considered
+    untold = min(one.train_seconds.high for one in rows if one.accuracy is None and not one.refused)
+    assert untold < min(one.train_seconds.high for one in rows if one.accuracy is not None)
+    plan = planned(epochs=1, objective="accuracy", deadline=1.0001 * untold)
+    assert chosen(plan).accuracy is None
+    assert "too few steps to tell anything of" in reason(plan, "global batch").why
+    for one in ("workers", "global batch"):
+        assert "most accurate" not in reason(plan, one).why
+
+
 def test_a_lower_target_is_named_by_the_law_of_learning_alone():
     """Runs that reached it tell the epochs that it takes: more than the law says, maybe."""
     run = run_beside_trials(0.9)

@@ -16,9 +16,9 @@ from batchwright.records.text.formatting import counted, duration
 _ADVICE = {
     "goal.max_workers": "raise goal.max_workers, or measure fewer workers",
     "goal.least_steps": "give goal.least_steps={value} or less, or fewer workers",
-    "goal.memory": "raise goal.memory, or train a smaller network or resolution",
-    "goal.deadline": "raise goal.deadline, or train fewer epochs",
-    "goal.max_cost": "raise goal.max_cost, or train fewer epochs",
+    "goal.memory": "raise {memory}, or train a smaller network or resolution",
+    "goal.deadline": "raise goal.deadline",
+    "goal.max_cost": "raise goal.max_cost",
     "goal.preemptions_per_hour": "plan for fewer workers, for some that are not spot, or for a "
     "quicker restart (goal.restart_seconds)",
     "goal.accuracy": "give a lower goal.accuracy, or more epochs",
@@ -213,13 +213,22 @@ def _rounded_up(value: float) -> float:
     return float(f"{ceil(value / unit) * unit:.3g}")
 
 
-def why_none(rows: Sequence[Row]) -> str:
+def why_none(job: Job, rows: Sequence[Row], trained: Trained) -> str:
     """Which limits nothing meets, and what comes nearest."""
     nearest = min(
         rows,
         key=lambda row: (len(row.misses), max(miss.times for miss in row.misses), *by_time(row)),
     )
-    advice = "; ".join(_ADVICE[miss.limit].format(value=miss.value) for miss in nearest.misses)
+    warmup = 0.0 if job.warmup_epochs == "auto" else job.warmup_epochs
+    shortest = trained(nearest, max(1, ceil(warmup)))
+    kept = OF_LENGTH - {miss.limit for miss in shortest.misses}
+    stated = any(kind.memory for kind in job.goal.kinds)
+    memory = "the memory of goal.kinds" if stated else "goal.memory"
+    advice = "; ".join(
+        _ADVICE[miss.limit].format(value=miss.value, memory=memory)
+        + (", or train fewer epochs" if miss.limit in kept else "")
+        for miss in nearest.misses
+    )
     what = " and ".join(miss.text for miss in nearest.misses)
     return (
         f"no candidate is within the limits; the nearest, global batch {nearest.batch} on "

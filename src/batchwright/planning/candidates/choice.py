@@ -156,26 +156,26 @@ def choose(
         refusal = best_to_be_had(job.goal, asked, progress, trained)
         if refusal and job.global_batch != "auto" and any(not row.misses for row in mine):
             refusal += ", or leave global_batch to the plan"
-        raise PlanError(refusal or why_none(asked))
+        raise PlanError(refusal or why_none(job, asked, trained))
     free = [row for row in here if not row.misses and not row.asked] or allowed
     by = {name: kind(job.goal, knees, progress) for name, kind in OBJECTIVES.items()}
     objective = by[job.goal.objective]
 
-    def taken(rows: Sequence[Row]) -> tuple[Row, Row, Row]:
+    def taken(aim: Objective, rows: Sequence[Row]) -> tuple[Row, Row, Row]:
         """The best, that near to what was measured, and that which costs less and is as good."""
-        best = objective.best(rows)
-        near = objective.known(best, rows, far_off, error)
-        return best, near, objective.thrifty(near, rows, error)
+        best = aim.best(rows)
+        near = aim.known(best, rows, far_off, error)
+        return best, near, aim.thrifty(near, rows, far_off, error)
 
-    least, near, row = taken(allowed)
+    least, near, row = taken(objective, allowed)
     if row.epochs != progress.trained(row.batch):  # the limits allow no more
         objective = replace(objective, progress=progress.within(row.epochs))
     told = not progress.chooses and progress.tells_accuracy
-    others = {name: by[name].best(allowed) for name in _others(job.goal, allowed, progress)}
+    others = {name: taken(by[name], allowed)[-1] for name in _others(job.goal, allowed, progress)}
     return Choice(
         objective=objective,
         row=row,
-        free=taken(free)[-1],
+        free=taken(objective, free)[-1],
         sizes=tuple(objective.sizes(allowed)),
         others={name: other for name, other in others.items() if other is not row},
         level=objective.level(row, allowed, error),

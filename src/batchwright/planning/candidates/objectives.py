@@ -142,7 +142,13 @@ class Objective:
         ]
         return self.best(near) if near else best
 
-    def thrifty(self, best: Row, rows: Sequence[Row], error: RowError) -> Row:  # noqa: ARG002
+    def thrifty(
+        self,
+        best: Row,
+        rows: Sequence[Row],  # noqa: ARG002
+        far_off: Callable[[Row], bool],  # noqa: ARG002
+        error: RowError,  # noqa: ARG002
+    ) -> Row:
         """The candidate to take in place of the `best` where one that costs less is as good."""
         return best
 
@@ -232,7 +238,17 @@ class _MostAccurate(Objective):
     def among(self, rows: Sequence[Row]) -> Sequence[Row]:
         return accurate(rows, EQUAL)
 
+    def why_size(self, row: Row, sizes: Sequence[Row]) -> str:
+        if row.full_accuracy is None:
+            return f"That of the quickest candidate ({self._named})."
+        return super().why_size(row, sizes)
+
     def why_batch(self, row: Row, knee: KneeFit | None) -> str:  # noqa: ARG002
+        if row.full_accuracy is None:
+            return (
+                "The quickest of the candidates within the limits, all of which have too few steps "
+                f"to tell anything of ({self._named})."
+            )
         return (
             f"The most accurate of the candidates within the limits{self._told(row)}, and of "
             f"those that are shown as equal the quickest ({self._named})."
@@ -278,11 +294,13 @@ class _AccurateSoon(_MostAccurate):
             or (self.value(row) <= half and row.batch <= self.progress.doubtful_from(row.batch))
         ]
 
-    def thrifty(self, best: Row, rows: Sequence[Row], error: RowError) -> Row:
+    def thrifty(
+        self, best: Row, rows: Sequence[Row], far_off: Callable[[Row], bool], error: RowError
+    ) -> Row:
         """That of another cluster with the least time x cost, of those as quick as far as is known.
 
-        They take hardly longer, and measurements do not tell the two apart. Without a price the
-        cost is in worker-hours.
+        They take hardly longer, measurements do not tell the two apart, and they are no farther
+        from these. Without a price the cost is in worker-hours.
         """
         if best.full_accuracy is None:
             return best
@@ -290,7 +308,8 @@ class _AccurateSoon(_MostAccurate):
             row
             for row in self.among(rows)
             if row.cluster is not best.cluster
-            and (1 - MIN_SAVING) * self.value(row) < self.value(best)
+            and (1 - MIN_SAVING) * self.value(row) < self.value(best) <= self.value(row)
+            and (far_off(best) or not far_off(row))
             and log(self.value(row) / self.value(best)) <= Z_975 * hypot(error(row), error(best))
         ]
         return min([best, *near], key=lambda row: (self.value(row) * row.expense, *by_time(row)))
