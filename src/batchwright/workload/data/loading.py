@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
         PlanError: They ended while they imported the script.
     """
     try:
-        with _terms_wait():
+        with _terms_wait((loader.multiprocessing_context or multiprocessing).get_start_method()):
             batches = iter(loader)
     except (PicklingError, AttributeError, TypeError) as error:  # what pickling may raise
         raise DataError(
@@ -66,12 +67,17 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 @contextmanager
-def _terms_wait() -> Iterator[None]:
-    """Inside, a TERM waits; so it does in all threads of the processes that are forked inside.
+def _terms_wait(method: str) -> Iterator[None]:
+    """Inside, a TERM waits; so it does in all threads of the processes that are started inside.
 
     PyTorch starts some in a loader process before `stay_at_a_stop` is called, and a signal ends a
     process by whichever thread takes it.
     """
+    if method == "forkserver":  # the server would pass it on to all that it ever starts
+        yield
+        return
+    if method == "spawn":  # whose tracker, as it starts, lets a TERM through again
+        resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -80,13 +86,14 @@ def _terms_wait() -> Iterator[None]:
 
 
 def stay_at_a_stop(worker: int) -> None:
-    """Have a loader process outlive a request to stop, which an engine sends to every process.
+    """Have a loader process outlive a request to stop that goes to every process.
 
-    Its worker still needs batches until the step after which all workers stop. That worker's own
-    TERM ends it, or its death. For `DataLoader`'s ``worker_init_fn``.
+    An engine sends it so, and a terminal its Ctrl-C. Its worker still needs batches until the step
+    after which all workers stop. That worker's own TERM ends it, or its death. For
+    `DataLoader`'s ``worker_init_fn``.
     """
     del worker
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if (maker := multiprocessing.parent_process()) is not None:
