@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning.planner import plan_without_profile
@@ -227,6 +228,27 @@ def test_keys_that_do_nothing_with_the_method_or_the_data_are_warnings(keys, sai
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(said)
     assert all(line.startswith(f"warning: {one}") for one, line in zip(said, lines, strict=True))
+
+
+class Pictures(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.full((3, 8, 8), float(index % 2)), index % 2
+
+
+def pictures():
+    return Pictures(), Pictures(), ("dark", "light")
+
+
+@pytest.mark.parametrize("augment", ["flip", "crop-flip", "none", "auto"])
+def test_augmenting_images_that_stay_as_they_come_is_a_warning(augment, capsys):
+    job = Job(device="cpu", data=f"{__name__}:pictures", augment=augment, workers=1)
+    ready(job)
+    lines = [one for one in capsys.readouterr().err.splitlines() if "augment" in one]
+    said = f"warning: augment={augment} does nothing: images of data={job.data} stay as they come"
+    assert [one.partition(", so")[0] for one in lines] == [said] * (augment not in ("none", "auto"))
 
 
 class Narrow(nn.Module):

@@ -124,6 +124,12 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
         )
     from batchwright.workload.task import check_outputs, network_facts
 
+    # Before `auto` is made concrete, which nobody has asked for.
+    if job.augment not in ("auto", "none") and source_of(job.data).as_they_come:
+        _to_stderr(
+            f"warning: augment={job.augment} does nothing: images of "
+            f"data={job.data} stay as they come, so change them there"
+        )
     job = resolve(job, facts)
     built = _check_network(job, facts)
     side = max(_sides(job, facts))
