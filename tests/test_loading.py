@@ -239,6 +239,12 @@ def test_no_batches_are_none():
     assert not list(batches_of(DataLoader(Unsendable(), batch_sampler=[])))
 
 
+def test_without_loader_processes_a_script_still_settles_how_processes_start(monkeypatch):
+    """Who asks Python for the start method settles it."""
+    monkeypatch.setattr(multiprocessing, "get_start_method", None)
+    assert len(list(batches_of(DataLoader(range(3), batch_size=1)))) == 3
+
+
 @pytest.fixture
 def importing(monkeypatch):
     """As in a process that multiprocessing has started and that imports the script."""

@@ -6,6 +6,7 @@ import batchwright as bw
 from batchwright.errors import PlanError
 from batchwright.planning.merging import kind_of, merge_profiles
 from batchwright.planning.planner import make_plan
+from batchwright.prediction.drift import step_share
 from batchwright.records import OutOfMemory, Profile
 from samples import (
     LOCAL_BATCHES,
@@ -54,7 +55,13 @@ def test_a_point_without_visits_counts_as_one_visit():
 def test_what_steps_make_of_a_visit_is_the_mean_of_what_is_told():
     told, untold = make_step(1, 8).model_copy(update={"visit_error": 0.02}), make_step(1, 8)
     more = told.model_copy(update={"visit_error": 0.05, "repeats": 2 * told.repeats})
-    for points, expected in (((told, more), 0.04), ((told, untold), 0.02), ((untold,) * 2, None)):
+    once = untold.model_copy(update={"visits": ()})
+    for points, expected in (
+        ((told, more), 0.04),
+        ((told, untold), 0.02),
+        ((untold,) * 2, None),
+        ((once,) * 2, step_share(once)),
+    ):
         (merged,) = merge_profiles([make_profile(steps=(point,)) for point in points])
         assert merged.steps[0].visit_error == pytest.approx(expected)
 

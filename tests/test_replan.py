@@ -8,7 +8,8 @@ from batchwright.algorithms.splicing import why_not
 from batchwright.errors import PlanError
 from batchwright.planning.planner import make_plan
 from batchwright.records import WorkerTime
-from batchwright.workflows.replan import MAX_CHANGE, for_other_workers, refit
+from batchwright.workflows.check_plan import with_points
+from batchwright.workflows.replan import MAX_CHANGE, _step_of, for_other_workers, refit
 from clusters import LOCAL_BATCHES, make_step
 from samples import (
     make_cluster,
@@ -59,6 +60,17 @@ def test_a_fit_with_the_epochs_predicts_nearer_to_them(factor):
     assert abs(found.refitted.value - found.measured) < abs(before - found.measured)
     assert found.workers >= 1
     assert found.global_batch_size >= found.workers
+
+
+def test_how_single_steps_scatter_says_nothing_of_whole_epochs():
+    """A visit of a probe is ten steps, that of a run an epoch."""
+    run = make_run(1.25)
+    stage = run.plan.stages[0]
+    epochs = _step_of(run, run.profile, stage, stage.predicted_epoch_seconds)
+    probed = epochs.model_copy(update={"visit_error": 0.2, "repeats": 20})
+    profile = run.profile.model_copy(update={"steps": (probed,)})
+    (point,) = with_points(profile, steps=(epochs,)).steps
+    assert point.visit_error < 0.05
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "muon"])

@@ -165,9 +165,9 @@ def unmeasured(folder: Path = RESULTS) -> list[str]:
         made = declared(name)
         goals = [f"`{one.name}`" for one in made.figures if one.has_goal and one.name not in found]
         if goals:
-            told = f"not measured on this code: {', '.join(goals)}; {earlier(name)}."
-            lines.append(f"- {made.title}: {told}")
-    return ["## Goals without a figure", "", *lines, ""] if lines else []
+            lines.append(f"- {made.title}: {', '.join(goals)}; {earlier(name)}.")
+    head = ("## Goals without a figure", "", "Not measured on this code:", "")
+    return [*head, *lines, ""] if lines else []
 
 
 def earlier(name: str, up: str = "") -> str:

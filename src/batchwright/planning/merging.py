@@ -215,7 +215,8 @@ def _pooled(
 
 def _step(points: Sequence[StepTime]) -> StepTime:
     visits = tuple(v for p in points for v in p.visits or (p.step_seconds,))
-    told = [p for p in points if p.visit_error is not None]
+    # Quartiles of several visits without it have in them how far these are apart.
+    told = [p for p in points if p.visit_error is not None or len(p.visits) < 2]
     return points[0].model_copy(
         update={
             "compute_seconds": _mean([p.compute_seconds for p in points], points),

@@ -57,7 +57,7 @@ from batchwright.planning.candidates.prediction_records import (
     training_time,
 )
 from batchwright.planning.candidates.preemptions import Offer, spot_reason
-from batchwright.planning.candidates.progress import Progress, progress_reasons
+from batchwright.planning.candidates.progress import Progress, fewest_epochs, progress_reasons
 from batchwright.planning.candidates.table import Row, Table
 from batchwright.planning.candidates.worker_types import WorkerType, link_given, worker_types_of
 from batchwright.planning.compiling import check_compilation, compilation
@@ -457,7 +457,7 @@ def _progress(
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
     # Cycles and two batch sizes are laid out over the epochs that are stated.
     if job.goal.target is not None and job.method_spec.same_steps:
-        least = 1 if job.warmup_epochs == "auto" else max(1, ceil(job.warmup_epochs))
+        least = fewest_epochs(job)
     return Progress(
         models={name: told.progress(noise, name) for name in optimizers_of(job)},
         optimizer=lambda batch: chosen_optimizer(job, batch, compared),

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.objectives import EQUAL, by_time
-from batchwright.planning.candidates.progress import FAR, Progress
+from batchwright.planning.candidates.progress import FAR, Progress, fewest_epochs
 from batchwright.planning.candidates.table import Miss, Row
 from batchwright.records import Estimate, Goal, Job
 from batchwright.records.text.formatting import counted, duration
@@ -219,10 +219,10 @@ def why_none(job: Job, rows: Sequence[Row], trained: Trained) -> str:
         rows,
         key=lambda row: (len(row.misses), max(miss.times for miss in row.misses), *by_time(row)),
     )
-    warmup = 0.0 if job.warmup_epochs == "auto" else job.warmup_epochs
-    shortest = trained(nearest, max(1, ceil(warmup)))
+    shortest = trained(nearest, fewest_epochs(job))
     kept = OF_LENGTH - {miss.limit for miss in shortest.misses}
-    stated = any(kind.memory for kind in job.goal.kinds)
+    names = {kind.name for kind, _ in nearest.cluster.members}
+    stated = any(kind.memory for kind in job.goal.kinds if kind.kind in names)
     memory = "the memory of goal.kinds" if stated else "goal.memory"
     advice = "; ".join(
         _ADVICE[miss.limit].format(value=miss.value, memory=memory)

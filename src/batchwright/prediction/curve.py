@@ -47,8 +47,8 @@ class Curve:
     misfit: float
     caveat: str  # what the points cannot tell, in words; empty if nothing
     measured: tuple[int, int]  # smallest and largest batch that were measured here
-    # Standard error of a whole borrowed curve, as a share: of the point that it was moved to, and
-    # of the move.
+    # Standard error of a whole borrowed curve, as a share: of the point that it was moved to, of
+    # the shape there, and of a bend that nobody saw.
     level: float = 0.0
     # The shape of a curve that was measured further, through this one's value at its largest batch.
     further: Curve | None = None
@@ -199,7 +199,7 @@ def fit_curve(batches: Sequence[int], seconds: Sequence[float], errors: Sequence
 
 
 def borrow_curve(shape: Curve, batch: int, seconds: float, error: float, whence: str) -> Curve:
-    """The shape of another curve through the only point measured here."""
+    """The shape of another curve, moved through one point."""
     factor = seconds / shape.at(batch)
     return replace(
         shape,

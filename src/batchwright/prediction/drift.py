@@ -60,17 +60,18 @@ class _Seen(NamedTuple):
 def pooled_drift(points: Sequence[StepTime]) -> Drift:
     r"""Drift of all points together, by Gini's mean difference over pairs of visits.
 
-    The drift :math:`\delta` at which visits scatter as much as they should, in the mean over all
-    pairs of visits to the same point, where steps make :math:`\omega` of a visit's scatter:
+    The drift :math:`\delta` at which visits scatter as much as they should, in the mean over the
+    pairs of visits to a point and then over points, where steps make :math:`\omega` of a visit's
+    scatter:
 
     .. math::
         \operatorname{mean} \frac{\sqrt\pi}{2}
         \frac{|\ln t_i - \ln t_j|}{\sqrt{\delta^2 + \omega^2}} = 1
 
-    Points count by their Fisher information about a drift, so that those whose steps scatter more
-    than it tell little. Unbiased for few visits too. Slow stretches, which are rare, one-sided and
-    long, count in proportion: a median of the differences would not see them, a mean square little
-    else.
+    Points count by their degrees of freedom and their Fisher information about a drift, so that
+    those whose steps scatter more than it tell little. Unbiased for few visits too. Slow stretches,
+    which are rare, one-sided and long, count in proportion: a median of the differences would not
+    see them, a mean square little else.
     """
     seen = _telling(_seen(points))
     degrees = int(sum(one.degrees for one in seen))

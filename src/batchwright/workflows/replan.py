@@ -134,6 +134,7 @@ def _step_of(summary: RunSummary, profile: Profile, stage: Stage, predicted: Est
         step_high=high,
         repeats=max(1, sum(epoch.steps for epoch in whole)),
         visits=tuple(visits),
+        visit_error=0.0,  # an epoch has so many steps that their scatter averages out
     )
 
 

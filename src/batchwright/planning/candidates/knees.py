@@ -100,6 +100,7 @@ def _knee_fit(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], flo
         batch = first_from(batches, closed_form)
         below = [rows[0].batch, *(n for n in batches if batch is None or n <= batch)]
         updates = len({surplus(n) for one in below for n in (one, 2 * one)})
+        # Another optimizer's update on the way, or another curve's shape counts there: no one line.
         if updates > 1 or not _straight_to(cluster, side, 2 * below[-1]):
             line = closed_form = None
     if line is None:

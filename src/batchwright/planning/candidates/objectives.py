@@ -299,8 +299,8 @@ class _AccurateSoon(_MostAccurate):
     ) -> Row:
         """That of another cluster with the least time x cost, of those as quick as far as is known.
 
-        They take hardly longer, measurements do not tell the two apart, and they are no farther
-        from these. Without a price the cost is in worker-hours.
+        It takes hardly longer, measurements do not tell the two apart, and it is far from what was
+        measured only if the best is. Without a price the cost is in worker-hours.
         """
         if best.full_accuracy is None:
             return best

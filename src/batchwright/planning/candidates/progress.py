@@ -10,12 +10,17 @@ from statistics import NormalDist
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
-from batchwright.records import Estimate, LearningRateRule, OptimizerName, Reason, Source
+from batchwright.records import Estimate, Job, LearningRateRule, OptimizerName, Reason, Source
 from batchwright.records.text.formatting import counted, number
 
 FAR = 10
 """Times the stated epochs beyond which no number of epochs is given: nothing shows that the law
 holds so far."""
+
+
+def fewest_epochs(job: Job) -> int:
+    """Fewest whole epochs of a training: it is no shorter than its warm-up."""
+    return 1 if job.warmup_epochs == "auto" else max(1, ceil(job.warmup_epochs))
 
 
 @dataclass(frozen=True)

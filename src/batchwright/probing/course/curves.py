@@ -86,9 +86,9 @@ class Curves:
     def _smallest(self, curve: Curve) -> int:
         """The local batch that a curve begins with.
 
-        The first step tells most of what steps take whatever the batch: taken as proportional, the
-        batches that are wanted seem to take several times too long. So where it speaks against
-        them, the largest that it allows is looked at as well, and a line through both decides.
+        The first, smallest step is mostly fixed time. Taken as proportional to the batch, it makes
+        the wanted batches seem several times too slow. So where they seem too slow, the largest
+        batch that still seems affordable is looked at as well, and a line through both decides.
         """
         ladder, sizes = self.ladders[curve[0]]
         each = self.sample_seconds[curve]

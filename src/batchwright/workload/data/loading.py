@@ -44,8 +44,11 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
         DataError: What the loader processes need cannot be pickled.
         PlanError: They ended while they imported the script.
     """
+    method = "fork"
+    if loader.num_workers:  # who asks how processes are started settles it for the script
+        method = (loader.multiprocessing_context or multiprocessing).get_start_method()
     try:
-        with _terms_wait((loader.multiprocessing_context or multiprocessing).get_start_method()):
+        with _terms_wait(method):
             batches = iter(loader)
     except (PicklingError, AttributeError, TypeError) as error:  # what pickling may raise
         raise DataError(
@@ -57,8 +60,7 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
     try:
         first = next(batches, None)
     except RuntimeError as error:
-        forked = multiprocessing.get_start_method() == "fork"
-        if forked or not str(error).endswith("exited unexpectedly"):
+        if method == "fork" or not str(error).endswith("exited unexpectedly"):
             raise
         raise PlanError(_ENDED) from None
     if first is not None:
