@@ -11,6 +11,7 @@ import torch
 
 from batchwright.distributed.group import Group
 from batchwright.planning.measurements import measured_precision
+from batchwright.probing.bench import Bench, sides_of
 from batchwright.probing.measure import precision as module
 from batchwright.probing.measure.precision import (
     USUAL_BATCH,
@@ -37,6 +38,7 @@ class Machine:
         scatter: Relative standard deviation of a step.
         drift: What the machine slows down by with each step, as a share.
         sample_bytes: Memory of a sample in float32.
+        broken: Steps in bfloat16 whose gradient is not finite.
     """
 
     float32: tuple[float, float]
@@ -44,6 +46,7 @@ class Machine:
     scatter: float = 0.0
     drift: float = 0.0
     sample_bytes: int = MIB
+    broken: int = 0
     seconds: float = 0.0
     steps: int = 0
     weighed: list[int] = field(default_factory=list)
@@ -66,6 +69,7 @@ class Machine:
             step=step,
             live_bytes=lambda: 0,
             parts=lambda: SimpleNamespace(gradients=0),
+            broken_steps=self.broken if job.precision == "bfloat16" else 0,
         )
 
     def weigh(self, bench, size):
@@ -183,6 +187,28 @@ def test_the_reason_tells_batch_ratio_and_interval(monkeypatch):
     assert "not certain to be a difference" in why(level)
     slow = Machine(float32=(0, 0.02), bfloat16=(0, 0.01))
     assert "The choice is for 256 images" in why(slow)
+
+
+def test_a_format_whose_gradients_are_not_finite_is_not_taken(monkeypatch):
+    """PyTorch's bfloat16 on CPUs has such for 3 x 3 convolutions of one pixel, now and then."""
+    machine = Machine(float32=(0, 0.0002), bfloat16=(0, 0.0001), broken=1)
+    choice = chosen(machine, monkeypatch)
+    assert choice.precision == "float32"
+    profile = make_profile(precisions=choice.times, precision_ratio=choice.ratio)
+    why = measured_precision(profile, choice.precision).why
+    assert ": 0.50 times as long" in why
+    assert "Gradients in bfloat16 were infinite or not a number where those in float32 were" in why
+
+
+def test_steps_whose_gradient_is_not_finite_are_counted():
+    data = tiny_image_data()
+    bench = Bench(tiny_job(), data, Group(CPU))
+    supply = bench.supply(4, max(sides_of(bench.job)))
+    bench.step(supply)
+    assert bench.broken_steps == 0
+    batch = supply()
+    bench.step(lambda: (torch.full_like(batch[0], torch.inf), *batch[1:]))
+    assert bench.broken_steps == 1
 
 
 def test_real_steps_are_compared(monkeypatch):

@@ -61,7 +61,12 @@ def _ratio_words(profile: Profile) -> str:
     told, size = profile.precision_ratio, profile.precisions[0].local_batch_size
     ratio = told.ratio
     words = f": {ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in turns"
-    if ratio.low <= 1 <= ratio.high:
+    if not told.finite:
+        words += (
+            f". Gradients in {profile.precisions[-1].precision} were infinite or not a number "
+            "where those in float32 were not, so float32 is taken"
+        )
+    elif ratio.low <= 1 <= ratio.high:
         words += (
             f", which is not certain to be a difference; {profile.precisions[-1].precision} is "
             "taken where it seems to save 1 % or more, else float32, which rounds less"

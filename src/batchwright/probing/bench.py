@@ -138,6 +138,7 @@ class Bench:
             self.recompute(on=True)
         self.compilation, self._compiles = Compilation(on=False), False
         self._failure_told = False  # that of compiling, to all workers of the group
+        self.broken_steps = 0  # whose gradient was infinite or not a number
         if job.compile == "on":
             self.compile(on=True)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
@@ -514,6 +515,7 @@ class Bench:
         if narrow:
             self.scale = scale.after(good=finite)
         if not finite and scale.scale == 1:  # else it is left out: nothing is wrong yet
+            self.broken_steps += 1
             self.start_over()
             self.optimizer.step()  # whose state is there after a step of a training
         updater.clear()

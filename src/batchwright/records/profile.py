@@ -150,6 +150,11 @@ class PrecisionRatio(Record):
         description="Samples per step on each worker that the choice is for; those compared are "
         "fewer where time or memory allowed no more."
     )
+    finite: bool = Field(
+        True,
+        description="Whether gradients in the 16-bit format were finite wherever those in float32 "
+        "were; if not, float32 is taken however long it takes.",
+    )
 
 
 class PairTime(Record):

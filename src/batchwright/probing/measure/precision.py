@@ -84,12 +84,15 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
 
     turns = [_turn(bench, bench.supply(size, resolution)) for bench in benches]
     times, ratio = compare(turns, lambda: bool(follow(group, int(left() > 0))))
+    # Kernels of 16 bits may be at fault where those of float32 are not, whatever the rate: those of
+    # PyTorch for CPUs are at 3 x 3 convolutions of a single pixel.
+    finite = benches[1].broken_steps <= benches[0].broken_steps
     # What is free is looked at next: networks and batches must not be in the way until then.
     del turns, benches
     gc.collect()
     release_memory(group.device)
     return Choice(
-        half if ratio.value <= WORTHWHILE else "float32",
+        half if finite and ratio.value <= WORTHWHILE else "float32",
         tuple(
             PrecisionTime(
                 precision=precision,
@@ -99,7 +102,9 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
             )
             for precision, taken in zip(formats, times, strict=True)
         ),
-        PrecisionRatio(ratio=ratio, rounds=len(times[0]) // 2, wanted_batch_size=wanted),
+        PrecisionRatio(
+            ratio=ratio, rounds=len(times[0]) // 2, wanted_batch_size=wanted, finite=finite
+        ),
     )
 
 

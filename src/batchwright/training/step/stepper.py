@@ -301,10 +301,11 @@ class Stepper:
         # A step of weight 0 has no gradient: it is neither a good nor a bad one.
         self._bad_steps = 0 if updated else self._bad_steps + (tally.weight > 0)
         if self._bad_steps >= MAX_BAD_STEPS:
+            exact = "" if self._plan.precision == "float32" else ", or give precision=float32"
             raise TrainingError(
                 f"gradients were infinite or not a number for {MAX_BAD_STEPS} steps in a row "
                 f"(epoch {meter.epoch + 1}, step {meter.steps}): lower learning_rate, now "
-                f"{meter.rate:.3g}, or set clip_norm"
+                f"{meter.rate:.3g}, or set clip_norm{exact}"
             )
         self._clock.lap(meter, "compute")
         self._sharing.after_step(step, tally)
