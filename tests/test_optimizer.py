@@ -205,6 +205,20 @@ def test_timing_updates_leaves_weights_state_and_gradients_alone():
     assert all(one.grad is None for one in bench.trained)
 
 
+def test_each_timed_update_follows_a_backward_pass(monkeypatch):
+    """As in a training: straight after one another they find their weights in the caches."""
+    seen: list[str] = []
+    bench = Bench(tiny_job(network="resnet8"), tiny_image_data(), Group(torch.device("cpu")))
+    loss, seconds = bench.loss, update_time._seconds
+    monkeypatch.setattr(bench, "loss", lambda batch: (seen.append("pass"), loss(batch))[1])
+    monkeypatch.setattr(
+        update_time, "_seconds", lambda *given: (seen.append("update"), seconds(*given))[1]
+    )
+    times = update_times(bench, seconds=0.01)
+    timed = sum(one.repeats for one in times)
+    assert "".join(word[0] for word in seen).count("pu") == timed == seen.count("pass")
+
+
 @pytest.mark.parametrize(("each", "repeats"), [(60.0, 1), (0.001, 50)])
 def test_an_update_that_takes_longer_than_its_share_of_the_probe_is_timed_once(
     monkeypatch, each, repeats

@@ -1,7 +1,7 @@
 """`prediction.drift`: scatter between visits, and what a median over them is worth."""
 
 import random
-from math import exp, hypot
+from math import exp, hypot, sqrt
 from statistics import median, quantiles, stdev
 
 import pytest
@@ -10,7 +10,6 @@ from batchwright.prediction.drift import (
     ASSUMED_DRIFT,
     drift_by_workers,
     level_error,
-    median_error,
     median_share,
     point_error,
     point_seconds,
@@ -20,6 +19,7 @@ from batchwright.prediction.drift import (
     visit_deviation,
     visit_scatter,
 )
+from batchwright.probing.measure.timing import mean_step
 from batchwright.records import StepTime
 
 
@@ -77,17 +77,23 @@ def test_too_few_visits_leave_the_drift_assumed():
     assert pooled_drift([point(()), point((0.02,)), point((0.02, 0.03))]) == (ASSUMED_DRIFT, 0)
 
 
+def steps_of(rng, level, spread, count):
+    """Steps that are ``level`` in the mean and scatter by ``spread``."""
+    return [level * exp(rng.gauss(-(spread**2) / 2, spread)) for _ in range(count)]
+
+
 def visited(rng, drift, spread, *, visits=3, steps=10, batch=32):
     """A point whose steps scatter by ``spread`` within a visit, and whose visits drift."""
     drawn = []
     for _ in range(visits):
         level = 0.02 * exp(rng.gauss(0, drift))
-        drawn.append([level * exp(rng.gauss(0, spread)) for _ in range(steps)])
+        drawn.append(steps_of(rng, level, spread, steps))
+    means = [mean_step([(step, 0.0) for step in visit]) for visit in drawn]
     together = [step for visit in drawn for step in visit]
     low, value, high = quantiles(together, n=4, method="inclusive")
     seen = {"step_seconds": value, "step_low": low, "step_high": high, "repeats": len(together)}
-    seen["visit_error"] = median(map(median_error, drawn))
-    return point(tuple(map(median, drawn)), batch).model_copy(update=seen)
+    seen["visit_error"] = median(one.error for one in means)
+    return point(tuple(one.seconds for one in means), batch).model_copy(update=seen)
 
 
 @pytest.mark.parametrize("drift", [0.02, 0.08])
@@ -102,7 +108,7 @@ def test_what_the_scatter_of_steps_makes_of_a_visit_is_no_drift(drift, visits):
     assert visit_scatter(points) > 1.1 * found.share
     noisy = points[1::2]
     errors = [visit_deviation(one, drift) for one in noisy]
-    assert median(errors) == pytest.approx(hypot(drift, 0.3 * median_share(10)), rel=0.15)
+    assert median(errors) == pytest.approx(hypot(drift, 0.3 / sqrt(10)), rel=0.15)
 
 
 def test_steps_that_scatter_widely_tell_little_of_drift_even_if_their_visits_agree():

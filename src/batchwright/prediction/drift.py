@@ -1,9 +1,9 @@
 r"""How repeatable the machine is: scatter between visits to the same point.
 
 Shared machines have slow stretches of seconds, so what matters is not how single steps scatter but
-how the medians of visits do that are apart in time. Two things make that up. A median of a few
-steps that scatter is itself uncertain; their quartiles tell how much, and it differs from point to
-point, most where a short step waits for an exchange. What visits scatter beyond that is drift,
+how visits do that are apart in time. Two things make that up. The mean of a few steps that scatter
+is itself uncertain; it differs from point to point how much, and is most where a short step waits
+for an exchange. What visits scatter beyond that is drift,
 pooled over all points of a number of workers: each has few visits, together they have many.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 from math import hypot, inf, log, pi, sqrt
-from statistics import fmean, median, quantiles
+from statistics import fmean, median
 from typing import NamedTuple
 
 from batchwright.records import StepTime
@@ -45,7 +45,7 @@ QUARTILES_PER_DEVIATION = 1.349
 class Drift(NamedTuple):
     """What visits scatter beyond what the scatter of their steps makes."""
 
-    share: float  # standard deviation of a visit's median, relative to the point's long-run median
+    share: float  # standard deviation of a visit's mean step, relative to the point's long run
     degrees: int  # of freedom behind it; 0 where it is assumed
 
 
@@ -207,16 +207,8 @@ def median_share(visits: float) -> float:
     return sqrt(pi / 2 / (visits + pi / 2 - 1))
 
 
-def median_error(seconds: Sequence[float]) -> float:
-    """Relative standard error of a median, by the quartiles, as of a normal sample."""
-    if len(seconds) < 2:
-        return 0.0
-    low, middle, high = quantiles(seconds, n=4, method="inclusive")
-    return (high - low) / QUARTILES_PER_DEVIATION / middle * median_share(len(seconds))
-
-
 def step_share(point: StepTime) -> float:
-    """What the scatter of a point's steps makes of one visit's, as a share of its median.
+    """What the scatter of a point's steps makes of one visit's, as a share of it.
 
     Quartiles tell it of a single visit alone: those of several have in them how far these are
     apart.
@@ -230,7 +222,7 @@ def step_share(point: StepTime) -> float:
 
 
 def visit_deviation(point: StepTime, drift: float) -> float:
-    """Relative standard deviation of one visit's median there: drift, and what its steps make."""
+    """Relative standard deviation of one visit there: drift, and what its steps make."""
     return hypot(drift, step_share(point))
 
 

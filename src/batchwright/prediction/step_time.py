@@ -134,7 +134,7 @@ class StepTimeModel:
     """Step times of one kind of worker."""
 
     workers: tuple[int, ...]  # measured numbers of workers, rising
-    # Relative standard deviation of one visit's median about the point's own long-run median,
+    # Relative standard deviation of one visit about the point's own long run,
     # beyond what the scatter of steps makes, pooled over all points.
     drift: float
     # Gamma of `overlap.combine`, from 1 to 10; `None` if the data do not tell.
@@ -143,7 +143,7 @@ class StepTimeModel:
     _drifts: Mapping[int, Drift]  # by number of workers
     _levels: Mapping[int, float]  # what all measurements of so many workers have in common
     _skew: float
-    # By workers and resolution: batches, and how far the medians of visits to them scatter.
+    # By workers and resolution: batches, and how far visits to them scatter.
     _scatter: Mapping[tuple[int, int], tuple[Sequence[int], Sequence[float]]]
     _whole: Mapping[tuple[int, int], Curve]
     _compute: Mapping[tuple[int, int], Curve]
@@ -258,7 +258,7 @@ class StepTimeModel:
         return hypot(whole.standard_error(local_batch_size), self._levels[self._nearest(workers)])
 
     def visit_deviation(self, workers: int, resolution: int, micro_batch_size: int) -> float:
-        """Relative standard deviation of the median of one visit there.
+        """Relative standard deviation of one visit there.
 
         Between measured batches it is between theirs; elsewhere it is that of the nearest one.
         """

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import hypot, sqrt
-from statistics import median
 
 from batchwright.prediction.drift import LATER_VISITS, median_share
 from batchwright.prediction.fit import Z_975
 from batchwright.probing.commands import Point
 from batchwright.probing.measure.step_time import LONG_STEP, MIN_STEPS, in_turns
+from batchwright.probing.measure.timing import MeanStep, mean_step
 from batchwright.records import StepLoading
 
 FIRST_BATCH = 16
@@ -224,9 +224,9 @@ class Ledger:
         visits = self._visits[point]
         return [turn for turn in visits if turn not in self._disturbed] or list(visits)
 
-    def medians(self, point: Point) -> list[float]:
-        """Seconds of the whole step: the median of each visit."""
-        return [median(map(sum, visit)) for visit in self.steps.get(point, [])]
+    def means(self, point: Point) -> list[MeanStep]:
+        """The mean step of each visit."""
+        return [mean_step(visit) for visit in self.steps.get(point, [])]
 
     def freshness(self, point: Point, points: int) -> float:
         """How lately a point was visited: 1 is just now, 0 is ``points`` visits ago or never.
@@ -301,8 +301,8 @@ def next_point(
 def half_width(error: float, drift: float) -> float:
     """Of the 95 % interval of a later measurement, as a share of the value.
 
-    ``error`` is the model's standard error there, ``drift`` the standard deviation of one visit's
-    median about the long-run median.
+    ``error`` is the model's standard error there, ``drift`` the standard deviation of one visit
+    about the long run.
     """
     return Z_975 * hypot(error, drift * median_share(LATER_VISITS))
 

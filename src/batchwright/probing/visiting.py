@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from batchwright.errors import JobError, WorkerError
-from batchwright.prediction.drift import median_error, visit_scatter
+from batchwright.prediction.drift import visit_scatter
 from batchwright.prediction.loading import pooled_loading
 from batchwright.probing import commands
 from batchwright.probing.acquisition import VISIT_SECONDS, Ledger, Steps, expected_peak
@@ -391,19 +391,19 @@ class Visitor:
         told = self._told.get(point)
         if told is not None and told[0] is visits:
             return told[1]
-        medians = self.ledger.medians(point)
+        means = self.ledger.means(point)
         steps = [step for visit in visits for step in visit]
         low, _, high = spread([compute + sync for compute, sync in steps])
         found = StepTime(
             **point._asdict(),
-            compute_seconds=median(median(compute for compute, _ in visit) for visit in visits),
-            sync_seconds=median(median(sync for _, sync in visit) for visit in visits),
-            step_seconds=median(medians),
+            compute_seconds=median(one.compute for one in means),
+            sync_seconds=median(one.sync for one in means),
+            step_seconds=median(one.seconds for one in means),
             step_low=low,
             step_high=high,
             repeats=len(steps),
-            visits=tuple(medians),
-            visit_error=median(median_error([*map(sum, visit)]) for visit in visits),
+            visits=tuple(one.seconds for one in means),
+            visit_error=median(one.error for one in means),
             loading=pooled_loading(self.ledger.loading(point)),
         )
         self._told[point] = visits, found

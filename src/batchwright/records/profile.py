@@ -104,26 +104,27 @@ class StepTime(Record):
     local_batch_size: Count = Field(description="Samples per step on each worker.")
     workers: Count = Field(description="Workers that computed at the same time.")
     compute_seconds: Positive = Field(
-        description="Median of input, forward, backward and update, without waiting for the "
-        "exchange of gradients, in seconds."
+        description="Input, forward, backward and update, without waiting for the exchange of "
+        "gradients, in seconds: of the mean steps of the visits the median."
     )
     sync_seconds: NonNegative = Field(
-        description="Median of the wait for the exchange that the backward pass did not hide, in "
-        "seconds."
+        description="The wait for the exchange that the backward pass did not hide, in seconds: of "
+        "the mean steps of the visits the median."
     )
-    step_seconds: Positive = Field(description="Median of the whole step, in seconds.")
+    step_seconds: Positive = Field(description="Median of the visits, in seconds.")
     step_low: Positive = Field(description="Lower quartile of the whole step, in seconds.")
     step_high: Positive = Field(description="Upper quartile of the whole step, in seconds.")
     repeats: Count = Field(description="Timed steps.")
     visits: tuple[Positive, ...] = Field(
         (),
-        description="Median of the whole step at each visit to this point, in seconds; visits are "
-        "apart in time, so they show how repeatable the machine is. Empty: one visit.",
+        description="Mean of the whole step at each visit to this point, in seconds, as a training "
+        "is the sum of its steps; visits are apart in time, so they show how repeatable the "
+        "machine is. Empty: one visit.",
     )
     visit_error: NonNegative | None = Field(
         None,
-        description="Standard error of the median of one visit by the scatter of its own steps, "
-        "as a share of it, in the median over the visits; null in older profiles.",
+        description="Standard error of the mean of one visit by the scatter of its own steps, as a "
+        "share of it, in the median over the visits; null in older profiles.",
     )
     loading: StepLoading | None = Field(
         None,

@@ -1,14 +1,15 @@
-"""Seconds of an optimizer's step alone, for those that a plan may choose from."""
+"""Seconds of an optimizer's step, for those that a plan may choose from."""
 
 from __future__ import annotations
 
 import torch
 
 from batchwright.errors import JobError
-from batchwright.probing.bench import Bench
+from batchwright.probing.bench import SMALLEST_BATCH, Batch, Bench
 from batchwright.probing.measure.timing import follow, now, spread
 from batchwright.records import UpdateTime
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS
+from batchwright.training.step.normalization import Statistics
 from batchwright.workload.task import build_optimizer
 
 _LEAST, _MOST = 3, 50
@@ -18,10 +19,13 @@ _ALONE = 1.2  # how far one update alone may be off, as a factor
 def update_times(bench: Bench, *, seconds: float) -> tuple[UpdateTime, ...]:
     """Time the update of each optimizer, all workers at the same time, for so many seconds each.
 
+    Each follows a backward pass, as in a training. Straight after one another, with weights and
+    moments still in the caches, updates take a tenth less, SGD's half.
+
     One that takes longer by itself is timed once, without warming up: Muon makes matrices of a
     classifier with 100 million weights orthogonal in a minute or two of a processor core.
 
-    The bench's weights are the same again afterwards, and it has no gradients.
+    The bench's network is the same again afterwards, and it has no gradients.
 
     Returns:
         By optimizer; without those that have nothing to do on this network.
@@ -30,6 +34,9 @@ def update_times(bench: Bench, *, seconds: float) -> tuple[UpdateTime, ...]:
         weights = [parameter.detach().clone() for parameter in bench.trained]
         for parameter in bench.trained:
             parameter.grad = torch.full_like(parameter, 1e-3).normal_(std=1e-3)
+        batch = bench.supply(SMALLEST_BATCH, bench.side)()
+        statistics = Statistics(bench.network)
+        statistics.keep()
         found = []
         for name in AUTO:
             try:
@@ -38,18 +45,19 @@ def update_times(bench: Bench, *, seconds: float) -> tuple[UpdateTime, ...]:
                 )
             except JobError:
                 continue
-            low, middle, high, repeats = _timed(bench, optimizer, seconds)
+            low, middle, high, repeats = _timed(bench, optimizer, batch, seconds)
             found.append(
                 UpdateTime(optimizer=name, seconds=middle, low=low, high=high, repeats=repeats)
             )
         for parameter, before in zip(bench.trained, weights, strict=True):
             parameter.copy_(before)
             parameter.grad = None
+        statistics.end(updated=False)
     return tuple(found)
 
 
 def _timed(
-    bench: Bench, optimizer: torch.optim.Optimizer, seconds: float
+    bench: Bench, optimizer: torch.optim.Optimizer, batch: Batch, seconds: float
 ) -> tuple[float, float, float, int]:
     first = _seconds(bench, optimizer)
     if follow(bench.group, int(first > seconds)):  # more of them would take too much of the probe
@@ -58,6 +66,7 @@ def _timed(
     started = now(bench.device)
     times: list[float] = []
     while len(times) < _MOST:
+        _backward(bench, batch)
         times.append(_seconds(bench, optimizer))
         going = len(times) < _LEAST or now(bench.device) - started < seconds
         if not follow(bench.group, int(going)):  # all do as many
@@ -69,3 +78,9 @@ def _seconds(bench: Bench, optimizer: torch.optim.Optimizer) -> float:
     start = now(bench.device)
     optimizer.step()
     return now(bench.device) - start
+
+
+def _backward(bench: Bench, batch: Batch) -> None:
+    """A backward pass whose gradients are not kept: those of the updates stay as they are."""
+    with torch.enable_grad():
+        torch.autograd.grad(bench.loss(batch), bench.trained, allow_unused=True)
