@@ -36,7 +36,7 @@ def test_a_worker_dies_with_its_parent(tmp_path):
 
 
 def test_waiting_threads_soon_sleep_unless_the_user_says_otherwise():
-    assert spinning_shortly({"HOME": "/"}) == {"HOME": "/", "GOMP_SPINCOUNT": "1000"}
+    assert spinning_shortly({"HOME": "/"}) == {"HOME": "/", "GOMP_SPINCOUNT": "3000"}
     for variable in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         assert spinning_shortly({variable: "active"}) == {variable: "active"}
 

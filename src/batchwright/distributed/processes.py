@@ -43,7 +43,7 @@ ENGINE_PARENT = "BATCHWRIGHT_ENGINE_PARENT"  # an engine's worker, for the comma
 STARTED = "BATCHWRIGHT_STARTED"  # when the launcher started, in seconds of Unix time
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What asks a run for a checkpoint and an orderly end."""
-SHORT_SPIN = "1000"  # turns that a waiting OpenMP thread spins before it sleeps
+SHORT_SPIN = "3000"  # turns that a waiting OpenMP thread spins before it sleeps
 _OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # its agents set it for their workers
 _IMPORTED_BY = os.getpid(), os.getppid()  # process and parent, for whoever has forked since
 _FILE = io.IOBase.__base__  # of all of Python's own files, those in C among them
@@ -109,7 +109,7 @@ def spinning_shortly(environment: Mapping[str, str]) -> dict[str, str]:
     By default GNU's wait spinning, for milliseconds. While another program has one of the cores,
     a thread then spins through its time at every operation: `resnet8` with two threads on two
     cores, batch 64 at 32 px, went from 50 ms a step to 1,240 ms beside one busy program, and to
-    130 ms with this. Alone it costs nothing there, and at 8 px some 4 ms of a 10 ms step.
+    some 130 ms with this. Alone it costs nothing there, and 3 % at 8 px.
 
     It must be set before torch is loaded. Whatever the user has set stands.
     """
