@@ -159,14 +159,31 @@ def test_a_profile_for_choosing_serves_either_optimizer_and_no_third():
 
 def test_what_an_update_takes_more_is_known_only_where_both_were_timed():
     job = make_job(optimizer="muon")
-    found = extra_seconds(job, profile_of(), "muon")
+    found = extra_seconds(job, profile_of(), "muon", 2)
     assert found.value == pytest.approx(MUON_SECONDS - SGD_SECONDS)
     assert 0 < found.low < found.value < found.high
-    assert extra_seconds(make_job(optimizer="sgd"), profile_of(), "sgd") is None
-    assert extra_seconds(make_job(optimizer="muon", launch="virtual"), profile_of(), "muon") is None
+    assert extra_seconds(make_job(optimizer="sgd"), profile_of(), "sgd", 2) is None
+    assert (
+        extra_seconds(make_job(optimizer="muon", launch="virtual"), profile_of(), "muon", 2) is None
+    )
     only = profile_of().model_copy(update={"updates": (update("sgd", SGD_SECONDS),)})
-    assert extra_seconds(job, only, "muon") is None
-    assert extra_seconds(job, make_profile(job=make_job(optimizer="muon")), "muon") is None
+    assert extra_seconds(job, only, "muon", 2) is None
+    assert extra_seconds(job, make_profile(job=make_job(optimizer="muon")), "muon", 2) is None
+
+
+def test_an_update_is_that_of_as_many_workers_or_of_the_nearest_number():
+    """Workers that share a machine have fewer threads each, and a small update needs none."""
+    job, told = make_job(optimizer="muon"), {1: 0.003, 2: 0.002, 8: 0.004}
+    updates = tuple(
+        update(name, seconds).model_copy(update={"workers": workers})
+        for workers, muon in told.items()
+        for name, seconds in (("sgd", 0.001), ("muon", muon))
+    )
+    profile = profile_of().model_copy(update={"updates": updates})
+    found = {n: extra_seconds(job, profile, "muon", n).value for n in (1, 2, 3, 6, 64)}
+    assert found == pytest.approx({1: 0.002, 2: 0.001, 3: 0.001, 6: 0.003, 64: 0.003})
+    merged = merge_profiles([profile_of(), profile])[0].updates
+    assert {one.workers for one in merged} == {None, 1, 2, 8}
 
 
 def test_a_stated_faster_kind_updates_faster_too():

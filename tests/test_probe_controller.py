@@ -206,7 +206,14 @@ class Machine:
         times = self.optimizers
         return commands.UpdatesTimed(
             times=tuple(
-                UpdateTime(optimizer=name, seconds=one, low=one, high=one, repeats=9)
+                UpdateTime(
+                    optimizer=name,
+                    workers=command.workers,
+                    seconds=one,
+                    low=one,
+                    high=one,
+                    repeats=9,
+                )
                 for name, one in times.items()
             )
         )
@@ -479,6 +486,8 @@ def test_optimizers_are_timed_where_the_plan_is_to_choose_one():
     for asked, timed in (("auto", {"sgd", "muon"}), ("sgd", set()), ("muon", set())):
         profile = measured_on(Machine(), optimizer=asked, probe=LONG_VISITS)
         assert {one.optimizer for one in profile.updates} == timed
+        counts = {point.workers for point in profile.steps} if timed else set()
+        assert {one.workers for one in profile.updates} == counts
 
 
 # ------------------------------------------------------------------- where the choice is still open

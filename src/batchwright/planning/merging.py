@@ -153,7 +153,13 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
                 attrgetter("operation", "workers", "bytes"),
                 _collective,
             ),
-            "updates": next((p.updates for p in profiles if p.updates), ()),
+            "updates": tuple(
+                {
+                    (one.optimizer, one.workers): one
+                    for profile in reversed(profiles)
+                    for one in profile.updates
+                }.values()
+            ),
             "load": _load([p.load for p in profiles if p.load]),
             "noise": max(noises, key=lambda one: one.parts * one.repeats) if noises else None,
             "evaluation_seconds_per_image": median(

@@ -395,11 +395,11 @@ def _longer_with_muon(kinds: Sequence[WorkerType], job: Job) -> Callable[[int], 
     side = max(sides(job))
 
     def times(kind: WorkerType, batch: int) -> float:
-        extra = extra_seconds(job, kind.profile, "muon", kind.speed)
-        if extra is None:
-            return 1.0
         asked = job.workers
         workers = asked if isinstance(asked, int) and asked in kind.measured else kind.measured[-1]
+        extra = extra_seconds(job, kind.profile, "muon", workers, kind.speed)
+        if extra is None:
+            return 1.0
         local = max(kind.least, ceil(batch / workers))
         return 1.0 + extra.value / kind.seconds(workers, side, local)
 

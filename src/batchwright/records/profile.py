@@ -260,6 +260,11 @@ class UpdateTime(Record):
     """Time of an optimizer's step alone: it is the same whatever the batch."""
 
     optimizer: OptimizerName = Field(description="As in a job.")
+    workers: Count | None = Field(
+        None,
+        description="Workers that updated at the same time: the more, the fewer threads each has; "
+        "null in older profiles.",
+    )
     seconds: Positive = Field(description="Median, in seconds.")
     low: Positive = Field(description="Lower quartile, in seconds.")
     high: Positive = Field(description="Upper quartile, in seconds.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2
+from math import inf, log, log2
 
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
@@ -56,7 +56,8 @@ def optimizers_to_try(job: Job, updates: Sequence[UpdateTime]) -> tuple[Optimize
     ``updates`` are of the optimizers that `auto` may come to, where they were timed.
     """
     names = AUTO[:1] if job.optimizer == "auto" and _against_muon(job) else optimizers_of(job)
-    return tuple(name for name in names if not updates or _of(updates, name))
+    timed = {one.optimizer for one in updates}
+    return tuple(name for name in names if not timed or name in timed)
 
 
 def chosen_optimizer(job: Job, batch: float, compared: Sequence[Compared] = ()) -> OptimizerName:
@@ -160,7 +161,7 @@ def _against_muon(job: Job) -> str:
 
 
 def extra_seconds(
-    job: Job, profile: Profile, name: OptimizerName, speed: float = 1.0
+    job: Job, profile: Profile, name: OptimizerName, workers: int, speed: float = 1.0
 ) -> Estimate | None:
     """What an update takes more than one of the optimizer that was measured with.
 
@@ -168,6 +169,7 @@ def extra_seconds(
         job: To plan for.
         profile: Measured, with SGD where `updates` says what others take.
         name: The optimizer that the batch in question is given.
+        workers: That compute at the same time; updates of the nearest number count.
         speed: Of the workers in question, as a multiple of the measured one.
 
     Returns:
@@ -176,7 +178,7 @@ def extra_seconds(
     """
     if profile.job.optimizer != "auto" or name == SGD.name or job.launcher.simulated:
         return None
-    usual, other = _of(profile.updates, SGD.name), _of(profile.updates, name)
+    usual, other = (_of(profile.updates, one, workers) for one in (SGD.name, name))
     if usual is None or other is None:
         return None
     return Estimate(
@@ -186,5 +188,9 @@ def extra_seconds(
     )
 
 
-def _of(updates: Sequence[UpdateTime], name: str) -> UpdateTime | None:
-    return next((one for one in updates if one.optimizer == name), None)
+def _of(updates: Sequence[UpdateTime], name: str, workers: int) -> UpdateTime | None:
+    return min(
+        (one for one in updates if one.optimizer == name),
+        key=lambda one: abs(log(one.workers / workers)) if one.workers else inf,
+        default=None,
+    )

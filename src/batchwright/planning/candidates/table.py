@@ -227,7 +227,7 @@ class Table:
         name = chosen_optimizer(self.job, batch, self.compared)
         if (cluster, name) not in self._extras:
             found = [
-                extra_seconds(self.job, kind.profile, name, kind.speed)
+                extra_seconds(self.job, kind.profile, name, cluster.workers, kind.speed)
                 for kind, _ in cluster.members
             ]
             most = max(filter(None, found), key=lambda one: one.value, default=None)

@@ -96,6 +96,10 @@ def _updates(curves: Curves, report: Callable[[str], None]) -> tuple[UpdateTime,
     if curves.visitor.job.optimizer != "auto":
         return ()
     report("optimizers")
-    command = commands.TimeUpdates(workers=curves.all[-1][0], seconds=_UPDATES * curves.budget)
-    answer = curves.visitor.ask(command, commands.UpdatesTimed, "updating weights")
-    return answer.times if answer else ()
+    seconds = _UPDATES * curves.budget / len(curves.counts)
+    times: list[UpdateTime] = []
+    for count in curves.counts:
+        command = commands.TimeUpdates(workers=count, seconds=seconds)
+        answer = curves.visitor.ask(command, commands.UpdatesTimed, "updating weights")
+        times += answer.times if answer else ()
+    return tuple(times)

@@ -47,7 +47,14 @@ def update_times(bench: Bench, *, seconds: float) -> tuple[UpdateTime, ...]:
                 continue
             low, middle, high, repeats = _timed(bench, optimizer, batch, seconds)
             found.append(
-                UpdateTime(optimizer=name, seconds=middle, low=low, high=high, repeats=repeats)
+                UpdateTime(
+                    optimizer=name,
+                    workers=bench.group.size,
+                    seconds=middle,
+                    low=low,
+                    high=high,
+                    repeats=repeats,
+                )
             )
         for parameter, before in zip(bench.trained, weights, strict=True):
             parameter.copy_(before)
