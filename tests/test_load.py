@@ -400,7 +400,7 @@ def test_a_point_tells_what_the_scatter_of_steps_makes_of_a_visit_not_how_far_vi
     expected = median_error([0.8, 0.9, 1.0, 1.1, 1.2])
     assert expected == pytest.approx(0.2 / 1.349 * median_share(5))
     visitor.visit(point)
-    assert visitor.look(point) == pytest.approx(0.8)  # no measurement
+    assert visitor.look(point).shortest == pytest.approx(0.8)  # no measurement
     visitor.visit(point)
     (told,) = visitor.step_times()
     assert told.visits == (1.0, 3.0)
