@@ -402,7 +402,7 @@ def test_a_point_tells_what_the_scatter_of_steps_makes_of_a_visit_not_how_far_vi
     visitor = Visitor(make_job(precision="float32"), machine, 1, lambda what: None)
     visitor.prepare(seconds=1)
     visitor.visit(point)
-    assert visitor.look(point) == pytest.approx(0.8)  # no measurement
+    assert visitor.look(point).shortest == pytest.approx(0.8)  # no measurement
     visitor.visit(point)
     (told,) = visitor.step_times()
     assert told.visits == pytest.approx((1.0, 3.0))

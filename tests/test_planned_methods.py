@@ -424,6 +424,20 @@ def test_a_deadline_that_only_the_cycle_keeps_is_kept():
         planned("cyclic", global_batch=512, goal=Goal(deadline=0.3 * 30 * plain.high))
 
 
+@pytest.mark.parametrize("method", ["cyclic", "dual-batch", "hybrid"])
+def test_of_more_than_a_limit_is_advised_only_what_keeps_it(method):
+    """The shortest training is one epoch; the plan's own extra time is not to be left to it."""
+    with pytest.raises(PlanError, match=r": raise goal\.deadline$"):
+        planned(method, epochs=1, goal=Goal(deadline=0.01))
+    one = planned(method, epochs=1)
+    most = 2 * one.stages[0].predicted_epoch_seconds.high
+    fewer = r": raise goal\.deadline, or train fewer epochs$"
+    for cycle in (Cycle(), Cycle(stage_epochs=(20, 10))):
+        with pytest.raises(PlanError, match=fewer):
+            planned(method, epochs=30, cycle=cycle, goal=Goal(deadline=most))
+    assert planned(method, epochs=1, goal=Goal(deadline=most)).epochs == 1
+
+
 def test_the_preset_sets_epochs_rates_and_batches():
     plan = planned("cyclic", cycle=Cycle(preset="cifar100"))
     assert (plan.epochs, plan.job.epochs) == (140, 140)

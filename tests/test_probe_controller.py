@@ -278,6 +278,13 @@ def test_the_budget_is_kept_and_used(drift, sample_seconds):
         assert profile.probe_seconds >= 30 * 0.8
 
 
+@pytest.mark.parametrize("seed", [0, 2, 13])
+def test_no_batch_far_above_scattered_visits_is_taken_for_one_that_the_budget_affords(seed):
+    """A line through a few of them may be nearly flat: 5,000 images seemed to take what 64 took."""
+    machine = Machine(drift=0.3, sample_seconds=0.005, random=random.Random(seed))
+    assert measured_on(machine, probe=LONG_VISITS).probe_seconds <= 30 * 1.1
+
+
 @pytest.mark.parametrize(("epochs", "seconds"), [(1, 5), (100, 10), (400, 20)])
 def test_a_probe_takes_a_tenth_of_the_training_within_limits(epochs, seconds):
     """50,000 images take 1.25 s on two workers, at best."""
@@ -339,6 +346,17 @@ def test_a_fixed_time_of_each_step_makes_no_curve_begin_with_fewer_samples():
         sizes = [one.local_batch_size for one in profile.steps if one.workers == workers]
         assert min(sizes) == 16
     assert profile.probe_seconds <= 5 * 1.1
+
+
+def test_a_look_at_the_batch_that_a_curve_begins_with_is_its_first_visit():
+    """Where time is in proportion to the batch, the look says what the very first step said."""
+    machine = Machine(latency=0.0, sample_seconds=0.0025)
+    short = ProbeSettings(budget=5)
+    profile = measured_on(machine, counts=(1,), resolutions=(32,), probe=short)
+    visits = [point.local_batch_size for point in machine.points(commands.Visit)]
+    assert visits[:2] == [2, 8]
+    assert all(one != next_one for one, next_one in pairwise(visits))
+    assert sum(len(point.visits) for point in profile.steps) == len(visits) - 1
 
 
 def test_steps_that_take_seconds_are_measured_at_the_smallest_batches():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections import Counter
 from contextlib import suppress
 from statistics import median
@@ -19,8 +20,10 @@ from batchwright.records import LearningRateRule, RunSummary
 from batchwright.records.documents import read_record
 from batchwright.training.batches.sampler import epoch_order, step_sizes
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
+from batchwright.training.parameter_server import server_process
 from batchwright.training.parameter_server.merging import layout, pack
 from batchwright.training.parameter_server.messages import (
+    Beat,
     Hello,
     Next,
     Round,
@@ -29,9 +32,10 @@ from batchwright.training.parameter_server.messages import (
     Welcome,
 )
 from batchwright.training.parameter_server.server_client import ServerClient
+from batchwright.training.parameter_server.server_coordinator import ServerCoordinator
 from batchwright.training.parameter_server.server_process import ServerProcess
 from batchwright.training.parameter_server.server_run import ServerRun
-from batchwright.training.parameter_server.transport import connect
+from batchwright.training.parameter_server.transport import Transport, connect
 from gloo import Crew
 from hosting import KEY, Pictures, Points, hosted, make_model, train, values_of, without_compiler
 from served import make_served_plan
@@ -269,21 +273,37 @@ def test_samples_per_round_follow_the_measured_speeds(crew, tmp_path):
 # ------------------------------------------------------------------------------------ silence
 
 
-def test_a_silent_worker_is_named_and_may_come_back(tmp_path):
+def test_a_silent_worker_is_named_and_may_come_back(tmp_path, monkeypatch):
+    """The server's patience ends once the worker is silent: all else may take its time."""
+    ends = []
+
+    def server_end(*given):
+        ends.append(Transport(*given))
+        return ends[-1]
+
+    monkeypatch.setattr(server_process, "Transport", server_end)
     plan = make_served_plan((8,), (24,), epochs=2)
-    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"timeout": 2.0})})
     with hosted(plan, tmp_path / "run") as address:
         link = connect(address, KEY, timeout=200)
         say_hello(link.send, plan, make_model())
         link.send(Next())
         assert first_round(link).ticket is not None
+        lose_patience(ends[0], 0.2)
+        link.send(Beat())  # the last that it hears
         with suppress(OSError):
             while True:  # it beats, and is not answered
                 link.receive()
         train(0, plan.model_dump_json(), address)
     notes = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert "worker 0 (here/cpu:0) is lost (silent for 2 s): the others go on" in notes
+    assert "worker 0 (here/cpu:0) is lost (silent for 0.2 s): the others go on" in notes
     assert "came back: its unfinished round is repeated, with fresh momentum" in notes
+
+
+def lose_patience(end, seconds):
+    """What this end receives from now on, but for the next, must come within so long."""
+    limit = struct.pack("ll", 0, int(1e6 * seconds))
+    end._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    end._timeout = seconds
 
 
 def test_an_evaluation_that_was_cut_short_is_all_that_is_left_to_do(tmp_path):
@@ -308,14 +328,16 @@ def test_an_evaluation_that_was_cut_short_is_all_that_is_left_to_do(tmp_path):
     assert not same(turn["pulled"], values_of(make_model()))  # it is the server's that counts
 
 
-def test_a_worker_that_leaves_without_a_word_leaves_its_round_to_the_others():
+def test_a_worker_that_leaves_without_a_word_leaves_its_round_to_the_others(monkeypatch):
+    """It is waited for as long as silence is borne: here not at all."""
+    usual = ServerCoordinator.give_up_lost
+    monkeypatch.setattr(ServerCoordinator, "give_up_lost", lambda self, _: usual(self, 0.0))
     plan = make_served_plan((8, 8), (12, 12), epochs=1)
-    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"timeout": 2.0})})
     with hosted(plan) as address:
         link = connect(address, KEY, timeout=200)
         say_hello(link.send, plan, make_model())
         link.send(Next())
-        other = ServerClient(address, KEY.hex(), 20, SimpleNamespace(number=0))
+        other = ServerClient(address, KEY.hex(), 200, SimpleNamespace(number=0))
         other.hello(hello_of(plan, make_model(), rank=1), None)
         starts = [other.next()[1].ticket.start]
         link.close()

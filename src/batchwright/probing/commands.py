@@ -205,6 +205,14 @@ class Visited(Record):
     )
     loading: StepLoading | None = None
 
+    @property
+    def shortest(self) -> float:
+        """Seconds of the shortest step, which tells what is affordable.
+
+        In a slow stretch of the machine all others may take many times as long.
+        """
+        return min(map(sum, self.steps))
+
 
 class VisitPair(Record):
     """Have two groups take steps at the same time, nobody waiting; answered by `PairVisited`."""

@@ -246,19 +246,18 @@ class Visitor:
         return True
 
     def visit(self, point: Point) -> float | None:
-        """Time a few steps there; the shortest in seconds, `None` if they do not fit.
-
-        The shortest tells what is affordable: in a slow stretch of the machine all others may take
-        many times as long.
-        """
-        self._report(str(point))
-        visited = self._visited(point)
+        """Time a few steps there; the shortest in seconds, `None` if they do not fit."""
+        visited = self.look(point)
         if visited is None:
             return None
+        self.keep(point, visited)
+        return visited.shortest
+
+    def keep(self, point: Point, visited: commands.Visited) -> None:
+        """Take what was seen there for a measurement."""
         self.ledger.add(point, visited.steps, visited.loading)
         self._apart.setdefault(point, []).append(visited.apart)
         self.is_disturbed()
-        return min(map(sum, visited.steps))
 
     def is_disturbed(self, *, waiting: bool = False) -> bool:
         """Whether others use the machine, as far as it is seen; marks the visits meanwhile.
@@ -282,10 +281,18 @@ class Visitor:
             return None
         return load.model_copy(update={"scatter": visit_scatter(self.step_times())})
 
-    def look(self, point: Point) -> float | None:
-        """Seconds of the shortest of a few steps, which are no measurements; `None` if none fit."""
-        visited = self._visited(point)
-        return None if visited is None else min(map(sum, visited.steps))
+    def look(self, point: Point) -> commands.Visited | None:
+        """A few steps there, no measurement unless they are kept; `None` if they do not fit."""
+        self._report(str(point))
+        if not self.weigh(point):
+            return None
+        command = commands.Visit(
+            **point._asdict(), seconds=VISIT_SECONDS, most_steps=self.job.probe.steps
+        )
+        visited = self.ask(command, commands.Visited, str(point))
+        if visited is None:
+            self.out_of_memory.append(point)
+        return visited
 
     def try_first(self, point: Point) -> float:
         """Seconds of the shortest of a few of the smallest steps, which are no measurements.
@@ -298,9 +305,9 @@ class Visitor:
         """
         peak = self._guess(point)
         if peak is None or peak <= self.limit:
-            seconds = self.look(point)
-            if seconds is not None:
-                return seconds
+            visited = self.look(point)
+            if visited is not None:
+                return visited.shortest
         told = f"about {peak / 2**20:.0f} MiB" if peak else "more memory than there is"
         raise JobError(
             f"{point}: a step takes {told}, and a worker may use {self.limit / 2**20:.0f} MiB: "
@@ -408,17 +415,6 @@ class Visitor:
         )
         self._told[point] = visits, found
         return found
-
-    def _visited(self, point: Point) -> commands.Visited | None:
-        if not self.weigh(point):
-            return None
-        command = commands.Visit(
-            **point._asdict(), seconds=VISIT_SECONDS, most_steps=self.job.probe.steps
-        )
-        visited = self.ask(command, commands.Visited, str(point))
-        if visited is None:
-            self.out_of_memory.append(point)
-        return visited
 
     def _prepare(self) -> None:
         precision = self.job.precision

@@ -106,6 +106,7 @@ class Objective:
     mends_batches: ClassVar[str] = mends
     by_accuracy: ClassVar[bool] = False
     by_seconds: ClassVar[bool] = True  # what is least goes by the time of a step alone
+    saves_cost: ClassVar[bool] = False  # of what takes as long, the cheaper one is taken
 
     def value(self, row: Row) -> float:
         """The value that this objective minimizes."""
@@ -135,22 +136,36 @@ class Objective:
         if not self.by_seconds or not far_off(best) or self.value(best) in (0.0, inf):
             return best
         near = [
-            row
-            for row in self.among(rows)
-            if not far_off(row)
-            and log(self.value(row) / self.value(best)) <= Z_975 * hypot(error(row), error(best))
+            row for row in self.among(rows) if not far_off(row) and self._as_good(row, best, error)
         ]
         return self.best(near) if near else best
 
     def thrifty(
-        self,
-        best: Row,
-        rows: Sequence[Row],  # noqa: ARG002
-        far_off: Callable[[Row], bool],  # noqa: ARG002
-        error: RowError,  # noqa: ARG002
+        self, best: Row, rows: Sequence[Row], far_off: Callable[[Row], bool], error: RowError
     ) -> Row:
-        """The candidate to take in place of the `best` where one that costs less is as good."""
-        return best
+        """The candidate to take in place of the ``best`` where one that costs less is as good.
+
+        That of another cluster with the least time x cost, of those as quick as far as is known: it
+        takes hardly longer, measurements do not tell the two apart, and it is far from what was
+        measured only if the best is. Without a price the cost is in worker-hours. Arguments as for
+        `known`.
+        """
+        if not self.saves_cost or best.full_accuracy is None:
+            return best
+        near = [
+            row
+            for row in self.among(rows)
+            if row.cluster is not best.cluster
+            and (1 - MIN_SAVING) * self.value(row) < self.value(best) <= self.value(row)
+            and (far_off(best) or not far_off(row))
+            and self._as_good(row, best, error)
+        ]
+        return min([best, *near], key=lambda row: (self.value(row) * row.expense, *by_time(row)))
+
+    def _as_good(self, row: Row, best: Row, error: RowError) -> bool:
+        """Whether measurements do not tell that a candidate's value is larger than the best's."""
+        larger = log(self.value(row) / self.value(best))
+        return larger <= Z_975 * hypot(error(row), error(best))
 
     def alone(
         self,
@@ -270,6 +285,7 @@ class _AccurateSoon(_MostAccurate):
     """The quickest of those as accurate as the best within the tolerance."""
 
     mends_batches = "a larger probe.budget may for their times, probe.learning for their accuracy"
+    saves_cost = True
 
     @property
     def _least(self) -> str:
@@ -293,26 +309,6 @@ class _AccurateSoon(_MostAccurate):
             if row in known
             or (self.value(row) <= half and row.batch <= self.progress.doubtful_from(row.batch))
         ]
-
-    def thrifty(
-        self, best: Row, rows: Sequence[Row], far_off: Callable[[Row], bool], error: RowError
-    ) -> Row:
-        """That of another cluster with the least time x cost, of those as quick as far as is known.
-
-        It takes hardly longer, measurements do not tell the two apart, and it is far from what was
-        measured only if the best is. Without a price the cost is in worker-hours.
-        """
-        if best.full_accuracy is None:
-            return best
-        near = [
-            row
-            for row in self.among(rows)
-            if row.cluster is not best.cluster
-            and (1 - MIN_SAVING) * self.value(row) < self.value(best) <= self.value(row)
-            and (far_off(best) or not far_off(row))
-            and log(self.value(row) / self.value(best)) <= Z_975 * hypot(error(row), error(best))
-        ]
-        return min([best, *near], key=lambda row: (self.value(row) * row.expense, *by_time(row)))
 
     def why_size(self, row: Row, sizes: Sequence[Row]) -> str:  # noqa: ARG002
         if row.full_accuracy is None:

@@ -40,7 +40,7 @@ def two_groups(
         large_batches=large,
         samples=samples,
         epochs=(job.epochs,) if schedule is None else schedule.epochs_of_levels,
-        other_seconds=times.other_seconds,
+        other_seconds=times.other_seconds(job.epochs),
     )
     rows = []
     for side, groups, batch in zip(levels, found.groups, large.value, strict=True):

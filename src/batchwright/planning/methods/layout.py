@@ -7,12 +7,14 @@ times were measured or stated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.preemptions import losses_of
+from batchwright.planning.candidates.progress import fewest_epochs
 from batchwright.planning.candidates.table import SECONDS_PER_HOUR
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.methods.time_models import Measured, Stated
@@ -88,36 +90,68 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
     Raises:
         PlanError: No pair of batches exists, or a limit is missed.
     """
-    made: Layout = resolve_name(job.method_spec.plan)(job, times, optimizer)
-    losses = losses_of(job, times.network, times.preemptions)
-    rows = [(stage.epochs, stage.predicted_epoch_seconds) for stage in made.stages]
-    ends = {
-        end: times.other_seconds + sum(n * getattr(one, end) for n, one in rows if one is not None)
-        for end in ("value", "low", "high")
-    }
-    total = losses.estimate(Estimate(**ends))
+    made, total = _made(job, times, optimizer)
     # Together the rows may miss a deadline or cost that plain keeps.
-    advice = "train fewer epochs"
-    if job.method_spec.takes("dual.extra_time"):
-        advice += ", or leave dual.extra_time to the plan"
-    for limit, verb, value, unit in (
-        ("deadline", "take", total.high, " s"),
-        ("max_cost", "cost", (times.hourly or 0.0) * total.high / SECONDS_PER_HOUR, ""),
-    ):
-        most = getattr(job.goal, limit)
-        if most is not None and value > most:
-            raise PlanError(
-                f"method={job.method} may {verb} {value:.4g}{unit}, goal.{limit}={most:g}: raise "
-                f"goal.{limit}, {advice}"
-            )
+    misses = _misses(job, times, total)
+    if misses:
+        limit, text = next(iter(misses.items()))
+        advice = ", or ".join([f"raise {limit}", *_kept_by(job, times, limit)])
+        raise PlanError(f"method={job.method} {text}: {advice}")
     found = (
         *method_reason(job),
         *made.reasons,
         *_training_time(job, made.stages, total),
-        *losses.reasons(total),
+        *losses_of(job, times.network, times.preemptions).reasons(total),
         *link_reason(job),
     )
     return replace(made, reasons=found)
+
+
+def _made(
+    job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = ()
+) -> tuple[Layout, Estimate]:
+    """What the method lays out, and the seconds of the whole training by it."""
+    made: Layout = resolve_name(job.method_spec.plan)(job, times, optimizer)
+    other = times.other_seconds(job.epochs)
+    rows = [(stage.epochs, stage.predicted_epoch_seconds) for stage in made.stages]
+    ends = {
+        end: other + sum(n * getattr(one, end) for n, one in rows if one is not None)
+        for end in ("value", "low", "high")
+    }
+    losses = losses_of(job, times.network, times.preemptions)
+    return made, losses.estimate(Estimate(**ends))
+
+
+def _misses(job: Job, times: Measured | Stated, total: Estimate) -> dict[str, str]:
+    """The limits that so long a training may miss, each with what it may take, in words."""
+    cost = (times.hourly or 0.0) * total.high / SECONDS_PER_HOUR
+    found = {}
+    for key, verb, value, unit in (
+        ("deadline", "take", total.high, " s"),
+        ("max_cost", "cost", cost, ""),
+    ):
+        most = getattr(job.goal, key)
+        if most is not None and value > most:
+            found[f"goal.{key}"] = f"may {verb} {value:.4g}{unit}, goal.{key}={most:g}"
+    return found
+
+
+def _kept_by(job: Job, times: Measured | Stated, limit: str) -> Iterator[str]:
+    """What else than raising a limit keeps it, in words: each is laid out to see."""
+    ways: dict[str, dict[str, object]] = {
+        "train fewer epochs": {
+            "epochs": fewest_epochs(job),
+            "cycle": job.cycle.model_copy(update={"stage_epochs": "auto"}),
+        },
+        "leave dual.extra_time to the plan": {
+            "dual": job.dual.model_copy(update={"extra_time": "auto"})
+        },
+    }
+    for words, changes in ways.items():
+        other = job.model_copy(update=changes)
+        with suppress(PlanError):
+            if limit not in _misses(other, times, _made(other, times)[1]):
+                yield words
 
 
 # -------------------------------------------------------------------------------------- in words

@@ -89,10 +89,9 @@ class Measured:
         """Global batch at the highest resolution, in samples."""
         return self.choice.row.batch
 
-    @property
-    def other_seconds(self) -> float:
-        """Seconds of the whole training besides its rows: evaluation and compiling."""
-        return self.table.other_seconds(self.choice.row.cluster, self.choice.row.epochs)
+    def other_seconds(self, epochs: int) -> float:
+        """Seconds of a training of so many epochs besides its rows: evaluation and compiling."""
+        return self.table.other_seconds(self.choice.row.cluster, epochs)
 
     @property
     def hourly(self) -> float | None:
@@ -256,7 +255,6 @@ class Stated:
     local: tuple[int, ...] = ()
     why: tuple[str, Source] = ("Asked for; nothing was measured.", "asked")
     measured: ClassVar[bool] = False
-    other_seconds: ClassVar[float] = 0.0
     limit: ClassVar[int] = 0
 
     @property
@@ -274,6 +272,10 @@ class Stated:
     def preemptions(self) -> float:
         """How often any worker is taken away in an hour."""
         return self.workers * self.job.goal.preemptions_of("")
+
+    def other_seconds(self, epochs: int) -> float:  # noqa: ARG002
+        """Seconds besides the rows are not known."""
+        return 0.0
 
     @property
     def least(self) -> int:

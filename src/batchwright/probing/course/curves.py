@@ -71,7 +71,9 @@ class Curves:
             self.sample_seconds[curve] = seconds / SMALLEST_BATCH
         self.smallest = {curve: self._smallest(curve) for curve in self.all}
         for curve, smallest in self.smallest.items():
-            self.visit(Point(*curve, smallest))
+            point = Point(*curve, smallest)
+            if point not in self.visitor.ledger.steps:
+                self.visit(point)
         largest = self._visit_largest({})
         if may_lengthen and self.lengthen(self._job.epochs):
             largest = self._visit_largest(largest)
@@ -88,7 +90,8 @@ class Curves:
 
         The first, smallest step is mostly fixed time. Taken as proportional to the batch, it makes
         the wanted batches seem several times too slow. So where they seem too slow, the largest
-        batch that still seems affordable is looked at as well, and a line through both decides.
+        batch that still seems affordable is looked at as well, and a line through both decides. The
+        look is the first visit to that batch, if it is the one.
         """
         ladder, sizes = self.ladders[curve[0]]
         each = self.sample_seconds[curve]
@@ -107,12 +110,16 @@ class Curves:
         size = affordable(each, 0.0)
         if not max(SMALLEST_BATCH, ladder[0]) < size < sizes[0]:
             return size
-        seconds = self.visitor.look(Point(*curve, size))
-        if seconds is None:
+        point = Point(*curve, size)
+        visited = self.visitor.look(point)
+        if visited is None:
             return size
-        self.sample_seconds[curve] = min(each, seconds / size)
-        slope = max(0.0, seconds - SMALLEST_BATCH * each) / (size - SMALLEST_BATCH)
-        return max(size, affordable(slope, seconds - slope * size))
+        self.sample_seconds[curve] = min(each, visited.shortest / size)
+        slope = max(0.0, visited.shortest - SMALLEST_BATCH * each) / (size - SMALLEST_BATCH)
+        found = max(size, affordable(slope, visited.shortest - slope * size))
+        if found == size:
+            self.visitor.keep(point, visited)
+        return found
 
     def _each(self, curve: Curve) -> float:
         """Seconds for the first visits to a curve."""

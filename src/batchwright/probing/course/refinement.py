@@ -186,11 +186,14 @@ class Refinement:
         return wanted if len(wanted) >= MIN_POINTS else fitting[-MIN_POINTS:]
 
     def _seconds(self, model: StepTimeModel | None, point: Point) -> float:
-        step = self._curves.sample_seconds[point[:2]] * point.local_batch_size
+        first = point not in self._visitor.ledger.steps
+        step = by_sample = self._curves.sample_seconds[point[:2]] * point.local_batch_size
         if model is not None:
             with suppress(PlanError):  # nothing fitted on this curve
                 step = model.seconds(point.workers, point.resolution, [point.local_batch_size])
-        first = point not in self._visitor.ledger.steps
+            # A line through visits that scatter may be too flat: beyond them samples are taken to
+            # last as long as there.
+            step = max(step, by_sample) if first else step
         return visit_seconds(
             max(step, 1e-6),
             self._job.probe.steps,

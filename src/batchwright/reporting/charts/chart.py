@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import ceil, floor, log10
 from sys import float_info
 from typing import Literal
@@ -224,8 +225,19 @@ def ratio_axis(label: str, values: Iterable[float]) -> Axis:
 
 def epochs_axis(epochs: int) -> Axis:
     """An axis of epochs counted from one, each in the middle of its unit."""
-    ticks = tuple((float(at), str(at)) for at in evenly(range(1, epochs + 1), 10))
+    ticks = tuple((float(at), str(at)) for at in rounded(range(1, epochs + 1), 10))
     return Axis("epoch", 0.5, epochs + 0.5, ticks)
+
+
+def rounded(places: range, most: int) -> list[int]:
+    """At most ``most`` of neighbouring ``places``: multiples of 1, 2, 5, 10 and so on.
+
+    >>> rounded(range(1, 31), 10), rounded(range(21), 8), rounded(range(1, 4), 10)
+    ([5, 10, 15, 20, 25, 30], [0, 5, 10, 15, 20], [1, 2, 3])
+    """
+    steps = (factor * 10**power for power in count() for factor in (1, 2, 5))
+    found = ([at for at in places if at % step == 0] for step in steps)
+    return next(ticks for ticks in found if len(ticks) <= most)
 
 
 def evenly(places: range, most: int) -> list[int]:
@@ -247,5 +259,5 @@ def exact_axis(label: str, start: float, end: float) -> Axis:
 
 def plan_axis(epochs: int) -> Axis:
     """An axis of epochs since the start of the run."""
-    ticks = tuple((float(at), str(at)) for at in evenly(range(epochs + 1), 8))
+    ticks = tuple((float(at), str(at)) for at in rounded(range(epochs + 1), 8))
     return Axis("epochs", 0.0, epochs, ticks)

@@ -142,7 +142,7 @@ def header_rows(plan: Plan) -> list[tuple[str, str]]:
         ("precision", plan.precision),
         (
             "learning-rate rule",
-            f"{rule.base:g} at batch {rule.base_batch}, {rule.scaling} scaling: peak "
+            f"{rule.base:.4g} at batch {rule.base_batch}, {rule.scaling} scaling: peak "
             f"{rule.peak:.4g}{gained}; warm-up {rule.warmup_epochs:g} epochs; decay "
             f"{rule.decay}",
         ),

@@ -42,13 +42,13 @@ def rate_words(schedule: RateSchedule) -> str:
     rule, batch = schedule.rule, schedule.scaled_to
     peak = f"{rule.peak:.4g} per step"
     if batch is None:
-        return f"{peak}, where {rule.base:g} is for {rule.base_batch} samples"
+        return f"{peak}, where {rule.base:.4g} is for {rule.base_batch} samples"
     ratio = f"{batch} / {rule.base_batch}"
     most = max(row.most_gain for row in schedule.rows)
     gain = f"times a measured gain of 1 to {most:.4g} ({ratio})"
     return {
-        "linear": f"{peak} = {rule.base:g} x {ratio}",
-        "sqrt": f"{peak} = {rule.base:g} x sqrt({ratio})",
+        "linear": f"{peak} = {rule.base:.4g} x {ratio}",
+        "sqrt": f"{peak} = {rule.base:.4g} x sqrt({ratio})",
         "gain": f"{peak}, {gain if most > 1 else f'with nothing to gain ({ratio})'}",
         "none": f"{peak}, not scaled (batch {batch}, base batch {rule.base_batch})",
     }[rule.scaling]
@@ -62,7 +62,7 @@ def batch_words(schedule: RateSchedule) -> str:
             f"no global batch: workers step by themselves, {local_batches(row.local_batch_sizes)} "
             f"samples{_in_parts(row)}"
         )
-    words = f"global batch {row.global_batch_size:,}"
+    words = f"global batch {row.global_batch_size}"
     if len(row.local_batch_sizes) == 1 and row.accumulation_steps == 1:
         return f"{words} = 1 worker x {row.global_batch_size}"
     if len(set(row.local_batch_sizes)) > 1:

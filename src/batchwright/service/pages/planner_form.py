@@ -23,7 +23,7 @@ MAX_KEYS = 40
 """Lines of further keys."""
 
 OBJECTIVES = (
-    ("", "as the profile's job says"),
+    ("", "as in the profile"),
     ("auto", "quickest of the most accurate"),
     ("knee", "knee: until more pays little"),
     ("time", "shortest"),
@@ -31,9 +31,9 @@ OBJECTIVES = (
     ("accuracy", "most accurate"),
     ("target-accuracy", "shortest or cheapest to an accuracy"),
 )
-LEAST = (("", "as the profile's job says"), ("time", "shortest"), ("cost", "cheapest"))
+LEAST = (("", "as in the profile"), ("time", "shortest"), ("cost", "cheapest"))
 METHODS = (
-    ("", "as the profile's job says"),
+    ("", "as in the profile"),
     *(
         (one.name, f"{one.name}: {one.short}")
         for one in (*METHOD_SPECS.own.values(), METHOD_SPECS["auto"])
