@@ -89,5 +89,10 @@ def _seconds(bench: Bench, optimizer: torch.optim.Optimizer) -> float:
 
 def _backward(bench: Bench, batch: Batch) -> None:
     """A backward pass whose gradients are not kept: those of the updates stay as they are."""
+    kept = [parameter.grad for parameter in bench.trained]
+    for parameter in bench.trained:
+        parameter.grad = None
     with torch.enable_grad():
-        torch.autograd.grad(bench.loss(batch), bench.trained, allow_unused=True)
+        bench.loss(batch).backward()
+    for parameter, grad in zip(bench.trained, kept, strict=True):
+        parameter.grad = grad
