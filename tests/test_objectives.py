@@ -619,6 +619,12 @@ def test_fewer_epochs_are_advised_only_where_one_keeps_the_limits(limit):
     assert planned(BARE, epochs=1, **limit | {key: enough})
 
 
+def test_a_candidate_that_several_objectives_take_is_named_once_with_all_of_them():
+    others = [one.value for one in reason(planned(), "workers").alternatives]
+    assert "2 workers, global batch 142 (goal.objective=knee or time)" in others
+    assert len({value.partition(" (")[0] for value in others}) == len(others)
+
+
 def test_more_memory_is_advised_where_it_is_given():
     kinds = [{"kind": PROFILE.cluster.device_name, "count": 2, "memory": 1000}]
     for goal, where in (

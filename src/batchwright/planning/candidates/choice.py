@@ -231,9 +231,12 @@ def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Rea
         :_MAX_SIZES
     ]
     alternatives = [(_named(one, named=named), one) for one in others if one in near]
+    aims: dict[Row, list[str]] = {}
+    for name, one in sorted(choice.others.items()):
+        aims.setdefault(one, []).append(name)
     alternatives += [
-        (f"{_named(one, named=named)} (goal.objective={name})", one)
-        for name, one in sorted(choice.others.items())
+        (f"{_named(one, named=named)} (goal.objective={' or '.join(names)})", one)
+        for one, names in aims.items()
     ]
     return Chosen(
         str(row.cluster) if named else str(row.cluster.workers),
