@@ -139,7 +139,7 @@ def test_without_a_price_the_knee_is_where_the_next_size_up_saves_too_little():
     expected = next(few for few, saved in zip(sizes, saves, strict=False) if saved <= 0.05)
     assert plan.workers == expected
     assert 1 < expected < 64
-    assert "next size up saves at most 5.0%" in reason(plan, "workers").why
+    assert "next size up saves at most 5.0 %" in reason(plan, "workers").why
 
 
 def test_with_a_price_the_knee_is_the_least_product_of_time_and_cost():
@@ -229,7 +229,9 @@ def test_choice_table_frontier_and_alternatives_go_by_one_time_to_the_target(
             workers, batch = named.match(alternative.value).groups()
             other = places[int(workers or plan.workers), int(batch)]
             change = share(other, best, "target_seconds") - 1
-            amount = f"{abs(change):.1%} {'more' if change > 0 else 'less'} time to the accuracy"
+            amount = (
+                f"{100 * abs(change):.1f} % {'more' if change > 0 else 'less'} time to the accuracy"
+            )
             words = "the same time to the accuracy" if abs(change) < 0.0005 else amount
             assert alternative.loss.startswith(words)
             if workers and "objective" not in alternative.value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shlex
 import signal
 import socket
@@ -680,6 +681,10 @@ def test_version_and_help_are_there(command):
     assert code == 0
     verbs = ("run", "probe", "plan", "check", "schedule", "train", "report", "doctor")
     assert all(verb in out for verb in verbs)
+    assert re.search(r"gradient noise, and\s+how the network learns\.\n", out)  # none is cut off
+    for verb in (*verbs, "serve", "agent", "submit", "token"):
+        _, out, _ = command(verb, "--help")
+        assert not re.search(r"<(str|path|int|float|list)", out), verb  # Python's types
 
 
 def test_on_windows_the_command_ends_in_one_line():

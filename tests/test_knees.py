@@ -13,6 +13,7 @@ from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit, knee_fits_of, knee_record, line_of
 from batchwright.planning.planner import make_plan
 from batchwright.records import Goal
+from batchwright.records.text.formatting import percent
 from samples import make_data, make_job, make_profile, make_step
 from test_optimizer import update
 
@@ -112,9 +113,9 @@ def test_the_knee_counts_the_update_that_each_batch_is_given(optimizer, fixed, k
     assert min(n for n, share in saved.items() if share <= 0.05) == knee
     assert plan.knees[0].global_batch_size == knee == plan.stages[0].global_batch_size
     if optimizer == "auto":  # Muon is worth its update from 64 on, which so takes longer
-        assert f"64 would take {-saved[32]:.1%} more" in why(plan)
+        assert f"64 would take {percent(-saved[32])} more" in why(plan)
     else:
-        assert f"{2 * knee} would save {saved[knee]:.1%}" in why(plan)
+        assert f"{2 * knee} would save {percent(saved[knee])}" in why(plan)
     if optimizer == "muon":  # the same update for all leaves a line
         assert plan.knees[0].closed_form == pytest.approx(0.0252 * 9 / 0.0008)
 

@@ -619,7 +619,7 @@ def test_more_workers_are_taken_for_time_that_they_are_known_to_save(saves, off,
     plan = make_plan(profile)
     assert plan.workers == taken
     told = reason(plan, "workers").why
-    passed = "Passed over: 4 workers, global batch 64 (1.0% less time, 98.0% more worker-hours"
+    passed = "Passed over: 4 workers, global batch 64 (1.0 % less time, 98.0 % more worker-hours"
     assert (passed in told) == (taken == 2)
     free = reason(make_plan(profile, profile.job.model_copy(update={"workers": 4})), "workers").why
     assert ("itself would choose 2 workers" in free) == (taken == 2)

@@ -263,7 +263,7 @@ def test_a_rate_that_scaling_makes_infinite_or_zero_is_refused(rate, batch):
         ({"scaling": "gain"}, 64, "nothing to gain"),
         ({"scaling": "linear"}, 64, "scaled down"),
         ({"scaling": "sqrt"}, 1024, "leave 0.0616 to 2.5 epochs open"),
-        ({"decay": "one-cycle"}, 1024, "over 30% of the epochs"),
+        ({"decay": "one-cycle"}, 1024, "over 30 % of the epochs"),
         ({"warmup_epochs": 2}, 1024, "Asked for."),
         ({"warmup_epochs": 2, "warmup_start": 0.01}, 1024, "0.01 of the peak as asked"),
         ({"scaling": "none", "warmup_start": 0.5}, 1024, "Linear from 0.05, 0.5 of the peak"),

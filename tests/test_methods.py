@@ -174,7 +174,7 @@ def test_another_method_says_what_plain_takes_to_a_target_or_that_it_does_not_re
     (reason,) = reasons(
         planned(profile, "dual-batch", workers=2, goal=Goal(accuracy=0.99)), "accuracy"
     )
-    said = "is not known, and method=plain has no plan to: no candidate has a chance of 10%"
+    said = "is not known, and method=plain has no plan to: no candidate has a chance of 10 %"
     assert said in reason.why
 
 

@@ -20,7 +20,7 @@ from batchwright.planning.refusals import MIN_CHANCE, _lower
 from batchwright.planning.validation import idle_keys
 from batchwright.records import Estimate, Goal, Job, RunSummary
 from batchwright.records.documents import read_record, write_record
-from batchwright.records.text.formatting import counted
+from batchwright.records.text.formatting import counted, percent
 from batchwright.records.text.plan_text import explain
 from batchwright.reporting.data.plan_curves import plan_curves
 from batchwright.reporting.data.spending import spending
@@ -89,7 +89,9 @@ def test_other_objectives_say_what_accuracy_they_give_up(objective):
     row = chosen(plan)
     assert row.accuracy.value < best.accuracy.value - 0.001
     said = reason(plan, "global batch").why
-    assert f"{row.accuracy.value:.1%} where {best.accuracy.value:.1%} is to be had" in said
+    assert (
+        f"{percent(row.accuracy.value)} where {percent(best.accuracy.value)} is to be had" in said
+    )
     assert said.count("goal.objective=auto") == 1
     loose = planned(objective=objective, price=1.0, accuracy_tolerance=0.5)
     assert "is to be had" not in reason(loose, "global batch").why
@@ -281,7 +283,7 @@ def test_a_batch_is_explained_by_the_accuracy_that_it_was_taken_for(objective):
     full = whole[row.workers, row.global_batch_size]
     assert row.trained_epochs < 200
     assert row.accuracy.value < full - EQUAL
-    assert f"{full:.1%} held out after all epochs that may be trained" in why
+    assert f"{percent(full)} held out after all epochs that may be trained" in why
     assert "(goal.objective=target-accuracy)" in why
     best = max(
         (one for one in allowed(plan) if one.workers == row.workers),
@@ -397,7 +399,7 @@ def test_a_target_that_is_out_of_reach_names_the_best_to_be_had():
     said = str(caught.value)
     assert "\n" not in said
     best = chosen(planned(objective="accuracy", epochs=6))
-    assert f"the best to be had is {best.accuracy.value:.1%} (" in said
+    assert f"the best to be had is {percent(best.accuracy.value)} (" in said
     assert f"global batch {best.global_batch_size} and {counted(best.workers, 'worker')}" in said
     assert "in 6 epochs" in said
     assert planned(accuracy=accuracy_to_give(said), epochs=6).epochs <= 6
@@ -478,7 +480,7 @@ def test_limits_below_one_epoch_name_the_least_that_gives_any_training(limits, b
     with pytest.raises(PlanError, match="no candidate is trained for 1 epoch within") as caught:
         make_plan(PROFILE, job)
     said = str(caught.value)
-    assert re.search(r"the best to be had is [0-9.]+% \(.* in 1 epoch, [0-9.]+ s: give", said)
+    assert re.search(r"the best to be had is [0-9.]+ % \(.* in 1 epoch, [0-9.]+ s: give", said)
     limit = [*limits][-1]
     least, whole = map(float, re.findall(rf"goal\.{limit}=([0-9.e-]+)(?: and|$)", said))
     assert float(re.search(rf" goal\.{limit}=([0-9.e-]+);", said)[1]) < least < whole
@@ -615,6 +617,12 @@ def test_fewer_epochs_are_advised_only_where_one_keeps_the_limits(limit):
     with pytest.raises(PlanError, match=rf": raise goal\.{key}, or train fewer epochs$"):
         planned(BARE, epochs=1000, **limit | {key: enough})
     assert planned(BARE, epochs=1, **limit | {key: enough})
+
+
+def test_a_candidate_that_several_objectives_take_is_named_once_with_all_of_them():
+    others = [one.value for one in reason(planned(), "workers").alternatives]
+    assert "2 workers, global batch 142 (goal.objective=knee or time)" in others
+    assert len({value.partition(" (")[0] for value in others}) == len(others)
 
 
 def test_more_memory_is_advised_where_it_is_given():

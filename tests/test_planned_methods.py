@@ -340,7 +340,7 @@ def test_steps_in_which_no_fixed_time_was_found_are_taken_to_have_a_little():
     plan = planned("dual-batch", profile_of(steps=steps))
     large, small = plan.stages[0].local_batch_sizes[0], plan.stages[0].local_batch_sizes[-1]
     assert 2 <= small < large
-    assert "No fixed part could be told from none: 1% of a step" in reason(plan, "small batch").why
+    assert "No fixed part could be told from none: 1 % of a step" in reason(plan, "small batch").why
     assert "No fixed part" not in reason(planned("dual-batch"), "small batch").why
 
 

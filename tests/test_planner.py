@@ -237,7 +237,7 @@ def test_a_batch_well_above_the_noise_scale_is_said_to_cost_progress():
     noise = GradientNoise(noise_scale=100, trace=1, sqr_norm=0.01, parts=2, repeats=20)
     above = make_plan(profile_of(noise=noise), job_of(global_batch=400))
     assert "well above" in reason(above, "gradient noise scale").why
-    assert "20%" in reason(above, "gradient noise scale").why
+    assert "20 %" in reason(above, "gradient noise scale").why
     below = make_plan(profile_of(noise=noise), job_of(global_batch=32))
     assert "well below" in reason(below, "gradient noise scale").why
 

@@ -353,11 +353,13 @@ def test_each_trial_has_its_lines_where_no_display_can_move():
     for number in (1, 2, 3):
         reporter.trial(f"trial {number}: sgd", 0.0, 4000)
         reporter.trial(f"trial {number}: sgd", 0.5, 61.5)
-        reporter.trial(f"trial {number}: sgd, 9.0% right", 1.0, 60)
+        reporter.trial(f"trial {number}: sgd, 9.0 % right", 1.0, 60)
     lines = file.getvalue().splitlines()[1:]
     for number in (1, 2, 3):
         assert lines[2 * number - 2] == f"trial {number}: sgd, 66:40 left, percent done: 0 of 100"
-        assert lines[2 * number - 1] == f"trial {number}: sgd, 9.0% right, percent done: 100 of 100"
+        assert (
+            lines[2 * number - 1] == f"trial {number}: sgd, 9.0 % right, percent done: 100 of 100"
+        )
     assert len(lines) == 6
 
 

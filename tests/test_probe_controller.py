@@ -31,6 +31,7 @@ from batchwright.records import (
     Trial,
     UpdateTime,
 )
+from batchwright.records.text.formatting import percent
 from samples import make_data, make_job, make_network
 
 MIB = 2**20
@@ -778,7 +779,7 @@ def test_how_far_trials_have_come_is_told(monkeypatch):
     assert profile.trials
     assert [share for _, share, _ in reports] == [0.0, 0.25, 1.0] * len(profile.trials)
     assert reports[0][0].startswith("trial 1: ")
-    assert reports[2][0].endswith(f", {profile.trials[0].accuracy:.1%} right")
+    assert reports[2][0].endswith(f", {percent(profile.trials[0].accuracy)} right")
     assert reports[3][0].startswith("trial 2: ")
     assert reports[0][2] == 20
     assert reports[1][2] == 19

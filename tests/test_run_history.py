@@ -62,7 +62,7 @@ def test_what_runs_with_both_showed_at_a_batch_comes_before_the_rule():
     why = reason(plan, "optimizer")
     assert why.source == "measured"
     assert (
-        "In the 2 runs given with batch 512, SGD reached 97.0% held out and Muon 90.0%" in why.why
+        "In the 2 runs given with batch 512, SGD reached 97.0 % held out and Muon 90.0 %" in why.why
     )
     small = job.model_copy(update={"global_batch": 64})
     turned = [run_of("sgd", 64, 0.90), run_of("muon", 64, 0.97)]
@@ -140,9 +140,9 @@ def test_the_rule_for_the_batch_is_that_which_did_best_in_the_runs():
     assert (told.value, told.source) == ("scaling=linear ags.mode=off", "measured")
     assert "Of the 2 runs given with batch 512 and optimizer=sgd" in told.why
     assert [(one.value, one.loss) for one in told.alternatives] == [
-        ("scaling=sqrt", "reached 70.0%")
+        ("scaling=sqrt", "reached 70.0 %")
     ]
-    assert "80.0%" in reason(plan, "accuracy").value
+    assert "80.0 %" in reason(plan, "accuracy").value
     gain = by(run_of("sgd", 512, 0.9, scaling="none"), "gain")
     plan = make_plan(profile_of(), job, runs=[usual, linear, gain])
     assert (plan.learning_rate.scaling, plan.ags.mode) == ("none", "gain")
@@ -190,11 +190,11 @@ def test_each_optimizers_batches_are_judged_by_its_own_runs():
     runs = [run_of("sgd", 512, 0.4), run_of("muon", 512, 0.9)]
     goal = Goal(accuracy=0.85)
     plan = make_plan(profile_of(), job.model_copy(update={"goal": goal}), runs=runs)
-    assert "90.0%" in reason(plan, "accuracy").value
+    assert "90.0 %" in reason(plan, "accuracy").value
     assert 9 < float(reason(plan, "epochs to target").value.split()[0]) < 10
     forced = job.model_copy(update={"goal": goal, "optimizer": "sgd"})
     plan = make_plan(profile_of(), forced, runs=runs)
-    assert "40.0%" in reason(plan, "accuracy").value
+    assert "40.0 %" in reason(plan, "accuracy").value
     assert all(one.choice != "epochs to target" for one in plan.reasons)
 
 
@@ -269,7 +269,7 @@ def test_runs_with_other_settings_are_left_out_or_stand_in_and_it_is_said():
     job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
     runs = [run_of("muon", 512, 0.9), run_of("muon", 512, 0.3, base=5.0)]
     plan = make_plan(profile_of(), job, runs=runs)
-    assert "90.0%" in reason(plan, "accuracy").value
+    assert "90.0 %" in reason(plan, "accuracy").value
     told = reason(plan, "gradient noise scale").why
     assert "Of the runs with optimizer=muon, 1 with another rate" in told
     plan = make_plan(profile_of(), job, runs=[run_of("sgd", 512, 0.6)])

@@ -36,7 +36,9 @@ def submit(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="What the job is called; else its file, or network and data."),
+        typer.Option(
+            metavar="NAME", help="What the job is called; else its file, or network and data."
+        ),
     ] = None,
     auto: Annotated[
         bool, typer.Option("--auto", help="Train without waiting for the plan to be approved.")
@@ -48,13 +50,22 @@ def submit(
         list[str] | None,
         typer.Option(metavar="WORD", help="Only agents with this label; may be repeated."),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="Only agents with so many GPUs, or more.")] = 0,
+    gpus: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Only agents with so many GPUs, or more.")
+    ] = 0,
     memory: Annotated[
-        float, typer.Option(min=0, help="Only agents with so many GiB, of each GPU if any.")
+        float,
+        typer.Option(
+            metavar="GIB", min=0, help="Only agents with so many GiB, of each GPU if any."
+        ),
     ] = 0.0,
     keep_seconds: Annotated[
         float | None,
-        typer.Option(min=0, help="How long its training is kept for an agent that is away."),
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="How long its training is kept for an agent that is away.",
+        ),
     ] = None,
     token_file: TokenFile = None,
     as_json: Annotated[
@@ -178,7 +189,9 @@ def agent(
     ],
     name: Annotated[
         str | None,
-        typer.Option(help="Its name, unique at the service; else made of machine and folder."),
+        typer.Option(
+            metavar="NAME", help="Its name, unique at the service; else made of machine and folder."
+        ),
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -192,14 +205,17 @@ def agent(
         typer.Option(metavar="WORD", help="Word that jobs may ask for; may be repeated."),
     ] = None,
     max_workers: Annotated[
-        int | None, typer.Option(min=1, help="Refuse jobs with more workers.")
+        int | None, typer.Option(metavar="N", min=1, help="Refuse jobs with more workers.")
     ] = None,
     max_hours: Annotated[
-        float | None, typer.Option(help="Stop jobs that take longer, and give them back.")
+        float | None,
+        typer.Option(metavar="HOURS", help="Stop jobs that take longer, and give them back."),
     ] = None,
     max_disk: Annotated[
         float | None,
-        typer.Option(help="Stop jobs whose folder takes more GiB, and give them back."),
+        typer.Option(
+            metavar="GIB", help="Stop jobs whose folder takes more GiB, and give them back."
+        ),
     ] = None,
     follow_advice: Annotated[
         bool,

@@ -68,6 +68,21 @@ class _Commands(TyperGroup):
         with _usage_refused():
             return super().invoke(ctx)
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found: Any = super().get_command(ctx, cmd_name)
+        for word in found.params if found else ():
+            if word.param_type_name == "argument":  # or Typer adds Python's type to its name
+                word.display_type_rich = lambda **_: None
+        return found
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """With the first sentence of each, whole: Typer cuts what is longer than a line."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, one.get_short_help_str(1000)) for name, one in self.commands.items()]
+            )
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and not ctx.resilient_parsing:  # as a shell completes
             near = difflib.get_close_matches(args[0], self.commands, n=1)
@@ -186,7 +201,9 @@ def _options(
 @app.command()
 def run(
     words: JobWords = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; must be new or empty.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder; must be new or empty.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     report_to: ReportTo = None,
     follow_advice: FollowAdvice = False,
@@ -216,7 +233,9 @@ def run(
 @app.command()
 def probe(
     words: JobWords = None,
-    out: Annotated[Path | None, typer.Option(help="File for the profile; - is stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File for the profile; - is stdout.")
+    ] = None,
 ) -> None:
     """Measure: step times, memory, exchange times, gradient noise, and how the network learns."""
     from batchwright.records import Profile
@@ -244,12 +263,18 @@ def plan(
     run: Annotated[
         list[str] | None,
         typer.Option(
-            help="Finished run of this workload, or sweep, to learn from; may be repeated."
+            metavar="RUN",
+            help="Finished run of this workload, or sweep, to learn from; may be repeated.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File for the plan; - is stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File for the plan; - is stdout.")
+    ] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="File for a figure of time and cost: .png, .pdf or .svg.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File for a figure of time and cost: .png, .pdf or .svg."
+        ),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show why, choice by choice.")] = False,
 ) -> None:
@@ -284,10 +309,14 @@ def check(
         typer.Option(metavar="PROFILE.json", help="What the plan was made from, to add to."),
     ] = None,
     points: Annotated[
-        int | None, typer.Option(help="Most steps to measure; without it, all that it predicts.")
+        int | None,
+        typer.Option(metavar="N", help="Most steps to measure; without it, all that it predicts."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File for the profile with the new points; needs --profile.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File for the profile with the new points; needs --profile."
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -327,7 +356,8 @@ def schedule(
         ),
     ],
     figure: Annotated[
-        Path | None, typer.Option(help="File for a figure of the rate: .png, .pdf or .svg.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File for a figure of the rate: .png, .pdf or .svg."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -368,9 +398,11 @@ def simulate(
         typer.Option(metavar="KEY=V1,V2,...", help="Values to compare; may be repeated."),
     ] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="File for a figure: .png, .pdf or .svg.")
+        Path | None, typer.Option(metavar="FILE", help="File for a figure: .png, .pdf or .svg.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File for the result; - is stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File for the result; - is stdout.")
+    ] = None,
     to: Annotated[
         Path | None,
         typer.Option(metavar="PLAN.json", help="File for the plan with the best values searched."),
@@ -424,7 +456,9 @@ def train(
         str | None, typer.Argument(metavar="PLAN.json", help="From plan; - is stdin.")
     ] = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; must be new or empty.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder; must be new or empty.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     profile: Annotated[
         str | None,
@@ -465,7 +499,9 @@ def report(
         list[str],
         typer.Argument(metavar="RUN...", help="Run folder or summary.json; several: compared."),
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder for page and figures.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for page and figures.")
+    ] = None,
     metrics: Annotated[
         Path | None,
         typer.Option(
@@ -511,13 +547,17 @@ def export(
     plan: Annotated[
         str | None, typer.Argument(metavar="PLAN.json|RUN", help="From plan; - is stdin.")
     ] = None,
-    hosts: Annotated[int, typer.Option(min=1, help="Hosts that share the workers evenly.")] = 1,
+    hosts: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Hosts that share the workers evenly.")
+    ] = 1,
     run: Annotated[str, typer.Option(metavar="FOLDER", help="Run folder there.")] = "run",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="More that it is told; may be repeated."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; - is stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write; - is stdout.")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write a plan for another program: an engine that starts it, or a trainer that follows it."""
@@ -615,7 +655,9 @@ def sweep(
         str | None,
         typer.Option(metavar="N", help="Runs of each setting, each with another seed; else 3."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; must be new or empty.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder; must be new or empty.")
+    ] = None,
     at_once: Annotated[
         str, typer.Option(metavar="auto|N", help="Most runs at the same time.")
     ] = "auto",

@@ -36,8 +36,12 @@ Database = Annotated[
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8400,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="0: any that is free.")
+    ] = 8400,
     database: Database = None,
     allowed_host: Annotated[
         list[str] | None,
@@ -62,17 +66,25 @@ def serve(
     ] = None,
     retention_days: Annotated[
         float | None,
-        typer.Option(help="Days after which runs, jobs and profiles are deleted; else never."),
+        typer.Option(
+            metavar="DAYS", help="Days after which runs, jobs and profiles are deleted; else never."
+        ),
     ] = None,
     lease_seconds: Annotated[
-        float, typer.Option(min=5, help="Silence after which an agent may lose its job.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=5, help="Silence after which an agent may lose its job."
+        ),
     ] = 30.0,
     keep_seconds: Annotated[
         float,
-        typer.Option(min=0, help="How much longer a training is kept for a silent agent."),
+        typer.Option(
+            metavar="SECONDS", min=0, help="How much longer a training is kept for a silent agent."
+        ),
     ] = 600.0,
     rate: Annotated[
-        float | None, typer.Option(help="Requests a second of one token or address; else 200.")
+        float | None,
+        typer.Option(metavar="N", help="Requests a second of one token or address; else 200."),
     ] = None,
     artifacts: Annotated[
         str | None,
@@ -83,7 +95,8 @@ def serve(
         ),
     ] = None,
     artifacts_gib: Annotated[
-        float | None, typer.Option(help="Room for artifacts; a job has a quarter of it. Else 64.")
+        float | None,
+        typer.Option(metavar="GIB", help="Room for artifacts; a job has a quarter of it. Else 64."),
     ] = None,
     webhook: Annotated[
         str | None,
@@ -161,8 +174,11 @@ def serve(
 
 
 def token(
-    action: Annotated[Literal["create", "list", "revoke"], typer.Argument(help="What to do.")],
-    name: Annotated[str | None, typer.Argument(help="The token's name.")] = None,
+    action: Annotated[
+        Literal["create", "list", "revoke"],
+        typer.Argument(metavar="create|list|revoke", help="What to do."),
+    ],
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The token's name.")] = None,
     scopes: Annotated[
         str | None,
         typer.Option(metavar="SCOPE,...", help="Some of read, report, submit, admin."),

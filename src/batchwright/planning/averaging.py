@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchwright.planning.chosen import Chosen
 from batchwright.records import Job, Reason
-from batchwright.records.text.formatting import counted
+from batchwright.records.text.formatting import counted, percent
 
 AVERAGE_EPOCHS = 0.5
 """That the average looks back on: of five averages the one with which trainings of 12 and 16 epochs
@@ -46,7 +46,7 @@ def averaging_reasons(job: Job) -> tuple[Reason, ...]:
         return (Chosen(value, "As asked.", "asked").reason("average of weights"),)
     why = (
         "Training ends once held-out accuracy reaches goal.accuracy, and that of an average does "
-        f"so earlier: after {_EARLIER:.0%} of the epochs in trainings of four other tasks."
+        f"so earlier: after {percent(_EARLIER, 0)} of the epochs in trainings of four other tasks."
     )
     return (Chosen(value, why, "assumed").reason("average of weights"),)
 
@@ -59,6 +59,6 @@ def schedule_reasons(needed: int, laid_out: int) -> tuple[Reason, ...]:
         f"The rate's decay is laid out over {counted(laid_out, 'epoch')}, not over the {needed} "
         "that goal.accuracy is likely to take, since training ends there: while the rate is high, "
         "an average of the weights is at a target sooner, in trainings of other tasks after "
-        f"{_SOONER:.0%} of the epochs of a schedule that ends with it."
+        f"{percent(_SOONER, 0)} of the epochs of a schedule that ends with it."
     )
     return (Chosen(counted(laid_out, "epoch"), why, "assumed").reason("schedule"),)

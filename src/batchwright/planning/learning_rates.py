@@ -27,6 +27,7 @@ from batchwright.records import (
     Source,
 )
 from batchwright.records.registries.methods import PAPER
+from batchwright.records.text.formatting import percent
 
 GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
 KRIZHEVSKY = "Krizhevsky 2014, arXiv 1404.5997"
@@ -140,7 +141,7 @@ def _warmup(job: Job, rule: LearningRateRule, batch: int) -> Chosen[float]:
         "job": (f"Asked for. It begins at {first:.4g}{low}." if low else "Asked for.", "asked", ""),
         "one-cycle": (
             f"The cycle's own rise: half a cosine from {low[2:] or 'a 25th of the peak'}, over "
-            f"{ONE_CYCLE_RISE:.0%} of the epochs.",
+            f"{percent(ONE_CYCLE_RISE, 0)} of the epochs.",
             "published",
             SMITH,
         ),
@@ -177,8 +178,8 @@ def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt 
     whence = learnt.by.removeprefix("the ").capitalize()
     told = (
         f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
-        f"by the law of learning{few}: {exp(planned.offset):.3g} times it reaches {best:.1%}, "
-        f"the usual one {usual:.1%}."
+        f"by the law of learning{few}: {exp(planned.offset):.3g} times it reaches {percent(best)}, "
+        f"the usual one {percent(usual)}."
     )
     if (failing := model.least_failing(optimizer)) < inf:
         told += f" At {exp(failing):.3g} times it nothing was learnt."

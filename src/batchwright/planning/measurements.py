@@ -19,6 +19,7 @@ from batchwright.records import (
     StepLoading,
     StepTime,
 )
+from batchwright.records.text.formatting import percent
 from batchwright.records.text.load_text import load_words
 
 WORTH_A_REMEDY = 0.1
@@ -181,7 +182,7 @@ def _remedy(cluster: Cluster, point: StepTime, told: StepLoading, longer: float)
     threads = max(1, cores // point.workers) if cluster.device == "cpu" else 1
     busy = point.workers * (threads * told.alone_seconds + told.cpu_seconds) / (cores * step)
     waits = told.input_seconds >= (step - told.alone_seconds) / 2
-    share = f" Loading makes a step {longer:.0%} longer"
+    share = f" Loading makes a step {percent(longer, 0)} longer"
     if waits and busy < IDLE_CORES and point.workers * told.loaders < cores:
         return f"{share} while cores are idle: try loaders={max(1, 2 * told.loaders)}, {cheaper}."
     return f"{share}, and more loader processes would not help: try {cheaper}."

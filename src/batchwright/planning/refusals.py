@@ -11,7 +11,7 @@ from batchwright.planning.candidates.objectives import EQUAL, by_time
 from batchwright.planning.candidates.progress import FAR, Progress, fewest_epochs
 from batchwright.planning.candidates.table import Miss, Row
 from batchwright.records import Estimate, Goal, Job
-from batchwright.records.text.formatting import counted, duration
+from batchwright.records.text.formatting import counted, duration, percent, shares_between
 
 _ADVICE = {
     "goal.max_workers": "raise goal.max_workers, or measure fewer workers",
@@ -73,7 +73,9 @@ def target_miss(row: Row, progress: Progress) -> tuple[Miss, ...]:
         text = f"has too few steps in {epochs}: of fewer than {progress.told_steps} nothing is told"
         return (Miss("epochs", text, progress.fewest(row.batch) / row.epochs),)
     reached, target = progress.reached(row.batch, row.epochs), progress.target or 0.0
-    text = f"has no chance of {MIN_CHANCE:.0%} to reach goal.accuracy={target:g} in {epochs}"
+    text = (
+        f"has no chance of {percent(MIN_CHANCE, 0)} to reach goal.accuracy={target:g} in {epochs}"
+    )
     times = max(1.0, target / reached.value) if reached and reached.value else inf
     return (Miss("goal.accuracy", text, times),)
 
@@ -130,7 +132,7 @@ def best_to_be_had(goal: Goal, rows: Sequence[Row], progress: Progress, trained:
         *(f"{one}={_value_of(goal, one):g}" for one in limits),
     ]
     return (
-        f"no candidate has a chance of {MIN_CHANCE:.0%} to reach "
+        f"no candidate has a chance of {percent(MIN_CHANCE, 0)} to reach "
         f"goal.accuracy={progress.target:g} within {' and '.join(within)}; "
         f"{_to_be_had(best, row, progress)}: give {advice}"
     )
@@ -149,7 +151,7 @@ def _lower(reached: Estimate, progress: Progress) -> str:
 
 def _to_be_had(reached: Estimate, row: Row, progress: Progress) -> str:
     return (
-        f"the best to be had is {reached.value:.1%} ({reached.low:.1%} to {reached.high:.1%}), "
+        f"the best to be had is {shares_between(reached)}, "
         f"with {progress.optimizer(row.batch)}, global batch {row.batch} and "
         f"{counted(row.cluster.workers, 'worker')} in {counted(row.epochs, 'epoch')}, "
         f"{duration(row.train_seconds)}"

@@ -18,6 +18,7 @@ from batchwright.records import Alternative, DataFacts, Job, Reason, Source
 from batchwright.records.registries.data_sources import source_of
 from batchwright.records.registries.methods import PAPER
 from batchwright.records.registries.presets import Preset
+from batchwright.records.text.formatting import percent
 
 Number = TypeVar("Number", int, float)
 
@@ -117,8 +118,8 @@ class Schedule:
         if sides[-1] != data.side:
             own = f"asked for, the data's own images have {data.side} px"
         why = (
-            f"{text}; the highest is {own}. All epochs together go through {pixels:.0%} of the "
-            f"pixels of {sides[-1]} px throughout."
+            f"{text}; the highest is {own}. All epochs together go through {percent(pixels, 0)} of "
+            f"the pixels of {sides[-1]} px throughout."
         )
         source = _PUBLISHED if order == "cycle" else _ASKED
         return Chosen(sides, why, *source).reason("resolutions", f"{', '.join(map(str, sides))} px")
@@ -144,7 +145,9 @@ def resolution_reason(
 ) -> Reason:
     """Why a plan of one row has its resolution: it is the data's own, or was asked for."""
     own = side == data.side
-    why = "The size of the data's own images." if own else f"Asked for; the data has {data.side}."
+    why = "The size of the data's own images."
+    if not own:
+        why = f"Asked for; the data's own images have {data.side} px."
     if alternatives:
         why += " The highest of those asked for, at which `plain` trains."
     found = Chosen(side, why, "assumed" if own else "asked", "", alternatives)

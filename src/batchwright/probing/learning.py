@@ -19,7 +19,7 @@ from batchwright.probing.commands import RunTrial, TrialRun
 from batchwright.probing.visiting import Visitor
 from batchwright.records import Job, OptimizerName, Plan, Prediction, Profile, Trial
 from batchwright.records.registries.optimizers import SGD
-from batchwright.records.text.formatting import duration
+from batchwright.records.text.formatting import duration, percent
 
 MAX_TIMES = 2
 """Trials that take longer than they should, as beside others' work, end after so many times the
@@ -94,7 +94,7 @@ def run_trials(
         if run is not None and run.trial is not None:
             trials.append(run.trial)
             budget = _seconds(profile, plan, slowness, question, trials)
-            right = f"{name}, {run.trial.accuracy:.1%} right"
+            right = f"{name}, {percent(run.trial.accuracy)} right"
             report(right, 1.0, budget - (clock() - began))
         elif run is not None and run.given_up:
             note = (

@@ -31,7 +31,7 @@ from batchwright.planning.refusals import (
 )
 from batchwright.prediction.collective import fit_collectives
 from batchwright.records import Alternative, Goal, Job, Reason, Source
-from batchwright.records.text.formatting import counted
+from batchwright.records.text.formatting import counted, percent
 
 _MIN_POINTS = 0.05  # hundredths of a share
 _MAX_SIZES = 8  # of a long list of clusters, those nearest to the chosen one
@@ -214,8 +214,8 @@ def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Rea
     if choice.dearer is not None:
         other = f"{_named(choice.dearer, named=named)} ({compared(choice.dearer, row)})"
         dearer = (
-            f"Passed over: {other}, by which less than {MIN_SAVING:.0%} of the time is saved, no "
-            "more than measurements may be off."
+            f"Passed over: {other}, by which less than {percent(MIN_SAVING, 0)} of the time is "
+            "saved, no more than measurements may be off."
         )
     sizes = {one.cluster.workers: None for one in choice.level if one.cluster is not row.cluster}
     level = choice.objective.level_words([counted(count, "worker") for count in sizes])
@@ -231,9 +231,12 @@ def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Rea
         :_MAX_SIZES
     ]
     alternatives = [(_named(one, named=named), one) for one in others if one in near]
+    aims: dict[Row, list[str]] = {}
+    for name, one in sorted(choice.others.items()):
+        aims.setdefault(one, []).append(name)
     alternatives += [
-        (f"{_named(one, named=named)} (goal.objective={name})", one)
-        for name, one in sorted(choice.others.items())
+        (f"{_named(one, named=named)} (goal.objective={' or '.join(names)})", one)
+        for one, names in aims.items()
     ]
     return Chosen(
         str(row.cluster) if named else str(row.cluster.workers),
@@ -322,7 +325,7 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
         if goal.objective == "auto":  # `_instead` says what it would be
             return ""
         return (
-            f"It is expected to reach {row.accuracy:.1%} where {best.accuracy:.1%} is in "
+            f"It is expected to reach {percent(row.accuracy)} where {percent(best.accuracy)} is in "
             f"{_share(best.train_seconds, row.train_seconds, 'time')}."
         )
     advice = "leave global_batch to the plan"
@@ -331,8 +334,8 @@ def _less_accurate(goal: Goal, choice: Choice) -> str:
         if goal.accuracy is not None:  # with it that is `target-accuracy`
             advice += " without goal.accuracy"
     return (
-        f"It is predicted to reach {row.accuracy:.1%} where {best.accuracy:.1%} is to be had in "
-        f"{_share(best.train_seconds, row.train_seconds, 'time')}: {advice}."
+        f"It is predicted to reach {percent(row.accuracy)} where {percent(best.accuracy)} is to be "
+        f"had in {_share(best.train_seconds, row.train_seconds, 'time')}: {advice}."
     )
 
 
@@ -393,7 +396,7 @@ def _share(other: float, chosen: float, what: str) -> str:
     change = other / chosen - 1
     if abs(change) < 0.0005:
         return f"the same {what}"
-    return f"{abs(change):.1%} {'more' if change > 0 else 'less'} {what}"
+    return f"{percent(abs(change))} {'more' if change > 0 else 'less'} {what}"
 
 
 def _named(row: Row, *, named: bool) -> str:

@@ -24,7 +24,7 @@ from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Goal, Source
 from batchwright.records.job_sections import NOT_OBSERVED
-from batchwright.records.text.formatting import counted, counted_points, number
+from batchwright.records.text.formatting import counted, counted_points, number, percent
 
 EQUAL = 0.0005
 """Accuracies, shares, that differ by less are shown as the same."""
@@ -273,7 +273,7 @@ class _MostAccurate(Objective):
         if row.full_accuracy is None:
             return " held out"
         expected = "expected from other tasks' trainings, " if self.progress.assumed else ""
-        return f": {expected}{row.full_accuracy:.1%} held out{self._after}"
+        return f": {expected}{percent(row.full_accuracy)} held out{self._after}"
 
     @property
     def _after(self) -> str:
@@ -434,10 +434,12 @@ class _AtTheKnee(Objective):
     ) -> Chosen[int] | None:
         gain = self.goal.doubling_gain
         knee = knee_point(batches, per_sample, gain)
-        why = f"the smallest batch whose doubling saves at most {gain:.1%} of the time per image"
+        why = (
+            f"the smallest batch whose doubling saves at most {percent(gain)} of the time per image"
+        )
         if knee is None:
             knee = batches[-1]
-            why = f"each doubling up to here saves more than {gain:.1%} of the time per image"
+            why = f"each doubling up to here saves more than {percent(gain)} of the time per image"
         return Chosen(knee, f"By time, for one worker: {why}.", "predicted")
 
     def level(self, chosen: Row, rows: Sequence[Row], error: RowError) -> tuple[Row, ...]:
@@ -464,14 +466,14 @@ class _AtTheKnee(Objective):
         larger = [one for one in sizes if one.cluster.workers > row.cluster.workers]
         if not larger:
             return (
-                f"Each size up to here, at its own knee, saves more than {gain:.1%} of the "
+                f"Each size up to here, at its own knee, saves more than {percent(gain)} of the "
                 "training time; there are no more workers within the limits."
             )
         step = _quickest(larger)[0]
         saved = 1 - step.train_seconds / row.train_seconds
-        says = f"save {saved:.1%}" if saved > 0 else f"take {-saved:.1%} more"
+        says = f"save {percent(saved)}" if saved > 0 else f"take {percent(-saved)} more"
         return (
-            f"The smallest number whose next size up saves at most {gain:.1%} of the training "
+            f"The smallest number whose next size up saves at most {percent(gain)} of the training "
             f"time: {step.cluster.workers} would {says} of {row.train_seconds:.3g} s."
         )
 
@@ -496,7 +498,7 @@ class _AtTheKnee(Objective):
         return " ".join(texts)
 
     def _knee_or_not(self, row: Row, knee: KneeFit) -> str:
-        share, at = f"{self.goal.doubling_gain:.1%}", knee.row
+        share, at = percent(self.goal.doubling_gain), knee.row
         if at is None:
             return (
                 f"There is no knee: each doubling up to here saves more than {share} of the time "
@@ -510,7 +512,7 @@ class _AtTheKnee(Objective):
             )
         twice = 2 * at.batch
         saves = 1 - knee.per_sample(twice) / at.per_sample
-        would = f"save {saves:.1%}" if saves >= 0 else f"take {-saves:.1%} more"
+        would = f"save {percent(saves)}" if saves >= 0 else f"take {percent(-saves)} more"
         says = f"saves at most {share} of the time per image: {twice} would {would}"
         if row.batch == at.batch:
             return f"The smallest batch whose doubling {says}."

@@ -10,6 +10,7 @@ from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Job, OptimizerName, Profile, Reason, UpdateTime
 from batchwright.records.registries.optimizers import AUTO, SGD
+from batchwright.records.text.formatting import percent
 
 
 @dataclass(frozen=True)
@@ -91,38 +92,43 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
     measured = ""
     if ran:
         measured = (
-            f"In the {ran.runs} runs given with batch {ran.batch}, SGD reached {ran.sgd:.1%} "
-            f"held out and Muon {ran.muon:.1%}"
+            f"In the {ran.runs} runs given with batch {ran.batch}, SGD reached {percent(ran.sgd)} "
+            f"held out and Muon {percent(ran.muon)}"
         )
         if ran.better:
             return Chosen(ran.better, f"{measured}.", "measured")
         measured += ", no further apart than seeds are. "
     if told is None:
         return Chosen(SGD.name, f"{measured}{_UNTOLD}", "assumed")
-    why = f"{measured}{_predicted(told)}, give or take {100 * Z_975 * told.error:.1f} points."
+    why = f"{measured}{_predicted(told)}."
     if told.better != SGD.name:
         why += " In a loop of your own: `bw.muon(model, lr=...)`; `optimizer=sgd` keeps SGD."
     return Chosen(told.better or SGD.name, why, "predicted" if told.by else "assumed")
 
 
 def _predicted(told: Compared) -> str:
-    takes = f", a step with Muon taking {told.longer:.3g} times as long"
+    """Which would reach more, and how sure the difference is."""
+    takes = ""
+    if told.longer > 1:
+        takes = f"; a step with Muon takes {told.longer:.3g} times as long"
+    apart, off = 100 * (told.muon - told.sgd), f"{100 * Z_975 * told.error:.1f}"
     short = f"a training of {told.steps} steps" if told.steps else ""
     if told.by:
-        reached = f"{told.sgd:.1%} held out with SGD and {told.muon:.1%} with Muon"
+        reached = f"{percent(told.sgd)} held out with SGD and {percent(told.muon)} with Muon"
         if told.longer > 1:
-            reached = f"{told.muon:.1%} held out with Muon and, in the same time, {told.sgd:.1%} "
-            reached += f"with SGD{takes}"
+            reached = f"{percent(told.muon)} held out with Muon and, in the same time, "
+            reached += f"{percent(told.sgd)} with SGD"
         return (
             f"By {told.by}, and what other tasks showed where these say nothing, "
-            f"{short or 'this training'} would reach {reached}"
+            f"{short or 'this training'} would reach {reached}: {abs(apart):.1f} points apart, "
+            f"give or take {off}{takes}"
         )
-    apart = 100 * (told.muon - told.sgd)
-    when = f" in the same time{takes}" if told.longer > 1 else ""
+    when = " in the same time" if told.longer > 1 else ""
     few = f" in {short}" if short else ""
     return (
         "There are no trials: by what other tasks' trainings showed, Muon would reach "
-        f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} held out than SGD{few}{when}"
+        f"{abs(apart):.1f} points {'more' if apart > 0 else 'less'} held out than SGD{few}{when}, "
+        f"give or take {off}{takes}"
     )
 
 

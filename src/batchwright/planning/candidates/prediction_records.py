@@ -19,14 +19,13 @@ from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import product
 from batchwright.prediction.cost import train_cost
 from batchwright.records import Estimate, Goal, HeldOut, Job, Prediction, Reason, Source, Stage
-from batchwright.records.text.formatting import counted, size
+from batchwright.records.text.formatting import counted, local_batches, percent, size
 
 MAX_SHOWN = 200
 """More candidates than this are not listed one by one."""
 
 _ASSUMED: Source = "assumed"
 _PREDICTED: Source = "predicted"
-_FEW_WORKERS = 8  # up to so many local batches are listed one by one
 
 
 def frontier(rows: Sequence[Row]) -> set[Row]:
@@ -199,13 +198,13 @@ def prediction_reasons(
     value = f"{one.value:.3g} s ({one.low:.3g} to {one.high:.3g})"
     source = _ASSUMED if found.assumed else _PREDICTED
     return (
-        _local_batches(stage, row.cluster, row.totals),
+        _local_batches(stage, row.cluster),
         _memory(row, found, job.goal),
         Chosen(value, " ".join(texts), source).reason("epoch time"),
     )
 
 
-def _local_batches(stage: Stage, cluster: ClusterOption, totals: Sequence[int]) -> Reason:
+def _local_batches(stage: Stage, cluster: ClusterOption) -> Reason:
     """Equal shares, or equal times, in one go or accumulated."""
     shares, source = "Equal shares", _ASSUMED
     if len(cluster.members) > 1:
@@ -217,10 +216,7 @@ def _local_batches(stage: Stage, cluster: ClusterOption, totals: Sequence[int]) 
             f"{stage.accumulation_steps} passes of at most {stage.micro_batch_size} images "
             "whose gradients are added up"
         )
-    parts = zip(cluster.members, largest_shares(cluster, totals), strict=True)
-    value = " + ".join(f"{count} x {share}" for (_, count), share in parts)
-    if cluster.workers <= _FEW_WORKERS:
-        value = "+".join(map(str, stage.local_batch_sizes))
+    value = local_batches(stage.local_batch_sizes)
     return Chosen(f"{value} samples", f"{shares}, each in {how}.", source).reason("local batches")
 
 
@@ -260,7 +256,7 @@ def _described(row: Row, index: int) -> str:
     )
     curve = kind.times.curve(counts[-1], side)
     measured = f"the {len(curve.batches)} measured batches"
-    worst = f"{curve.line.largest_residual:.0%} away from one of them"
+    worst = f"{percent(curve.line.largest_residual, 0)} away from one of them"
     how = (
         f"{whose}read off between {measured}, since no straight line fits them: the best one is "
         f"{worst}"

@@ -11,7 +11,7 @@ from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import EPOCHS_NOTE, ProgressModel, product
 from batchwright.records import Estimate, Job, LearningRateRule, OptimizerName, Reason, Source
-from batchwright.records.text.formatting import counted, number
+from batchwright.records.text.formatting import counted, number, percent, shares_between
 
 FAR = 10
 """Times the stated epochs beyond which no number of epochs is given: nothing shows that the law
@@ -325,8 +325,8 @@ class Progress:
             what = f"base_batch, and {what}"
         return (
             f"Larger batches save time, but beyond {number(end)} samples, {what}, their images are "
-            f"worth less: with {larger} as much progress would take {longer:.0%} more time than "
-            f"with {batch}."
+            f"worth less: with {larger} as much progress would take {percent(longer, 0)} more time "
+            f"than with {batch}."
         )
 
     @property
@@ -379,7 +379,7 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
     if scale is None:
         return Chosen("not known", notes, "assumed")
     share = 1 / (1 + batch / scale.value)
-    made = f"a sample makes about {share:.0%} of the progress that it makes at tiny batches"
+    made = f"a sample makes about {percent(share, 0)} of the progress that it makes at tiny batches"
     if batch > 2 * scale.value:
         why = f"The batch is well above it: {made}, and a larger batch costs more of it."
     elif batch > scale.value / 2:
@@ -390,8 +390,8 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
     if efficiency is not None:
         expected = f", {_EXPECTED}," if progress.assumed else ""
         why += (
-            f" At the planned rate{expected} that is {efficiency.value:.0%} of what a sample makes "
-            f"in a batch of {progress.base_batch} (base_batch)."
+            f" At the planned rate{expected} that is {percent(efficiency.value, 0)} of what a "
+            f"sample makes in a batch of {progress.base_batch} (base_batch)."
         )
     value = f"{number(scale.value)} samples ({number(scale.low)} to {number(scale.high)})"
     return Chosen(value, f"{why} {notes}".rstrip(), "measured")
@@ -460,5 +460,5 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
             f" They ended after as much as {until:.3g} epochs: that is what they reached by then, "
             "and how far more epochs go is assumed."
         )
-    value = f"{accuracy.value:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})"
+    value = shares_between(accuracy)
     return Chosen(value, why, source)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from batchwright.algorithms.rebalancing import DEAD_BAND
 from batchwright.records import Job, Plan, RunSummary, Stage
+from batchwright.records.text.formatting import percent
 from batchwright.records.text.plan_text import chosen_candidate
 
 
@@ -23,7 +24,7 @@ def reason(job: Job) -> str:
     else:
         how = (
             "each worker's share is made to follow its measured speed, if any would change by more "
-            f"than {DEAD_BAND:.0%}"
+            f"than {percent(DEAD_BAND, 0)}"
         )
         if job.rebalance_steps:
             when = f"every {job.rebalance_steps} steps and {when}"

@@ -16,6 +16,7 @@ from batchwright.planning.methods.groups import (
 from batchwright.planning.methods.two_groups import USUAL_EXTRA_TIME, Served, at_each
 from batchwright.records import Alternative, Reason, Source
 from batchwright.records.registries.methods import PAPER
+from batchwright.records.text.formatting import percent
 
 FEW_STEPS = 40
 """With fewer steps in a round, its last one matters for its time."""
@@ -125,10 +126,12 @@ def _other_counts(
             continue
         time = other.round_seconds / chosen - 1
         if not count:
-            loss = f"large batches alone, {abs(time):.1%} {'more' if time > 0 else 'less'} time"
+            loss = (
+                f"large batches alone, {percent(abs(time))} {'more' if time > 0 else 'less'} time"
+            )
         else:
             share = sum(other.samples[workers - count :]) / samples
-            loss = f"small batch {other.pair.small_batch} with {share:.0%} of the data"
+            loss = f"small batch {other.pair.small_batch} with {percent(share, 0)} of the data"
             loss += ", the uniform control" if count == workers else ""
         loss += f", {other.updates:.0f} updates a round"
         shown.append(Alternative(value=name, loss=loss))
@@ -142,7 +145,8 @@ def _of_small(found: Served, sides: Sequence[int], *, measured: bool) -> tuple[R
     if steps < FEW_STEPS:
         extra = extra._replace(
             why=f"{extra.why} A round is only {steps:.3g} steps of a large batch, the last of "
-            f"which need not be a whole one, so the time can be off by as much as {1 / steps:.0%}."
+            "which need not be a whole one, so the time can be off by as much as "
+            f"{percent(1 / steps, 0)}."
         )
     texts = []
     for groups, side in zip(found.groups, sides, strict=True):
@@ -160,7 +164,8 @@ def _of_small(found: Served, sides: Sequence[int], *, measured: bool) -> tuple[R
         for groups in found.groups
     ):
         texts.append(
-            f"No fixed part could be told from none: {MIN_FIXED:.0%} of a step is taken for it."
+            f"No fixed part could be told from none: {percent(MIN_FIXED, 0)} of a step is taken "
+            "for it."
         )
     texts.append(
         "So both groups end a round together. A small error of the fixed part moves it a lot."

@@ -13,6 +13,7 @@ from batchwright.prediction.fit import Z_975
 from batchwright.records import Alternative, Job, OptimizerName, Plan, Reason
 from batchwright.records.job_fields import Scaling
 from batchwright.records.job_sections import AgsMode
+from batchwright.records.text.formatting import percent
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,10 @@ def settle(
     count = sum(one.runs for one in outcomes.values())
     why = (
         f"Of the {count} runs given with batch {judged.batch} and optimizer={chosen.update}, "
-        f"those with {chosen} reached {outcomes[chosen].mean:.1%} held out.{remark}"
+        f"those with {chosen} reached {percent(outcomes[chosen].mean)} held out.{remark}"
     )
     others = tuple(
-        Alternative(value=str(recipe), loss=f"reached {outcomes[recipe].mean:.1%}")
+        Alternative(value=str(recipe), loss=f"reached {percent(outcomes[recipe].mean)}")
         for recipe in sorted(outcomes, key=lambda one: -outcomes[one].mean)
         if recipe != chosen
     )

@@ -46,7 +46,7 @@ from batchwright.records import (
     Stage,
 )
 from batchwright.records.clusters.simulation import Scenario
-from batchwright.records.text.formatting import counted
+from batchwright.records.text.formatting import counted, percent
 
 Floats = npt.NDArray[np.float64]
 
@@ -155,7 +155,9 @@ class ImaginedCluster:
             return self.scenario.step_spread
         points = [point for kind in self._kinds.values() for point in kind.profile.steps]
         if not points:
-            self.notes[f"steps of a worker scatter by {ASSUMED_DRIFT:.0%} (no --profile)"] = None
+            self.notes[
+                f"steps of a worker scatter by {percent(ASSUMED_DRIFT, 0)} (no --profile)"
+            ] = None
             return ASSUMED_DRIFT
         return median(
             log(max(one.step_high / one.step_low, 1.0)) / QUARTILES_PER_DEVIATION for one in points
@@ -167,7 +169,7 @@ class ImaginedCluster:
         if self.scenario.speed_spread is not None:
             return self.scenario.speed_spread
         if not self._kinds:
-            words = f"speeds of workers differ by {ASSUMED_DRIFT:.0%} (no --profile)"
+            words = f"speeds of workers differ by {percent(ASSUMED_DRIFT, 0)} (no --profile)"
             self.notes[words] = None
             return ASSUMED_DRIFT
         drift = max(kind.times.drift for kind in self._kinds.values())

@@ -109,13 +109,13 @@ def in_bytes(estimate: Estimate | None) -> str:
     return f"{size(estimate.value)} ({low} to {high})"
 
 
-def percent(share: float) -> str:
-    """A share in [0, 1], in percent with one decimal.
+def percent(share: float, decimals: int = 1) -> str:
+    """A share in percent.
 
-    >>> percent(0.98055)
-    '98.1 %'
+    >>> percent(0.98055), percent(0.98055, 0)
+    ('98.1 %', '98 %')
     """
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.{decimals}f} %"
 
 
 def job_value(value: object) -> str:

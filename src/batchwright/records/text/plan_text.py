@@ -32,6 +32,7 @@ from batchwright.records.text.problems import printable
 MAX_ROWS = 48  # candidates shown; a plan of more shows the chosen cluster, knees and frontier
 
 WIDTH = 100  # of the text, in characters; tables may be wider
+_ALIGNED = 40  # widest value of an alternative behind which losses stand in a column
 _REMARK = 30  # of the last column of a table that does not fit
 
 Cluster = tuple[int, tuple[KindCount, ...]]
@@ -276,7 +277,8 @@ def _reason_lines(plan: PlanFields, width: int | None) -> list[str]:
         lines += _hanging(told, width, 2)
         text = min(WIDTH, width or WIDTH)
         lines += wrap(reason.why, text, initial_indent=6 * " ", subsequent_indent=6 * " ")
-        wide = min(max((len(one.value) for one in reason.alternatives), default=0), 40)
+        wide = max((len(one.value) for one in reason.alternatives), default=0)
+        wide = wide if wide <= _ALIGNED else 0
         for one in reason.alternatives:
             lines += _hanging(f"or {one.value:<{wide}}  {one.loss}", width, 6)
     return lines

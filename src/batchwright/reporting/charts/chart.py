@@ -202,7 +202,7 @@ def batch_axis(label: str, batches: Iterable[int], first: Iterable[int] = ()) ->
 def log_axis(label: str, values: Iterable[float]) -> Axis:
     """A logarithmic axis around positive ``values`` with a tick at every power of ten.
 
-    Fewer than two powers are among them: 1, 2 and 5 times those.
+    Fewer than three powers are among them: 1, 2 and 5 times those.
     """
     listed = list(values)
     low, high = min(listed) / 1.25, max(listed) * 1.25
@@ -210,7 +210,7 @@ def log_axis(label: str, values: Iterable[float]) -> Axis:
     for factors in ((1,), (1, 2, 5)):
         places = [f * 10.0**power for power in powers for f in factors]
         ticks = tuple((at, f"{at:g}") for at in places if low <= at <= high)
-        if len(ticks) > 1:
+        if len(ticks) > 2:
             break
     return Axis(label, low, high, ticks, logarithmic=True)
 

@@ -80,7 +80,8 @@ figcaption { font-weight: 600; }
 .legend li { display: flex; align-items: center; gap: 6px; }
 .swatch { width: 16px; height: 16px; }
 .chart { display: block; width: 100%; height: auto; max-width: 560px; }
-.tick { fill: var(--soft); font-size: 12.5px; }
+.tick { fill: var(--soft); font-size: 12.5px;
+  paint-order: stroke; stroke: var(--paper); stroke-width: 3px; }
 .axis { fill: var(--ink); font-size: 13.5px; }
 .grid { stroke: var(--edge); }
 .line { fill: none; stroke-width: 2; }

@@ -167,6 +167,8 @@ def _shown(chart: Chart) -> list[Series]:
 
 
 def _draw_chart(axes: Axes, chart: Chart) -> None:
+    from matplotlib.patheffects import withStroke
+
     for band in chart.bands:
         if band.edges:
             x, low, high = zip(*band.edges, strict=True)
@@ -190,8 +192,11 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
                 ends = [min(max(end, chart.y.low), chart.y.high) for end in point.up]
                 axes.plot([point.x] * 2, ends, marker="_", **look)
             if point.label:
-                place: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}
-                axes.annotate(point.label, (point.x, point.y), (6, -13), **place, color="#444444")
+                place: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9, "zorder": 4}
+                name = axes.annotate(point.label, (point.x, point.y), (6, -13), **place)
+                name.set(
+                    color="#444444", path_effects=[withStroke(linewidth=3, foreground="white")]
+                )
     _scale(axes.set_yscale, axes.set_ylim, axes.set_yticks, chart.y)
     if not chart.y.logarithmic:  # room for half a line at the top
         axes.set_ylim(top=chart.y.high + 0.015 * (chart.y.high - chart.y.low))
