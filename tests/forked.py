@@ -7,11 +7,13 @@ first of each command is forked, too, and so are workers of a torchrun that is s
 verbs that a sweep or an agent runs. Where nothing is forked (elsewhere than on Linux), each starts
 as usual.
 
-    python -m forked FOLDER IN OUT ERR PROGRAM WORDS...
+    python -m forked FOLDER IN OUT ERR [-m] PROGRAM WORDS...
 
-IN, OUT and ERR are paths, or ``&`` and the number of what is open already. The variable FORKED_ON
-names a network namespace and a host name, ``SPACE NAME``, and moves it there; FORKED_UNDRAWN, which
-`forking` sets, leaves figures of reports empty: to draw them takes a second of each run.
+IN, OUT and ERR are paths, or ``&`` and the number of what is open already. A command ends as the
+installed one does, which Python does not take apart; a script, and what ``-m`` stands before, as any
+other. The variable FORKED_ON names a network namespace and a host name, ``SPACE NAME``, and moves it
+there; FORKED_BRIEFLY, which `forking` sets, leaves figures of reports empty, and has two batch sizes
+measured side by side once, not until they agree: either takes seconds of each run.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +43,7 @@ from batchwright.distributed.processes import (
     VERB_PARENT,
     child_environment,
     die_with_parent,
+    end_with,
 )
 
 TORCHRUN = "torch.distributed.run"
@@ -132,7 +136,7 @@ def forking(*more: str) -> Iterator[None]:
     """
     with (
         imported(*more) as server,
-        mock.patch.dict(os.environ, FORKED_UNDRAWN="1"),
+        mock.patch.dict(os.environ, FORKED_BRIEFLY="1"),
         _forked_from(server),
         _forking_verbs(),
         _forking_servers(),
@@ -323,8 +327,6 @@ def _forking_workers() -> Iterator[None]:
     def begin(handler: SubprocessHandler, args: Sequence[str], env: Mapping[str, str]) -> object:
         del handler
         words = [one for one in args[1:] if one != "-u"]  # args[0] is Python
-        if words[0] == "-m":
-            del words[0]
         out = os.dup(1)
         order = [os.getcwd(), "/dev/null", f"&{out}", "&2", *words]  # noqa: PTH109
         with open(2, "wb", closefd=False) as log:
@@ -411,8 +413,21 @@ def _move_to(space: str, name: str) -> None:
     socket.sethostname(name)
 
 
+def _run(program: str, starting: Callable[[], AbstractContextManager[None]]) -> None:
+    with starting(), _forking_servers():
+        if program.endswith(".py"):
+            sys.path[0] = str(Path(program).parent.absolute())  # as `python SCRIPT` does
+            runpy.run_path(program, run_name="__main__")
+        else:
+            if program == TORCHRUN:
+                sys.modules.pop(TORCHRUN)  # it runs as the main one
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
 if __name__ == "__main__":
     folder, read, out, err, program, *words = sys.argv[1:]
+    if as_module := program == "-m":
+        program, *words = words
     for number, path, mode in ((0, read, "rb"), (1, out, "wb"), (2, err, "wb")):
         if path.startswith("&"):  # it is open already
             os.dup2(int(path[1:]), number)
@@ -429,21 +444,19 @@ if __name__ == "__main__":
         os.environ[VERB_PARENT] = parent  # which has forked it, and goes with the sweep or agent
     if host := os.environ.pop("FORKED_ON", ""):
         _move_to(*host.split())
-    if os.environ.get("FORKED_UNDRAWN"):
+    if os.environ.get("FORKED_BRIEFLY"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        FigureCanvasAgg.print_png = lambda *_, **__: None
+        from batchwright.workflows import match_rounds
+
+        FigureCanvasAgg.print_png, match_rounds.MAX_TIMES = lambda *_, **__: None, 1
     if program != _SERVER:  # which starts nothing, and holds a lock that goes with it
         _Spare()
     sys.argv = [program, *words]
     starting = _forking_workers if program == TORCHRUN else nullcontext
     if words[:1] in (["sweep"], ["agent"]):
         starting = _forking_verbs
-    with starting(), _forking_servers():
-        if program.endswith(".py"):
-            sys.path[0] = str(Path(program).parent.absolute())  # as `python SCRIPT` does
-            runpy.run_path(program, run_name="__main__")
-        else:
-            if program == TORCHRUN:
-                sys.modules.pop(TORCHRUN)  # it runs as the main one
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
+    if as_module or program.endswith(".py"):
+        _run(program, starting)
+    else:
+        end_with(partial(_run, program, starting))

@@ -38,7 +38,7 @@ def forking_tasks(log: Path) -> Iterator[dict[str, str]]:
         )
         try:
             tasks = str(Path(__file__).parent / "tasks")
-            yield {"FORKED_TASKS": name, "FORKED_UNDRAWN": "1", "PYTHONPATH": tasks}
+            yield {"FORKED_TASKS": name, "FORKED_BRIEFLY": "1", "PYTHONPATH": tasks}
         finally:
             server.kill()
 

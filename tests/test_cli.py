@@ -749,12 +749,16 @@ def test_a_stop_in_this_process_is_an_exception_that_tells_how_to_go_on(mine, pl
     assert (place / "run" / "checkpoints" / "last.pt").exists()
 
 
+BRIEFLY = ("workers=1", "launch=in-process", "global_batch=128", "precision=float32")
+BRIEFLY += ("probe.budget=1", "probe.learning=0")
+
+
 @pytest.mark.slow
 def test_a_stop_after_the_last_epoch_says_how_to_go_on(place, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt(signal.SIGTERM)  # as the command's handler does
 
-    job = ("workers=1", "launch=in-process", "probe.budget=1", "epochs=1", "global_batch=128")
+    job = (*BRIEFLY, "epochs=1")
     words, page = {"overrides": job}, place / "run" / "report.html"
     said = "^stopped by signal 15; continue with `batchwright run --resume --out run`$"
     for where in ("run_training._summarized", "verbs.report"):
@@ -776,7 +780,7 @@ def in_a_shell(line):
 
 @pytest.mark.slow
 def test_the_verbs_pipe(place, command):
-    job = ("workers=1", "launch=in-process", "probe.budget=2", "epochs=2", "global_batch=128")
+    job = (*BRIEFLY, "epochs=2")
     _, profile, _ = command("probe", *job)
     _, plan, _ = command("plan", "-", stdin=profile)
     code, out, err = command("train", "-", "--out", "run", "--json", stdin=plan)

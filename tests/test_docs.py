@@ -593,10 +593,10 @@ def script_of_the_docstring() -> str:
 
 @pytest.mark.slow
 def test_the_example_in_the_packages_docstring_runs(tmp_path, forks):
-    """With a second of measuring, no trials and one epoch."""
+    """With a second of measuring, in float32, no trials and one epoch."""
     script = script_of_the_docstring()
     assert all(f"bw.{verb}(" in script for verb in ("probe", "plan", "check", "schedule", "train"))
-    probe = ('{"budget": 5}', '{"budget": 1, "learning": 0}')
+    probe = ('{"budget": 5}', '{"budget": 1, "learning": 0}, precision="float32"')
     for shown, short in (probe, ("epochs=3", "epochs=1")):
         assert shown in script
         script = script.replace(shown, short)
@@ -670,8 +670,8 @@ def entered(command: str, folder: Path, prints: Path) -> str:
     unquoted = re.sub("'[^']*'", "", command)
     if command == "batchwright doctor" or not ours or {*unquoted} & {*"$<>&;`*?~"}:
         return run(command, folder)
-    drawn = re.search(r"--figure| sweep | report \S+ \S+", command)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "FORKED_UNDRAWN": "" if drawn else "1"}
+    whole = re.search(r"--figure| sweep | report \S+ \S+|--out runs/dual$", command)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "FORKED_BRIEFLY": "" if whole else "1"}
     said = read = ""
     for program, *words in parts:
         if program == "python":
@@ -689,6 +689,17 @@ def shortened(command: str, seconds: int = 1) -> str:
     return re.sub("probe.budget=[0-9]+", f"probe.budget={seconds}", command)
 
 
+def quickly(command: str) -> str:
+    """Measured for a second, without trials."""
+    return asked(command, "probe.budget=1 probe.learning=0")
+
+
+def asked(command: str, keys: str) -> str:
+    """With these keys, where its job stands in its words."""
+    verb = r"batchwright (run|probe|sweep|submit)\b(?!.*(job.yaml|--resume))"
+    return re.sub(verb, rf"\g<0> {keys}", command)
+
+
 SMALL = "network=kept_network:network"
 
 
@@ -696,12 +707,13 @@ def briefly(command: str) -> str:
     """Two epochs do as well, where no schedule needs more; one run is trained to its end.
 
     That one has the batch it is given: a plan's own, and so the accuracy, follows the machine's
-    speed at the moment. The others have no trials, which may take ten seconds; data of other kinds
-    are measured with one number of workers; and what trains often has a smaller network: what all
-    of these do is tested where they are made.
+    speed at the moment. The others have no trials, which may take ten seconds, and beside the very
+    first command no number formats to compare; data of other kinds are measured with one number of
+    workers; and what trains often has a smaller network: what all of these do is tested where they
+    are made.
     """
     if command == "batchwright run":
-        command += " probe.budget=5 epochs=2"
+        return shortened(f"{command} probe.learning=0 probe.budget=5 epochs=2")
     if command.endswith("--out runs/digits --explain"):
         return shortened(f"{command} global_batch=128 workers=2")
     if "method=hybrid" not in command:
@@ -711,7 +723,9 @@ def briefly(command: str) -> str:
     if "--grid" in command and "--seeds" not in command:
         command += " --seeds 1"
     command = re.sub("(probe.budget=)", r"probe.learning=0 \1", command)
-    return shortened(re.sub("(data=(cifar100|imagefolder):)", r"workers=1 \1", command))
+    files = "(\"?data=(cifar100|imagefolder|torchvision|hf|wds|lmdb):)"
+    command = re.sub(files, r"workers=1 \1", command)
+    return asked(shortened(command), "precision=float32")
 
 
 @pytest.mark.slow
@@ -736,7 +750,8 @@ def prepared(tmp_path_factory, forks):
     """A folder with what the other pages speak of: a profile, a plan, a run and a loop."""
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "job.yaml").write_text(
-        "{data: digits, epochs: 2, probe: {kind: cpu, budget: 1, learning: 0}}"
+        "{data: digits, epochs: 2, precision: float32, "
+        "probe: {kind: cpu, budget: 1, learning: 0}}"
     )
     (folder / "prices.csv").write_text("kind,price,spot_price,count\ncpu,0.4,0.1,2\n")
     loop = read("examples/classify.py").partition("\nif __name__ ==")[0]
@@ -762,16 +777,6 @@ def test_the_commands_of_another_page_run_in_order(page, prepared, tmp_path):
         command = re.sub("(workers=|nproc-per-node )7", r"\g<1>2", briefly(command))
         command = re.sub(" --set accelerator=[^ ]+", "", command)  # the plan is for processors
         entered(quickly(command), tmp_path, tmp_path)
-
-
-def quickly(command: str) -> str:
-    """Measured for a second, without trials."""
-    keys = "probe.budget=1 probe.learning=0"
-    return re.sub(
-        r"batchwright (run|probe|sweep|submit)\b(?!.*(job.yaml|--resume))",
-        rf"\g<0> {keys}",
-        command,
-    )
 
 
 @pytest.mark.slow

@@ -712,8 +712,9 @@ def test_training_ends_with_the_first_evaluation_that_reaches_the_target(
     batchwright = partial(forked.command, cwd=tmp_path, env=env, prints=tmp_path)
     folder = tmp_path / "run"
     keys = ("data=digits", f"method={method}", "workers=2", "global_batch=64", "epochs=8")
-    goal = ("goal.accuracy=0.3", "evaluate_epochs=2", "probe.budget=1", "probe.learning=0")
-    done = batchwright("run", *keys, *goal, "--out", folder)
+    goal = ("goal.accuracy=0.3", "evaluate_epochs=2")
+    probe = ("precision=float32", "probe.budget=1", "probe.learning=0")
+    done = batchwright("run", *keys, *goal, *probe, "--out", folder)
     assert done.returncode == 0, done.stderr
     summary = read_record(folder / "summary.json", RunSummary)
     reached = [one for one in summary.epochs if one.top1 is not None]

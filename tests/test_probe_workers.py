@@ -66,7 +66,7 @@ def job_of(**changes):
 def test_one_and_two_workers_are_measured_where_the_job_leaves_it_open(folder):
     # It ends as soon as three batches of each are roughly known; a busy machine may take longer.
     settings = ProbeSettings(budget=12, steps=4, error=0.9)
-    profile = probe(job_of(probe=settings), folder)
+    profile = probe(job_of(network="probed_networks:Small", probe=settings), folder)
     assert {point.workers for point in profile.steps} == {1, 2}
     for workers in (1, 2):
         assert len([p for p in profile.steps if p.workers == workers]) >= 2
@@ -86,7 +86,8 @@ def test_one_and_two_workers_are_measured_where_the_job_leaves_it_open(folder):
 
 
 def test_a_number_that_is_asked_for_is_the_only_one_measured(folder):
-    profile = probe(job_of(workers=2, probe=ProbeSettings(budget=3, steps=2)), folder)
+    settings = ProbeSettings(budget=3, steps=2, error=0.9)
+    profile = probe(job_of(network="probed_networks:Small", workers=2, probe=settings), folder)
     assert {point.workers for point in profile.steps} == {2}
     assert {point.workers for point in profile.memory} == {2}
 

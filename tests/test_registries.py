@@ -29,6 +29,7 @@ from batchwright.workload.task import import_object
 from test_docs import blocks, read
 
 OTHER_PACKAGE = Path(__file__).parent / "other_package"
+BRIEFLY = ("precision=float32", "probe.budget=1", "probe.learning=0")
 
 
 def in_other_process(
@@ -225,7 +226,7 @@ def test_the_package_of_the_page_does_all_that_it_says(tmp_path):
         tmp_path,
         words=[
             *("run", "data=plates:64", "network=tiny", "optimizer=lion", "method=growing"),
-            *("launch=noted", "epochs=2", "global_batch=16", "probe.budget=1", "probe.learning=0"),
+            *("launch=noted", "epochs=2", "global_batch=16", *BRIEFLY),
             *("--tracker", f"printed:{tmp_path / 'printed'}", "--out", str(tmp_path / "run")),
         ],
     )
@@ -244,7 +245,7 @@ def test_a_run_with_nothing_but_members_of_another_package_ends_in_a_report(tmp_
         OTHER_PACKAGE,
         words=[
             *("run", "data=plates:64", "network=tiny", "optimizer=lion", "workers=2", "epochs=1"),
-            *("probe.budget=1", "probe.learning=0", "--out", str(tmp_path / "run")),
+            *(*BRIEFLY, "--out", str(tmp_path / "run")),
         ],
     )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -296,7 +297,7 @@ def test_a_broken_package_of_others_stops_nobody_who_does_not_name_it(tmp_path):
         tmp_path,
         words=[
             *("run", "data=digits", "resolutions=8", "workers=1", "launch=in-process", "epochs=1"),
-            *("optimizer=sgd", "global_batch=64", "probe.budget=1", "probe.learning=0"),
+            *("optimizer=sgd", "global_batch=64", *BRIEFLY),
             *("--out", str(tmp_path / "run")),
         ],
     )

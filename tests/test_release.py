@@ -169,7 +169,8 @@ def test_the_package_trains_without_any_extra(tmp_path):
         if not kept & set(map(canonicalize_name, owners)) and not module.startswith("_")
     ]
     assert {"pytest", "fastapi"} <= set(missing)
-    words = ("run", "epochs=1", "workers=1", "probe.budget=1", "probe.learning=0", "--out", "run")
+    words = ("run", "epochs=1", "workers=1", "launch=in-process", "--out", "run")
+    words += ("precision=float32", "probe.budget=1", "probe.learning=0")
     for told in (["--help"], words):
         done = subprocess.run(
             [sys.executable, "-c", WITHOUT.format(missing=missing), *told],

@@ -634,7 +634,8 @@ def test_a_copy_is_a_database_in_one_file(tmp_path):
 def test_the_commands_of_the_pages_run_at_a_service(tmp_path, monkeypatch):
     """The tutorial's and the page's, and an agent that does what they submit."""
     lines = [*dict.fromkeys(line for _, line in shown_for("test_service_serving"))]
-    (tmp_path / "job.yaml").write_text("{epochs: 1, probe: {budget: 1, learning: 0}}")
+    job = "{epochs: 1, precision: float32, probe: {budget: 1, learning: 0}}"
+    (tmp_path / "job.yaml").write_text(job)
     make_profile().save(tmp_path / "profile.json")
     prints, other = tmp_path / "prints", tmp_path / "other"
     prints.mkdir()
@@ -648,8 +649,8 @@ def test_the_commands_of_the_pages_run_at_a_service(tmp_path, monkeypatch):
         (waits,) = [one for one in lines if one.endswith("--wait")]
         for line in lines:
             if line not in (*agents, *serves, waits):
-                line = re.sub("--auto|batchwright run", r"\g<0> epochs=1", line)
-                entered(quickly(briefly(line)), tmp_path, prints)
+                line = re.sub("--auto|batchwright run", r"\g<0> epochs=1", briefly(line))
+                entered(quickly(line), tmp_path, prints)
         assert bw.load(tmp_path / "plan.json").job.goal.deadline == 600
         with service.client(service.token()) as client:
             for line in sorted(agents, key=len, reverse=True):  # the last has no rules of its own

@@ -327,7 +327,7 @@ def test_a_training_goes_on_elsewhere_and_ends_with_the_same_weights(tmp_path, m
     code = "network=held_network:network"
     keys = {"data": "digits", "network": code.partition("=")[2], "workers": 1, "seed": 5}
     how = {"global_batch": 32, "method": "plain", "checkpoint_steps": 10, "precision": "float32"}
-    how |= {"epochs": 4, "probe.budget": 2.0, "probe.learning": 0}
+    how |= {"epochs": 4, "probe.budget": 1.0, "probe.learning": 0}
     job = change_job(JOB, keys | how)
     processes, log = [], tmp_path / "server.log"
     (tmp_path / "agent.py").write_text(AGENT)

@@ -466,7 +466,9 @@ def test_two_workers_with_one_gpu_are_refused_with_their_host(monkeypatch, place
 
 # -------------------------------------------------------------------------------- real processes
 
-JOB = ("data=digits", "epochs=2", "probe.budget=1", "probe.learning=0", "global_batch=128")
+# Comparing number formats takes all workers a second and more: a test leaves it open, and asks.
+JOB = ("data=digits", "epochs=2", "probe.budget=1", "probe.learning=0", "precision=float32")
+JOB += ("global_batch=128",)
 SMALL = "network=held_network:network"
 
 
@@ -567,7 +569,7 @@ def errors(told):
 def test_torchrun_starts_all_verbs_in_a_row(tmp_path, cache, forks):
     done = forked.command(
         *("--standalone", "--nproc-per-node", "2", "--monitor-interval", "0.2"),
-        *("-m", "batchwright", "run", *JOB, "--out", "a", "--json"),
+        *("-m", "batchwright", "run", *JOB, "precision=auto", "--out", "a", "--json"),
         program=forked.TORCHRUN,
         cwd=tmp_path,
         env=environment(cache),
@@ -664,8 +666,7 @@ def held_sweep(start, tmp_path, *, waits=()):
         more = {"BATCHWRIGHT_TRACKERS": "nobody"} if rank in waits else {}
         return {**srun(rank, size), **more}
 
-    # No number format is chosen, by steps that would be held, too.
-    words = ("sweep", *JOB, "epochs=300", SMALL, "checkpoint_seconds=1000", "precision=float32")
+    words = ("sweep", *JOB, "epochs=300", SMALL, "checkpoint_seconds=1000")
     grid = ("--grid", "learning_rate=0.05,0.1", "--seeds", 1)
     started = start(*words, *grid, "--out", "s", says=says)
     end = time.monotonic() + 300
@@ -767,7 +768,7 @@ def test_a_stop_while_no_run_of_a_sweep_trains_says_what_goes_on(start, tmp_path
         f"verb.{place} = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
         "entry()\n"
     )
-    words = ("sweep", *JOB, "precision=float32", "--grid", "learning_rate=0.05,0.1", "--out", "s")
+    words = ("sweep", *JOB, "--grid", "learning_rate=0.05,0.1", "--out", "s")
     codes, told = start(*words, program=str(tmp_path / "signalled.py")).end()
     assert codes == [128 + signal.SIGTERM] * 2, told
     said = "error: stopped by signal 15; continue with `batchwright sweep --resume --out s`"
@@ -930,7 +931,7 @@ def images(folder, colours):
 def test_other_data_on_another_host_are_told_with_its_name(start, tmp_path):
     for rank in range(2):
         images(tmp_path / str(rank) / "images", 100 * rank)
-    words = ("run", "data=imagefolder:images", *JOB[1:4])
+    words = ("run", "data=imagefolder:images", *JOB[1:5])
     codes, told = start(*words, place=lambda rank: tmp_path / str(rank)).end()
     assert codes == [2, 2], told
     assert f"worker 1 ({socket.gethostname()}): data=imagefolder:images is not what" in told[0][1]
@@ -1194,7 +1195,7 @@ def test_a_mixed_plan_for_other_kinds_is_refused():
 def test_a_mixed_cluster_that_was_planned_is_trained(start, tmp_path):
     """Each kind probed alone, planned together over a stated network, and trained in any order."""
     for kind in ("fast", "slow"):
-        words = ("probe", *JOB[:4], "workers=1", "precision=float32", f"probe.kind={kind}")
+        words = ("probe", *JOB[:5], "workers=1", f"probe.kind={kind}")
         codes, told = start(*words, "--out", f"{kind}.json", size=1).end()
         assert codes == [0], told
     mixed = plan(
@@ -1229,7 +1230,7 @@ def test_kinds_that_alternate_train_with_a_parameter_server(start, tmp_path):
     def says(rank, size):
         return {**srun(rank, size), "BATCHWRIGHT_KIND": "aba"[rank]}
 
-    words = ("run", *JOB[:4], SMALL, "method=hybrid", "goal.kinds=prices.csv", "--out", "a")
+    words = ("run", *JOB[:5], SMALL, "method=hybrid", "goal.kinds=prices.csv", "--out", "a")
     codes, told = start(*words, size=3, says=says).end()
     assert codes == [0, 0, 0], told
     summary = read_record(tmp_path / "a" / "summary.json", RunSummary)
@@ -1244,7 +1245,7 @@ def test_kinds_that_alternate_train_with_a_parameter_server(start, tmp_path):
 @pytest.mark.parametrize("method", ["plain", "dual-batch"])
 def test_a_run_whose_worker_was_killed_goes_on_with_the_same_words(tmp_path, cache, forks, method):
     """torchrun starts all again; no sample is lost, none is repeated."""
-    words = (*JOB[:1], "epochs=6", *JOB[2:4], SMALL, f"method={method}", "checkpoint_seconds=0.3")
+    words = (*JOB[:1], "epochs=6", *JOB[2:5], SMALL, f"method={method}", "checkpoint_seconds=0.3")
     hold(tmp_path, "a/checkpoints", 3)  # from the first step on, however few they are
     agent = Forked(
         [

@@ -125,14 +125,10 @@ def main() -> None:
 
 def entry() -> None:
     """`main` for the installed command, whose process is nothing else."""
-    try:
-        main()
-        code: object = 0
-    except SystemExit as end:
-        code = end.code
-    from batchwright.distributed.processes import leave
+    _on_stop(_end)
+    from batchwright.distributed.processes import end_with
 
-    leave(code if isinstance(code, int) else int(code is not None))
+    end_with(main)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ python -m batchwright.cli.verb_child train PLAN.json --out DIR
 
 from __future__ import annotations
 
-from batchwright.distributed.processes import VERB_PARENT, die_with_parent
+from batchwright.distributed.processes import VERB_PARENT, die_with_parent, end_with
 
 if __name__ == "__main__":
     die_with_parent(VERB_PARENT)
     from batchwright.cli.commands import main
 
-    main()
+    end_with(main)

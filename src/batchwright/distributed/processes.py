@@ -118,6 +118,16 @@ def spinning_shortly(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "GOMP_SPINCOUNT": SHORT_SPIN}
 
 
+def end_with(main: Callable[[], None]) -> NoReturn:
+    """`leave` with the exit code of ``main``, which is all that this process is for."""
+    code: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    leave(code if isinstance(code, int) else int(code is not None))
+
+
 def leave(code: int) -> NoReturn:
     """End this process as `sys.exit` does, but let the kernel take it apart.
 
