@@ -10,10 +10,10 @@ as usual.
     python -m forked FOLDER IN OUT ERR [-m] PROGRAM WORDS...
 
 IN, OUT and ERR are paths, or ``&`` and the number of what is open already. A command ends as the
-installed one does, which Python does not take apart; a script, and what ``-m`` stands before, as any
-other. The variable FORKED_ON names a network namespace and a host name, ``SPACE NAME``, and moves it
-there; FORKED_BRIEFLY, which `forking` sets, leaves figures of reports empty, and has two batch sizes
-measured side by side once, not until they agree: either takes seconds of each run.
+installed one does, which Python does not take apart; a script, and what ``-m`` stands before, as
+any other. The variable FORKED_ON names a network namespace and a host name, ``SPACE NAME``, and
+moves it there; FORKED_BRIEFLY, which `forking` sets, leaves figures of reports empty, and has two
+batch sizes measured side by side once, not until they agree: either takes seconds of each run.
 """
 
 from __future__ import annotations

@@ -723,7 +723,7 @@ def briefly(command: str) -> str:
     if "--grid" in command and "--seeds" not in command:
         command += " --seeds 1"
     command = re.sub("(probe.budget=)", r"probe.learning=0 \1", command)
-    files = "(\"?data=(cifar100|imagefolder|torchvision|hf|wds|lmdb):)"
+    files = '("?data=(cifar100|imagefolder|torchvision|hf|wds|lmdb):)'
     command = re.sub(files, r"workers=1 \1", command)
     return asked(shortened(command), "precision=float32")
 
@@ -750,8 +750,7 @@ def prepared(tmp_path_factory, forks):
     """A folder with what the other pages speak of: a profile, a plan, a run and a loop."""
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "job.yaml").write_text(
-        "{data: digits, epochs: 2, precision: float32, "
-        "probe: {kind: cpu, budget: 1, learning: 0}}"
+        "{data: digits, epochs: 2, precision: float32, probe: {kind: cpu, budget: 1, learning: 0}}"
     )
     (folder / "prices.csv").write_text("kind,price,spot_price,count\ncpu,0.4,0.1,2\n")
     loop = read("examples/classify.py").partition("\nif __name__ ==")[0]

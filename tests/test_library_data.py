@@ -908,7 +908,7 @@ def test_the_commands_of_the_page_run(command: str, tmp_path: Path, forks: None)
     if "lmdb:" in command:
         keys = {f"{name}/{i}": picture(i) for name in ("cat", "dog") for i in range(40)}
         write(place / "pets", keys)
-    # `briefly` asks for float32: PyTorch's bfloat16 on CPUs may end in gradients that are not numbers
-    # where images come down to a pixel, as these small ones do in some networks.
+    # `briefly` asks for float32: PyTorch's bfloat16 on CPUs may end in gradients that are not
+    # numbers where images come down to a pixel, as these small ones do in some networks.
     entered(quickly(briefly(command)), tmp_path, tmp_path)
     assert len([*tmp_path.glob("runs/*/summary.json")]) == 1
