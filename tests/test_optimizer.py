@@ -162,6 +162,12 @@ def test_what_an_update_takes_more_is_known_only_where_both_were_timed():
     found = extra_seconds(job, profile_of(), "muon", 2)
     assert found.value == pytest.approx(MUON_SECONDS - SGD_SECONDS)
     assert 0 < found.low < found.value < found.high
+    alone = profile_of().model_copy(update={"cluster": make_cluster(cores=1)})
+    narrower = extra_seconds(job, alone, "muon", 2)  # no other core has to hand it anything
+    assert found.low < 0.6 * found.value < narrower.low
+    assert narrower.high < 1.7 * found.value < found.high
+    gpu = profile_of().model_copy(update={"cluster": make_cluster(device="cuda")})
+    assert extra_seconds(job, gpu, "muon", 2) == narrower
     assert extra_seconds(make_job(optimizer="sgd"), profile_of(), "sgd", 2) is None
     assert (
         extra_seconds(make_job(optimizer="muon", launch="virtual"), profile_of(), "muon", 2) is None

@@ -324,6 +324,30 @@ def test_intervals_hold_a_later_measurement_about_95_times_in_100():
     assert median(widths) < 0.08
 
 
+def test_intervals_know_that_cores_which_share_a_step_may_be_moved_after_a_probe():
+    """No visit of these saw it; what a step takes whatever its batch may differ by 80 %."""
+    points = points_of(rng=random.Random(0), drift=0.01, workers=(1,))
+    alone, shared = (fit_step_time(points, several_cores=several) for several in (False, True))
+    fixed = shared.seconds(1, 32, [1])
+    for batch in (16, 64, 128):
+        narrow, wide = (model.predict(1, 32, [batch]) for model in (alone, shared))
+        moved = wide.value + 0.5 * fixed
+        assert narrow.high < moved < wide.high
+        assert wide.low < narrow.low
+        assert wide.value == narrow.value
+    halves, whole = (shared.predict(1, 32, parts) for parts in ([32, 32], [64]))
+    assert halves.high / halves.value > whole.high / whole.value  # two passes have it twice
+
+
+def test_an_interval_that_scatter_makes_wide_already_stays_as_it_is():
+    points = points_of(rng=random.Random(0), drift=0.4, workers=(1,))
+    alone, shared = (
+        fit_step_time(points, several_cores=several).predict(1, 32, [128])
+        for several in (False, True)
+    )
+    assert shared == alone
+
+
 def test_intervals_hold_where_slow_stretches_hit_all_points_alike():
     """Half of the drift, as a variance, is common to all visits of one pass."""
     rng = random.Random(2)

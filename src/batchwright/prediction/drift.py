@@ -28,6 +28,14 @@ SHARED_DRIFT = 0.5
 line through many points does not average it away; measured on a shared 2-core machine: 0.35 to 0.5.
 """
 
+HANDING_OVER = 0.3
+"""Relative standard deviation, from one minute to the next, of what a step takes whatever its
+batch, where cores share it. They hand each other data many times in a step, which takes several
+times as long between cores of different caches; the system moves threads between cores, and the
+host of a virtual machine moves its cores. One such stretch outlasts a probe, whose visits then show
+nothing of it. Measured on a virtual machine of two cores: docs/decisions/0085.
+"""
+
 WELL_KNOWN_RATIO = 0.005
 """Standard error at which a ratio is known well enough: half of the 1 % to which the rounds of two
 batch sizes are to agree."""

@@ -39,6 +39,7 @@ from batchwright.prediction.curve import (
     fit_curve,
 )
 from batchwright.prediction.drift import (
+    HANDING_OVER,
     LATER_VISITS,
     Drift,
     drift_by_workers,
@@ -149,6 +150,7 @@ class StepTimeModel:
     _compute: Mapping[tuple[int, int], Curve]
     _gradient_bytes: int
     _link: Link | None
+    _several_cores: bool  # whether cores share a step, see `drift.HANDING_OVER`
     _laws: dict[tuple[int, int], tuple[_Law, _Law]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -227,11 +229,26 @@ class StepTimeModel:
         later = self.visit_deviation(workers, resolution, last) * median_share(LATER_VISITS)
         degrees = self._drifts[self._nearest(workers)].degrees
         quantile = student_t_975(degrees) if degrees else Z_975
+        # At least this, also where no visit of so short a time saw the machine change.
+        least = Z_975 * hypot(own, self._handing_over(workers, resolution, micro_batch_sizes))
         down, up = (
-            min(WIDEST, quantile * hypot(known, skew * later))
+            min(WIDEST, max(least, quantile * hypot(known, skew * later)))
             for skew in (2 - self._skew, self._skew)
         )
         return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
+
+    def _handing_over(
+        self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
+    ) -> float:
+        """Lasting standard error of what a step takes whatever its batch, as a share of the step.
+
+        That is what it takes for one image, in each pass.
+        """
+        if not self._several_cores:
+            return 0.0
+        whole, compute = self._laws_of(workers, resolution)
+        fixed = whole.at(1) + (len(micro_batch_sizes) - 1) * compute.at(1)
+        return HANDING_OVER * min(1.0, fixed / self.seconds(workers, resolution, micro_batch_sizes))
 
     def comparison_error(
         self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
@@ -346,6 +363,7 @@ def fit_step_time(
     collectives: Sequence[CollectiveTime] = (),
     gradient_bytes: int = 0,
     link: Link | None = None,
+    several_cores: bool = False,
 ) -> StepTimeModel:
     """Model of measured steps, in any order.
 
@@ -354,6 +372,7 @@ def fit_step_time(
         collectives: Measured exchanges, from which the overlap is found.
         gradient_bytes: Bytes that workers exchange in a step.
         link: The network between workers that were not measured together, as stated.
+        several_cores: Whether cores of a processor share a step, see `drift.HANDING_OVER`.
 
     Raises:
         PlanError: Too few points, or one twice.
@@ -383,6 +402,7 @@ def fit_step_time(
         _compute=fitted.compute,
         _gradient_bytes=gradient_bytes,
         _link=link,
+        _several_cores=several_cores,
     )
 
 

@@ -80,6 +80,11 @@ class Cluster(Record):
         """Whether small freed pieces are kept apart in the heap, so that tensors fit less well."""
         return self.device == "cpu" and not self.allocator.endswith(JOINED)
 
+    @property
+    def several_cores(self) -> bool:
+        """Whether cores of a processor share a step, by threads or by workers."""
+        return self.device == "cpu" and self.cores > 1
+
 
 class StepLoading(Record):
     """What loading has to do with the time of a step, where it goes on beside the steps."""

@@ -82,12 +82,14 @@ def refit(summary: RunSummary) -> Refit | None:
     predicted, measured = stage.predicted_epoch_seconds, summary.measured_epoch_seconds
     if profile is None or predicted is None or not measured or len(plan.stages) > 1:
         return None
+    tolerance = plan.job.goal.tolerance
     error = (predicted.value - measured) / measured
-    if abs(error) <= plan.job.goal.tolerance or not supported(plan):
+    if abs(error) <= tolerance or not supported(plan):
         return None
     fitted = with_points(profile, steps=(_step_of(summary, profile, stage, predicted),))
     refitted = epoch_seconds(fitted, plan, stage)
-    if not refitted.low <= measured <= refitted.high:
+    inside = refitted.low <= measured <= refitted.high
+    if not inside or abs(refitted.value - measured) > tolerance * measured:
         times = [time_of(epoch) for epoch in _settled(summary)]
         level = at_level_of(times, profile, plan, stage)
         if level is not None:
@@ -98,7 +100,7 @@ def refit(summary: RunSummary) -> Refit | None:
         predicted=predicted,
         measured=measured,
         error=error,
-        tolerance=plan.job.goal.tolerance,
+        tolerance=tolerance,
         refitted=refitted,
         workers=again.workers,
         global_batch_size=again.stages[0].global_batch_size,
@@ -242,6 +244,7 @@ def _model(profile: Profile, plan: Plan) -> StepTimeModel:
         collectives=profile.collectives,
         gradient_bytes=profile.network.trained_bytes,
         link=plan.job.link,
+        several_cores=profile.cluster.several_cores,
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, log, log2
+from math import exp, inf, log, log2
 
 from batchwright.planning.chosen import Chosen
+from batchwright.prediction.drift import HANDING_OVER
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Job, OptimizerName, Profile, Reason, UpdateTime
 from batchwright.records.registries.optimizers import AUTO, SGD
@@ -187,10 +188,13 @@ def extra_seconds(
     usual, other = (_of(profile.updates, one, workers) for one in (SGD.name, name))
     if usual is None or other is None:
         return None
+    value = max(0.0, other.seconds - usual.seconds)
+    # An update is the same for any batch, so all of it is of the kind that lasting drift is of.
+    factor = exp(Z_975 * HANDING_OVER) if profile.cluster.several_cores else 1.0
     return Estimate(
-        value=max(0.0, other.seconds - usual.seconds) / speed,
-        low=max(0.0, other.low - usual.high) / speed,
-        high=max(0.0, other.high - usual.low) / speed,
+        value=value / speed,
+        low=min(value / factor, max(0.0, other.low - usual.high)) / speed,
+        high=max(value * factor, other.high - usual.low) / speed,
     )
 
 

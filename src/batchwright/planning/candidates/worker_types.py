@@ -295,6 +295,7 @@ def _kind(wanted: WorkerKind, measured: dict[str, Profile], job: Job) -> WorkerT
             collectives=profile.collectives,
             gradient_bytes=profile.network.trained_bytes,
             link=job.link if link_given(job.link) else None,
+            several_cores=profile.cluster.several_cores,
         ),
         memory=fit_memory(
             profile.memory,
