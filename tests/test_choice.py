@@ -13,6 +13,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy.quality import fit_progress
 from batchwright.records import GradientNoise, Job
 from samples import (
+    make_cluster,
     make_data,
     make_job,
     make_kind_profile,
@@ -288,6 +289,20 @@ def test_a_limit_refuses_by_the_upper_end_and_says_so(limit, named):
         most = limit["deadline"]
         assert any(one.train_seconds.value <= most < one.train_seconds.high for one in refused)
     assert chosen(free).refused == ""
+
+
+def test_the_time_of_a_short_step_says_what_its_interval_allows_for():
+    """As fixed as half of it may be, where cores share it; a GPU's, and one core's, is not."""
+    said = {}
+    for cores in (1, 2):
+        plan = planned(make_profile(cluster=make_cluster(cores=cores)))
+        said[cores] = "cores wait" in reason(plan, "epoch time").why, chosen(plan).epoch_seconds
+    (alone, narrow), (shared, wide) = said[1], said[2]
+    assert shared
+    assert not alone
+    assert wide.high > narrow.high
+    gpu = planned(make_profile(cluster=make_cluster(device="cuda")))
+    assert "cores wait" not in reason(gpu, "epoch time").why
 
 
 def test_a_knee_that_misses_the_deadline_gives_way_to_the_next_larger_batch():

@@ -335,6 +335,8 @@ def test_intervals_know_that_cores_which_share_a_step_may_be_moved_after_a_probe
         assert narrow.high < moved < wide.high
         assert wide.low < narrow.low
         assert wide.value == narrow.value
+        told = [model.cores_may_move(1, 32, [batch]) for model in (alone, shared)]
+        assert told == [False, True]
     halves, whole = (shared.predict(1, 32, parts) for parts in ([32, 32], [64]))
     assert halves.high / halves.value > whole.high / whole.value  # two passes have it twice
 
@@ -346,6 +348,7 @@ def test_an_interval_that_scatter_makes_wide_already_stays_as_it_is():
         for several in (False, True)
     )
     assert shared == alone
+    assert not fit_step_time(points, several_cores=True).cores_may_move(1, 32, [128])
 
 
 def test_intervals_hold_where_slow_stretches_hit_all_points_alike():

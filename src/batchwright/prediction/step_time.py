@@ -223,24 +223,38 @@ class StepTimeModel:
         errors as in `seconds`.
         """
         value = self.seconds(workers, resolution, micro_batch_sizes)
+        # At least this, also where no visit of so short a time saw the machine change.
+        least = self._if_cores_move(workers, resolution, micro_batch_sizes)
+        down, up = (
+            min(WIDEST, max(least, one))
+            for one in self._by_visits(workers, resolution, micro_batch_sizes)
+        )
+        return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
+
+    def cores_may_move(
+        self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
+    ) -> bool:
+        """Whether `predict` allows for more than the visits tell, see `drift.HANDING_OVER`."""
+        _, up = self._by_visits(workers, resolution, micro_batch_sizes)
+        return self._if_cores_move(workers, resolution, micro_batch_sizes) > up
+
+    def _by_visits(
+        self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
+    ) -> tuple[float, float]:
+        """How far the interval reaches down and up by what visits tell, as logarithms."""
         own = self.comparison_error(workers, resolution, micro_batch_sizes)
         known = hypot(own, self._levels[self._nearest(workers)])
         last = micro_batch_sizes[-1]
         later = self.visit_deviation(workers, resolution, last) * median_share(LATER_VISITS)
         degrees = self._drifts[self._nearest(workers)].degrees
         quantile = student_t_975(degrees) if degrees else Z_975
-        # At least this, also where no visit of so short a time saw the machine change.
-        least = Z_975 * hypot(own, self._handing_over(workers, resolution, micro_batch_sizes))
-        down, up = (
-            min(WIDEST, max(least, quantile * hypot(known, skew * later)))
-            for skew in (2 - self._skew, self._skew)
-        )
-        return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
+        down, up = (quantile * hypot(known, skew * later) for skew in (2 - self._skew, self._skew))
+        return down, up
 
-    def _handing_over(
+    def _if_cores_move(
         self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]
     ) -> float:
-        """Lasting standard error of what a step takes whatever its batch, as a share of the step.
+        """How far it reaches either way by what a step takes whatever its batch, a logarithm.
 
         That is what it takes for one image, in each pass.
         """
@@ -248,7 +262,9 @@ class StepTimeModel:
             return 0.0
         whole, compute = self._laws_of(workers, resolution)
         fixed = whole.at(1) + (len(micro_batch_sizes) - 1) * compute.at(1)
-        return HANDING_OVER * min(1.0, fixed / self.seconds(workers, resolution, micro_batch_sizes))
+        share = min(1.0, fixed / self.seconds(workers, resolution, micro_batch_sizes))
+        own = self.comparison_error(workers, resolution, micro_batch_sizes)
+        return Z_975 * hypot(own, HANDING_OVER * share)
 
     def comparison_error(
         self, workers: int, resolution: int, micro_batch_sizes: Sequence[int]

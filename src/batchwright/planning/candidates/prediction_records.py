@@ -186,6 +186,11 @@ def held_out(kind: WorkerType) -> tuple[HeldOut, ...]:
 
 # -------------------------------------------------------------------------------------- in words
 
+_CORES_MAY_MOVE = (
+    "In so short a step cores wait for each other's data, longer at times when the system, or the "
+    "host of a virtual machine, runs them far apart: the interval is wider than what the probe saw."
+)
+
 
 def prediction_reasons(
     job: Job, row: Row, found: Prediction, stage: Stage
@@ -194,6 +199,12 @@ def prediction_reasons(
     texts = [_described(row, index) for index in range(len(row.cluster.members))]
     if found.extrapolated:
         texts.append("Batch, resolution or workers lie outside what was measured.")
+    parts = [stage.micro_batch_size] * stage.accumulation_steps
+    if any(
+        kind.times.cores_may_move(row.cluster.workers, row.resolution, parts)
+        for kind, _ in row.cluster.members
+    ):
+        texts.append(_CORES_MAY_MOVE)
     one = found.epoch_seconds
     value = f"{one.value:.3g} s ({one.low:.3g} to {one.high:.3g})"
     source = _ASSUMED if found.assumed else _PREDICTED
