@@ -1,21 +1,17 @@
-"""What tests of Ray need on the nodes, which import it: a network to wait for, reports to look at.
+"""What tests of Ray need in its controller, which imports it: reports to look at.
 
-Environment variables name files for both.
+An environment variable names their file.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 
 from ray.train.v2._internal.execution.callback import ReportCallback
-from torch import nn
 
-import kept_network
-
-REPORTS, GO = "TEST_RAY_REPORTS", "TEST_RAY_GO"
+REPORTS = "TEST_RAY_REPORTS"
 
 
 class Kept(ReportCallback):
@@ -26,22 +22,3 @@ class Kept(ReportCallback):
         del training_report
         with Path(os.environ[REPORTS]).open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
-
-
-class Paced(nn.Module):
-    """Trains slowly until a file says go."""
-
-    def __init__(self, classes):
-        super().__init__()
-        self.inner = kept_network.network(classes)
-
-    def forward(self, images):
-        """As the inner network."""
-        if self.training and not Path(os.environ[GO]).exists():
-            time.sleep(0.2)
-        return self.inner(images)
-
-
-def paced(num_classes):
-    """The network of the tests' plans."""
-    return Paced(num_classes)

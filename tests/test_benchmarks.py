@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -68,7 +71,7 @@ from benchmarks.harness.kept_runs import Run  # noqa: E402
 from benchmarks.harness.loads import until  # noqa: E402
 from benchmarks.harness.plans import Opened, facts_of, made_up_data  # noqa: E402
 from benchmarks.harness.turns import Arm, Turn, started, take_turns  # noqa: E402
-from benchmarks.methods import warmup  # noqa: E402
+from benchmarks.methods import large_batch, warmup  # noqa: E402
 from benchmarks.methods.cyclic import BENCHMARK as CYCLIC  # noqa: E402
 from benchmarks.methods.cyclic import (  # noqa: E402
     EPOCHS,
@@ -78,6 +81,8 @@ from benchmarks.methods.cyclic import (  # noqa: E402
     times_found,
 )
 from benchmarks.methods.resolution_arms import Trained, subset  # noqa: E402
+from benchmarks.planning import large_networks  # noqa: E402
+from benchmarks.service import service  # noqa: E402
 from benchmarks.speed import data_path, gradient_overhead, step_overhead  # noqa: E402
 from benchmarks.speed.data_path import MEAN, STD, UsualImages  # noqa: E402
 from benchmarks.tools import demo_run  # noqa: E402
@@ -292,12 +297,34 @@ def test_a_benchmark_measures_in_a_folder_that_is_gone_afterwards(
     assert not folders[0].exists()
 
 
-def test_a_benchmark_that_needs_data_says_so_before_it_measures(monkeypatch) -> None:
+def test_a_benchmark_that_needs_data_says_so_before_it_measures(monkeypatch, capsys) -> None:
     monkeypatch.delenv("BATCHWRIGHT_DATA", raising=False)
     for needs, words in (("always", []), ("full", ["--full"])):
         made_up = Benchmark("made_up", "Made up", "", (), needs_data=needs)
-        with pytest.raises(SystemExit, match="made_up needs --data DIR"):
+        with pytest.raises(SystemExit, match="2"):
             made_up.run(None, "What it is.", words)
+        assert "made_up needs --data DIR here" in capsys.readouterr().err
+
+
+MISSED = {
+    "fastapi, sqlalchemy": lambda _: runpy.run_path(service.__file__, run_name="__main__"),
+    "schemathesis, playwright": partial(service.measure, QUICK),
+    "pytorch_optimizer": partial(large_batch.measure, replace(QUICK, full=True)),
+    "torchvision": partial(large_networks.measure, QUICK),
+}
+
+
+@pytest.mark.parametrize("missed", MISSED)
+def test_packages_that_a_benchmark_would_miss_late_are_named_first(
+    missed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.harness.benchmark.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")  # Chromium
+    with pytest.raises(SystemExit, match="2"):
+        MISSED[missed](tmp_path)
+    assert re.fullmatch(f"error: {missed} not installed: pip install .*\n", capsys.readouterr().err)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_table_shows_a_missed_goal(capsys: pytest.CaptureFixture[str]) -> None:

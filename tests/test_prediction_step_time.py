@@ -92,6 +92,17 @@ def test_the_same_steps_are_fitted_once_whatever_is_asked_of_them(monkeypatch):
         model.seconds(4, 32, [16])  # nothing of the other's link is kept
 
 
+def test_the_drift_of_all_points_is_found_once(monkeypatch):
+    asked, usual = [], step_time.pooled_drift
+    for module in ("drift", "step_time"):
+        monkeypatch.setattr(
+            f"batchwright.prediction.{module}.pooled_drift",
+            lambda points: asked.append(points) or usual(points),
+        )
+    fit_step_time(points_of(visits=2, rng=random.Random(8), drift=0.01))
+    assert len(asked) == 1
+
+
 def test_points_may_come_in_any_order():
     points = points_of((24, 32), (1, 2))
     assert fit_step_time(points[::-1]) == fit_step_time(points)

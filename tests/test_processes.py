@@ -62,6 +62,37 @@ def test_files_that_nobody_closed_are_whole_at_the_end(tmp_path):
     assert unpacked == b"the last word"
 
 
+ENDING = """
+import os, sys
+from batchwright.distributed.processes import end_with
+
+class Kept:
+    def __del__(self):
+        os.write(1, b"taken apart\\n")
+
+kept = Kept()
+for code in (None, 3, "what is missing"):
+    child = os.fork()
+    if not child:
+        print("printed before", code)
+        end_with(lambda: sys.exit(code))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+end_with(lambda: print("the last line"))
+print("never")
+"""
+
+
+def test_a_command_ends_with_its_exit_code_and_python_does_not_take_it_apart():
+    words = [sys.executable, "-c", ENDING]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0
+    assert done.stderr == "what is missing\n"  # as `sys.exit` prints it
+    assert done.stdout.splitlines() == [
+        *("printed before None", "0", "printed before 3", "3"),
+        *("printed before what is missing", "1", "the last line"),
+    ]
+
+
 def _alive(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status")
     return status.exists() and "State:\tZ" not in status.read_text()

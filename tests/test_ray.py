@@ -23,6 +23,7 @@ from batchwright.records.agent_rules import not_allowed
 from batchwright.records.documents import read_record, write_record
 from batchwright.workflows.engines import STARTED_BY, ray_train, ray_worker
 from batchwright.workflows.prepare_job import data_facts
+from held_network import hold, release
 from samples import (
     LOCAL_BATCHES,
     make_job,
@@ -37,6 +38,9 @@ from test_session import make_tiny_plan
 INSTALL = 'pip install "batchwright[ray]"'
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 LAST_SECONDS = 500  # on a busy machine
+NETWORK, CHECKPOINT_STEPS, SMALL_EPOCHS = "held_network:network", 5, 8
+# A small plan lasts three minutes with it, and a stop comes through within two steps.
+HELD_SECONDS = 2
 
 # As in `test_hosts`: weight i counts how often sample i was trained. One worker is killed.
 SAMPLES, EPOCHS = 60, 12
@@ -176,7 +180,6 @@ def cluster():
             "OMP_NUM_THREADS": "1",
             "RAY_TRAIN_CALLBACKS": "ray_parts.Kept",
             "TEST_RAY_REPORTS": f"{folder}/reports",
-            "TEST_RAY_GO": f"{folder}/go",
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",
             "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
             "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5",
@@ -243,16 +246,16 @@ def start(two_nodes, tmp_path):
         one.process.wait()
 
 
-def small_plan(folder: Path, **keys: object) -> None:
-    keys = {"network": "ray_parts:paced", "epochs": 8, "checkpoint_steps": 5, **keys}
-    job = Job(launch="ray", device="cpu", workers=2, **keys)
+def small_plan(folder: Path) -> None:
+    named = {"launch": "ray", "network": NETWORK, "checkpoint_steps": CHECKPOINT_STEPS}
+    job = Job(**named, device="cpu", workers=2, epochs=SMALL_EPOCHS)
     plan = plan_without_profile(job, data_facts(job), make_network(name=job.network))
     write_record(plan, folder / "plan.json")
 
 
 def measured_plan(folder: Path, **keys: object) -> None:
     """A plan for two workers, and the profile that it was made from, of a step's made-up times."""
-    named = {"launch": "ray", "network": "ray_parts:paced", "checkpoint_steps": 5}
+    named = {"launch": "ray", "network": NETWORK, "checkpoint_steps": CHECKPOINT_STEPS}
     job = make_job(**named, precision="float32", resolutions=(8,), **keys)
     profile = make_profile(
         job=job,
@@ -270,15 +273,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 TRAIN = ("-m", "batchwright", "train")
-INTO_RUN = ("--out", "run", "network=ray_parts:paced")
-
-
-@pytest.fixture
-def go(two_nodes):
-    """A file at which training is no longer slow."""
-    path = Path(os.environ["TEST_RAY_GO"])
-    path.unlink(missing_ok=True)
-    return path
+INTO_RUN = ("--out", "run", f"network={NETWORK}")
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +281,6 @@ def undisturbed(cluster, tmp_path_factory):
     """The folder of a run on both nodes, and of its plan."""
     folder = tmp_path_factory.mktemp("undisturbed")
     small_plan(folder)
-    Path(os.environ["TEST_RAY_GO"]).touch()
     code, said = Command(*TRAIN, "plan.json", *INTO_RUN, folder=folder).end()
     assert code == 0, said
     return folder
@@ -299,7 +293,7 @@ def test_epochs_are_reported_by_the_first_worker(undisturbed):
     summary = read_record(undisturbed / "run" / "summary.json", RunSummary)
     losses = [summary.epochs[one["epoch"]].train_loss for one in first]
     assert [one["train/loss"] for one in first] == pytest.approx(losses)
-    assert first[-1]["epoch"] == 7
+    assert first[-1]["epoch"] == SMALL_EPOCHS - 1
     assert not any(other)
 
 
@@ -318,8 +312,9 @@ def test_a_run_probes_plans_and_trains_on_the_clusters_workers(start, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["lost", "announced"])
 def test_a_run_whose_node_goes_and_comes_ends_with_the_same_weights(
-    two_nodes, undisturbed, go, start, tmp_path, how
+    two_nodes, undisturbed, start, tmp_path, how
 ):
+    hold(tmp_path, "run", HELD_SECONDS, after=CHECKPOINT_STEPS)
     command = start(*TRAIN, undisturbed / "plan.json", *INTO_RUN)
     until((tmp_path / "run" / "checkpoints" / "last.pt").exists, "a checkpoint")
     gone = next(iter(two_nodes.worker_nodes))
@@ -331,7 +326,7 @@ def test_a_run_whose_node_goes_and_comes_ends_with_the_same_weights(
     else:
         two_nodes.remove_node(gone, allow_graceful=False)
     two_nodes.add_node(**NODE)
-    go.touch()
+    release(tmp_path)
     code, said = command.end()
     gone.kill_all_processes(check_alive=False)
     assert code == 0, said
@@ -356,11 +351,12 @@ def drain(cluster, node) -> None:
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_workers_that_are_there_by_a_plan_for_these(
-    two_nodes, go, start, tmp_path
+    two_nodes, start, tmp_path
 ):
     """One of two nodes goes, and another comes, which Ray looks for once a minute."""
     measured_plan(tmp_path, ray={"min_workers": 1}, epochs=120)
     planned = read_record(tmp_path / "plan.json", Plan).stages[0]
+    hold(tmp_path, "run", 0.2, after=CHECKPOINT_STEPS)  # another plan begins with an epoch
     command = start(*TRAIN, "plan.json", "--profile", "profile.json", *INTO_RUN)
     until((tmp_path / "run" / "checkpoints" / "last.pt").exists, "a checkpoint")
     two_nodes.remove_node(next(iter(two_nodes.worker_nodes)))
@@ -368,7 +364,7 @@ def test_a_run_goes_on_with_the_workers_that_are_there_by_a_plan_for_these(
     until(lambda: re.findall(again, command.said()) == ["1"], "a plan for one worker")
     two_nodes.add_node(**NODE)
     until(lambda: re.findall(again, command.said()) == ["1", "2"], "a plan for two workers")
-    go.touch()
+    release(tmp_path)
     code, said = command.end()
     assert code == 0, said
     summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
@@ -387,20 +383,21 @@ def test_a_run_goes_on_with_the_workers_that_are_there_by_a_plan_for_these(
 
 
 @pytest.mark.slow
-def test_a_stop_is_a_checkpoint_and_the_run_goes_on_later(go, start, tmp_path):
+def test_a_stop_is_a_checkpoint_and_the_run_goes_on_later(start, tmp_path):
     small_plan(tmp_path)
+    hold(tmp_path, "run/metrics.jsonl", HELD_SECONDS)
     command = start(*TRAIN, "plan.json", *INTO_RUN)
     until((tmp_path / "run" / "metrics.jsonl").exists, "an epoch")
     command.process.send_signal(signal.SIGINT)
     code, said = command.end()
     assert code == 130, said
-    again = "batchwright run --resume --out run network=ray_parts:paced"
+    again = f"batchwright run --resume --out run network={NETWORK}"
     assert f"continue with `{again}`" in said
     assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()
-    go.touch()
+    release(tmp_path)
     code, said = start("-m", *again.split()).end()
     assert code == 0, said
-    assert len(read_record(tmp_path / "run" / "summary.json", RunSummary).epochs) == 8
+    assert len(read_record(tmp_path / "run" / "summary.json", RunSummary).epochs) == SMALL_EPOCHS
 
 
 @pytest.mark.slow

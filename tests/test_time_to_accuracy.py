@@ -117,6 +117,15 @@ def test_looks_settle_loaders_length_and_rate(tmp_path: Path) -> None:
     assert all(one.look and one.seed == 10 for one in bench.order)
 
 
+def test_a_python_without_lightning_is_refused_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for python in ("false", str(tmp_path / "nothing")):
+        with pytest.raises(SystemExit, match="2"):
+            runs.main(["--data", str(tmp_path), "--lightning-python", python])
+        assert f"error: --lightning-python {python} cannot import" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_pairs_are_made_in_turns_short_tasks_first_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,9 +27,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from benchmarks.harness.figures import Figure, Value, print_values
 
@@ -129,7 +130,7 @@ class Benchmark:
         arguments = parse_arguments(description or "", words)
         needed = ("always", "full") if arguments.full else ("always",)
         if arguments.data is None and self.needs_data in needed:
-            raise SystemExit(f"{module_of(self.name)} needs --data DIR here, see --help")
+            refuse(f"{module_of(self.name)} needs --data DIR here, see --help")
         warn_if_busy()
         sources = commit()
         with scratch() as folder:
@@ -235,6 +236,18 @@ def batchwright(*words: object, cwd: Path = ROOT, shown: bool = False) -> dict[s
 def say(text: str) -> None:
     """How far the run is, on standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+def refuse(why: str) -> NoReturn:
+    """End with a line and exit code 2, before anything is measured."""
+    say(f"error: {why}")
+    raise SystemExit(2)
+
+
+def require(*packages: str) -> None:
+    """Refuse to begin without packages that would be missed after minutes, by the names imported."""
+    if missing := [one for one in packages if find_spec(one) is None]:
+        refuse(f"{', '.join(missing)} not installed: pip install '.[benchmark]'")
 
 
 # ---------------------------------------------------------------------------------------- reports

@@ -66,7 +66,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.harness.benchmark import Arguments, Benchmark, Found, say
+from benchmarks.harness.benchmark import Arguments, Benchmark, Found, require, say
 from benchmarks.harness.figures import Figure, differences, print_values
 from benchmarks.harness.kept_runs import KeptRuns, Run, Runs, accuracies_of, plain_runs
 from benchmarks.harness.plans import Opened
@@ -142,6 +142,8 @@ BENCHMARK = Benchmark(
 
 def measure(arguments: Arguments, folder: Path) -> Found:
     """Seed by seed."""
+    if arguments.full:
+        require("pytorch_optimizer")  # for LARS and LAMB
     runs = KeptRuns(arguments.keep, folder)
     if not arguments.full:
         return _checked(runs, arguments.data, folder)

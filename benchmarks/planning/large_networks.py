@@ -27,7 +27,7 @@ from torch import nn
 
 from batchwright.records import RunSummary
 from batchwright.records.run_folder import read_summary
-from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, say
+from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, refuse, say
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.images import smaller_folder
 
@@ -75,9 +75,7 @@ def _models() -> Any:
     try:
         from torchvision import models
     except ModuleNotFoundError:
-        raise SystemExit(
-            "torchvision is missing: pip install --no-deps torchvision==0.28.0 suits torch 2.13"
-        ) from None
+        refuse("torchvision not installed: pip install --no-deps torchvision==0.28.0 (torch 2.13)")
     except RuntimeError:  # torchvision declares what its own library would have defined
         library = torch.library.Library("torchvision", "FRAGMENT")
         for operator in ("nms", "qnms"):
@@ -105,6 +103,7 @@ alexnet, mobilenet_v3_large, resnet50, vgg11 = map(_network, NETWORKS)
 
 def measure(arguments: Arguments, folder: Path) -> Found:
     """A run of each network."""
+    _models()  # else the first run would miss them, once the images are made
     data = folder / "images"
     smaller_folder(arguments.data / "imagenette2-160", IMAGES, data, held_out=HELD_OUT)
     names = list(NETWORKS)[: None if arguments.full else QUICK]

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -44,6 +44,7 @@ from benchmarks.harness.benchmark import (
     commit,
     environment,
     make_parser,
+    refuse,
     say,
     scratch,
 )
@@ -523,6 +524,13 @@ def gather(bench: Bench, tasks: Mapping[str, Task]) -> None:
             pair(bench, name, "torch", SEEDS[0], best, burner=True)
 
 
+def _has_lightning(python: Path) -> bool:
+    words = [python, "-E", "-c", "import lightning, numpy, PIL, torch"]
+    with suppress(OSError):
+        return not subprocess.run(words, capture_output=True, check=False).returncode
+    return False
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Gather."""
     parser = make_parser(__doc__)
@@ -532,6 +540,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--anew", action="store_true")
     parser.add_argument("--busy", action="store_true")
     asked = parser.parse_args(words)
+    if asked.lightning_python and not _has_lightning(asked.lightning_python):
+        refuse(
+            f"--lightning-python {asked.lightning_python} cannot import what the script needs: "
+            "pip install torch==2.13.0 lightning pillow numpy there"
+        )
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # runs end with it
     with scratch() as folder:
         bench = Bench(

@@ -37,6 +37,11 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
+from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, require, say
+
+if __name__ == "__main__":  # what follows imports them
+    require("fastapi", "sqlalchemy")
+
 import httpx
 from sqlalchemy import func, select
 
@@ -52,7 +57,6 @@ from batchwright.service.database.tables import records as stored
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import Caller
-from benchmarks.harness.benchmark import ROOT, Arguments, Benchmark, Found, say
 from benchmarks.harness.figures import Figure, Value
 from benchmarks.harness.loads import until
 from benchmarks.harness.plans import opened, planned
@@ -126,6 +130,7 @@ EXTENTS = {
 
 def measure(arguments: Arguments, folder: Path) -> Found:
     """Load and kills on each database, then pages and nonsense."""
+    require("schemathesis", *(["playwright"] if _chromium() else []))
     extent = EXTENTS[arguments.full]
     job = Job(data="digits", workers=2, global_batch=32, epochs=1000, precision="float32")
     plan = planned(job, opened(job.data, job.network, 8))
@@ -324,7 +329,7 @@ def live(plan: Plan, folder: Path) -> list[float]:
     `--report-to` starts beside a training, the browser a headless Chromium that was signed in. Only
     the lines are.
     """
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    program = _chromium()
     if program is None:
         say("Chromium is not installed: apt-get install chromium")
         return []
@@ -367,6 +372,10 @@ def live(plan: Plan, folder: Path) -> list[float]:
             browser.close()
             companion.end("finished", None)
     return seconds[1:]  # with the first line the page is made
+
+
+def _chromium() -> str | None:
+    return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 # ------------------------------------------------------------------------------------------- fuzz

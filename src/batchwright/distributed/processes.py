@@ -119,13 +119,22 @@ def spinning_shortly(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_with(main: Callable[[], None]) -> NoReturn:
-    """`leave` with the exit code of ``main``, which is all that this process is for."""
-    code: object = 0
+    """Run ``main``, which is all that this process is for, and `leave` with its exit code.
+
+    Python's own end would be much of a short command's time, and of each verb of a sweep's. As with
+    `sys.exit`, a text in place of a code is printed, and the code is 1. Other exceptions go on.
+    """
+    code = 0
     try:
         main()
     except SystemExit as end:
-        code = end.code
-    leave(code if isinstance(code, int) else int(code is not None))
+        if isinstance(end.code, int):
+            code = end.code
+        elif end.code is not None:
+            code = 1
+            with suppress(OSError, ValueError):
+                print(end.code, file=sys.stderr)  # noqa: T201 - Python would
+    leave(code)
 
 
 def leave(code: int) -> NoReturn:

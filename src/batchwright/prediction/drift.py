@@ -88,14 +88,15 @@ def pooled_drift(points: Sequence[StepTime]) -> Drift:
     return Drift(_beyond_steps(seen), degrees)
 
 
-def drift_by_workers(points: Sequence[StepTime]) -> dict[int, Drift]:
+def drift_by_workers(points: Sequence[StepTime], of_all: Drift | None = None) -> dict[int, Drift]:
     """Drift of each number of workers, by its own visits as far as these tell.
 
     Workers that exchange gradients wait for each other, so they drift otherwise than one does. Each
     number goes by its own visits, beside which the drift of all counts as if `_MIN_DEGREES` more
-    had shown it: where there are few, it decides.
+    had shown it: where there are few, it decides. ``of_all`` is the `pooled_drift` of these points,
+    for who has it already.
     """
-    of_all = pooled_drift(points)
+    of_all = of_all or pooled_drift(points)
     found = {}
     for workers in {point.workers: None for point in points}:
         own = [point for point in points if point.workers == workers]

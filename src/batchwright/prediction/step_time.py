@@ -444,13 +444,14 @@ def _fit_points(points: tuple[StepTime, ...]) -> _Fitted:
         if key_of(point) in seen:
             raise PlanError(f"{place_of(point)} is there twice; merge the profiles, or drop one")
         seen.add(key_of(point))
-    drifts = drift_by_workers(points)
+    drift = pooled_drift(points)
+    drifts = drift_by_workers(points, drift)
     groups = grouped(points)
     doubtful = contradictions(points, drifts)
     errors = point_errors(points, drifts, doubtful)
     whole = _fit_all(groups, point_seconds, errors)
     compute = _fit_all(groups, _computing_seconds, errors)
-    return _Fitted(pooled_drift(points), drifts, groups, doubtful, errors, whole, compute)
+    return _Fitted(drift, drifts, groups, doubtful, errors, whole, compute)
 
 
 def _computing_seconds(point: StepTime) -> float:
