@@ -63,13 +63,13 @@ HEADLINES = (
     (
         "decisions",
         "regret_points",
-        "decisions: accuracy of the best batch and optimizer that are as fast, less that of those "
-        "that the plan took",
+        "decisions: accuracy that the plan's batch and optimizer lose to the best ones that are as "
+        "fast",
     ),
     (
         "decisions",
         "time_regret",
-        "decisions: time of those that the plan took over the least of those as accurate",
+        "decisions: time with the plan's batch and optimizer over the least with any as accurate",
     ),
     (
         "main_job",
@@ -92,6 +92,11 @@ HEADLINES = (
         "first_contact",
         "own_data_coverage",
         "predictions, as above: epochs inside the predicted 95 % interval",
+    ),
+    (
+        "decisions",
+        "accuracy_error_points",
+        "predictions, by trials of some seconds: error of the accuracy of whole trainings",
     ),
     (
         "first_contact",
