@@ -143,6 +143,7 @@ def folder_of_images(place):
         (["data=imagefolder:/nowhere"], "/nowhere does not exist: give one that holds a folder of"),
         (["data=no_such_module:data"], "module 'no_such_module' cannot be imported"),
         (["network=resnet9"], "network=resnet9: unknown; did you mean resnet"),
+        (["network=resnet50"], "written timm:resnet50 or torchvision:resnet50"),
         (["network=no_such_module:net"], "cannot be imported: there is no no_such_module in /"),
         (["network=a_network.models:resnet50"], "there is no a_network in /"),
         (["network=os:no_such_name"], "module 'os' has no 'no_such_name'"),
@@ -474,6 +475,7 @@ def test_training_without_a_plan_or_a_run_is_refused(refused, place):
     for verb, file in (("train", "plan.json"), ("run", "job.yaml")):
         message = refused(verb, "--resume", "--out", "empty")
         assert f"empty holds no {file}, so no run to resume" in message
+        assert refused(verb, "--resume", "--out", "nowhere").startswith("there is no folder nowhere")
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,7 @@ def test_words_that_people_try_are_no_job_keys_and_lead_to_one():
         *[(word, "global_batch=128") for word in ("bs", "batch_size", "batch-size")],
         *[(word, "workers=2") for word in ("gpus", "world_size")],
         ("num_workers", "loaders=2"),
+        *[("pretrained", "network_args.pretrained=true"), ("lr_base_size", "base_batch=256")],
         *[(word, "resolutions=224") for word in ("img_size", "image_size", "imgsz")],
         *[("amp", "precision=bfloat16"), ("model", "network=resnet18"), ("arch", "network=")],
         *[("dataset", "data=imagefolder:PATH"), ("optim", "optimizer=sgd"), ("val_split", "val=0")],

@@ -120,13 +120,13 @@ def _usage_refused() -> Iterator[None]:
 def _key_for(option: str) -> str:
     """What to write in place of an option; empty where it is like no job key."""
     from batchwright.records import Job
-    from batchwright.records.text.job_keys import OTHER_WORDS, job_keys, meaning
+    from batchwright.records.text.job_keys import ABSENT_WORDS, OTHER_WORDS, job_keys, meaning
 
     word = option.lstrip("-").lower().replace("-", "_")
     known = job_keys(Job)
     if word in known:
         return f"a job key has no dashes: write {word}=..."
-    return meaning(word, known) if word in OTHER_WORDS else ""
+    return meaning(word, known) if word in {*OTHER_WORDS, *ABSENT_WORDS} else ""
 
 
 app = typer.Typer(
