@@ -475,7 +475,8 @@ def test_training_without_a_plan_or_a_run_is_refused(refused, place):
     for verb, file in (("train", "plan.json"), ("run", "job.yaml")):
         message = refused(verb, "--resume", "--out", "empty")
         assert f"empty holds no {file}, so no run to resume" in message
-        assert refused(verb, "--resume", "--out", "nowhere").startswith("there is no folder nowhere")
+        message = refused(verb, "--resume", "--out", "nowhere")
+        assert message.startswith("there is no folder nowhere")
 
 
 @pytest.mark.parametrize(
