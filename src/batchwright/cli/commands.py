@@ -385,7 +385,10 @@ def schedule(
 def simulate(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="PLAN.json|KEY=VALUE", help="From plan; - is stdin."),
+        typer.Argument(
+            metavar="PLAN.json|KEY=VALUE",
+            help="From plan; - is stdin. Then keys of the simulation (docs/simulate.md).",
+        ),
     ],
     profile: Annotated[
         list[str] | None,
@@ -395,7 +398,11 @@ def simulate(
     ] = None,
     search: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V1,V2,...", help="Values to compare; may be repeated."),
+        typer.Option(
+            metavar="KEY=V1,V2,...",
+            help="Values of spares, checkpoint_seconds, rebalance_steps or workers_per_host to "
+            "compare; may be repeated.",
+        ),
     ] = None,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File for a figure: .png, .pdf or .svg.")
@@ -553,7 +560,12 @@ def export(
     run: Annotated[str, typer.Option(metavar="FOLDER", help="Run folder there.")] = "run",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="More that it is told; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of that program, such as partition=gpu; `--as list` names them; may be "
+            "repeated.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write; - is stdout.")
