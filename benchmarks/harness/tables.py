@@ -241,8 +241,14 @@ def folded(rows: Sequence[str]) -> list[str]:
 
 def shown_value(figure: Mapping[str, Any], key: str = "value") -> str:
     """A figure's value, or the end of its spread, with its unit."""
-    show = UNITS.get(figure["unit"], lambda value: f"{value:.4g} {figure['unit']}")
+    show = UNITS.get(figure["unit"], lambda value: f"{_four_digits(value)} {figure['unit']}")
     return show(figure[key])
+
+
+def _four_digits(value: float) -> str:
+    """As many of a number as matter, and without a power of ten where it is large."""
+    text = f"{value:.4g}"
+    return f"{float(text):,.0f}" if abs(float(text)) >= 1e4 else text
 
 
 def with_spread(figure: Mapping[str, Any]) -> str:
