@@ -272,8 +272,9 @@ def test_hours_and_large_costs_are_told_without_powers_of_ten(capsys):
     print_plan(plan, explain=True)
     assert "e+0" not in capsys.readouterr().err.replace("1e+09", "")  # the deadline as it is given
     assert plan.stages[0].predicted_epoch_seconds.value > 3600
+    late = job.model_copy(update={"goal": Goal(deadline=2e4)})
     with pytest.raises(PlanError, match=r"may take \d+,\d{3}.* s, goal.deadline=20000: raise"):
-        make_plan(profile_of(samples=20_000_000), job.model_copy(update={"goal": Goal(deadline=2e4)}))
+        make_plan(profile_of(samples=20_000_000), late)
 
 
 @pytest.mark.parametrize(
