@@ -245,14 +245,18 @@ def test_a_truncated_cifar_file_is_named(refused, place):
 def test_a_folder_that_holds_anything_is_left_alone(refused, place):
     (place / "run").mkdir()
     (place / "run" / "notes.txt").write_text("mine")
-    said = "run exists and is not empty: choose another --out, or continue its run with --resume"
-    assert said in refused("run", "--out", "run")
+    said = "run exists and is not empty: choose another --out"
+    assert refused("run", "--out", "run") == said
+    (place / "run" / "job.yaml").write_text("epochs: 3\n")
+    assert refused("run", "--out", "run") == f"{said}, or continue its run with --resume"
 
 
 @pytest.mark.parametrize("out", ["file/run", "/proc/run"])
 def test_a_run_folder_that_cannot_be_made_is_refused(refused, place, out):
     (place / "file").write_text("")
-    assert f"cannot write {out}" in refused("run", "--out", out)
+    message = refused("run", "--out", out)
+    assert f"cannot write {out}" in message
+    assert message.endswith("name another --out")
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,9 @@ def _key_for(option: str) -> str:
     known = job_keys(Job)
     if word in known:
         return f"a job key has no dashes: write {word}=..."
+    # Of an option that other verbs have there is nothing to say but what this one takes.
+    if OTHER_WORDS.get(word, "").startswith(f"{option} "):
+        return ""
     return meaning(word, known) if word in {*OTHER_WORDS, *ABSENT_WORDS} else ""
 
 
@@ -607,7 +610,9 @@ def export(
 @app.command()
 def deliver(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder; must be new or empty.")],
+    to: Annotated[
+        Path, typer.Option("--to", "--out", metavar="DIR", help="Folder; must be new or empty.")
+    ],
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="network=NAME", help="For --onnx, a network of your own again."),

@@ -76,10 +76,9 @@ def _refuse_filled(folder: Path) -> None:
         return
     known = {LOCK_FILE, LAUNCH_FILE}
     if not folder.is_dir() or any(path.name not in known for path in folder.iterdir()):
-        raise FileError(
-            f"{folder} exists and is not empty: choose another --out, or continue its run "
-            "with --resume"
-        )
+        run = any((folder / name).exists() for name in ("job.yaml", *_WHOLE))
+        how = ", or continue its run with --resume" * run
+        raise FileError(f"{folder} exists and is not empty: choose another --out{how}")
 
 
 @contextmanager

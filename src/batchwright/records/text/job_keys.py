@@ -41,7 +41,7 @@ _WORDS = {
     "batch_norm=synchronized": "sync_bn syncbn sync_batchnorm sync_batch_norm",
     "sampling=balanced": "sampler balanced class_weights",
     "seed=1": "random_seed manual_seed rng_seed random_state",
-    "epochs=30, in which all training is counted": "num_epochs n_epochs max_epochs "
+    "epochs=30, passes over the training images": "num_epochs n_epochs max_epochs "
     "num_train_epochs total_epochs steps num_steps max_steps iterations max_iters",
     "precision=bfloat16": "amp use_amp bf16 bfloat16 dtype mixed_precision autocast",
     "precision=float16": "fp16 float16 half",
