@@ -256,7 +256,8 @@ def test_a_run_of_another_task_is_refused():
     run = make_summary()
     data = run.plan.data.model_copy(update={"digest": "ab" * 32})
     other = run.model_copy(update={"plan": run.plan.model_copy(update={"data": data})})
-    with pytest.raises(PlanError, match="runs of the same task"):
+    said = r"data=digits \(digest abababababab\), the profile data=digits \(digest 5e5e5e5e5e5e\)"
+    with pytest.raises(PlanError, match=f"{said}: give runs of the same task"):
         make_plan(make_profile(), runs=[other])
 
 

@@ -143,6 +143,7 @@ def folder_of_images(place):
         (["data=imagefolder:/nowhere"], "/nowhere does not exist: give one that holds a folder of"),
         (["data=no_such_module:data"], "module 'no_such_module' cannot be imported"),
         (["network=resnet9"], "network=resnet9: unknown; did you mean resnet"),
+        (["network=resnet50"], "written timm:resnet50 or torchvision:resnet50"),
         (["network=no_such_module:net"], "cannot be imported: there is no no_such_module in /"),
         (["network=a_network.models:resnet50"], "there is no a_network in /"),
         (["network=os:no_such_name"], "module 'os' has no 'no_such_name'"),
@@ -244,14 +245,18 @@ def test_a_truncated_cifar_file_is_named(refused, place):
 def test_a_folder_that_holds_anything_is_left_alone(refused, place):
     (place / "run").mkdir()
     (place / "run" / "notes.txt").write_text("mine")
-    said = "run exists and is not empty: choose another --out, or continue its run with --resume"
-    assert said in refused("run", "--out", "run")
+    said = "run exists and is not empty: choose another --out"
+    assert refused("run", "--out", "run") == said
+    (place / "run" / "job.yaml").write_text("epochs: 3\n")
+    assert refused("run", "--out", "run") == f"{said}, or continue its run with --resume"
 
 
 @pytest.mark.parametrize("out", ["file/run", "/proc/run"])
 def test_a_run_folder_that_cannot_be_made_is_refused(refused, place, out):
     (place / "file").write_text("")
-    assert f"cannot write {out}" in refused("run", "--out", out)
+    message = refused("run", "--out", out)
+    assert f"cannot write {out}" in message
+    assert message.endswith("name another --out")
 
 
 @pytest.mark.parametrize(
@@ -474,6 +479,8 @@ def test_training_without_a_plan_or_a_run_is_refused(refused, place):
     for verb, file in (("train", "plan.json"), ("run", "job.yaml")):
         message = refused(verb, "--resume", "--out", "empty")
         assert f"empty holds no {file}, so no run to resume" in message
+        message = refused(verb, "--resume", "--out", "nowhere")
+        assert message.startswith("there is no folder nowhere")
 
 
 @pytest.mark.parametrize(

@@ -363,6 +363,20 @@ def test_an_unknown_key_gets_the_nearest_one_suggested(text, near):
         load_job(None, [text])
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("mixup", "no key does that: mix batches in a loop of your own"),
+        ("rand-augment", "no key does that: change single images in a data set of yours"),
+        ("num_classes", "the data tell their classes"),
+        ("patience", "training ends after epochs"),
+    ],
+)
+def test_what_no_key_does_is_said_in_place_of_a_key_that_looks_alike(word, said):
+    with pytest.raises(JobError, match=f"unknown job key '{word}': {said}"):
+        load_job(None, [f"{word}=0.2"])
+
+
 def test_an_unknown_key_without_neighbours_gets_the_list():
     with pytest.raises(
         JobError, match=r"unknown job key 'zzz': known are data, data_args, .*goal\."

@@ -279,6 +279,17 @@ def test_a_folder_that_is_laid_out_otherwise_is_refused_in_words(root: Path) -> 
         open_folder(root)
 
 
+def test_a_folder_around_the_one_that_is_meant_is_refused_with_its_name(root: Path) -> None:
+    around = root.parent / "archive"
+    around.mkdir()
+    root.rename(around / "flowers")
+    said = f"archive holds 1 class folder.* did you mean {around}/flowers, which holds several"
+    with pytest.raises(DataError, match=said):
+        open_folder(around, val=0.1)
+    with pytest.raises(DataError, match=r"holds 0 class folder.* named for it$"):
+        open_folder(around / "flowers" / "train" / "cat", val=0.1)
+
+
 @pytest.mark.parametrize("what", ["folder", "file"])
 def test_what_cannot_be_looked_at_is_named(
     root: Path, monkeypatch: pytest.MonkeyPatch, what: str

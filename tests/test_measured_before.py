@@ -105,7 +105,8 @@ def test_a_run_without_a_plan_measures_nothing_again(tmp_path, monkeypatch, cach
     more = {"precision": "float32", "probe": {"budget": 1, "learning": 0}}
     job = Job(**keys, device="cpu", epochs=1, **more)
     tight = job.model_copy(update={"goal": job.goal.model_copy(update={"deadline": 1e-6})})
-    with pytest.raises(PlanError, match="no candidate is within the limits"):
+    again = f"; `batchwright run --resume --out {folder} KEY=VALUE` plans again with what was"
+    with pytest.raises(PlanError, match=f"no candidate is within the limits.*{again}"):
         verbs.run(tight, run_folder=folder)
     before = (folder / "profile.json").read_bytes()
     with pytest.raises(PlanError, match="optimizer=sgd is asked for"):

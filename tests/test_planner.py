@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from batchwright.cli.output import print_plan
 from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.records import (
@@ -261,6 +262,19 @@ def test_the_plan_explains_itself():
     text = make_plan(profile_of()).explain()
     for word in ("global batch", "learning rate", "warm-up", "memory", "precision", "workers"):
         assert word in text
+
+
+def test_hours_and_large_costs_are_told_without_powers_of_ten(capsys):
+    asked = {"data": "cifar100:x", "workers": 2, "precision": "float32", "resolutions": (32,)}
+    job = Job(**asked, goal=Goal(price=500, deadline=1e9))
+    plan = make_plan(profile_of(samples=20_000_000, job=job))
+    print_plan(plan, explain=False)
+    print_plan(plan, explain=True)
+    assert "e+0" not in capsys.readouterr().err.replace("1e+09", "")  # the deadline as it is given
+    assert plan.stages[0].predicted_epoch_seconds.value > 3600
+    late = job.model_copy(update={"goal": Goal(deadline=2e4)})
+    with pytest.raises(PlanError, match=r"may take \d+,\d{3}.* s, goal.deadline=20000: raise"):
+        make_plan(profile_of(samples=20_000_000), late)
 
 
 @pytest.mark.parametrize(

@@ -355,8 +355,11 @@ def test_methods_of_several_rows_count_lost_work_too():
     found = bw.plan(profile, goal=goal, **keys)
     assert reason(found, "lost work")
     assert found.job.checkpoint_seconds != "auto"
-    slower = float(reason(found, "training time").value.split()[0])
-    assert slower > float(reason(bw.plan(profile, **keys), "training time").value.split()[0])
+    slower, quicker = (
+        float(reason(one, "training time").value.split()[0].replace(",", ""))
+        for one in (found, bw.plan(profile, **keys))
+    )
+    assert slower > quicker
 
 
 def test_a_profile_of_one_machine_is_priced_as_before():

@@ -229,7 +229,7 @@ def test_training_says_it_before_it_starts(capsys):
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        ({"workers": 1}, "one worker in one pass): micro_batch=512 cuts it into two; more workers"),
+        ({"workers": 1}, "one worker in one pass); micro_batch=512 would cut it into two, and so"),
         ({"workers": 1, "global_batch": 3}, "3 samples cannot be cut, so it takes a larger batch"),
         ({"workers": 1, "micro_batch": 512}, ""),
         ({"workers": 1, "ags": {"mode": "norm"}}, ""),
@@ -247,7 +247,7 @@ def test_a_plan_says_with_its_noise_scale_that_training_will_not_measure_it():
     for workers, told in ((1, True), (2, False)):
         plan = bw.plan(make_profile(), ["global_batch=64", f"workers={workers}"])
         (why,) = (one.why for one in plan.reasons if one.choice == "gradient noise scale")
-        assert ("Training will not measure the noise scale" in why) == told
+        assert ("Training will not measure the gradient noise scale" in why) == told
 
 
 @pytest.mark.parametrize("plan", [plan_of(), make_cyclic_plan(), make_hybrid_plan()])

@@ -112,6 +112,8 @@ def test_an_unknown_network_gets_a_suggestion():
         build("resnet81")
     with pytest.raises(JobError, match=r"there are resnet8, resnet18, vgg8.*such as my_models"):
         build("perceptron")
+    with pytest.raises(JobError, match="written timm:resnet50 or torchvision:resnet50"):
+        build("resnet50")
 
 
 def test_a_network_refuses_images_below_its_least_side():

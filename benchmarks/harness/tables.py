@@ -63,13 +63,13 @@ HEADLINES = (
     (
         "decisions",
         "regret_points",
-        "decisions: accuracy of the best batch and optimizer that are as fast, less that of those "
-        "that the plan took",
+        "decisions: accuracy that the plan's batch and optimizer lose to the best ones that are as "
+        "fast",
     ),
     (
         "decisions",
         "time_regret",
-        "decisions: time of those that the plan took over the least of those as accurate",
+        "decisions: time with the plan's batch and optimizer over the least with any as accurate",
     ),
     (
         "main_job",
@@ -92,6 +92,11 @@ HEADLINES = (
         "first_contact",
         "own_data_coverage",
         "predictions, as above: epochs inside the predicted 95 % interval",
+    ),
+    (
+        "decisions",
+        "accuracy_error_points",
+        "predictions, by trials of some seconds: error of the accuracy of whole trainings",
     ),
     (
         "first_contact",
@@ -236,8 +241,14 @@ def folded(rows: Sequence[str]) -> list[str]:
 
 def shown_value(figure: Mapping[str, Any], key: str = "value") -> str:
     """A figure's value, or the end of its spread, with its unit."""
-    show = UNITS.get(figure["unit"], lambda value: f"{value:.4g} {figure['unit']}")
+    show = UNITS.get(figure["unit"], lambda value: f"{_four_digits(value)} {figure['unit']}")
     return show(figure[key])
+
+
+def _four_digits(value: float) -> str:
+    """As many of a number as matter, and without a power of ten where it is large."""
+    text = f"{value:.4g}"
+    return f"{float(text):,.0f}" if abs(float(text)) >= 1e4 else text
 
 
 def with_spread(figure: Mapping[str, Any]) -> str:

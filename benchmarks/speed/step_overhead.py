@@ -62,9 +62,9 @@ BENCHMARK = Benchmark(
                at_most=6.0),
         *(
             Figure(f"{arm}_us_per_tensor_{workers}_{tensors}", "us", "median",
-                   f"{words}, {workers} worker(s), {tensors} tensors")
+                   f"{words}, {workers} worker{'s' * (workers > 1)}, {tensors} tensors")
             for workers, tensors in product(WORKERS, TENSORS)
-            for arm, words in (("step", "the same"), ("ddp", "DistributedDataParallel"))
+            for arm, words in (("step", "`session.step`"), ("ddp", "DistributedDataParallel"))
         ),
     ),
 )  # fmt: skip

@@ -146,7 +146,10 @@ def send(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     to: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="The service; without it, where the run reported before."),
+        typer.Option(
+            metavar="URL",
+            help="The service; without it, where the run reported before, or none with --tracker.",
+        ),
     ] = None,
     tracker: Annotated[
         list[str] | None,

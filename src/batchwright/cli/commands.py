@@ -120,13 +120,16 @@ def _usage_refused() -> Iterator[None]:
 def _key_for(option: str) -> str:
     """What to write in place of an option; empty where it is like no job key."""
     from batchwright.records import Job
-    from batchwright.records.text.job_keys import OTHER_WORDS, job_keys, meaning
+    from batchwright.records.text.job_keys import ABSENT_WORDS, OTHER_WORDS, job_keys, meaning
 
     word = option.lstrip("-").lower().replace("-", "_")
     known = job_keys(Job)
     if word in known:
         return f"a job key has no dashes: write {word}=..."
-    return meaning(word, known) if word in OTHER_WORDS else ""
+    # Of an option that other verbs have there is nothing to say but what this one takes.
+    if OTHER_WORDS.get(word, "").startswith(f"{option} "):
+        return ""
+    return meaning(word, known) if word in {*OTHER_WORDS, *ABSENT_WORDS} else ""
 
 
 app = typer.Typer(
@@ -385,7 +388,10 @@ def schedule(
 def simulate(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="PLAN.json|KEY=VALUE", help="From plan; - is stdin."),
+        typer.Argument(
+            metavar="PLAN.json|KEY=VALUE",
+            help="From plan; - is stdin. Then keys of the simulation (docs/simulate.md).",
+        ),
     ],
     profile: Annotated[
         list[str] | None,
@@ -395,7 +401,11 @@ def simulate(
     ] = None,
     search: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V1,V2,...", help="Values to compare; may be repeated."),
+        typer.Option(
+            metavar="KEY=V1,V2,...",
+            help="Values of spares, checkpoint_seconds, rebalance_steps or workers_per_host to "
+            "compare; may be repeated.",
+        ),
     ] = None,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File for a figure: .png, .pdf or .svg.")
@@ -553,7 +563,12 @@ def export(
     run: Annotated[str, typer.Option(metavar="FOLDER", help="Run folder there.")] = "run",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="More that it is told; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of that program, such as partition=gpu; `--as list` names them; may be "
+            "repeated.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write; - is stdout.")
@@ -595,7 +610,9 @@ def export(
 @app.command()
 def deliver(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder; must be new or empty.")],
+    to: Annotated[
+        Path, typer.Option("--to", "--out", metavar="DIR", help="Folder; must be new or empty.")
+    ],
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="network=NAME", help="For --onnx, a network of your own again."),

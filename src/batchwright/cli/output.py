@@ -102,12 +102,17 @@ def print_plan(plan: Plan, *, explain: bool) -> None:
         wide = get_terminal_size().columns if sys.stderr.isatty() else None
         print(explained(plan, wide), file=sys.stderr)
         return
-    from batchwright.records.text.formatting import counted, local_batches, shares_between
+    from batchwright.records.text.formatting import (
+        counted,
+        local_batches,
+        shares_between,
+        significant,
+    )
     from batchwright.records.text.plan_text import expects_accuracy
 
     top = max(plan.stages, key=lambda stage: stage.resolution)
     seconds = top.predicted_epoch_seconds
-    expected = f", {seconds.value:.2g} s per epoch" if seconds else ""
+    expected = f", {significant(seconds.value, 2)} s per epoch" if seconds else ""
     if plan.job.goal.target is not None:
         expected += f", {counted(plan.epochs, 'epoch')}"
     if plan.chosen is not None and plan.chosen.accuracy is not None:

@@ -51,8 +51,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Where browsers find it, such as https://plans.example.org behind a proxy: "
-            "allows that name, and cookies over HTTPS only if that is what it says.",
+            help="Where browsers find it, such as https://plans.example.org behind a proxy. Its "
+            "name is allowed; with https, cookies go over HTTPS only.",
         ),
     ] = None,
     secure_cookies: Annotated[
@@ -84,7 +84,9 @@ def serve(
     ] = 600.0,
     rate: Annotated[
         float | None,
-        typer.Option(metavar="N", help="Requests a second of one token or address; else 200."),
+        typer.Option(
+            metavar="N", help="Requests a second that a token or an address may make; else 200."
+        ),
     ] = None,
     artifacts: Annotated[
         str | None,
@@ -96,7 +98,9 @@ def serve(
     ] = None,
     artifacts_gib: Annotated[
         float | None,
-        typer.Option(metavar="GIB", help="Room for artifacts; a job has a quarter of it. Else 64."),
+        typer.Option(
+            metavar="GIB", help="Room for artifacts, else 64; one job may have a quarter of it."
+        ),
     ] = None,
     webhook: Annotated[
         str | None,
@@ -109,7 +113,7 @@ def serve(
     ] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        typer.Option(help="Least level of what is logged."),
+        typer.Option(help="Lowest level that is logged."),
     ] = "info",
 ) -> None:
     """Serve runs, plans, jobs and pages. Needs no torch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchwright.errors import PlanError
 from batchwright.planning.chosen import Chosen
 from batchwright.records import CompilationTimes, Job, Profile, Reason, Source
-from batchwright.records.text.formatting import counted, duration
+from batchwright.records.text.formatting import counted, duration, milliseconds, significant
 
 
 def compile_seconds(profile: Profile) -> float:
@@ -29,8 +29,8 @@ def check_compilation(profile: Profile, job: Job) -> None:
     if saved <= paid:
         raise PlanError(
             f"the profile was measured compiled, for {counted(profile.job.epochs, 'epoch')}; "
-            f"compiling takes {paid:.3g} s and saves {saved:.3g} s of epochs={job.epochs}: probe "
-            f"again with epochs={job.epochs}, or with compile=off"
+            f"compiling takes {significant(paid)} s and saves {significant(saved)} s of "
+            f"epochs={job.epochs}: probe again with epochs={job.epochs}, or with compile=off"
         )
 
 
@@ -57,12 +57,13 @@ def _words(told: CompilationTimes, measured: Job, epochs: int) -> str:
             "tried."
         )
     ratio, saved = told.ratio, _saved(told, measured, epochs)
-    what = f"saves {saved:.3g} s" if saved >= 0 else f"loses {-saved:.3g} s"
+    what = f"saves {significant(saved)} s" if saved >= 0 else f"loses {significant(-saved)} s"
     why = (
-        f"Compiling took {told.compile_seconds:.3g} s. A step of {told.local_batch_size} images "
-        f"takes {1e3 * told.compiled_seconds:.3g} ms compiled and {1e3 * told.plain_seconds:.3g} "
-        f"ms as it is: {ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in "
-        f"turns. Over {counted(epochs, 'epoch')} that {what}."
+        f"Compiling took {significant(told.compile_seconds)} s. A step of "
+        f"{told.local_batch_size} images takes {milliseconds(told.compiled_seconds)} compiled and "
+        f"{milliseconds(told.plain_seconds)} as it is: {ratio.value:.2f} times as long "
+        f"({ratio.low:.2f} to {ratio.high:.2f}), in turns. Over "
+        f"{counted(epochs, 'epoch')} that {what}."
     )
     if told.asked:
         return f"{why} The job asks for it."

@@ -266,13 +266,13 @@ def unmeasured_noise(stages: Sequence[Stage], least: int, *, served: bool) -> st
                 return ""
             largest = max(largest, *sizes)
     whose = "each worker steps by itself, in one pass" if served else "one worker in one pass"
-    how = f"micro_batch={-(-largest // 2)} cuts it into two"
+    how = f"micro_batch={-(-largest // 2)} would cut it into two"
     if largest < 2 * least:
         how = f"{largest} samples cannot be cut, so it takes a larger batch"
-    more = "" if served else "; more workers tell it, too, and ags.mode=norm cuts above base_batch"
+    more = "" if served else ", and so would more workers"
     return (
-        "Training will not measure the noise scale, which takes two parts of a step, and here a "
-        f"step is one ({whose}): {how}{more}."
+        "Training will not measure the gradient noise scale: parts of a step tell it, and here a "
+        f"step has one ({whose}); {how}{more}."
     )
 
 

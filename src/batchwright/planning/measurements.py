@@ -19,7 +19,7 @@ from batchwright.records import (
     StepLoading,
     StepTime,
 )
-from batchwright.records.text.formatting import percent
+from batchwright.records.text.formatting import milliseconds, percent
 from batchwright.records.text.load_text import load_words
 
 WORTH_A_REMEDY = 0.1
@@ -49,7 +49,7 @@ def measured_precision(profile: Profile, precision: Precision) -> Reason:
     if profile.precisions:
         size = profile.precisions[0].local_batch_size
         times = " and ".join(
-            f"{1e3 * one.step_seconds:.3g} ms in {one.precision}" for one in profile.precisions
+            f"{milliseconds(one.step_seconds)} in {one.precision}" for one in profile.precisions
         )
         why = f"A step of {size} images on each worker took {times}{_ratio_words(profile)}."
     return Chosen(precision, why, "measured").reason("precision")
@@ -130,8 +130,8 @@ def _fitting_words(told: RecomputationTimes) -> str:
         )
     sizes, ratio = told.compared_batch_sizes, told.ratio
     why += (
-        f"A step of {sizes[0]} takes {1e3 * (told.plain_sample_seconds or 0):.3g} ms an image, "
-        f"one of {sizes[1]} computed again {1e3 * (told.recomputing_sample_seconds or 0):.3g} ms: "
+        f"A step of {sizes[0]} takes {milliseconds(told.plain_sample_seconds or 0)} an image, "
+        f"one of {sizes[1]} computed again {milliseconds(told.recomputing_sample_seconds or 0)}: "
         f"{ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in turns. "
     )
     return why + ("So it is." if told.chosen else "So a larger batch goes in micro-batches.")
@@ -143,7 +143,7 @@ def _way_not_taken(told: RecomputationTimes) -> Alternative:
     size = told.plain_batch_size if told.chosen else told.recomputing_batch_size
     return Alternative(
         value="off" if told.chosen else "on",
-        loss=f"{1e3 * (seconds or 0):.3g} ms an image, {size} of them at once",
+        loss=f"{milliseconds(seconds or 0)} an image, {size} of them at once",
     )
 
 
@@ -162,9 +162,9 @@ def loading(profile: Profile, stages: Sequence[Stage]) -> tuple[Reason, ...]:
     longer = step / min(told.alone_seconds, step - told.input_seconds) - 1
     why = (
         f"Measured with {processes} for {whose}, {batch} images in a step: {by} "
-        f"{1e3 * told.batch_seconds / batch:.2g} ms an image. With its images at hand a step takes "
-        f"{1e3 * told.alone_seconds:.3g} ms, beside loading {1e3 * step:.3g} ms, of which it waits "
-        f"{1e3 * told.input_seconds:.3g} ms for images. That is in all predicted times."
+        f"{milliseconds(told.batch_seconds / batch, 2)} an image. With its images at hand a step "
+        f"takes {milliseconds(told.alone_seconds)}, beside loading {milliseconds(step)}, of which "
+        f"it waits {milliseconds(told.input_seconds)} for images. That is in all predicted times."
         f"{_remedy(profile.cluster, point, told, longer)}"
     )
     return (Chosen(processes, why, "measured").reason("loading"),)

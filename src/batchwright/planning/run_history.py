@@ -17,7 +17,14 @@ from batchwright.planning.resolution import sides
 from batchwright.prediction.accuracy.outcomes import epochs_to, one_batch
 from batchwright.prediction.accuracy.quality import SEED_ERROR, ProgressModel, fit_progress
 from batchwright.prediction.accuracy.trainings import Observed, offset_of
-from batchwright.records import GradientNoise, Job, OptimizerName, Profile, RunSummary
+from batchwright.records import (
+    DataFacts,
+    GradientNoise,
+    Job,
+    OptimizerName,
+    Profile,
+    RunSummary,
+)
 from batchwright.records.registries.optimizers import AUTO
 
 
@@ -151,6 +158,10 @@ class Experience:
         return rule.base_batch == meant.base_batch and isclose(rule.base, meant.base)
 
 
+def _told(data: DataFacts) -> str:
+    return f"data={data.name} (digest {data.digest[:12]})"
+
+
 def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Experience:
     """Runs of the profile's task, those left out that tell nothing of how the job trains.
 
@@ -161,14 +172,19 @@ def experience_of(profile: Profile, job: Job, runs: Sequence[RunSummary]) -> Exp
         PlanError: A run is of other data or of another network, or none has such an optimizer.
     """
     for run in runs:
-        for name, one, other in (
-            ("data", profile.data.digest, run.plan.data.digest),
-            ("network", profile.network.name, run.plan.network.name),
+        ours, theirs = profile.data, run.plan.data
+        for same, one, other in (
+            (ours.digest == theirs.digest, _told(ours), _told(theirs)),
+            (
+                profile.network.name == run.plan.network.name,
+                f"network={profile.network.name}",
+                f"network={run.plan.network.name}",
+            ),
         ):
-            if one != other:
+            if not same:
                 raise PlanError(
-                    f"the run {run.run_folder} has {name}={other}, the profile {name}={one}: give "
-                    "runs of the same task"
+                    f"the run {run.run_folder} has {other}, the profile {one}: give runs of the "
+                    "same task"
                 )
     wanted = optimizers_of(job)
     kept = tuple(run for run in runs if run.plan.update in wanted)

@@ -98,8 +98,8 @@ def run_trials(
             report(right, 1.0, budget - (clock() - began))
         elif run is not None and run.given_up:
             note = (
-                f"the trials were given up after {clock() - began:.2g} s, {MAX_TIMES} times what "
-                "they should take: probe again while the machine is quiet"
+                f"the trials were given up after {duration(clock() - began)}, {MAX_TIMES} times "
+                "what they should take: probe again while the machine is quiet"
             )
         elif run is not None and run.no_accuracy:
             note = NO_ACCURACY

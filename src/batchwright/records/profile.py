@@ -21,7 +21,7 @@ from batchwright.records.base import (
     Shown,
 )
 from batchwright.records.job import Job
-from batchwright.records.text.formatting import duration, number
+from batchwright.records.text.formatting import duration, number, significant
 
 JOINED = ", small pieces joined"
 """How `Cluster.allocator` ends where glibc joins small freed pieces, so that tensors fit again."""
@@ -492,8 +492,8 @@ class Profile(Document):
                 str(one.workers),
                 f"{one.resolution} px",
                 str(one.local_batch_size),
-                f"{1e3 * one.step_seconds:.3g} "
-                f"({1e3 * one.step_low:.3g} to {1e3 * one.step_high:.3g})",
+                f"{significant(1e3 * one.step_seconds)} "
+                f"({significant(1e3 * one.step_low)} to {significant(1e3 * one.step_high)})",
             )
             for one in picked
         ]

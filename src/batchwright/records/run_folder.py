@@ -76,10 +76,9 @@ def _refuse_filled(folder: Path) -> None:
         return
     known = {LOCK_FILE, LAUNCH_FILE}
     if not folder.is_dir() or any(path.name not in known for path in folder.iterdir()):
-        raise FileError(
-            f"{folder} exists and is not empty: choose another --out, or continue its run "
-            "with --resume"
-        )
+        run = any((folder / name).exists() for name in ("job.yaml", *_WHOLE))
+        how = ", or continue its run with --resume" * run
+        raise FileError(f"{folder} exists and is not empty: choose another --out{how}")
 
 
 @contextmanager
@@ -87,12 +86,18 @@ def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
     """The folder of a run to resume; inside, nobody else writes there.
 
     Raises:
-        FileError: None was named, it holds none of the files ``needed``, or somebody else writes.
+        FileError: None was named, it is not there or holds none of the files ``needed``, or
+            somebody else writes.
     """
     if wanted is None:
         raise FileError("resume which run? name its folder with --out")
     folder = Path(wanted)
     if not any((folder / name).exists() for name in needed):
+        if not folder.exists():
+            raise FileError(
+                f"there is no folder {folder}, so no run to resume: name another with --out, or "
+                "start it anew without --resume"
+            )
         raise FileError(f"{folder} holds no {needed[-1]}, so no run to resume; start it anew")
     with writing(folder):
         yield folder

@@ -9,6 +9,7 @@ from typing import BinaryIO
 from batchwright.errors import FileError
 
 _PIECE = 65536  # bytes that are read at a time from the end of a file
+_INSTEAD = "choose another place"
 
 
 def is_there(path: str | Path) -> bool:
@@ -54,9 +55,9 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def refusal(path: Path, error: OSError) -> FileError:
-    """What to say of something that cannot be written."""
-    return FileError(f"cannot write {path}: {error.strerror}; choose another place")
+def refusal(path: Path, error: OSError, instead: str = _INSTEAD) -> FileError:
+    """What to say of something that cannot be written, and ``instead``, what to try."""
+    return FileError(f"cannot write {path}: {error.strerror}; {instead}")
 
 
 def end_of_lines(file: BinaryIO) -> int:
@@ -70,8 +71,8 @@ def end_of_lines(file: BinaryIO) -> int:
     return place + tail.rfind(b"\n") + 1
 
 
-def make_folder(folder: Path) -> None:
-    """Make ``folder`` and what leads to it, unless it is there.
+def make_folder(folder: Path, instead: str = _INSTEAD) -> None:
+    """Make ``folder`` and what leads to it, unless it is there; ``instead`` is what else to try.
 
     Raises:
         FileError: It cannot be made.
@@ -79,4 +80,4 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise refusal(folder, error) from error
+        raise refusal(folder, error, instead) from error

@@ -123,7 +123,7 @@ def take(
     Raises:
         FileError: Somebody else writes there, or it cannot be written.
     """
-    make_folder(folder)
+    make_folder(folder, f"name {instead}")
     path = folder / LOCK_FILE
     joined = _joined(path)
     if joined is not None:
@@ -156,7 +156,7 @@ def take(
         ) from None
     except OSError as error:
         if error.errno not in _CANNOT:
-            raise refusal(path, error) from error
+            raise refusal(path, error, f"name {instead}") from error
         tell(
             f"warning: the disk of {folder} cannot lock files ({error.strerror}), so nothing keeps "
             "a second run from writing there"

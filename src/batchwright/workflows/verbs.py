@@ -523,7 +523,13 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch, before: Profile | None
         profile = profile.model_copy(update={"job": planned})
         write_record(profile, folder / "profile.json")
     watch.lap("probe")
-    decided = make_plan(profile)
+    try:
+        decided = make_plan(profile)
+    except PlanError as error:
+        if "probe again" not in str(error):  # other keys may do
+            again = resuming_command(folder, job)
+            error.args = (f"{error}; `{again} KEY=VALUE` plans again with what was measured",)
+        raise
     if pairs_of(decided):
         with pair_measurer_for(decided, folder / "logs" / "pairs") as measure:
             settled = settle(decided, profile, measure, make_plan)

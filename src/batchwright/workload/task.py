@@ -111,8 +111,10 @@ def build_network(
     else:
         forms = [one.form for one in NETWORKS.values()]
         near = nearest(name, forms) or f"; there are {', '.join(forms)}"
+        theirs = "NAME" if ":" in name or name in NETWORKS else name
         raise JobError(
-            f"network={name}: unknown{near}, or give an import string module:function, such as "
+            f"network={name}: unknown{near}; one of a library is written timm:{theirs} or "
+            f"torchvision:{theirs}, your own as an import string module:function, such as "
             "my_models:small"
         )
     ours = arguments.keys() & {"num_classes", *options} if arguments else ()

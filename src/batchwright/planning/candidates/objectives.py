@@ -24,7 +24,13 @@ from batchwright.planning.chosen import Chosen
 from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate, Goal, Source
 from batchwright.records.job_sections import NOT_OBSERVED
-from batchwright.records.text.formatting import counted, counted_points, number, percent
+from batchwright.records.text.formatting import (
+    counted,
+    counted_points,
+    number,
+    percent,
+    significant,
+)
 
 EQUAL = 0.0005
 """Accuracies, shares, that differ by less are shown as the same."""
@@ -338,7 +344,7 @@ class _AccurateSoon(_MostAccurate):
         if progress.chooses:
             texts.append(
                 f"To goal.accuracy={self.goal.accuracy:g} {counted(row.epochs, 'epoch')} of "
-                f"{row.epoch_seconds:.3g} s, {progress.how_sure(row.batch)}."
+                f"{significant(row.epoch_seconds)} s, {progress.how_sure(row.batch)}."
             )
         return " ".join(filter(None, texts))
 
@@ -383,7 +389,7 @@ class _ToTarget(Objective):
         if progress.chooses:
             return (
                 f"The least predicted {self.goal.least} to {aim}: {counted(row.epochs, 'epoch')} "
-                f"of {row.epoch_seconds:.3g} s, {progress.how_sure(row.batch)}.{more}"
+                f"of {significant(row.epoch_seconds)} s, {progress.how_sure(row.batch)}.{more}"
             )
         if progress.relative_epochs(row.batch) == inf:
             return (
@@ -474,7 +480,7 @@ class _AtTheKnee(Objective):
         says = f"save {percent(saved)}" if saved > 0 else f"take {percent(-saved)} more"
         return (
             f"The smallest number whose next size up saves at most {percent(gain)} of the training "
-            f"time: {step.cluster.workers} would {says} of {row.train_seconds:.3g} s."
+            f"time: {step.cluster.workers} would {says} of {significant(row.train_seconds)} s."
         )
 
     def why_batch(self, row: Row, knee: KneeFit | None) -> str:

@@ -21,7 +21,7 @@ from batchwright.planning.compiling import compile_seconds
 from batchwright.planning.resolution import sides
 from batchwright.planning.validation import check_batch
 from batchwright.records import DataFacts, Estimate, Job, OptimizerName
-from batchwright.records.text.formatting import counted
+from batchwright.records.text.formatting import counted, significant
 
 SECONDS_PER_HOUR = 3600
 
@@ -278,7 +278,7 @@ class Table:
         high = value * self.spread(row)[1]
         if high > most:
             unit = " s" if limit == "goal.deadline" else ""
-            text = f"may {verb} {high:.4g}{unit}, {limit}={most:g}"
+            text = f"may {verb} {significant(high, 4)}{unit}, {limit}={most:g}"
             yield Miss(limit, text, high / most)
 
     # ----------------------------------------------------------------------------- intervals

@@ -17,6 +17,7 @@ from batchwright.planning.methods.two_groups import (
 )
 from batchwright.planning.resolution import Schedule, resolution_reason, sides
 from batchwright.records import Job, Reason, Source, Stage
+from batchwright.records.text.formatting import roughly
 
 
 def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...]) -> Layout:
@@ -78,7 +79,7 @@ def _round_time(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
     one = top.predicted_epoch_seconds
     if one is None:
         return ()
-    value = f"{one.value:.3g} s ({one.low:.3g} to {one.high:.3g})"
+    value = roughly(one, " s")
     why = (
         f"At {top.resolution} px, until the last worker has ended its samples, the exchange with "
         "the server included."

@@ -16,7 +16,7 @@ from batchwright.planning.methods.groups import (
 from batchwright.planning.methods.two_groups import USUAL_EXTRA_TIME, Served, at_each
 from batchwright.records import Alternative, Reason, Source
 from batchwright.records.registries.methods import PAPER
-from batchwright.records.text.formatting import percent
+from batchwright.records.text.formatting import milliseconds, percent
 
 FEW_STEPS = 40
 """With fewer steps in a round, its last one matters for its time."""
@@ -156,8 +156,8 @@ def _of_small(found: Served, sides: Sequence[int], *, measured: bool) -> tuple[R
             one = groups.measured
             how = f"batches {one.large_batch} and {one.small_batch}, measured side by side"
         texts.append(
-            f"By {how}, a step takes {1e3 * groups.step_seconds:.3g} ms and "
-            f"{1e3 * groups.sample_seconds:.3g} ms a sample{where}."
+            f"By {how}, a step takes {milliseconds(groups.step_seconds)} and "
+            f"{milliseconds(groups.sample_seconds)} a sample{where}."
         )
     if measured and any(
         groups.measured is None and groups.fixed_share <= MIN_FIXED * (1 + 1e-9)

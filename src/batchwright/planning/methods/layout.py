@@ -30,6 +30,7 @@ from batchwright.records import (
     Source,
     Stage,
 )
+from batchwright.records.text.formatting import roughly, significant
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _misses(job: Job, times: Measured | Stated, total: Estimate) -> dict[str, st
     ):
         most = getattr(job.goal, key)
         if most is not None and value > most:
-            found[f"goal.{key}"] = f"may {verb} {value:.4g}{unit}, goal.{key}={most:g}"
+            found[f"goal.{key}"] = f"may {verb} {significant(value, 4)}{unit}, goal.{key}={most:g}"
     return found
 
 
@@ -187,5 +188,5 @@ def _training_time(job: Job, stages: Sequence[Stage], total: Estimate) -> tuple[
     why = f"{sum(stage.epochs for stage in stages)} epochs, and the evaluations among them."
     if job.goal.deadline is not None:
         why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
-    value = f"{total.value:.3g} s{simulated} ({total.low:.3g} to {total.high:.3g})"
+    value = roughly(total, f" s{simulated}")
     return (Chosen(value, why, "predicted").reason("training time"),)

@@ -63,6 +63,21 @@ def number(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def significant(value: float, digits: int = 3) -> str:
+    """So many significant figures at most, of large numbers, too, without an exponent.
+
+    >>> [significant(v) for v in (0.5, 12.0, 999.6, 36_012.0)], significant(123.4, 2)
+    (['0.5', '12', '1,000', '36,000'], '120')
+    """
+    text = f"{value:.{digits}g}"
+    return f"{float(text):,.0f}" if "e+" in text else text
+
+
+def milliseconds(seconds: float, digits: int = 3) -> str:
+    """Seconds as milliseconds, so many significant figures at most."""
+    return f"{significant(1e3 * seconds, digits)} ms"
+
+
 def size(count: float) -> str:
     """Bytes for a person.
 
@@ -82,6 +97,12 @@ def _unit(count: float) -> tuple[str, int]:
 def between(estimate: Estimate) -> str:
     """An estimate with its interval, without a unit."""
     return f"{number(estimate.value)} ({number(estimate.low)} to {number(estimate.high)})"
+
+
+def roughly(estimate: Estimate, unit: str = "") -> str:
+    """An estimate with its unit and interval, three significant figures at most."""
+    value, low, high = (significant(one) for one in (estimate.value, estimate.low, estimate.high))
+    return f"{value}{unit} ({low} to {high})"
 
 
 def shares_between(estimate: Estimate) -> str:

@@ -15,7 +15,10 @@ _WORDS = {
     "val=0.1, the share to hold out": "val_split validation_split val_size val_fraction val_ratio "
     "validation test_size test_split holdout held_out",
     "network=resnet18": "model model_name arch architecture net backbone",
-    "weights=PATH, to start from": "pretrained pretrained_weights checkpoint ckpt init init_from",
+    "network_args.pretrained=true for weights of a library, weights=PATH for a file": (
+        "pretrained pretrained_weights"
+    ),
+    "weights=PATH, to start from": "checkpoint ckpt init init_from initial_checkpoint",
     "frozen=stages.0.*": "freeze freeze_layers frozen_layers",
     "loss=cross_entropy": "criterion loss_fn loss_function",
     "label_smoothing=0.1": "smoothing",
@@ -25,7 +28,8 @@ _WORDS = {
     "momentum=0.9": "mom sgd_momentum beta",
     "weight_decay=0.0005": "wd l2 weightdecay",
     "learning_rate=0.1, the rate at base_batch": "lr lr0 rate alpha base_lr initial_lr init_lr "
-    "max_lr peak_lr learning_rate_init step_size",
+    "lr_base max_lr peak_lr learning_rate_init step_size",
+    "base_batch=256, the batch at which learning_rate holds": "lr_base_size reference_batch",
     "warmup_epochs=5": "warmup warm_up warmup_steps warmup_iters warmup_ratio lr_warmup",
     "warmup_start=0.01, a share of the peak": "warmup_factor start_factor warmup_start_lr "
     "warmup_init_lr warmup_lr",
@@ -37,7 +41,7 @@ _WORDS = {
     "batch_norm=synchronized": "sync_bn syncbn sync_batchnorm sync_batch_norm",
     "sampling=balanced": "sampler balanced class_weights",
     "seed=1": "random_seed manual_seed rng_seed random_state",
-    "epochs=30, in which all training is counted": "num_epochs n_epochs max_epochs "
+    "epochs=30, passes over the training images": "num_epochs n_epochs max_epochs "
     "num_train_epochs total_epochs steps num_steps max_steps iterations max_iters",
     "precision=bfloat16": "amp use_amp bf16 bfloat16 dtype mixed_precision autocast",
     "precision=float16": "fp16 float16 half",
@@ -80,6 +84,25 @@ _WORDS = {
 OTHER_WORDS = {word: form for form, words in _WORDS.items() for word in words.split()}
 """What to write in place of such a word."""
 
+_ABSENT = {
+    "no key does that: change single images in a data set of yours, data=my_project:images": (
+        "aa auto_augment autoaugment rand_augment randaugment trivial_augment color_jitter reprob "
+        "random_erasing random_resized_crop"
+    ),
+    "no key does that: mix batches in a loop of your own, with bw.Session": (
+        "mixup mixup_alpha cutmix cutmix_alpha"
+    ),
+    "the data tell their classes: leave it out": "num_classes n_classes classes nb_classes",
+    "images are normalized by the mean and deviation of the training images: leave it out": (
+        "mean std normalize normalization"
+    ),
+    "training ends after epochs, at goal.accuracy or at goal.deadline": (
+        "patience early_stop early_stopping early_stopping_patience"
+    ),
+}
+ABSENT_WORDS = {word: told for told, words in _ABSENT.items() for word in words.split()}
+"""What to say of words for which there is no key, that a near one would not stand for."""
+
 
 _FORMS = {form.partition("=")[0]: form for form in reversed(_WORDS)}
 """How a key is written, with the unit of its value."""
@@ -101,6 +124,8 @@ def meaning(word: str, known: Sequence[str]) -> str:
     plain = word.strip().lstrip("-").lower().replace("-", "_")
     if plain in OTHER_WORDS:
         return f"write, for instance, {OTHER_WORDS[plain]}"
+    if plain in ABSENT_WORDS:
+        return ABSENT_WORDS[plain]
     if any(key.startswith(f"{plain}.") for key in known):
         return _of_its_own(plain, known)
     near = difflib.get_close_matches(plain, known, n=1, cutoff=0.5)

@@ -179,7 +179,7 @@ def open_engine(url: str) -> Engine:
             "write sqlite:////folder/service.sqlite"
         )
     file = Path(place.database)
-    make_folder(file.parent)
+    make_folder(file.parent, "name another file with --database")
     try:  # only its owner may read it; SQLite's files beside it are as private
         # Never opened here where it exists: to close it would end the locks that SQLite holds on it
         # for this process, and another one could remove the log that is in use.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from batchwright.errors import DataError
@@ -121,14 +122,23 @@ class _Folder:
             and (not entry.is_symlink() or self._is_inside(Path(entry.path)))
         )
         if len(names) < 2:
+            hint = self._deeper(folder, names)
             raise DataError(
                 f"{folder} holds {len(names)} class folder(s) and needs two or more: "
-                "put the images of each class in a folder named for it"
+                f"put the images of each class in a folder named for it{hint}"
             )
         for name in names:
             if not name.isprintable():
                 raise DataError(f"{folder}: the class folder {name!r} needs a printable UTF-8 name")
         return tuple(names)
+
+    def _deeper(self, folder: Path, names: list[str]) -> str:
+        """A hint where an archive has unpacked into a folder of its own, as many do."""
+        inner = [folder / name for name in names if self.root == folder]
+        with suppress(OSError):
+            if inner and sum(entry.is_dir() for entry in os.scandir(inner[0])) > 1:
+                return f", or did you mean {inner[0]}, which holds several?"
+        return ""
 
     def images(self, part: str, classes: tuple[str, ...]) -> list[ImageFile]:
         """Image files of ``part`` at any depth below their class folder, in order of names."""
