@@ -35,7 +35,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = "src/batchwright"
 
 MODULES = {
-    "reducer": (["distributed/reducer.py", "distributed/buckets.py"], ["test_reducer"]),
+    "reducer": (
+        ["distributed/reducer.py", "distributed/buckets.py"],
+        ["test_reducer", "test_host_waits"],
+    ),
     "sampler": (
         ["training/batches/sampler.py", "training/batches/epoch_steps.py"],
         ["test_sampler"],

@@ -245,7 +245,7 @@ def refuse(why: str) -> NoReturn:
 
 
 def require(*packages: str) -> None:
-    """Refuse to begin without packages that would be missed after minutes, by the names imported."""
+    """Refuse to begin without packages, by the names imported, that would be missed only later."""
     if missing := [one for one in packages if find_spec(one) is None]:
         refuse(f"{', '.join(missing)} not installed: pip install '.[benchmark]'")
 
