@@ -129,8 +129,8 @@ def test_a_network_of_another_package_is_built_and_known_by_its_least_side():
     assert found.splitlines() == [
         "2",
         "network=tiny: takes images of at least 2 pixels, not 1",
-        "network=tinny: unknown; did you mean tiny, or give an import string module:function, "
-        "such as my_models:small",
+        "network=tinny: unknown; did you mean tiny; one of a library is written timm:tinny or "
+        "torchvision:tinny, your own as an import string module:function, such as my_models:small",
     ]
 
 

@@ -450,6 +450,9 @@ def test_a_resumed_sweep_keeps_its_job(place, instantly):
         bw.sweep(Job(), out="a", resume=True)
     with pytest.raises(FileError, match=r"a is not empty|exists and is not empty"):
         bw.sweep(Job(**SHORT), {"scaling": ["sqrt"]}, out="a")
+    with pytest.raises(FileError, match="there is no folder b, so no run to resume"):
+        bw.sweep(out="b", resume=True)
+    (place / "b").mkdir()
     with pytest.raises(FileError, match=r"holds no sweep\.json"):
         bw.sweep(out="b", resume=True)
     assert bw.sweep(out="a", resume=True, timeout=50.0).job.timeout == 50
