@@ -2,12 +2,12 @@ r"""How a network learns from its images: held-out accuracy against optimizer, b
 
 A training that sees S samples in steps of B is worth as many steps of noiseless gradients as
 
-.. math:: \tau = \frac{S}{B + K}
+.. math:: \tau = \frac{S - n_0 B}{B + K}
 
 with the optimizer's critical batch K (McCandlish et al. 2018, arXiv 1812.06162, who find
-:math:`(S / S_{min} - 1)^{-1} = B / K`, which is the same with :math:`S_{min} = K \tau`): well below
-K samples count, well above it steps. Accuracy p on held-out images of C classes, freed of guessing,
-follows
+:math:`(S / S_{min} - 1)^{-1} = B / K`, which is the same with :math:`S_{min} = K \tau`), without
+the first :math:`n_0` steps (`LOST_STEPS`), in which little is learnt: well below K samples count,
+well above it steps. Accuracy p on held-out images of C classes, freed of guessing, follows
 
 .. math::
 
@@ -60,6 +60,12 @@ from batchwright.records.registries.optimizers import OPTIMIZERS, SGD, LearningP
 REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
 """Training after which the level is read; around it tasks and optimizers are compared."""
 
+LOST_STEPS = 14.0
+"""Steps at the start of a training that do not count: statistics of normalization settle in them,
+and the rate comes up. Without them the few steps of large batches in short trainings pass for a
+small critical batch, and long trainings are expected to lose more by a large batch than they do
+(docs/log.md)."""
+
 FORM_ERROR = 0.25
 """Standard error of logit u for each e-fold beyond the longest training that was observed, by which
 the line may bend. Without it the intervals of trainings four times as long held 28 of 42."""
@@ -91,7 +97,7 @@ class Prior:
 
 
 PRIOR = Prior(
-    level=Normal(-0.1, 2.4), slope=Normal(0.75, 0.4), critical=Normal(4.9, 0.6), seed=0.06
+    level=Normal(-0.1, 2.4), slope=Normal(0.72, 0.4), critical=Normal(5.15, 0.6), seed=0.06
 )
 """Means and spreads over seven tasks (docs/log.md)."""
 FEW_TASKS = 1.34
@@ -252,10 +258,14 @@ class LearningModel:
             return None
         slope = max(float(self._mean[3 * self._names.index(optimizer) + 1]), _FLATTEST)
         offset = self.offset(optimizer) if offset is None else offset
-        start, _ = self._at(Candidate(optimizer, batch, 1, offset))
+        batch = max(batch, self.known_from)
+        start, _ = self._at(Candidate(optimizer, batch, _needed(1.0, batch), offset))
         # At least one sample: trials that contradict each other may put a target before the first.
-        samples = exp(max(0.0, min(_MAX_LOG, (log(unit / (1 - unit)) - start) / slope)))
+        counted = exp(max(0.0, min(_MAX_LOG, (log(unit / (1 - unit)) - start) / slope)))
+        samples = _needed(counted, batch)
         _, row = self._at(Candidate(optimizer, batch, samples, offset))
+        # In the logarithm of all samples, of which some do not count.
+        slope *= samples / counted if counted >= LOST_STEPS * batch else 2.0
         return Aim(samples, -row / slope, slope)
 
     def aim_error(self, aim: Aim, trial: Candidate | None = None, held_out: int = 0) -> float:
@@ -445,7 +455,8 @@ def _logit(
     level, slope, critical = mean[first : first + 3]
     size = exp(critical)
     batch = candidate.batch
-    steps = log(candidate.samples / REFERENCE_SAMPLES * (REFERENCE_BATCH + size) / (batch + size))
+    told = _counted(candidate.samples, batch) / _counted(REFERENCE_SAMPLES, REFERENCE_BATCH)
+    steps = log(told * (REFERENCE_BATCH + size) / (batch + size))
     row = np.zeros_like(mean)
     by_size = size / (REFERENCE_BATCH + size) - size / (batch + size)
     row[first : first + 3] = 1.0, steps, slope * by_size
@@ -458,6 +469,22 @@ def _logit(
         row[log_weight] = weight * (2 * mean[best] * offset - offset**2)
         value += float(row[log_weight])
     return value, row
+
+
+def _counted(samples: float, batch: int) -> float:
+    """Samples S of a training without those of its lost steps.
+
+    Of so few that half of them or more are lost it is :math:`S^2 / (4 n_0 B)`, which goes on
+    smoothly, as there is no logarithm of less than none.
+    """
+    lost = LOST_STEPS * batch
+    return samples - lost if samples >= 2 * lost else samples**2 / (4 * lost)
+
+
+def _needed(counted: float, batch: int) -> float:
+    """The samples of which so many are `_counted`."""
+    lost = LOST_STEPS * batch
+    return counted + lost if counted >= lost else 2 * sqrt(counted * lost)
 
 
 def _rate_places(names: Sequence[str], optimizer: str) -> tuple[int, int]:

@@ -109,7 +109,7 @@ MUON = OptimizerSpec(
     learning=LearningPrior(
         level=Normal(0.9, 0.5),
         slope=Normal(-0.1, 0.2),
-        critical=Normal(1.2, 1.0),
+        critical=Normal(1.45, 1.0),
         best_rate=Normal(0.0, 1.1),
         rate_weight=Normal(-1.7, 0.7),
     ),
