@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import (
+    Ahead,
     Reducer,
     Tally,
     WorkerNote,
@@ -80,6 +82,7 @@ CASES = {
     "a bucket each": {"dtype": torch.float64, "bucket_bytes": 1},
     "micro-batches": {"dtype": torch.float64, "micro": 6, "bucket_bytes": 700},
     "float32 channels last": {"dtype": torch.float32, "channels_last": True, "bucket_bytes": 700},
+    "told by the device": {"dtype": torch.float32, "on_device": True},
     "bfloat16": {"dtype": torch.bfloat16, "bucket_bytes": 300},
     "taken": {"dtype": torch.float64, "micro": 6, "bucket_bytes": 700, "take": True},
     "float32 micro-batches": {"dtype": torch.float32, "micro": 4, "bucket_bytes": 700},
@@ -107,6 +110,7 @@ def reduce_case(
     channels_last=False,
     take=False,
     per_tensor=True,
+    on_device=False,
 ):
     """Two steps, so that the second shows whether the first left anything behind."""
     network = make_network(dtype, channels_last)
@@ -114,7 +118,8 @@ def reduce_case(
     assert reducer.buffer_bytes == buffer_bytes(
         network.parameters(), bucket_bytes, per_tensor=per_tensor
     )
-    note = WorkerNote(rank + 1.0, 2.0, 3.0, rank + 4.0)
+    known = partial(torch.tensor, dtype=torch.float64) if on_device else float
+    note = WorkerNote(rank + 1.0, 2.0, 3.0, known(rank + 4.0))
     images, labels = part_of(make_batch(dtype), rank)
     for step in range(2):
         network.zero_grad()
@@ -128,7 +133,7 @@ def reduce_case(
             loss += float(value.detach()) * len(part[0])
             if take and index < len(parts) - 1:
                 reducer.take(len(part[0]) / BATCH)
-        tally = Tally(len(images), loss, stop=float(rank == 1), checkpoint=1.0, note=note)
+        tally = Tally(len(images), known(loss), stop=float(rank == 1), checkpoint=1.0, note=note)
         tally = reducer.finish(tally, (len(parts[-1][0]) if take else SHARES[rank]) / BATCH)
         if step == 0:
             first = gradients(network)
@@ -251,7 +256,8 @@ def test_gradients_have_their_parameters_memory_format(reduced):
     assert reduced[0]["float32 channels last"][3]
 
 
-@pytest.mark.parametrize("name", ["float64", "small buckets", "float32", "micro-batches"])
+@pytest.mark.parametrize("name", ["float64", "small buckets", "float32", "micro-batches",
+                                  "told by the device"])  # fmt: skip
 def test_the_tally_sums_what_every_worker_says(reduced, name):
     case = CASES[name]
     _, own, loss = reference(case["dtype"], case.get("micro", BATCH))
@@ -416,6 +422,42 @@ def test_one_worker_alone_sends_nothing():
     assert replace(found, sqr_norms=None) == replace(tally, parts=1, notes=(tally.note,))
     after = gradients(network)
     assert all(after[k] is before[k] is None or torch.equal(after[k], before[k]) for k in after)
+    assert not reducer._hooks
+
+
+ODD = ("nothing", "weight", "missing", "infinite", "no gradient")
+
+
+def ahead_case(rank, workers):
+    """By what is odd: what the device was told before the figures were read, and the host after."""
+    group, found = Group(CPU, timeout=200), {}
+    try:
+        for odd in ODD:
+            layer, flags = nn.Linear(2, 1), []
+            reducer = Reducer(layer.parameters(), group)
+            last = rank == workers - 1
+            factor = torch.inf if odd == "infinite" and last else 1.0
+            (factor * layer(torch.ones(1, 2)).sum()).backward()
+            if odd == "no gradient":
+                layer.bias.grad = None
+            tally = Tally(weight=2.0, loss=0.0, missing=float(odd == "missing" and last))
+            expected = 2.0 * workers + (odd == "weight")
+            told = reducer.finish(tally, 1 / workers, Ahead(flags.append, expected))
+            found[odd] = [None if flag is None else float(flag) for flag in flags], told.went_ahead
+            reducer.close()
+        return found
+    finally:
+        group.close()
+
+
+def test_the_device_goes_ahead_only_where_the_host_finds_all_as_usual(crew):
+    odd = {"weight": ([1.0], False), "missing": ([1.0], False), "infinite": ([1.0], False)}
+    for found in crew.together(ahead_case, 2, workers=2):
+        assert found == {"nothing": ([0.0], True), **odd, "no gradient": ([1.0], False)}
+    # One worker knows beforehand of what is not infinite, and does not look for gradients.
+    asked = {"weight": ([None], False), "missing": ([None], False)}
+    alone = {"nothing": ([0.0], True), **odd, **asked, "no gradient": ([0.0], True)}
+    assert crew.together(ahead_case, 1, workers=1) == [alone]
 
 
 def test_squared_norms_are_per_parameter_and_0_without_a_gradient():
@@ -433,6 +475,13 @@ def test_squared_norms_of_half_precision_neither_round_nor_overflow(dtype, other
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 300.0)
     assert sqr_norms(parameters).tolist() == pytest.approx([9e9] * len(parameters), rel=1e-3)
+
+
+def test_a_sparse_gradient_is_told_from_dense_ones():
+    dense, sparse = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(10, 3))
+    dense.grad, sparse.grad = torch.ones(4), torch.ones(10, 3).to_sparse()
+    with pytest.raises(TrainingError, match=r"shape \(10, 3\) is sparse"):
+        sqr_norms([dense, sparse])
 
 
 # ---------------------------------------------------------------- the order in which gradients come
@@ -536,6 +585,64 @@ def test_a_resumed_run_keeps_the_order_though_it_unfreezes_layers_only_later(cre
         assert found["frozen now"] == found["after"]
         assert found["unfrozen"] == (False, found["after"], found["order"])
         assert found["gradient"] > 0
+
+
+class Turned(Backwards):
+    """Uses two layers the other way round on the second worker."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.layers = [self.first, self.second][:: 1 - 2 * rank]
+
+    def forward(self, features):
+        one, two = self.layers
+        return self.third(torch.tanh(two(torch.tanh(one(features)))))
+
+
+def turned(rank):
+    """The order after a step in which one worker has no samples, and after one of both."""
+    group = Group(CPU, timeout=200)
+    try:
+        network = Turned(rank)
+        reducer = Reducer(network.parameters(), group, 1)
+        found = []
+        for idle in (1, None):
+            network.zero_grad()
+            reducer.arm()
+            if rank != idle:
+                (network(torch.ones(4, 4)).square().mean() / 2).backward()
+            reducer.finish(Tally(weight=4.0, loss=0.0), 0.0 if rank == idle else 0.5)
+            found.append(reducer.order)
+        reducer.close()
+        return found
+    finally:
+        group.close()
+
+
+def test_the_order_is_that_of_worker_0_in_a_step_in_which_all_have_samples(crew):
+    for found in crew.together(turned, workers=2):
+        assert found == [[], [[0, 3, 2], [1]]]
+
+
+def mixed_case(rank):
+    """Sums of layers in several number formats, and whether the bytes are those foretold."""
+    group = Group(CPU, timeout=200)
+    try:
+        formats = torch.float64, torch.float32, torch.bfloat16, torch.float32
+        layers = [nn.Parameter(torch.ones(3, dtype=one)) for one in formats]
+        reducer = Reducer(layers, group)
+        sum((rank + 1) * layer.sum().double() for layer in layers).backward()
+        reducer.finish(Tally(weight=1.0, loss=0.0), 0.5)
+        reducer.close()
+        return [p.grad.tolist() for p in layers], reducer.buffer_bytes - buffer_bytes(layers)
+    finally:
+        group.close()
+
+
+def test_each_number_format_has_buckets_of_its_own(crew):
+    for sums, more in crew.together(mixed_case, workers=2):
+        assert sums == [[3.0] * 3] * 4
+        assert more == 0
 
 
 def complex_case(rank):
