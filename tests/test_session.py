@@ -586,7 +586,9 @@ def test_a_plan_for_other_data_is_refused():
 
 
 def test_a_plan_for_more_workers_is_refused():
-    with pytest.raises(PlanError, match=r"for 2 workers, and 1 running: start 2, or plan"):
+    with pytest.raises(
+        PlanError, match=r"for 2 workers, and 1 running: start 2 \(torchrun --nproc-per-node 2\)"
+    ):
         make_session(plan=make_tiny_plan((3, 2)))
 
 

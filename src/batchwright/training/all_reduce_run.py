@@ -13,7 +13,6 @@ from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.errors import FileError, NewPlan, PlanError, TrainingError
 from batchwright.records import Stage, WorkerTime
-from batchwright.records.text.formatting import counted
 from batchwright.training.batches.batch_split import Sharing, share_of
 from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
@@ -22,6 +21,7 @@ from batchwright.training.evaluate.evaluation import Evaluation
 from batchwright.training.plan_switch import Advised
 from batchwright.training.recorder import Recorder
 from batchwright.training.running import Setup
+from batchwright.training.session_checks import other_number
 from batchwright.training.signals import stopped
 from batchwright.training.step.clock import StepClock, clock_for
 from batchwright.training.step.epoch_totals import EpochMeter
@@ -396,10 +396,7 @@ class AllReduceRun:
         if planned == found:
             return
         if not goes_on:
-            raise PlanError(
-                f"the plan is for {counted(planned, 'worker')}, and {found} running: "
-                f"start {planned}, or plan again with workers={found}"
-            )
+            raise other_number(planned, found)
         batch = min(stage.global_batch_size for stage in self._plan.stages)
         if batch < least * found:
             raise PlanError(

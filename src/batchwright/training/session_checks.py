@@ -17,6 +17,7 @@ from batchwright.distributed.joining.versions import versions
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan, Stage
 from batchwright.records.registries.optimizers import OPTIMIZERS
+from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import described
 from batchwright.workload.data.loading import loader_processes
 
@@ -93,6 +94,15 @@ def doubts(
             f"learning_rate='mine': the plan wanted {rule.peak / rule.base:.3g} times your "
             f"rate at global batch {stage().global_batch_size}"
         )
+
+
+def other_number(planned: int, found: int) -> PlanError:
+    """What to say where other than the planned workers are running."""
+    how = "" if found > 1 else f" (torchrun --nproc-per-node {planned})"
+    return PlanError(
+        f"the plan is for {counted(planned, 'worker')}, and {found} running: start {planned}{how}, "
+        f"or plan again with workers={found}"
+    )
 
 
 def checked_service(report_to: str | None, run_folder: str | Path | None) -> str | None:

@@ -18,7 +18,6 @@ from batchwright.distributed.rendezvous import own_address
 from batchwright.distributed.server_child import PLACE, SERVER, SERVER_KEY, ServerChild
 from batchwright.errors import LostWorkerError, PlanError
 from batchwright.records import Stage
-from batchwright.records.text.formatting import counted
 from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
 from batchwright.training.checkpoints.checkpoint_manager import RunState
@@ -29,6 +28,7 @@ from batchwright.training.parameter_server.round_split import RoundSharing
 from batchwright.training.parameter_server.rounds import RoundAssignment
 from batchwright.training.parameter_server.server_client import ServerClient
 from batchwright.training.running import Setup
+from batchwright.training.session_checks import other_number
 from batchwright.training.step.clock import clock_for
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.micro_batches import MicroBatches, Once, Turns
@@ -154,11 +154,7 @@ class ServerRun:
         self._unsettled: Settled | None = None  # of an exchange before an evaluation
         self.rank, self.world_size = _place(setup)
         if self.world_size != self._plan.workers:
-            raise PlanError(
-                f"the plan is for {counted(self._plan.workers, 'worker')}, and "
-                f"{self.world_size} running: start {self._plan.workers}, or plan again with "
-                f"workers={self.world_size}"
-            )
+            raise other_number(self._plan.workers, self.world_size)
         self._child: ServerChild | None = None
         try:
             self._client = self._connect()
