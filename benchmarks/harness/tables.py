@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from batchwright.records.text.formatting import significant
 from benchmarks.harness.benchmark import (
     COMMITS,
     RESULTS,
@@ -241,14 +242,8 @@ def folded(rows: Sequence[str]) -> list[str]:
 
 def shown_value(figure: Mapping[str, Any], key: str = "value") -> str:
     """A figure's value, or the end of its spread, with its unit."""
-    show = UNITS.get(figure["unit"], lambda value: f"{_four_digits(value)} {figure['unit']}")
+    show = UNITS.get(figure["unit"], lambda value: f"{significant(value, 4)} {figure['unit']}")
     return show(figure[key])
-
-
-def _four_digits(value: float) -> str:
-    """As many of a number as matter, and without a power of ten where it is large."""
-    text = f"{value:.4g}"
-    return f"{float(text):,.0f}" if abs(float(text)) >= 1e4 else text
 
 
 def with_spread(figure: Mapping[str, Any]) -> str:

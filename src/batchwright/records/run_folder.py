@@ -77,7 +77,7 @@ def _refuse_filled(folder: Path) -> None:
     known = {LOCK_FILE, LAUNCH_FILE}
     if not folder.is_dir() or any(path.name not in known for path in folder.iterdir()):
         run = any((folder / name).exists() for name in ("job.yaml", *_WHOLE))
-        how = ", or continue its run with --resume" * run
+        how = ", or continue its run with --resume" if run else ""
         raise FileError(f"{folder} exists and is not empty: choose another --out{how}")
 
 

@@ -526,9 +526,8 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch, before: Profile | None
     try:
         decided = make_plan(profile)
     except PlanError as error:
-        if "probe again" not in str(error):  # other keys may do
-            again = resuming_command(folder, job)
-            error.args = (f"{error}; `{again} KEY=VALUE` plans again with what was measured",)
+        again = resuming_command(folder, job)  # other keys may do
+        error.args = (f"{error}; `{again} KEY=VALUE` plans again with what was measured",)
         raise
     if pairs_of(decided):
         with pair_measurer_for(decided, folder / "logs" / "pairs") as measure:

@@ -19,7 +19,7 @@ from batchwright.planning.chosen import Chosen
 from batchwright.prediction.accuracy.quality import product
 from batchwright.prediction.cost import train_cost
 from batchwright.records import Estimate, Goal, HeldOut, Job, Prediction, Reason, Source, Stage
-from batchwright.records.text.formatting import counted, local_batches, percent, roughly, size
+from batchwright.records.text.formatting import between, counted, local_batches, percent, size
 
 MAX_SHOWN = 200
 """More candidates than this are not listed one by one."""
@@ -206,7 +206,7 @@ def prediction_reasons(
     ):
         texts.append(_CORES_MAY_MOVE)
     one = found.epoch_seconds
-    value = roughly(one, " s")
+    value = between(one, " s")
     source = _ASSUMED if found.assumed else _PREDICTED
     return (
         _local_batches(stage, row.cluster),
@@ -320,12 +320,12 @@ def extrapolations(cluster: ClusterOption, stages: Sequence[Stage]) -> tuple[Rea
 def training_time(job: Job, found: Prediction) -> Reason:
     """The whole training and what it costs, against the limits."""
     time, cost = found.train_seconds, found.cost
-    value = "" if time is None else roughly(time, " s")
+    value = "" if time is None else between(time, " s")
     why = f"{counted(job.epochs, 'epoch')}, and the evaluations among them."
     if job.goal.deadline is not None:
         why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
     if cost is not None:
-        value += f", cost {roughly(cost)}"
+        value += f", cost {between(cost)}"
     else:
         why += " No price was given, so no cost."
     if job.goal.max_cost is not None:

@@ -17,7 +17,7 @@ from batchwright.planning.methods.two_groups import (
 )
 from batchwright.planning.resolution import Schedule, resolution_reason, sides
 from batchwright.records import Job, Reason, Source, Stage
-from batchwright.records.text.formatting import roughly
+from batchwright.records.text.formatting import between
 
 
 def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...]) -> Layout:
@@ -79,7 +79,7 @@ def _round_time(job: Job, stages: Sequence[Stage]) -> tuple[Reason, ...]:
     one = top.predicted_epoch_seconds
     if one is None:
         return ()
-    value = roughly(one, " s")
+    value = between(one, " s")
     why = (
         f"At {top.resolution} px, until the last worker has ended its samples, the exchange with "
         "the server included."

@@ -30,7 +30,7 @@ from batchwright.records import (
     Source,
     Stage,
 )
-from batchwright.records.text.formatting import roughly, significant
+from batchwright.records.text.formatting import between, significant
 
 
 @dataclass(frozen=True)
@@ -188,5 +188,5 @@ def _training_time(job: Job, stages: Sequence[Stage], total: Estimate) -> tuple[
     why = f"{sum(stage.epochs for stage in stages)} epochs, and the evaluations among them."
     if job.goal.deadline is not None:
         why += f" goal.deadline={job.goal.deadline:g} s holds for the upper end."
-    value = roughly(total, f" s{simulated}")
+    value = between(total, f" s{simulated}")
     return (Chosen(value, why, "predicted").reason("training time"),)

@@ -94,15 +94,9 @@ def _unit(count: float) -> tuple[str, int]:
     return next((u for u in (("GiB", 2**30), ("MiB", 2**20)) if count >= u[1]), ("KiB", 2**10))
 
 
-def between(estimate: Estimate) -> str:
-    """An estimate with its interval, without a unit."""
-    return f"{number(estimate.value)} ({number(estimate.low)} to {number(estimate.high)})"
-
-
-def roughly(estimate: Estimate, unit: str = "") -> str:
-    """An estimate with its unit and interval, three significant figures at most."""
-    value, low, high = (significant(one) for one in (estimate.value, estimate.low, estimate.high))
-    return f"{value}{unit} ({low} to {high})"
+def between(estimate: Estimate, unit: str = "") -> str:
+    """An estimate with its interval, and ``unit`` behind its value."""
+    return f"{number(estimate.value)}{unit} ({number(estimate.low)} to {number(estimate.high)})"
 
 
 def shares_between(estimate: Estimate) -> str:
