@@ -121,6 +121,14 @@ def test_steps_that_scatter_widely_tell_little_of_drift_even_if_their_visits_agr
     assert pooled_drift([*lucky, *steady]).share == pytest.approx(0.02, rel=0.4)
 
 
+def test_four_more_visits_tell_though_their_steps_scatter_a_little():
+    rng = random.Random(9)
+    points = [visited(rng, 0.08, 0.02, visits=2) for _ in range(4)]
+    assert pooled_drift(points[:3]) == (ASSUMED_DRIFT, 0)
+    assert pooled_drift(points).degrees == 4
+    assert drift_by_workers(points)[1].degrees == 4
+
+
 def test_visits_that_are_further_apart_than_steps_explain_tell_of_drift():
     """As on a busy machine, where all scatters."""
     rng = random.Random(5)

@@ -82,7 +82,8 @@ def pooled_drift(points: Sequence[StepTime]) -> Drift:
     see them, a mean square little else.
     """
     seen = _telling(_seen(points))
-    degrees = int(sum(one.degrees for one in seen))
+    # Rounded, not cut: the scatter of steps takes a little of each, so four tell as 3.9.
+    degrees = round(sum(one.degrees for one in seen))
     if degrees < _MIN_DEGREES:
         return Drift(ASSUMED_DRIFT, 0)
     return Drift(_beyond_steps(seen), degrees)
@@ -102,7 +103,7 @@ def drift_by_workers(points: Sequence[StepTime], of_all: Drift | None = None) ->
         own = [point for point in points if point.workers == workers]
         usual = [of_all.share / _GINI] * _MIN_DEGREES
         seen = [*_telling(_seen(own, usual)), _Seen(_MIN_DEGREES, of_all.share, 0.0)]
-        degrees = min(of_all.degrees, int(sum(one.degrees for one in seen)))
+        degrees = min(of_all.degrees, round(sum(one.degrees for one in seen)))
         found[workers] = Drift(_beyond_steps(seen), degrees) if of_all.degrees else of_all
     return found
 
