@@ -259,6 +259,30 @@ def test_yaml_may_say_it_in_any_natural_way(tmp_path, text, value):
     assert value_at(load_job(yaml_file(tmp_path, text)), key) == value
 
 
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        ("8GiB", 8 * 2**30),
+        ("8 GB", 8 * 10**9),
+        ("1.5gib", 3 * 2**29),
+        ("500MB", 500 * 10**6),
+        ("8e9", 8 * 10**9),
+        ("4294967296", 2**32),
+    ],
+)
+def test_memory_is_written_with_its_unit_or_in_bytes(tmp_path, words, size):
+    assert load_job(None, [f"goal.memory={words}"]).goal.memory == size
+    assert load_job(yaml_file(tmp_path, f"goal: {{memory: {words}}}")).goal.memory == size
+    (kind,) = load_job(None, [f"goal.kinds={{kind: t4, count: 1, memory: {words}}}"]).goal.kinds
+    assert kind.memory == size
+
+
+@pytest.mark.parametrize("words", ["8 bits", "8 000", "8,000", "8,192 MB"])
+def test_a_size_that_is_none_is_answered_with_one(words):
+    with pytest.raises(JobError, match=r"goal.memory = '8.*write, for instance, goal.memory=8GiB"):
+        load_job(None, [f"goal.memory={words}"])
+
+
 KINDS = (WorkerKind(kind="t4", count=4, price=0.35), WorkerKind(kind="cpu", count=2))
 
 
@@ -413,7 +437,9 @@ def test_an_unknown_key_without_neighbours_gets_the_list():
         "resolutions=0",
         "resolutions=",
         "probe.budget=0",
-        "goal.memory=2GB",
+        "goal.memory=2 bits",
+        "goal.memory=-8 GiB",
+        "goal.memory=0GB",
     ],
 )
 def test_a_wrong_value_names_key_and_value(text):

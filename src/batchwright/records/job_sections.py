@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -24,8 +25,17 @@ from batchwright.records.base import (
     RelativeSpeed,
     StatedSeconds,
 )
+from batchwright.records.text.amounts import bytes_of
 from batchwright.records.text.problems import shorten
 
+
+def _sized(value: object) -> object:
+    """The bytes of ``8GiB``; anything else as it is, for the field itself to take or refuse."""
+    size = bytes_of(value) if isinstance(value, str) else None
+    return value if size is None else size
+
+
+Size = Annotated[Count, BeforeValidator(_sized)]
 AgsMode = Literal["off", "norm", "gain"]
 
 MIN_BUDGET, MAX_BUDGET = 5.0, 20.0
@@ -92,7 +102,7 @@ class WorkerKind(Keys):
     price: Price | None = Field(
         None, description="Price of one of them for an hour, in any currency."
     )
-    memory: Count | None = Field(None, description="Bytes one may use; unset: as measured.")
+    memory: Size | None = Field(None, description="Bytes one may use; unset: as measured.")
     like: str = Field("", description="Profile it behaves like, where it was not measured itself.")
     speed: RelativeSpeed = Field(1.0, description="How many times as fast as `like`; assumed.")
     spot: bool = Field(False, description="Whether such a worker may be taken away at any time.")
@@ -432,7 +442,7 @@ class Goal(Keys):
         description="The knee: doubling the batch must save more than this share of the time.",
     )
     least_steps: Count = Field(10, description="Fewest steps per epoch a batch may leave.")
-    memory: Count | None = Field(
+    memory: Size | None = Field(
         None, description="Most bytes one worker may use; unset: what the device has free."
     )
     deadline: Positive | None = Field(

@@ -69,7 +69,7 @@ _WORDS = {
     "checkpoint_interval",
     "port=29500": "master_port rdzv_port",
     "probe.budget=10, in seconds": "budget probe_budget probe_seconds",
-    "goal.memory=8589934592, in bytes": "memory max_memory memory_limit gpu_memory",
+    "goal.memory=8GiB, or in bytes": "memory max_memory memory_limit gpu_memory",
     "goal.deadline=3600, in seconds": "deadline time_limit max_time max_seconds",
     "goal.accuracy=0.9, where training is to end": "accuracy target target_accuracy",
     "goal.confidence=0.9, of reaching goal.accuracy": "confidence",

@@ -15,6 +15,7 @@ from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Job, Plan, Profile
 from batchwright.records.registries.methods import METHODS as METHOD_SPECS
 from batchwright.records.service import PlanRequest
+from batchwright.records.text.amounts import NUMBER, bytes_of, seconds_of
 from batchwright.records.text.job_keys import job_keys, meaning
 from batchwright.service.plan_answers import planned
 from batchwright.service.problems import TooMany
@@ -41,25 +42,8 @@ METHODS = (
 )
 
 
-_UNITS = {
-    **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
-    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1e-3),
-    **dict.fromkeys(("us", "µs", "microsecond", "microseconds"), 1e-6),
-    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
-    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
-    **dict.fromkeys(("d", "day", "days"), 86400.0),
-}
-_SIZES = {
-    **dict.fromkeys(("", "b", "byte", "bytes"), 1.0),
-    **{f"{letter}{end}": 1000.0**n for n, letter in enumerate("kmgt", 1) for end in ("b", "")},
-    **{f"{letter}ib": 1024.0**n for n, letter in enumerate("kmgt", 1)},
-}
-_NUMBER = r"[0-9]+(?:[.,][0-9]+)?(?:[eE][+-]?[0-9]{1,2})?"
-_PARTS = re.compile(rf"\s*({_NUMBER})\s*([a-zµ]*)\s*", re.IGNORECASE)
-
-
 def _number(words: str) -> float:
-    if not re.fullmatch(rf"{_NUMBER}", words):
+    if not re.fullmatch(NUMBER, words):
         raise ValueError("Write a number, such as 0.35.")
     return float(words.replace(",", "."))
 
@@ -79,27 +63,17 @@ def _share(words: str) -> float:
 
 
 def _duration(words: str) -> float:
-    """Seconds of ``2 h 30 min``, ``90 min``, ``0.2 ms`` or ``5400``."""
-    return _sum(words, _UNITS, "Write a time, such as 2 h 30 min, or a number of seconds.")
+    if (seconds := seconds_of(words)) is None:
+        raise ValueError("Write a time, such as 2 h 30 min, or a number of seconds.")
+    return seconds
 
 
 def _bytes(words: str) -> int:
-    """Bytes of ``8 GiB`` or ``500 MB``; a rate may end in ``/s`` or ``a second``."""
-    bare = re.sub(r"\s*(/\s*s|a second|per second)$", "", words, flags=re.IGNORECASE)
-    return max(1, round(_sum(bare, _SIZES, "Write a size, such as 8 GiB or 500 MB.")))
-
-
-def _sum(words: str, units: Mapping[str, float], wrong: str) -> float:
-    total, place = 0.0, 0
-    while place < len(words):
-        part = _PARTS.match(words, place)
-        if part is None or part[2].lower() not in units:
-            raise ValueError(wrong)
-        total += float(part[1].replace(",", ".")) * units[part[2].lower()]
-        place = part.end()
-    if not 0 < total < 1e18:
-        raise ValueError(wrong)
-    return total
+    """Bytes; a rate may end in ``/s`` or ``a second``."""
+    size = bytes_of(re.sub(r"\s*(/\s*s|a second|per second)$", "", words, flags=re.IGNORECASE))
+    if size is None:
+        raise ValueError("Write a size, such as 8 GiB or 500 MB.")
+    return size
 
 
 def _lines(words: str) -> list[tuple[str, str]]:

@@ -1,0 +1,52 @@
+"""Times and sizes as people write them: ``2 h 30 min``, ``8 GiB``, ``500MB``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+NUMBER = r"[0-9]+(?:[.,][0-9]+)?(?:[eE][+-]?[0-9]{1,2})?"
+_PARTS = re.compile(rf"\s*({NUMBER})\s*([a-zµ]*)\s*", re.IGNORECASE)
+_TIMES = {
+    **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1e-3),
+    **dict.fromkeys(("us", "µs", "microsecond", "microseconds"), 1e-6),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+}
+_SIZES = {
+    **dict.fromkeys(("", "b", "byte", "bytes"), 1.0),
+    **{f"{letter}{end}": 1000.0**n for n, letter in enumerate("kmgt", 1) for end in ("b", "")},
+    **{f"{letter}ib": 1024.0**n for n, letter in enumerate("kmgt", 1)},
+}
+
+
+def seconds_of(words: str) -> float | None:
+    """Seconds of ``2 h 30 min``, ``90 min``, ``0.2 ms`` or ``5400``; `None`: it is no time."""
+    return _sum(words, _TIMES)
+
+
+def bytes_of(words: str) -> int | None:
+    """Bytes of ``8 GiB``, ``500MB`` or ``1024``; `None`: it is no size.
+
+    >>> bytes_of("8GiB"), bytes_of("8GB"), bytes_of("8 bits")
+    (8589934592, 8000000000, None)
+    """
+    if re.search(r",[0-9]{3}(?![0-9])", words):  # 8,000: eight bytes, or eight thousand?
+        return None
+    total = _sum(words, _SIZES)
+    return None if total is None else max(1, round(total))
+
+
+def _sum(words: str, units: Mapping[str, float]) -> float | None:
+    total, place = 0.0, 0
+    while place < len(words):
+        part = _PARTS.match(words, place)
+        if part is None or part[2].lower() not in units:
+            return None
+        if not part[2] and len(part[0]) < len(words):  # 8 000, 2 h 30: without its unit
+            return None
+        total += float(part[1].replace(",", ".")) * units[part[2].lower()]
+        place = part.end()
+    return total if 0 < total < 1e18 else None
