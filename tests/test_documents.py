@@ -84,6 +84,7 @@ OTHER_VALUES = Job(
     epochs=7,
     precision="float32",
     compile="auto",
+    cuda_graphs="off",
     activation_checkpointing="off",
     method="dynamic-batch",
     rebalance="published",

@@ -7,6 +7,7 @@ GPU is enough for nearly all; NCCL refuses two processes on one, so there they e
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
@@ -38,8 +39,9 @@ from batchwright.training.parameter_server.merging import pack, unpack
 from batchwright.training.simulated.simulated_workers import Randomness
 from batchwright.workflows import doctor, prepare_job
 from batchwright.workflows.sweep import sharing, slots, verb
-from batchwright.workload import host
+from batchwright.workload import cuda_graphs, host
 from batchwright.workload.compilation import what_is_missing
+from batchwright.workload.cuda_graphs import graph_training
 from batchwright.workload.data import copying, image_files
 from batchwright.workload.data import pipeline as pipelines
 from batchwright.workload.data.image_store import ImageStore
@@ -204,6 +206,80 @@ def test_a_compiled_training_learns_what_it_learns_without():
     torch.testing.assert_close(compiled, plain, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("micro", [12, 6])
+@reaches(
+    "workload.cuda_graphs:_as_before",
+    "workload.cuda_graphs:Recorder.record",
+    "workload.cuda_graphs:Recorder.warm_up",
+    "workload.cuda_graphs:Recorder._stream",
+    "workload.cuda_graphs:Recorder",
+)
+def test_a_replayed_training_is_the_same_to_the_bit(micro, monkeypatch):
+    """With gradients that are added up over parts of a step, too."""
+    networks, replayed = [], []
+    usual = cuda_graphs._Passes.replay_backward
+
+    def replay_backward(passes, slope):
+        replayed.append(slope)
+        return usual(passes, slope)
+
+    monkeypatch.setattr(cuda_graphs._Passes, "replay_backward", replay_backward)
+    for key in ("off", "on"):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*CUDA graphs")
+            networks.append(train(plan=plan_for(epochs=5, micro=micro, cuda_graphs=key)))
+    assert len(replayed) == 1 + 20 * (12 // micro) - cuda_graphs.AFTER  # one is the check
+    plain, other = (network.state_dict() for network in networks)
+    torch.testing.assert_close(other, plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_replayed_passes_are_those_of_the_network_with_random_numbers_and_16_bits(precision):
+    found = []
+    images = torch.randn(6, 8, 3, 8, 8, device=GPU)
+    for after in (2, 1000):
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(resnet8(3, dropout=0.5)).to(GPU)
+        graphs = graph_training(network, after=after)
+        optimizer = by_sgd(network)
+        for some in images:
+            with host.autocast(precision, GPU):
+                outputs = network(some).float()
+            functional.cross_entropy(outputs, torch.arange(8, device=GPU) % 3).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert not graphs.failure
+        found.append(network.state_dict())
+        assert graphs.holds == (after == 2)
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@reaches("workload.cuda_graphs:Recorder._recover")
+def test_what_cannot_be_recorded_goes_on_and_leaves_nothing_behind():
+    class Reads(torch.nn.Module):
+        def forward(self, images):
+            return images * float(images.mean())
+
+    network = torch.nn.Sequential(Reads(), resnet8(3)).to(GPU)
+    graphs = graph_training(network, after=0)
+    images = torch.randn(8, 3, 8, 8, device=GPU)
+    stream = torch.cuda.current_stream()
+    with pytest.warns(UserWarning, match="goes on as it is"):
+        outputs = network(images)
+    outputs.sum().backward()
+    assert graphs.failure
+    held = torch.empty(2**26, dtype=torch.uint8, device=GPU)
+    held.record_stream(torch.cuda.Stream())
+    before = torch.cuda.memory_reserved()
+    del held
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before - 2**26
+    assert torch.rand(3, device=GPU).isfinite().all()
+    assert torch.cuda.current_stream() == stream
+    assert torch.isfinite(flat_weights(network)).all()
+
+
 def flat_weights(network):
     return torch.cat([p.detach().cpu().flatten() for p in network.parameters()])
 
@@ -325,7 +401,11 @@ def test_images_in_files_are_resized_on_the_gpu(tmp_path, monkeypatch):
 
 @reaches("training.evaluate.weight_average:_in_parts")
 def test_an_average_of_weights_has_the_numbers_of_the_cpu():
-    networks = [resnet8(3).to(device, memory_format=torch.channels_last) for device in ("cpu", GPU)]
+    first = resnet8(3)  # what is not a number keeps the first weights' average
+    networks = [
+        copy.deepcopy(first).to(device, memory_format=torch.channels_last)
+        for device in ("cpu", GPU)
+    ]
     averages = [WeightAverage(network, epochs=1) for network in networks]
     for step in range(3):
         for network, average in zip(networks, averages, strict=True):
@@ -410,6 +490,7 @@ def _free_memory_is_all_but_what_others_hold():
     "probing.measure.timing:now",
     "probing.executor:device_name",
     "probing.visiting:Visitor.cluster",
+    "probing.visiting:Visitor.choose_graphs",
     "workload.host:resolve_device",
     "workload.task:build_network",
     "workload.host:computes_in_bfloat16",
@@ -422,6 +503,8 @@ def test_a_probe_measures_plans_and_trains(tmp_path):
     profile = batchwright.probe(data="digits", **here, probe={"budget": 5})
     assert profile.cluster.device == "cuda"
     assert "TF32" in profile.cluster.arithmetic
+    assert profile.graphs is not None
+    assert not profile.graphs.failure
     assert any(point.resident_bytes for point in profile.memory)
     plan = batchwright.plan(profile, epochs=1)
     summary = batchwright.train(plan, run_folder=tmp_path / "run")

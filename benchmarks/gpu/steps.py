@@ -218,7 +218,8 @@ def _rates(here: Here, arms: dict[str, Iterator[None]], batch: int) -> dict[str,
     for round_ in range(rounds):
         order = list(arms) if round_ % 2 else list(arms)[::-1]
         for name in order:
-            for _ in range(2 if here.tiny else 8):  # what a pause has changed passes
+            # What a pause has changed passes, and passes are recorded after the first ten.
+            for _ in range(2 if here.tiny else 14 if round_ == 0 else 8):
                 next(arms[name])
             began = now(here.device)
             for _ in range(steps):
@@ -227,9 +228,12 @@ def _rates(here: Here, arms: dict[str, Iterator[None]], batch: int) -> dict[str,
     return rates
 
 
-def _plan(here: Here, network: str, side: int, batch: int, precision: str) -> Plan:
+def _plan(
+    here: Here, network: str, side: int, batch: int, precision: str, graphs: str = "off"
+) -> Plan:
     job = job_from(
         f"network={network} device={here.kind} launch=in-process workers=1 precision={precision} "
+        f"cuda_graphs={graphs} "
         f"global_batch={batch} micro_batch={batch} base_batch={batch} learning_rate=0.05 "
         f"scaling=none warmup_epochs=0 decay=none epochs={ENDLESS} resolutions={side} "
         f"augment=crop-flip checkpoint_seconds={ENDLESS}"
@@ -264,18 +268,12 @@ def session(
     batch: int,
     precision: str,
     *,
-    waits: bool = False,
-    averages: bool = False,
+    replays: bool = True,
 ) -> Iterator[None]:
-    """Our loop; a step at each turn. An optimizer with a hook ``waits`` for the host to read.
-
-    An average of the weights is updated after each step, as an epoch has few.
-    """
-    plan = _plan(here, network, side, batch, precision)
-    plan = plan.model_copy(update={"average_epochs": 0.5 if averages else None})
+    """Our loop; a step at each turn. On a GPU passes are replayed, as `auto` mostly chooses."""
+    graphs = "on" if replays and here.kind == "cuda" else "off"
+    plan = _plan(here, network, side, batch, precision, graphs)
     model, optimizer = _network(here, plan)
-    if waits:
-        optimizer.register_step_post_hook(lambda *_: None)
     pipeline = ImagePipeline(
         _images(_samples(here, batch), side),
         device=here.device, side=side, mean=MIDDLE, std=MIDDLE, augmentation="crop-flip", seed=0,
@@ -336,8 +334,7 @@ def lightning(
 PLAIN = "resident batch"
 ARMS: dict[str, Callable[..., Iterator[None]]] = {
     "session": session,
-    "session, the host first": partial(session, waits=True),
-    "session, averaged": partial(session, averages=True),
+    "session, no graphs": partial(session, replays=False),
     PLAIN: plain,
 }
 # The package of Lightning, or that of PyTorch Lightning, which has Fabric under a name of its own.

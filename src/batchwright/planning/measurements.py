@@ -11,6 +11,7 @@ from batchwright.prediction.loading import nearest_loaded
 from batchwright.records import (
     Alternative,
     Cluster,
+    GraphTimes,
     Precision,
     Profile,
     Reason,
@@ -103,6 +104,32 @@ def recomputation(profile: Profile) -> tuple[Reason, ...]:
             () if told.ratio is None else (_way_not_taken(told),),
         ).reason("activation checkpointing"),
     )
+
+
+def graphs(profile: Profile) -> tuple[Reason, ...]:
+    """Whether a GPU replays passes; nothing to say where there was no question."""
+    told, asked = profile.graphs, profile.job.cuda_graphs == "on"
+    if told is not None:
+        value = "on" if told.chosen else "off"
+        return (Chosen(value, _graph_words(told), "measured").reason("CUDA graphs"),)
+    why = "Asked for, and measured with it."
+    return (Chosen("on", why, "asked").reason("CUDA graphs"),) if asked else ()
+
+
+def _graph_words(told: GraphTimes) -> str:
+    if told.failure:
+        return f"Passes of the network cannot be replayed here: {told.failure}."
+    if told.ratio is None or told.replayed_seconds is None:
+        return "A step took more memory than there is beside a replayed one."
+    ratio = told.ratio
+    why = (
+        f"A step of {told.local_batch_size} images takes {milliseconds(told.replayed_seconds)} "
+        f"where forward and backward pass are replayed, and {milliseconds(told.plain_seconds)} as "
+        f"it is: {ratio.value:.2f} times as long ({ratio.low:.2f} to {ratio.high:.2f}), in turns."
+    )
+    if told.chosen:
+        return f"{why} The numbers are the same, the GPU waits less for the host."
+    return f"{why} The host keeps up with the GPU here, so nothing is gained."
 
 
 _RECOMPUTED = "Chen et al. 2016, Training deep nets with sublinear memory cost, arXiv 1604.06174"

@@ -137,6 +137,7 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
             "precision_ratio": compared.precision_ratio,
             "recomputation": next((p.recomputation for p in profiles if p.recomputation), None),
             "compilation": next((p.compilation for p in profiles if p.compilation), None),
+            "graphs": next((p.graphs for p in profiles if p.graphs), None),
             "steps": steps,
             "pairs": _pooled(
                 (p.pairs for p in profiles),

@@ -65,6 +65,7 @@ from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasu
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.learning_rates import rate_of
 from batchwright.planning.measurements import (
+    graphs,
     loading,
     machine,
     measured_precision,
@@ -189,6 +190,7 @@ def make_plan(
         measured_precision(merged[0], precision_of(job)),
         *recomputation(merged[0]),
         *compilation(merged[0], job),
+        *graphs(merged[0]),
     )
     why_update = (*recipe_reason, *optimizer_reason(settled, batch, compared))
     if not job.method_spec.same_steps:

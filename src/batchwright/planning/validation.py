@@ -46,7 +46,7 @@ def planning_job(*profiles: Profile) -> Job:
 
 def as_measured(job: Job, profile: Profile) -> Job:
     """The job with what measuring settles, where it leaves that open, as in the profile's own."""
-    keys = ("precision", "activation_checkpointing", "compile")
+    keys = ("precision", "activation_checkpointing", "compile", "cuda_graphs")
     settled = {key: getattr(profile.job, key) for key in keys if getattr(job, key) == "auto"}
     return job.model_copy(update=settled)
 
@@ -107,7 +107,7 @@ def resolved(
         JobError: Something is given for another number of workers or resolutions.
     """
     known: dict[str, object] = {"precision": precision, "augment": job.augmentation}
-    for key in ("activation_checkpointing", "compile"):
+    for key in ("activation_checkpointing", "compile", "cuda_graphs"):
         if getattr(job, key) == "auto":  # nothing was measured that speaks for it
             known[key] = "off"
     if workers is not None:

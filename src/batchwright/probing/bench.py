@@ -25,6 +25,7 @@ from batchwright.training.step.early_batches import NO_BATCHES, Early
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.updater import Updater
 from batchwright.workload.compilation import Compilation, compile_training
+from batchwright.workload.cuda_graphs import CudaGraphs, graph_training
 from batchwright.workload.data.image_files import FilePipeline, ImageFiles
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.loading import loader_processes
@@ -127,6 +128,7 @@ class Bench:
         group: The workers that measure together now.
         scale: What losses are multiplied by.
         compilation: Whether the network computes compiled.
+        graphs: Replays passes of steps, once `replay` was called.
     """
 
     def __init__(self, job: Job, data: ImageData, group: Group) -> None:
@@ -141,6 +143,10 @@ class Bench:
         self.broken_steps = 0  # whose gradient was infinite or not a number
         if job.compile == "on":
             self.compile(on=True)
+        self.graphs: CudaGraphs | None = None
+        self._replays = False
+        if job.cuda_graphs == "on":
+            self.replay(on=True)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
         usual = OPTIMIZERS[job.optimizer].rate  # `auto` measures with SGD
         rate = usual if job.learning_rate == "auto" else job.learning_rate
@@ -173,6 +179,38 @@ class Bench:
         if on and not self._compiles:
             self.compilation, self._compiles = compile_training(self.network), True
         self.compilation.on = on
+
+    def replay(self, *, on: bool) -> None:
+        """Whether passes of steps are replayed from CUDA graphs from now on, as far as they can."""
+        if self.graphs is None:
+            self.graphs = graph_training(self.network, after=0)
+        self._replays, self.graphs.on = on, False
+
+    @property
+    def replays(self) -> bool:
+        """Whether the last step was replayed, or could be from now on."""
+        return self.graphs is not None and self.graphs.holds > 0
+
+    @property
+    def no_graphs(self) -> str:
+        """Why passes are not replayed, though they should; empty: they are, or should not."""
+        return "" if self.graphs is None else self.graphs.failure
+
+    def _forget_graphs(self) -> None:
+        """Let those of other batches go, whose memory would be weighed with what comes."""
+        if self.graphs is not None:
+            self.graphs.forget()
+
+    @contextmanager
+    def _as_trained(self) -> Iterator[None]:
+        """Inside, passes are replayed where those of a training would be; others are not."""
+        if self.graphs is not None:
+            self.graphs.on = self._replays
+        try:
+            yield
+        finally:
+            if self.graphs is not None:
+                self.graphs.on = False
 
     def join(self, group: Group) -> None:
         """From now on take steps with the workers of ``group``, with the same weights on all."""
@@ -252,6 +290,7 @@ class Bench:
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
         self._early.drop()  # or it would be weighed with what comes
+        self._forget_graphs()
         source = self._train
         if isinstance(source, ImagePipeline):
             indices = partial(self._random_indices, size, len(source))
@@ -325,6 +364,7 @@ class Bench:
 
     def stream(self, feed: Feed, sizes: Sequence[int], resolution: int) -> Iterator[Batch]:
         """Batches of random samples without end, as large as ``sizes`` say, one after the other."""
+        self._forget_graphs()
         indices = (self._random_indices(size, len(feed)) for size in cycle(sizes))
         return feed.training(indices, epoch=0, resolution=resolution)
 
@@ -388,7 +428,8 @@ class Bench:
         meter, clock = EpochMeter(), self._clock
         clock.restart()
         share = 1 / (self.group.size * len(supplies))
-        own = self._backward(supplies, [share] * len(supplies))
+        with self._as_trained():
+            own = self._backward(supplies, [share] * len(supplies))
         self._set_rates(own)
         supply = supplies[0]
         if isinstance(supply, RandomBatches) and supply.made_there and not own.missing:
@@ -404,7 +445,8 @@ class Bench:
     def try_step(self, supply: Callable[[], Batch]) -> bool:
         """One training step, if it fits into memory on all workers; else nothing is changed."""
         share = 1 / self.group.size
-        own = self._backward_if_it_fits([supply], [share])
+        with self._as_trained():
+            own = self._backward_if_it_fits([supply], [share])
         self._set_rates(own)
         return self._finish(own, share).fits
 
@@ -419,7 +461,8 @@ class Bench:
         ``shares`` are those of this worker's micro-batches in the samples of the step over all
         workers; ``stop`` is 1 where this worker wants it to be the last, else 0.
         """
-        own = self._backward_if_it_fits(supplies, shares)
+        with self._as_trained():
+            own = self._backward_if_it_fits(supplies, shares)
         return self._finish(replace(own, stop=stop), shares[-1])
 
     @contextmanager

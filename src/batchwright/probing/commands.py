@@ -16,6 +16,7 @@ from batchwright.records import (
     DataFacts,
     FirstAnswers,
     GradientNoise,
+    GraphTimes,
     Index,
     LinkTime,
     MemoryParts,
@@ -93,6 +94,7 @@ class Prepare(Record):
     precision: Precision
     recompute: bool = Field(False, description="Blocks again in the backward pass.")
     compile: bool = Field(False, description="Whether the network computes compiled.")
+    cuda_graphs: bool = Field(False, description="Whether passes are replayed from CUDA graphs.")
 
 
 class Prepared(Record):
@@ -106,6 +108,7 @@ class Prepared(Record):
     memory_bytes: Count = Field(description="Bytes that one worker may use.")
     allocator: str
     arithmetic: str = ""
+    no_graphs: str = Field("", description="Why passes are not replayed, though they should.")
     loaders: Index | None = Field(
         None,
         description="Loader processes of each worker; null: a step makes its batch itself.",
@@ -148,6 +151,25 @@ class Compiled(Record):
     """What came of it."""
 
     times: CompilationTimes
+
+
+class Replay(Record):
+    """Time a step replayed from CUDA graphs and not; answered by `Replayed`.
+
+    Steps afterwards are as it was chosen.
+    """
+
+    do: Literal["replay"] = "replay"
+    workers: Count
+    resolution: Count
+    wanted_batch_size: Count
+    seconds: Positive = Field(description="Time to spend.")
+
+
+class Replayed(Record):
+    """What came of it."""
+
+    times: GraphTimes
 
 
 class Guess(Record):
@@ -358,6 +380,7 @@ Command = (
     | Prepare
     | Recompute
     | Compile
+    | Replay
     | Guess
     | Weigh
     | Visit

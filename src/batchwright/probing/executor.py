@@ -16,6 +16,7 @@ from batchwright.probing.measure.collective import time_exchange
 from batchwright.probing.measure.compilation import compare_compilation
 from batchwright.probing.measure.evaluation import evaluate
 from batchwright.probing.measure.gradient_noise import measure_noise
+from batchwright.probing.measure.graphs import compare_graphs
 from batchwright.probing.measure.link import time_link
 from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.probing.measure.pair_time import visit_pair
@@ -77,6 +78,14 @@ class Executor:
                     seconds=command.seconds,
                 )
                 return commands.Compiled(times=compiling)
+            case commands.Replay():
+                replaying = compare_graphs(
+                    self._joined(command.workers),
+                    command.resolution,
+                    command.wanted_batch_size,
+                    seconds=command.seconds,
+                )
+                return commands.Replayed(times=replaying)
             case commands.Guess():
                 size = command.resolution, command.local_batch_size
                 job = self._job
@@ -128,6 +137,7 @@ class Executor:
             "precision": command.precision,
             "activation_checkpointing": "on" if command.recompute else "off",
             "compile": "on" if command.compile else "off",
+            "cuda_graphs": "on" if command.cuda_graphs else "off",
         }
         self._job = self._job.model_copy(update=settled)
         bench = self._bench = Bench(self._job, self._data, group)
@@ -145,6 +155,7 @@ class Executor:
             memory_bytes=free_memory(group.device, local_workers(group.size)),
             allocator=self._allocator,
             arithmetic=arithmetic(group.device),
+            no_graphs=bench.no_graphs,
             loaders=feed.loading.loaders if feed else None,
         )
 

@@ -452,6 +452,7 @@ def job_of(own: OwnStep, keys: dict[str, Any]) -> Job:
         "precision": "float32",
         "activation_checkpointing": "off",
         "compile": "off",
+        "cuda_graphs": "off",
         "device": own.bench.device.type,
         "workers": own.group.size,
         "resolutions": (own.side,),

@@ -17,7 +17,13 @@ from batchwright.planning.validation import as_measured
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
 from batchwright.probing.commands import Compare, Compared, Point, ignored
-from batchwright.probing.course.controller import COMPILATION, PRECISION, Controller, Progress
+from batchwright.probing.course.controller import (
+    COMPILATION,
+    GRAPHS,
+    PRECISION,
+    Controller,
+    Progress,
+)
 from batchwright.probing.together import Together, with_links
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Here, Killed, Measuring, Workers
@@ -106,7 +112,7 @@ def probe(
         profile = None
         if begun is not None:
             visitor, control = controller(begun.job)
-            visitor.compilation = begun.compilation
+            visitor.compilation, visitor.graphs = begun.compilation, begun.graphs
             visitor.prepare(seconds=0)  # how it computes is known
             kept_bytes = {"memory_bytes": begun.cluster.memory_bytes}  # these vary
             here = visitor.cluster().model_copy(update=kept_bytes)
@@ -164,6 +170,7 @@ def measure_points(
         visitor = Visitor(job, workers, max(counts), report, places=places)
         visitor.prepare(seconds=PRECISION * job.probe.first_budget)
         visitor.choose_compilation(seconds=COMPILATION * job.probe.first_budget)
+        visitor.choose_graphs(seconds=GRAPHS * job.probe.first_budget)
         if accept is not None:
             accept(visitor.cluster())
         for _ in range(visits):

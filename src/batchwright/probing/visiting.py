@@ -24,6 +24,7 @@ from batchwright.probing.workers import Answer, Killed, Measuring
 from batchwright.records import (
     Cluster,
     CompilationTimes,
+    GraphTimes,
     Job,
     KindTimes,
     MachineLoad,
@@ -34,6 +35,7 @@ from batchwright.records import (
     RecomputationTimes,
     StepTime,
 )
+from batchwright.records.registries.networks import by_tensors
 from batchwright.records.text.load_text import disturbances, load_words
 from batchwright.workload.host import usable_cores
 from batchwright.workload.load import LoadWatch
@@ -79,6 +81,7 @@ class Visitor:
         self.precision_ratio: PrecisionRatio | None = None
         self.recomputation: RecomputationTimes | None = None
         self.compilation: CompilationTimes | None = None
+        self.graphs: GraphTimes | None = None
         self.ledger = Ledger()
         self._told: dict[Point, tuple[list[Steps], StepTime]] = {}
         self.memory: dict[Point, MemoryPoint] = {}
@@ -180,6 +183,32 @@ class Visitor:
         self.job = job.model_copy(update={"compile": "on" if chosen else "off"})
         if chosen:
             self.memory, self.out_of_memory = {}, []
+
+    def choose_graphs(self, *, seconds: float) -> None:
+        """Whether passes are replayed, where the job leaves it open; there is so much time."""
+        job = self.job
+        if job.cuda_graphs != "auto":
+            return
+        possible = (
+            job.device == "cuda"
+            and by_tensors(job.network)
+            and "on" not in (job.compile, job.activation_checkpointing)
+            and job.batch_norm != "synchronized"
+        )
+        if possible:
+            self._report("CUDA graphs")
+            command = commands.Replay(
+                workers=self._workers,
+                resolution=max(sides_of(job)),
+                wanted_batch_size=planned_batch(
+                    job, self.prepared.data.train_samples, self._workers
+                ),
+                seconds=seconds,
+            )
+            answer = self.ask(command, commands.Replayed, "comparing with CUDA graphs")
+            self.graphs = answer.times if answer else None
+        chosen = self.graphs is not None and self.graphs.chosen
+        self.job = job.model_copy(update={"cuda_graphs": "on" if chosen else "off"})
 
     def _has_room(self, first: Point, samples: int) -> bool:
         """Whether so many samples fit even if each takes as much as those at ``first``."""
@@ -424,6 +453,7 @@ class Visitor:
             precision=precision,
             recompute=self.job.activation_checkpointing == "on",
             compile=self.job.compile == "on" and self.compilation is not None,
+            cuda_graphs=self.job.cuda_graphs == "on",
         )
         try:
             self.prepared = self._measuring.ask(command, commands.Prepared)
@@ -432,3 +462,8 @@ class Visitor:
                 f"network={self.job.network}: a worker was killed while it built the network and "
                 "took a first step (out of memory?): choose a smaller one, or fewer workers"
             ) from None
+        if self.prepared.no_graphs:
+            raise JobError(
+                f"cuda_graphs=on: passes of network={self.job.network} cannot be replayed "
+                f"({self.prepared.no_graphs}): give cuda_graphs=off"
+            )

@@ -77,6 +77,7 @@ from batchwright.records.profile import (
     DataFacts as DataFacts,
     FirstAnswers as FirstAnswers,
     GradientNoise as GradientNoise,
+    GraphTimes as GraphTimes,
     KindTimes as KindTimes,
     LinkTime as LinkTime,
     MachineLoad as MachineLoad,

@@ -182,6 +182,7 @@ RESOLVED = (
     "activation_checkpointing",
     "augment",
     "compile",
+    "cuda_graphs",
     "device",
     "precision",
     "resolutions",

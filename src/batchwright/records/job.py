@@ -273,6 +273,18 @@ def _compilation(job: JobFields) -> Iterator[str]:
         )
 
 
+def _cuda_graphs(job: JobFields) -> Iterator[str]:
+    if job.cuda_graphs != "on":
+        return
+    others = {
+        "compile=on": job.compile == "on",
+        "activation_checkpointing=on": job.activation_checkpointing == "on",
+        "batch_norm=synchronized": job.batch_norm == "synchronized",
+    }
+    for other in (key for key, given in others.items() if given):
+        yield f"cuda_graphs=on with {other}: such passes are not replayed; leave one of them out"
+
+
 def _average_weights(job: JobFields) -> Iterator[str]:
     if job.average_weights == "on" and not job.can_average:
         what = f"launch={job.launch}" if job.launcher.simulated else f"method={job.method}"
@@ -311,6 +323,6 @@ def as_written(value: object) -> str:
 
 _RULES: tuple[Callable[[JobFields], Iterator[str]], ...] = (
     *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _warps),
-    *(_recomputation, _compilation, _average_weights),
+    *(_recomputation, _compilation, _cuda_graphs, _average_weights),
     *(_bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

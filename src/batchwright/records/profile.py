@@ -381,6 +381,18 @@ class CompilationTimes(Record):
     chosen: bool = Field(description="Whether it is compiled.")
 
 
+class GraphTimes(Record):
+    """What replaying passes from CUDA graphs saves, by which it is decided."""
+
+    resolution: Count = Field(description="Image side, in pixels.")
+    local_batch_size: Count = Field(description="Samples per step on each worker.")
+    plain_seconds: Positive = Field(description="Median of a step as it is, in seconds.")
+    replayed_seconds: Positive | None = Field(None, description="Median of a replayed step.")
+    ratio: Estimate | None = Field(None, description="Replayed over plain step, in turns.")
+    failure: str = Field("", description="Why passes cannot be replayed; else empty.")
+    chosen: bool = Field(description="Whether they are.")
+
+
 class MachineLoad(Record):
     """What else the machine did while it was looked at, in cores' worth of processor time.
 
@@ -429,6 +441,9 @@ class Profile(Document):
     )
     compilation: CompilationTimes | None = Field(
         None, description="What compiling takes and saves; null where it was no question."
+    )
+    graphs: GraphTimes | None = Field(
+        None, description="What CUDA graphs save; null where there was no question."
     )
     steps: tuple[StepTime, ...] = Field(description="Step times.")
     pairs: tuple[PairTime, ...] = Field(
@@ -480,7 +495,7 @@ class Profile(Document):
     @classmethod
     def _measured_without(cls, job: Job) -> Job:
         """Profiles from before there was the choice were taken without what it offers."""
-        keys = "activation_checkpointing", "compile"
+        keys = "activation_checkpointing", "compile", "cuda_graphs"
         return job.model_copy(update={key: "off" for key in keys if getattr(job, key) == "auto"})
 
     def _tables(self) -> list[Shown]:

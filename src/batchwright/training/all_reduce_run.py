@@ -122,6 +122,7 @@ class AllReduceRun:
             self._clock,
             self._wishes,
             setup.compilation,
+            setup.graphs,
         )
         self._passes = MicroBatches(
             setup.feed,
@@ -225,6 +226,8 @@ class AllReduceRun:
         if self._batches is not None:
             self._batches.close()
         self._reducer.close()
+        if self._setup.graphs is not None:
+            self._setup.graphs.end()
         self._keeper.close()
 
     # --------------------------------------------------------------------------------- after a step

@@ -36,6 +36,7 @@ from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.training.step.rates import Rates
 from batchwright.training.step.updater import Updater
 from batchwright.workload.compilation import Compilation, compile_training
+from batchwright.workload.cuda_graphs import CudaGraphs, graph_training
 from batchwright.workload.host import autocast
 from batchwright.workload.tensor_bytes import lasting_bytes
 
@@ -51,6 +52,11 @@ def compiled(model: nn.Module, plan: Plan) -> Compilation:
     told = compile_training(model)
     told.asked = all(one.source == "asked" for one in plan.reasons if one.choice == "compiling")
     return told
+
+
+def replayed(model: nn.Module, plan: Plan) -> CudaGraphs | None:
+    """Have the model's passes replayed from CUDA graphs, where the plan says so."""
+    return graph_training(model) if plan.job.cuda_graphs == "on" else None
 
 
 def average_of(model: nn.Module, plan: Plan) -> WeightAverage | None:
@@ -80,6 +86,7 @@ class Setup:
         lock: Of the run folder, if this worker holds it.
         profile_memory: Whether to weigh steps on the CPU by the profiler.
         compilation: Whether the network computes compiled.
+        graphs: Replays its passes; ``None``: they are taken as they are.
         average: Of the weights, which is evaluated and delivered; ``None``: the weights are.
         fitting: How many samples fit into an evaluation's forward pass, as far as known.
     """
@@ -101,6 +108,7 @@ class Setup:
     lock: Lock | None = None
     profile_memory: bool = False
     compilation: Compilation = field(default_factory=lambda: Compilation(on=False))
+    graphs: CudaGraphs | None = None
     average: WeightAverage | None = None
     fitting: Fitting = field(default_factory=Fitting)
 

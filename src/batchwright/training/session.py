@@ -45,7 +45,7 @@ from batchwright.training.evaluate.evaluation import (
     outputs_and_labels,
 )
 from batchwright.training.parameter_server.server_run import ServerRun
-from batchwright.training.running import Setup, average_of, compiled
+from batchwright.training.running import Setup, average_of, compiled, replayed
 from batchwright.training.session_checks import (
     checked_service,
     checked_weights,
@@ -216,6 +216,7 @@ class Session:
             lock=self._lock,
             profile_memory=self._profile_memory,
             compilation=compiled(self.model, self.plan),
+            graphs=replayed(self.model, self.plan),
             average=average_of(self.model, self.plan),
         )
         if self._follow_advice and self.plan.server is not None:

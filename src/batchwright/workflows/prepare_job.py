@@ -212,6 +212,8 @@ def resolve(job: Job, data: DataFacts) -> Job:
         )
     if job.compile == "on" and (missing := what_is_missing(device)):
         raise JobError(f"compile=on needs {missing}: get one, or give compile=auto or off")
+    if job.cuda_graphs == "on" and device.type == "cpu":
+        raise JobError("cuda_graphs=on is for GPUs: on the CPU leave it at auto")
     workers = 1 if job.launcher.one_worker else job.workers
     started = joined() if job.launcher.joins else None
     if started is not None and workers != started.size:

@@ -58,6 +58,7 @@ def simulated(profile: Profile, job: Job, *, slowest: bool) -> Profile:
             ),
             "collectives": (),
             "compilation": None,  # of this machine's time
+            "graphs": None,
         }
     )
 

@@ -34,6 +34,7 @@ Progress = Callable[[int, int, str], None]
 PRECISION = 0.1
 RECOMPUTATION = 0.1  # where memory is short
 COMPILATION = 0.1  # where it is asked for, besides compiling
+GRAPHS = 0.05  # on a GPU
 
 # Of the budget, at most, to let others' work end that would be measured with ours.
 _WAITING = 0.1
@@ -88,6 +89,7 @@ class Controller:
             self._curves.counts[0], seconds=RECOMPUTATION * self._job.probe.first_budget
         )
         visitor.choose_compilation(seconds=COMPILATION * self._job.probe.first_budget)
+        visitor.choose_graphs(seconds=GRAPHS * self._job.probe.first_budget)
         self._wait_for_others()
         curves = self._curves
         may_lengthen = self._job.probe.budget == "auto" and not self._trials_first
@@ -135,6 +137,7 @@ class Controller:
             precision_ratio=visitor.precision_ratio,
             recomputation=visitor.recomputation,
             compilation=visitor.compilation,
+            graphs=visitor.graphs,
             steps=visitor.step_times(),
             kinds=visitor.kinds(),
             memory=visitor.memory_points(),

@@ -9,15 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 from statistics import fmean, median
+from typing import Protocol
 
-from batchwright.probing.bench import SMALLEST_BATCH, Bench, sides_of
+from batchwright.probing.bench import SMALLEST_BATCH, Batch, Bench, sides_of
 from batchwright.probing.measure.precision import MIN_SECONDS, compare
 from batchwright.probing.measure.timing import follow, now
-from batchwright.records import CompilationTimes
+from batchwright.records import CompilationTimes, Estimate
 
 SHORT = 120.0
 """Seconds of a training that is too short to be asked. Assumed: a tenth of it, which compiling may
 save, is hardly more than what compiling takes."""
+
+
+class Switch(Protocol):
+    """Puts something on or off."""
+
+    def __call__(self, *, on: bool) -> None:
+        """Put it so."""
+
 
 _FIRST_BATCH = 8
 _ROUNDS = 7  # turns of each in the fewest rounds of a comparison, the first ones too
@@ -39,14 +48,10 @@ def compare_compilation(
     Returns:
         The same on all workers.
     """
-    size = _affordable(bench, resolution, wanted, seconds)
+    size = affordable(bench, resolution, wanted, seconds)
     supply = bench.supply(size, resolution)
-
-    def step() -> float:
-        return fmean(bench.group.gather(sum(bench.step(supply))))
-
-    step()
-    plain = step()
+    mean_step(bench, supply)
+    plain = mean_step(bench, supply)
     job, samples = bench.job, bench.train_samples
     training = job.epochs * ceil(samples / (size * bench.group.size)) * plain
     told = CompilationTimes(
@@ -64,19 +69,7 @@ def compare_compilation(
     if failure:
         bench.compile(on=False)
         return told
-    began = now(bench.device)
-
-    def turn(*, on: bool) -> Callable[[], float]:
-        def take() -> float:
-            bench.compile(on=on)
-            return step()
-
-        return take
-
-    def may_go_on() -> bool:
-        return bool(follow(bench.group, int(now(bench.device) - began < seconds)))
-
-    times, ratio = compare([turn(on=False), turn(on=True)], may_go_on)
+    times, ratio = in_turns(bench, supply, bench.compile, seconds)
     surely_saved = (1 - ratio.high) * training  # it must not make the training longer
     chosen = asked or surely_saved > taken
     bench.compile(on=chosen)
@@ -112,7 +105,31 @@ def _compiled(bench: Bench, resolution: int, size: int, plain: float) -> tuple[f
     return max(seconds for seconds, _ in told), next((why for _, why in told if why), "")
 
 
-def _affordable(bench: Bench, resolution: int, wanted: int, seconds: float) -> int:
+def mean_step(bench: Bench, supply: Callable[[], Batch]) -> float:
+    """Seconds of a step, the mean over the workers."""
+    return fmean(bench.group.gather(sum(bench.step(supply))))
+
+
+def in_turns(
+    bench: Bench, supply: Callable[[], Batch], switch: Switch, seconds: float
+) -> tuple[tuple[list[float], list[float]], Estimate]:
+    """Steps as they are and with what ``switch`` puts on, as `compare` has them, for so long."""
+    began = now(bench.device)
+
+    def turn(*, on: bool) -> Callable[[], float]:
+        def take() -> float:
+            switch(on=on)
+            return mean_step(bench, supply)
+
+        return take
+
+    def may_go_on() -> bool:
+        return bool(follow(bench.group, int(now(bench.device) - began < seconds)))
+
+    return compare([turn(on=False), turn(on=True)], may_go_on)
+
+
+def affordable(bench: Bench, resolution: int, wanted: int, seconds: float) -> int:
     """Samples of a step that is short enough to be taken in turns in the time there is."""
     size = min(_FIRST_BATCH, wanted)
     supply = bench.supply(size, resolution)

@@ -46,6 +46,8 @@ _WORDS = {
     "precision=bfloat16": "amp use_amp bf16 bfloat16 dtype mixed_precision autocast",
     "precision=float16": "fp16 float16 half",
     "compile=on": "torch_compile torchcompile torch.compile compiled use_compile inductor",
+    "cuda_graphs=on": "cuda_graph cudagraph cudagraphs use_cuda_graph use_cuda_graphs "
+    "enable_cuda_graph",
     "method=dynamic-batch": "strategy algorithm",
     "device=cuda": "gpu cuda use_gpu use_cuda accelerator",
     "workers=2, the training processes": "gpus n_gpus num_gpus ngpus devices num_devices "

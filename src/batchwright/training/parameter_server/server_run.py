@@ -87,6 +87,7 @@ class RoundWorker:
             self.clock,
             Wishes,  # nobody else takes part in a step
             setup.compilation,
+            setup.graphs,
         )
         self._passes = MicroBatches(
             setup.feed,
@@ -265,6 +266,8 @@ class ServerRun:
             self._batches.close()
         self._client.close()
         self._worker.reducer.close()
+        if self._setup.graphs is not None:
+            self._setup.graphs.end()
         self._close_child()
 
     # ------------------------------------------------------------------------------------ exchanges

@@ -25,7 +25,7 @@ from batchwright.training.evaluate.evaluation import (
     outputs_and_labels,
 )
 from batchwright.training.loop import Task, accuracy_and_loss, open_task
-from batchwright.training.running import Setup, compiled
+from batchwright.training.running import Setup, compiled, replayed
 from batchwright.training.session import Images
 from batchwright.training.signals import StopRequest
 from batchwright.training.simulated.simulated_rounds import SimulatedRounds
@@ -86,6 +86,7 @@ def train_task(
             own_rates=False,
             sample_weights=task.sample_weights,
             compilation=compiled(task.network, plan),
+            graphs=replayed(task.network, plan),
         )
         run: SimulatedAllReduce | SimulatedRounds
         run = SimulatedAllReduce(setup) if plan.server is None else SimulatedRounds(setup)

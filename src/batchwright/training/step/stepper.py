@@ -30,6 +30,7 @@ from batchwright.training.step.rates import Rates
 from batchwright.training.step.released_graph import release_graph
 from batchwright.training.step.updater import Updater
 from batchwright.workload.compilation import Compilation
+from batchwright.workload.cuda_graphs import CudaGraphs
 from batchwright.workload.extras import in_words
 from batchwright.workload.host import NARROW, autocast, is_out_of_memory, release_memory
 from batchwright.workload.loss_scaling import LossScale
@@ -81,6 +82,7 @@ class Stepper:
         clock: Books the time.
         wishes: What this worker tells the others at the next step.
         compilation: Whether the network computes compiled.
+        graphs: Replays its passes; ``None``: they are taken as they are.
 
     Attributes:
         tally: Of the last step that was counted.
@@ -102,12 +104,14 @@ class Stepper:
         clock: StepClock,
         wishes: Callable[[], Wishes],
         compilation: Compilation,
+        graphs: CudaGraphs | None = None,
     ) -> None:
         self._plan, self._group, self._state = plan, group, state
         self._reducer, self._updater, self._rates = reducer, updater, rates
         self._statistics, self._sharing = statistics, sharing
         self._clock, self._wishes = clock, wishes
         self._compilation, self._failure_told = compilation, False
+        self._graphs = graphs
         self._adaptive = Adaptive(plan, state, own_rates=rates.own)
         updater.follow(reducer.parameters)  # after a resume also what is frozen at the moment
         self._micro: _MicroBatch | None = None
@@ -403,6 +407,8 @@ class Stepper:
         if missing:
             weight, loss = 0.0, 0.0
         if failed:
+            if self._graphs is not None and self._graphs.holds:
+                self._graphs.give_up("memory ran out")
             if samples < 2 * self._sharing.least:
                 raise TrainingError(
                     f"{self._group.places[self._group.rank]} has not enough memory for {samples} "

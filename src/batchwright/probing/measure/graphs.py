@@ -1,0 +1,50 @@
+"""Replayed from CUDA graphs or not: decided by timing the same step both ways, in turns."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from batchwright.probing.bench import Bench
+from batchwright.probing.measure.compilation import affordable, in_turns, mean_step
+from batchwright.probing.measure.precision import WORTHWHILE
+from batchwright.records import GraphTimes
+
+
+def compare_graphs(bench: Bench, resolution: int, wanted: int, *, seconds: float) -> GraphTimes:
+    """What replaying a step's passes saves; they are replayed or not as it is chosen afterwards.
+
+    Args:
+        bench: Neither compiled nor recomputing.
+        resolution: Image side, in pixels.
+        wanted: Samples of a step on each worker, as they are planned or fit the memory.
+        seconds: To spend on the comparison; three rounds of ABBA, if they take longer.
+
+    Returns:
+        The same on all workers.
+    """
+    size = affordable(bench, resolution, wanted, seconds)
+    supply = bench.supply(size, resolution)
+    told = GraphTimes(
+        resolution=resolution,
+        local_batch_size=size,
+        plain_seconds=mean_step(bench, supply),
+        chosen=False,
+    )
+    bench.replay(on=True)
+    mean_step(bench, supply)
+    everyone = bench.group.gather((bench.replays, bench.no_graphs))
+    if not all(replays for replays, _ in everyone):  # what one worker cannot replay, none does
+        bench.replay(on=False)
+        return told.model_copy(update={"failure": next((why for _, why in everyone if why), "")})
+    times, ratio = in_turns(bench, supply, bench.replay, seconds)
+    chosen = ratio.value <= WORTHWHILE
+    bench.replay(on=chosen)
+    plain, replayed = map(median, times)
+    return told.model_copy(
+        update={
+            "plain_seconds": plain,
+            "replayed_seconds": replayed,
+            "ratio": ratio,
+            "chosen": chosen,
+        }
+    )

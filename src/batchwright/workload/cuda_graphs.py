@@ -1,0 +1,536 @@
+"""Forward and backward passes of a network, replayed from CUDA graphs.
+
+A GPU that is given a small step kernel by kernel waits for the host: a step of `resnet18` at 32 px
+is some 700 launches, which take the host longer than the kernels take the GPU. A CUDA graph holds
+the kernels of a pass, and one launch starts all of them.
+
+    first passes of a shape: as they are --> recorded, and checked against a pass as it is
+    --> from then on: images are copied in, outputs and gradients copied out
+
+A graph repeats what it has seen, with the memory it has seen. So a pass is replayed only where all
+that it depends on is as it was when it was recorded: shapes, number formats, the places of weights
+and buffers, which of them are trained, which layers train, shares of dropout. What no graph can
+repeat, such as hooks, or a forward pass that reads a number back, is told apart beforehand or by
+the check, and goes on as it is. What the check cannot see are numbers of Python's own that a
+forward pass changes seldom; so networks of the user's own are recorded only where the job asks.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, ClassVar
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from batchwright.workload.host import is_out_of_memory
+
+AFTER = 10
+"""Passes of a shape in a training before it is recorded: that of an epoch's last batch comes once
+an epoch, and to record one takes the time of some ten passes."""
+
+_MOST = 16  # shapes, and virtual workers, that are kept
+_IDLE = 1000  # passes in which a shape was not used, so that another may take its place
+_WARM_UP = 3  # passes, as PyTorch advises: kernels are loaded and chosen in the first
+_FAR = 0.02  # relative distance, more than rounding in 16 bits makes
+_NUMBERS = "p", "drop_prob", "drop_rate", "dropout", "attention_dropout", "momentum", "eps"
+# Of layers, which a schedule may change.
+_LONGEST_CAUSE = 200  # characters
+
+
+class CannotRecordError(Exception):
+    """A pass that no graph can repeat; the words say why."""
+
+
+class NoRoomError(CannotRecordError):
+    """A pass that would leave too little memory for all else."""
+
+
+class CudaGraphs:
+    """Whether the passes of a network are replayed, and those that are known.
+
+    Args:
+        network: On its device.
+        after: Passes of a shape before it is recorded.
+
+    Attributes:
+        on: Whether they are to be.
+        failure: Why they cannot, in words; empty: nothing has failed.
+    """
+
+    def __init__(self, network: nn.Module, after: int = AFTER) -> None:
+        self.on, self.failure = True, ""
+        self._network, self._after = network, after
+        self._own: Callable[..., Any] = type(network).forward
+        self._recorder, self._layers = Recorder(), _Layers(network)
+        self._known: OrderedDict[Hashable, _Passes] = OrderedDict()  # last those used last
+        self._count = 0  # of passes that may be replayed
+        self._seen: Counter[Hashable] = Counter()
+        self._refused: set[Hashable] = set()  # shapes that would leave too little memory
+        self._open: ref[_Turn] | None = None  # of the last replayed pass, until its backward pass
+
+    def take(self, network: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """A forward pass of the network, replayed where that gives the same."""
+        passes = None
+        if self._may_replay(network, inputs, named):
+            passes = self._passes(network, inputs[0])
+        if passes is None:
+            return self._own(network, *inputs, **named)
+        turn = _Turn(passes)
+        self._open = ref(turn)
+        replay: Callable[..., Tensor] = _Replay.apply
+        return replay(turn, inputs[0], *passes.parameters)
+
+    def give_up(self, why: str) -> None:
+        """Replay no more, and let all memory go; a line says why."""
+        self.failure = why[:_LONGEST_CAUSE]
+        self.forget()
+        warnings.warn(
+            f"the network is not replayed from CUDA graphs ({self.failure}): it goes on as it is",
+            stacklevel=2,
+        )
+
+    @property
+    def holds(self) -> int:
+        """Shapes that are recorded."""
+        return len(self._known)
+
+    def end(self) -> None:
+        """Let the network be as it was before."""
+        self.on = False
+        self.forget()
+        self._network.__dict__.pop("forward", None)
+
+    def forget(self) -> None:
+        """Let what is recorded go, and its memory."""
+        self._known.clear()
+        self._seen.clear()
+        self._refused.clear()
+        self._recorder = Recorder()
+
+    def _may_replay(
+        self, network: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+    ) -> bool:
+        """Whether it is a pass of images that is trained on, and the one before has ended.
+
+        Its own backward pass would find the activations of this one.
+        """
+        if network is not self._network:  # a copy of it
+            return False
+        if self.failure or not (self.on and network.training and torch.is_grad_enabled()):
+            return False
+        if len(inputs) != 1 or named or torch.compiler.is_compiling():
+            return False
+        (images,) = inputs
+        turn = None if self._open is None else self._open()
+        return (
+            isinstance(images, Tensor)
+            and images.device.type == Recorder.device_type
+            and not images.requires_grad
+            and (turn is None or turn.passes is None)
+        )
+
+    def _passes(self, network: nn.Module, images: Tensor) -> _Passes | None:
+        key = self._layers.state(), _shape(images)
+        if key not in self._seen:  # other layers, maybe
+            self._layers = _Layers(network)
+            key = self._layers.state(), _shape(images)
+        self._count += 1
+        passes = self._known.get(key)
+        if key in self._refused:
+            return None
+        if passes is not None:
+            self._known.move_to_end(key)
+            passes.used = self._count
+            return passes
+        self._seen[key] += 1
+        if self._seen[key] <= self._after or not self._has_place():
+            return None
+        try:
+            refuse_unlike(network)
+            passes = _Passes(network, self._own, images, self._recorder)
+        except NoRoomError:
+            self._refused.add(key)
+            return None
+        except (CannotRecordError, RuntimeError) as error:  # the network's own comes again without
+            if any(map(is_out_of_memory, _causes(error))):
+                self._known.clear()
+                self._recorder = Recorder()
+                self._refused.add(key)
+            else:
+                self.give_up(str(error).partition("\n")[0] or type(error).__name__)
+            return None
+        self._known[key], passes.used = passes, self._count
+        return passes
+
+    def _has_place(self) -> bool:
+        """Whether one more may be kept: recording shapes in turns would take what it saves."""
+        if len(self._known) < _MOST:
+            return True
+        key, oldest = next(iter(self._known.items()))
+        if self._count - oldest.used <= _IDLE:
+            return False
+        del self._known[key]
+        return True
+
+
+def graph_training(network: nn.Module, *, after: int = AFTER) -> CudaGraphs:
+    """Have passes of ``network`` that are trained on replayed from CUDA graphs, where they can be.
+
+    Names and weights stay as they are. ``after`` so many passes of a shape it is recorded.
+    """
+    graphs = CudaGraphs(network, after)
+
+    def forward(network: nn.Module, *inputs: Any, **named: Any) -> Any:
+        return graphs.take(network, inputs, named)
+
+    network.forward = MethodType(forward, network)
+    return graphs
+
+
+def refuse_unlike(network: nn.Module) -> None:
+    """Refuse what a graph would leave out, or do once more.
+
+    Raises:
+        CannotRecordError: A layer has hooks, or exchanges statistics with other workers.
+    """
+    for name, layer in network.named_modules():
+        hooks = (
+            *(layer._forward_hooks, layer._forward_pre_hooks),
+            *(layer._backward_hooks, layer._backward_pre_hooks),
+        )
+        if any(hooks) and layer is not network:  # those of the whole are called around the pass
+            raise CannotRecordError(f"layer {name} has hooks")
+        if isinstance(layer, nn.SyncBatchNorm):
+            raise CannotRecordError("SyncBatchNorm exchanges statistics")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it hides: a recording that memory ran out in ends with another."""
+    while error is not None:
+        yield error
+        error = error.__context__
+
+
+class Recorder:
+    """Records work for a GPU, in memory that all graphs of a network share.
+
+    They may: of two passes the first has ended, backward pass and all, before the second begins.
+    """
+
+    device_type = "cuda"
+    _streams: ClassVar[dict[int, torch.cuda.Stream]] = {}
+    """By GPU, the one to record in: cuBLAS keeps some 32 MiB for each stream that it has seen."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def warm_up(self, work: Callable[[], Any]) -> None:
+        """Do the work aside a few times, as recording takes it.
+
+        Raises:
+            NoRoomError: Less memory is free than twice what it takes. What is recorded is not there
+                for evaluations, nor for batches that are not recorded.
+        """
+        gc.collect()  # a graph must not be freed while another is recorded
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        aside = self._stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UP):
+                work()
+        torch.cuda.current_stream().wait_stream(aside)
+        taken = torch.cuda.memory_reserved() - before
+        torch.cuda.empty_cache()
+        left = torch.cuda.mem_get_info()[0]
+        if 2 * taken > left:
+            raise NoRoomError(f"it takes {taken >> 20} MiB, and {left >> 20} MiB are free")
+
+    def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """What the work returns, once it is replayed, and what replays it."""
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            # Other threads, such as one that pins batches, may go on meanwhile. After an error the
+            # stream that is recorded would stay the current one.
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),
+                torch.cuda.graph(graph, self._pool, self._stream(), "thread_local"),
+            ):
+                outputs = work()
+        except BaseException:
+            self._recover(graph)
+            raise
+        finally:
+            if collects:
+                gc.enable()
+        return outputs, graph.replay
+
+    def _recover(self, graph: torch.cuda.CUDAGraph) -> None:
+        """After a recording that failed, which up to PyTorch 2.11 never ends.
+
+        Its allocator would give no memory back, and random numbers would be refused.
+        """
+        if _torch_version() >= (2, 12):
+            return
+        device = torch.cuda.current_device()
+        try:
+            graph.pool()
+        except RuntimeError:  # it has not ended
+            with suppress(RuntimeError, AttributeError):
+                torch._C._cuda_endAllocateToPool(device, self._pool)
+                torch._C._cuda_releasePool(device, self._pool)
+        generator = torch.cuda.default_generators[device]
+        generator.graphsafe_set_state(generator.clone_state())
+
+    def _stream(self) -> torch.cuda.Stream:
+        device = torch.cuda.current_device()
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream()
+        return self._streams[device]
+
+
+class _Passes:
+    """Forward and backward pass of one shape, recorded.
+
+    Attributes:
+        parameters: What is trained.
+        gradients: Theirs, once the backward pass was replayed; `None` where there is none.
+        output: Of the network, once the forward pass was replayed.
+        used: When it was last.
+    """
+
+    used = 0
+
+    def __init__(
+        self,
+        network: nn.Module,
+        own: Callable[..., Any],
+        images: Tensor,
+        recorder: Recorder,
+    ) -> None:
+        self._network, self._own = network, own
+        self.parameters = [one for one in network.parameters() if one.requires_grad]
+        self._images = images.detach().clone()
+        self._live: Tensor
+        with _aliased(network) as leaves:
+            self._leaves = [leaves[one] for one in self.parameters]
+            self._record(recorder)
+            self._check()
+
+    def _record(self, recorder: Recorder) -> None:
+        with _as_before(self._network, self._images.device), _weights_cast_anew():
+            recorder.warm_up(self._both)
+            output, self._forward = recorder.record(self._run_forward)
+            if not isinstance(output, Tensor):
+                raise CannotRecordError(f"its output is of class {type(output).__name__}")
+            self._slope = torch.empty_like(output)
+            self.gradients, self._backward = recorder.record(self._run_backward)
+        self._live = self.output = output.detach()
+
+    def replay_forward(self, images: Tensor) -> Tensor:
+        """The output, which is the caller's own."""
+        self._images.copy_(images)
+        self._forward()
+        return self.output.clone()
+
+    def replay_backward(self, slope: Tensor) -> list[Tensor | None]:
+        """The gradients, which are the caller's own.
+
+        Else autograd would take the graph's memory for those of the parameters, and the next
+        backward pass would be added to itself.
+        """
+        self._slope.copy_(slope)
+        self._backward()
+        there = [one for one in self.gradients if one is not None]
+        copies = iter(torch._foreach_mul(there, 1.0) if there else ())  # of all with few launches
+        return [None if one is None else next(copies) for one in self.gradients]
+
+    def _both(self) -> None:
+        output = self._run_forward()
+        if isinstance(output, Tensor):
+            self._slope = torch.zeros_like(output)
+            self._run_backward()
+
+    def _run_forward(self) -> Tensor:
+        with torch.enable_grad():
+            self._live = self._own(self._network, self._images)
+        return self._live
+
+    def _run_backward(self) -> Sequence[Tensor | None]:
+        with torch.autocast(self._images.device.type, enabled=False):
+            return torch.autograd.grad(self._live, self._leaves, self._slope, allow_unused=True)
+
+    def _check(self) -> None:
+        """Compare a replayed pass with one as it is, from the same numbers.
+
+        Raises:
+            CannotRecordError: They are not the same.
+        """
+        device, count = self._images.device, self.output.numel()
+        slope = torch.linspace(-1, 1, count, device=device).view(self.output.shape)
+        slope = slope.to(self.output.dtype)
+        with _as_before(self._network, device):
+            output = self._run_forward().detach()
+            self._slope.copy_(slope)
+            gradients = self._run_backward()
+            self._live = self.output
+            wanted = self._told(output, gradients)
+        with _as_before(self._network, device):
+            output = self.replay_forward(self._images.clone())
+            found = self._told(output, self.replay_backward(slope))
+        if any(_apart(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)):
+            raise CannotRecordError("a replayed pass was not what the network computes itself")
+
+    def _told(
+        self, output: Tensor, gradients: Sequence[Tensor | None]
+    ) -> tuple[Sequence[Tensor | None], ...]:
+        return [output], gradients, [one.clone() for one in self._network.buffers()]
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A forward pass that is replayed.
+
+    Attributes:
+        passes: What replays it; ``None`` once its backward pass was, as losses may be held for
+            long.
+    """
+
+    passes: _Passes | None
+
+
+class _Replay(torch.autograd.Function):
+    """A replayed forward pass, whose backward pass is replayed."""
+
+    @staticmethod
+    def forward(ctx: Any, turn: _Turn, images: Tensor, *parameters: Tensor) -> Tensor:
+        del parameters  # named here so that autograd asks for their gradients
+        ctx.turn = turn
+        assert turn.passes is not None  # noqa: S101 - its backward pass comes later
+        return turn.passes.replay_forward(images)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        passes: _Passes | None = ctx.turn.passes
+        if passes is None:
+            raise RuntimeError(
+                "a second backward pass through one forward pass, which CUDA graphs do not keep: "
+                "add the losses up before backward(), or plan with cuda_graphs=off"
+            )
+        ctx.turn.passes = None
+        return (None, None, *passes.replay_backward(slope))
+
+
+class _Layers:
+    """Layers of a network, and all of them that a recorded pass depends on.
+
+    What they hold is looked at before each pass, so in the dictionaries that they hold it in.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._layers = list(network.modules())  # held, so that no other has the place of one
+        self._own = own = [layer.__dict__ for layer in self._layers]
+        self._numbers = [(one, name) for one in own for name in _NUMBERS if name in one]
+        self._children = [one["_modules"] for one in own]
+        self._tensors = [one[kind] for one in own for kind in ("_parameters", "_buffers")]
+
+    def state(self) -> Hashable:
+        """Which layers and tensors there are and where, which train, and what schedules change."""
+        tensors = [t for place in self._tensors for t in place.values() if t is not None]
+        return (
+            *(one["training"] for one in self._own),
+            *(one[name] for one, name in self._numbers),
+            *(id(child) for place in self._children for child in place.values()),
+            *(one.data_ptr() for one in tensors),
+            *(one.requires_grad for one in tensors),
+        )
+
+
+def _shape(images: Tensor) -> Hashable:
+    """What a recorded pass depends on besides the layers."""
+    kind = images.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return images.shape, images.stride(), images.dtype, images.device, dtype
+
+
+@contextmanager
+def _as_before(network: nn.Module, device: torch.device) -> Iterator[None]:
+    """Inside, passes may be taken that change nothing: buffers and random numbers are put back."""
+    buffers = list(network.buffers())
+    kept = [one.clone() for one in buffers]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for one, before in zip(buffers, kept, strict=True):
+                    one.copy_(before)
+
+
+@contextmanager
+def _aliased(network: nn.Module) -> Iterator[dict[nn.Parameter, nn.Parameter]]:
+    """Inside, others are in the places of the parameters, with the same memory; by the usual ones.
+
+    Else the graphs of losses that are still held would take part in what is recorded, on streams
+    that are not, and hooks of parameters would be recorded.
+    """
+    slots = [
+        (layer._parameters, name, one)
+        for layer in network.modules()
+        for name, one in layer._parameters.items()
+        if one is not None
+    ]
+    leaves = {one: nn.Parameter(one.detach(), one.requires_grad) for _, _, one in slots}
+    try:
+        for place, name, one in slots:
+            place[name] = leaves[one]
+        yield leaves
+    finally:
+        for place, name, one in slots:
+            place[name] = one
+
+
+@contextmanager
+def _weights_cast_anew() -> Iterator[None]:
+    """Inside, autocast keeps no 16-bit copies of weights: a graph would repeat the old ones."""
+    torch.clear_autocast_cache()
+    usual = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(usual)
+
+
+def _apart(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> bool:
+    """Whether tensors are further apart, all together, than rounding brings them.
+
+    All together, as of some, such as gradients of a bias before a normalization, rounding is all.
+    """
+    if [one is None for one in found] != [one is None for one in wanted]:
+        return True
+    apart = length = 0.0
+    for one, other in zip(found, wanted, strict=True):
+        if one is None or other is None:
+            continue
+        ours, theirs = (torch.nan_to_num(each.double()) for each in (one, other))
+        apart += float((ours - theirs).square().sum())
+        length += float(theirs.square().sum())
+    return apart > _FAR**2 * length
+
+
+def _torch_version() -> tuple[int, ...]:
+    return tuple(map(int, torch.__version__.split(".")[:2]))

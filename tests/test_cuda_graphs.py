@@ -1,0 +1,434 @@
+"""Passes replayed from CUDA graphs: the same numbers, and what is not replayed.
+
+Played on the CPU: what is recorded is computed anew, into the memory that it was recorded in. What
+only a GPU shows is in `test_gpu`.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from batchwright.errors import JobError
+from batchwright.planning.planner import make_plan
+from batchwright.probing.measure.graphs import compare_graphs
+from batchwright.records import GraphTimes, Job
+from batchwright.records.registries.networks import by_tensors
+from batchwright.workflows import prepare_job
+from batchwright.workload import cuda_graphs
+from batchwright.workload.cuda_graphs import CannotRecordError, NoRoomError, graph_training
+from samples import make_data, make_job, make_profile
+from test_session import make_model, make_session, make_tiny_plan, train
+from test_trials import SIDE, bench_of
+
+
+class Played(cuda_graphs.Recorder):
+    """Stands for a GPU's recorder; notes what was recorded, and replayed, by name."""
+
+    device_type = "cpu"
+    recorded: list[str]
+    replayed: list[str]
+
+    def warm_up(self, work):
+        for _ in range(3):
+            work()
+
+    def record(self, work):
+        found = work()
+        kept = [found] if isinstance(found, torch.Tensor) else list(found)
+        kept = [None if one is None else one.detach().clone() for one in kept]
+        Played.recorded.append(work.__name__)
+
+        def replay():
+            Played.replayed.append(work.__name__)
+            passes = work.__self__
+            if work.__name__ == "_run_forward":
+                with cuda_graphs._aliased(passes._network):
+                    leaves = passes._network.parameters()
+                    passes._leaves = [one for one in leaves if one.requires_grad]
+                    again = work()
+            else:
+                again = work()
+            again = [again] if isinstance(again, torch.Tensor) else again
+            for one, new in zip(kept, again, strict=True):
+                if one is not None:
+                    one.copy_(new.detach())
+
+        return (kept[0] if isinstance(found, torch.Tensor) else kept), replay
+
+
+@pytest.fixture(autouse=True)
+def played(monkeypatch):
+    """All networks are replayed as on a GPU."""
+    Played.recorded, Played.replayed = [], []
+    monkeypatch.setattr(cuda_graphs, "Recorder", Played)
+    return Played
+
+
+def network_of(*layers):
+    torch.manual_seed(0)
+    first = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()
+    return nn.Sequential(*first, *layers, nn.Flatten(), nn.LazyLinear(5))
+
+
+def built(*layers):
+    network = network_of(*layers)
+    network(torch.zeros(2, 3, 8, 8))
+    torch.manual_seed(0)
+    for module in network.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    return network
+
+
+def trained(network, sizes, *, parts=1):
+    """Weights and statistics after a step of each size, in so many parts."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    torch.manual_seed(1)
+    for size in sizes:
+        images, labels = torch.randn(size, 3, 8, 8), torch.arange(size) % 5
+        for some, classes in zip(images.chunk(parts), labels.chunk(parts), strict=True):
+            (functional.cross_entropy(network(some), classes) / parts).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return network.state_dict()
+
+
+def both(make=built, after=2, sizes=(6,) * 6, **options):
+    """The same training with and without, and what replays."""
+    network = make()
+    graphs = graph_training(network, after=after)
+    found = trained(network, sizes, **options)
+    return graphs, found, trained(make(), sizes, **options)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_replayed_training_is_the_same_to_the_bit(played, parts):
+    """In parts, whose gradients are added up, too."""
+    graphs, found, wanted = both(parts=parts)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert not graphs.failure
+    assert played.recorded == ["_run_forward", "_run_backward"]
+    replayed = 1 + 6 * parts - 2  # the check's, and all but those before
+    assert played.replayed == ["_run_forward", "_run_backward"] * replayed
+
+
+def test_random_numbers_are_those_of_a_training_without():
+    graphs, found, wanted = both(lambda: built(nn.Dropout(0.5)))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert not graphs.failure
+
+
+def test_names_stay_and_a_copy_computes_by_itself(played):
+    network = built()
+    graph_training(network, after=0)
+    images = torch.randn(2, 3, 8, 8)
+    network(images).sum().backward()
+    twin = copy.deepcopy(network)
+    assert list(network.state_dict()) == list(built().state_dict())
+    for parameter in network.parameters():
+        parameter.data.fill_(float("nan"))
+    assert torch.isfinite(twin(images)).all()
+    assert not torch.isfinite(network(images)).all()
+
+
+def test_only_passes_that_are_trained_on_are_recorded(played):
+    network = built()
+    graphs = graph_training(network, after=0)
+    images = torch.randn(4, 3, 8, 8)
+    with torch.no_grad():
+        network(images)
+    network(images.requires_grad_())
+    network.eval()
+    network(images.detach())
+    network.train()
+    graphs.on = False
+    network(images.detach())
+    assert not played.recorded
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda network: network.requires_grad_(requires_grad=False)[-1].requires_grad_(),
+        lambda network: network[1].eval(),
+        lambda network: setattr(network[1], "momentum", 0.5),
+        lambda network: setattr(network[3], "p", 0.0),
+        lambda network: setattr(network[1], "running_mean", torch.ones(4)),
+        lambda network: network.__setitem__(2, nn.Tanh()),
+        lambda network: setattr(network[0], "weight", nn.Parameter(torch.ones(4, 3, 3, 3))),
+    ],
+)
+def test_what_a_pass_depends_on_is_never_an_old_one(change):
+    """Frozen layers, such as only evaluate, schedules, other buffers, layers and weights."""
+    plain, other = built(nn.Dropout(0.5)), built(nn.Dropout(0.5))
+    graphs = graph_training(other, after=0)
+    for network in (plain, other):
+        trained(network, (6,) * 3)
+        change(network)
+    torch.testing.assert_close(trained(other, (6,) * 3), trained(plain, (6,) * 3), rtol=0, atol=0)
+    assert not graphs.failure
+
+
+def test_a_second_forward_pass_before_the_first_is_over_goes_as_it_is(played):
+    """As of two views of an image: it would overwrite what the first one's backward pass needs."""
+    images = torch.randn(2, 6, 3, 8, 8)
+
+    def gradients(network):
+        first, second = network(images[0]), network(images[1])
+        (first.square().mean() + second.abs().mean()).backward()
+        return [p.grad for p in network.parameters()]
+
+    network = built()
+    graph_training(network, after=0)
+    wanted = gradients(built())
+    torch.testing.assert_close(gradients(network), wanted, rtol=0, atol=0)
+    assert played.replayed == ["_run_forward", "_run_backward"] * 2
+
+
+def test_a_forward_pass_that_is_dropped_keeps_nobody_from_replaying(played):
+    network = built()
+    graph_training(network, after=0)
+    for _ in range(3):
+        network(torch.randn(6, 3, 8, 8))
+    assert played.replayed.count("_run_forward") == 4
+
+
+def test_outputs_and_gradients_are_the_callers_own():
+    network = built()
+    graph_training(network, after=0)
+    images = torch.randn(6, 3, 8, 8)
+    first = network(images)
+    first.sum().backward()
+    kept = [first.detach().clone(), *(p.grad.clone() for p in network.parameters())]
+    gradients = [p.grad for p in network.parameters()]
+    network.zero_grad()
+    network(2 * images).sum().backward()
+    torch.testing.assert_close([first.detach(), *gradients], kept, rtol=0, atol=0)
+
+
+def test_a_loss_that_is_held_holds_no_memory_of_a_graph():
+    network = built()
+    graphs = graph_training(network, after=0)
+    loss = network(torch.randn(6, 3, 8, 8)).sum()
+    loss.backward()
+    (passes,) = map(weakref.ref, graphs._known.values())
+    graphs.forget()
+    gc.collect()  # what stands in for a graph refers to itself
+    assert passes() is None
+    assert loss.isfinite()
+
+
+def test_a_network_is_as_before_once_a_session_is_over(played):
+    model = make_model()
+    with make_session(model, plan=make_tiny_plan((4,), epochs=4, cuda_graphs="on")) as session:
+        train(session)
+    assert played.replayed
+    assert "forward" not in vars(model)
+
+
+def test_gradients_that_are_rounding_alone_are_no_reason():
+    noise = torch.tensor([1e-9, -1e-9])
+    large, none = torch.tensor([1.0, torch.inf]), None
+    assert not cuda_graphs._apart([noise, large, none], [-noise, large, none])
+    assert cuda_graphs._apart([noise, large], [noise, 0.9 * large.clamp(max=1)])
+    assert cuda_graphs._apart([noise, none], [noise, noise])
+
+
+def test_a_second_backward_pass_is_refused_in_a_line():
+    network = built()
+    graph_training(network, after=0)
+    loss = network(torch.randn(6, 3, 8, 8)).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="plan with cuda_graphs=off"):
+        loss.backward()
+
+
+class Fickle(nn.Module):
+    """Goes by a number of Python's own."""
+
+    def forward(self, images):
+        return images * random.random()
+
+
+class Hooked(nn.Identity):
+    def __init__(self):
+        super().__init__()
+        self.register_forward_hook(lambda layer, inputs, output: 2 * output)
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"), [(Fickle, "was not what the network computes"), (Hooked, "3 has hooks")]
+)
+def test_what_no_graph_repeats_goes_on_as_it_is(layer, why):
+    random.seed(0)
+    network = built(layer())
+    graphs = graph_training(network, after=2)
+    with pytest.warns(UserWarning, match="goes on as it is"):
+        found = trained(network, (6,) * 4)
+    assert why in graphs.failure
+    random.seed(0)
+    before = built(layer())
+    if layer is Hooked:
+        torch.testing.assert_close(found, trained(before, (6,) * 4), rtol=0, atol=0)
+
+
+def test_hooks_of_weights_are_called_once_in_each_backward_pass():
+    def with_hook():
+        network = built()
+        network[0].weight.register_hook(lambda gradient: 2 * gradient)
+        return network
+
+    graphs, found, wanted = both(with_hook)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert not graphs.failure
+
+
+def test_weights_that_layers_share_are_one():
+    def tied():
+        network = built(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1))
+        network[4].weight = network[3].weight
+        return network
+
+    graphs, found, wanted = both(tied)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert not graphs.failure
+
+
+def disturbed(played, monkeypatch, error, times):
+    """Recording fails so many times."""
+    left = [error] * times
+    record = played.record
+
+    def failing(self, work):
+        if left:
+            raise left.pop()
+        return record(self, work)
+
+    monkeypatch.setattr(played, "record", failing)
+
+
+def test_a_recording_that_fails_is_the_last_one(played, monkeypatch):
+    error = RuntimeError("operation failed due to a previous error during capture")
+    disturbed(played, monkeypatch, error, 1)
+    with pytest.warns(UserWarning, match="previous error during capture"):
+        graphs, found, wanted = both()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert graphs.failure
+
+
+def hiding(first, second):
+    second.__context__ = first
+    return second
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        hiding(torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("capture invalidated")),
+        NoRoomError("it takes 9 MiB"),
+    ],
+)
+def test_a_shape_without_memory_for_both_goes_on_as_it_is(played, monkeypatch, error):
+    """Others are replayed."""
+    disturbed(played, monkeypatch, error, 1)
+    graphs, found, wanted = both(sizes=(6,) * 5 + (4,) * 4)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert not graphs.failure
+    assert played.replayed.count("_run_forward") == 1 + 2
+
+
+def test_shapes_in_turns_are_not_recorded_again_and_again(played, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "_MOST", 2)
+    network = built()
+    graphs = graph_training(network, after=0)
+    trained(network, (4, 5, 6) * 3)
+    assert len(played.recorded) == 2 * 2
+    monkeypatch.setattr(cuda_graphs, "_IDLE", 3)
+    trained(network, (6,) * 5)
+    assert len(played.recorded) == 2 * 3
+    assert not graphs.failure
+
+
+def test_a_session_replays_and_its_weights_are_the_same(played, tmp_path):
+    weights = {}
+    for key in ("off", "on"):
+        model = make_model()
+        plan = make_tiny_plan((4,), epochs=4, micro=2, cuda_graphs=key)
+        with make_session(model, plan=plan) as session:
+            train(session)
+        weights[key] = [p.detach() for p in model.parameters()]
+    assert played.replayed
+    torch.testing.assert_close(weights["on"], weights["off"], rtol=0, atol=0)
+
+
+def test_a_probe_measures_and_chooses(played):
+    bench, _ = bench_of()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        told = compare_graphs(bench, SIDE, 8, seconds=0.01)
+    assert told.ratio is not None
+    assert told.failure == ""
+    assert bench._replays == told.chosen
+    bench.replay(on=True)
+    for size in (4, 6):  # are weighed
+        assert bench.try_step(bench.supply(size, SIDE))
+    assert bench.graphs.holds == 1  # of the others the memory is free again
+    count = len(played.replayed)
+    bench.outputs_and_loss(bench.supply(6, SIDE)())  # of what is measured otherwise
+    assert len(played.replayed) == count
+
+
+def test_a_probe_says_why_it_cannot(played, monkeypatch):
+    disturbed(played, monkeypatch, CannotRecordError("layer a has hooks"), 1)
+    bench, _ = bench_of()
+    with pytest.warns(UserWarning, match="layer a has hooks"):
+        told = compare_graphs(bench, SIDE, 8, seconds=0.01)
+    assert (told.failure, told.chosen) == ("layer a has hooks", False)
+
+
+def test_networks_of_the_users_own_are_replayed_only_where_asked():
+    assert by_tensors("resnet18")
+    assert by_tensors("timm:resnet50")
+    assert not by_tensors("transformers:vit")
+    assert not by_tensors("my.module:network")
+
+
+def test_what_cannot_be_together_is_refused():
+    for other in ("compile", "activation_checkpointing"):
+        with pytest.raises(JobError, match=f"cuda_graphs=on with {other}=on"):
+            Job(cuda_graphs="on", **{other: "on"})
+    with pytest.raises(JobError, match="cuda_graphs=on is for GPUs"):
+        prepare_job.resolve(Job(cuda_graphs="on", device="cpu"), make_data())
+
+
+TIMES = GraphTimes(
+    resolution=32,
+    local_batch_size=64,
+    plain_seconds=0.012,
+    replayed_seconds=0.006,
+    ratio={"value": 0.5, "low": 0.48, "high": 0.52},
+    chosen=True,
+)
+
+
+def test_the_plan_says_what_it_saves():
+    plan = make_plan(make_profile(job=make_job(cuda_graphs="on"), graphs=TIMES))
+    (reason,) = [one for one in plan.reasons if one.choice == "CUDA graphs"]
+    assert (reason.value, plan.job.cuda_graphs) == ("on", "on")
+    assert "0.50 times as long (0.48 to 0.52)" in reason.why
+    broken = GraphTimes(
+        resolution=32, local_batch_size=64, plain_seconds=0.1, failure="hooks", chosen=False
+    )
+    plan = make_plan(make_profile(job=make_job(cuda_graphs="off"), graphs=broken))
+    (reason,) = [one for one in plan.reasons if one.choice == "CUDA graphs"]
+    assert "cannot be replayed here: hooks" in reason.why
