@@ -252,9 +252,9 @@ def test_every_public_name_is_in_the_documents():
 
 
 def test_every_reason_of_a_plan_has_a_row_with_the_keys_that_change_it():
-    rows = re.findall(r"^\| ([a-z ,-]+) \|", read("docs/troubleshooting.md"), re.MULTILINE)
+    rows = re.findall(r"^\| ([A-Za-z ,-]+) \|", read("docs/troubleshooting.md"), re.MULTILINE)
     told = {name.strip() for row in rows for name in row.split(",")}
-    made = re.compile(r'(?:\.r|R)eason\(\s*(?:choice=)?"([a-z -]+)"')
+    made = re.compile(r'(?:\.r|R)eason\(\s*(?:choice=)?"([A-Za-z -]+)"')
     texts = (path.read_text(encoding="utf-8") for path in (SOURCE / "batchwright").rglob("*.py"))
     named = {name for text in texts for name in made.findall(text)}
     named |= {match_rounds.CHOICE, *searched.CHOICES.values()}
