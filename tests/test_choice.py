@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import PlanError
+from batchwright.planning.candidates.choice import _share
 from batchwright.planning.candidates.objectives import pareto
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy.quality import fit_progress
@@ -229,12 +230,8 @@ def test_choice_table_frontier_and_alternatives_go_by_one_time_to_the_target(
         for alternative in told.alternatives:
             workers, batch = named.match(alternative.value).groups()
             other = places[int(workers or plan.workers), int(batch)]
-            change = share(other, best, "target_seconds") - 1
-            amount = (
-                f"{100 * abs(change):.1f} % {'more' if change > 0 else 'less'} time to the accuracy"
-            )
-            words = "the same time to the accuracy" if abs(change) < 0.0005 else amount
-            assert alternative.loss.startswith(words)
+            times = share(other, best, "target_seconds")
+            assert alternative.loss.startswith(_share(times, 1.0, "time to the accuracy"))
             if workers and "objective" not in alternative.value:
                 assert other == quickest[int(workers)]
 
@@ -415,3 +412,9 @@ def test_more_workers_than_measured_are_marked_as_assumed():
 
 def test_the_same_input_gives_the_same_bytes():
     assert many_workers().model_dump_json() == many_workers().model_dump_json()
+
+
+def test_several_times_as_much_is_told_as_a_ratio():
+    assert _share(1.25, 1.0, "time") == "25.0 % more time"
+    assert _share(124.0, 1.0, "time") == "124 times the time"
+    assert _share(0.2, 1.0, "cost") == "80.0 % less cost"

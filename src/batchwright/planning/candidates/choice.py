@@ -31,9 +31,10 @@ from batchwright.planning.refusals import (
 )
 from batchwright.prediction.collective import fit_collectives
 from batchwright.records import Alternative, Goal, Job, Reason, Source
-from batchwright.records.text.formatting import counted, percent
+from batchwright.records.text.formatting import counted, percent, significant
 
 _MIN_POINTS = 0.05  # hundredths of a share
+_MANY_TIMES = 3.0  # of something, from which on a ratio reads better than a share
 _MAX_SIZES = 8  # of a long list of clusters, those nearest to the chosen one
 
 
@@ -396,6 +397,8 @@ def _share(other: float, chosen: float, what: str) -> str:
     change = other / chosen - 1
     if abs(change) < 0.0005:
         return f"the same {what}"
+    if change >= _MANY_TIMES - 1:
+        return f"{significant(other / chosen)} times the {what}"
     return f"{percent(abs(change))} {'more' if change > 0 else 'less'} {what}"
 
 
