@@ -16,8 +16,8 @@ well above it steps. Accuracy p on held-out images of C classes, freed of guessi
 
 so the share still to be learnt falls as a power of the steps once it is small, as learning curves
 do (Hestness et al. 2017, arXiv 1712.00409), and accuracy begins at guessing; :math:`\tau_0` is of
-a training of `REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is what that one reaches.
-All of it is for whole trainings, whose rate has come down by their end: within one, accuracy is lower
+a training of `REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is what that one reaches. All of
+it is for whole trainings, whose rate has come down by their end: within one, accuracy is lower
 (`falls_short`).
 
 At another rate than the usual one, with x the logarithm of their ratio, the logit is higher by
@@ -29,10 +29,11 @@ batches and lengths. Far above the best rate trainings fail, which is no parabol
 guessing at another rate, or diverged, tells only that so little is reached there, and its pull has
 a limit (Huber 1964).
 
-Level a, slope :math:`\beta` and critical batch are the task's, for each optimizer; slope and critical
-batch, which are positive, by their logarithms. What is known of them beforehand (`PRIOR`) and what was observed are brought together by Bayes' rule: normal errors,
-the curvature of the posterior at its peak (Laplace). So few short trainings already tell something,
-many tell nearly all, and the interval says which.
+Level a, slope :math:`\beta` and critical batch are the task's, for each optimizer; the latter two,
+which are positive, by their logarithms. What is known of them beforehand (`PRIOR`) and what was
+observed are brought together by Bayes' rule: normal errors, the curvature of the posterior at its
+peak (Laplace). So few short trainings already tell something, many tell nearly all, and the
+interval says which.
 """
 
 from __future__ import annotations
