@@ -95,7 +95,7 @@ def test_beyond_the_line_a_knee_is_where_predictions_have_it():
 
 @pytest.mark.parametrize(
     ("optimizer", "fixed", "knee"),
-    [("muon", 0.0052, 512), ("auto", 0.0052, 32), ("sgd", 0.02, 256)],
+    [("muon", 0.0052, 512), ("auto", 0.0052, 16), ("sgd", 0.02, 256)],
 )
 def test_the_knee_counts_the_update_that_each_batch_is_given(optimizer, fixed, knee):
     batches = tuple(2**n for n in range(2, 10))
@@ -112,8 +112,8 @@ def test_the_knee_counts_the_update_that_each_batch_is_given(optimizer, fixed, k
     saved = {n: 1 - seconds[2 * n] / 2 / seconds[n] for n in seconds if 2 * n in seconds}
     assert min(n for n, share in saved.items() if share <= 0.05) == knee
     assert plan.knees[0].global_batch_size == knee == plan.stages[0].global_batch_size
-    if optimizer == "auto":  # Muon is worth its update from 64 on, which so takes longer
-        assert f"64 would take {percent(-saved[32])} more" in why(plan)
+    if optimizer == "auto":  # Muon is worth its update from 32 on, which so takes longer
+        assert f"{2 * knee} would take {percent(-saved[knee])} more" in why(plan)
     else:
         assert f"{2 * knee} would save {percent(saved[knee])}" in why(plan)
     if optimizer == "muon":  # the same update for all leaves a line

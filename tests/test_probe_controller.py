@@ -532,7 +532,7 @@ def test_trials_take_their_time_beyond_the_budget_and_no_more(learning):
 
 @pytest.mark.parametrize("epochs", [100, 1000])
 def test_trials_to_a_target_take_a_share_of_the_epochs_that_it_is_likely_to_take(epochs):
-    machine = Machine(drift=0.02, sample_seconds=0.0005)
+    machine = Machine(drift=0.02, sample_seconds=0.002)
     profile = taught(machine, learning=0.1, goal={"accuracy": 0.6}, epochs=epochs)
     plan = make_plan(profile)
     assert profile.trials

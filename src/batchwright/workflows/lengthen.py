@@ -64,7 +64,7 @@ def _growth(reached: float, target: float, summary: RunSummary) -> float:
     if now <= 0:
         return MAX_GROWTH
     apart = log(then / (1 - then)) - log(now / (1 - now))
-    return min(MAX_GROWTH, max(MIN_GROWTH, exp(apart / PRIOR.slope.mean)))
+    return min(MAX_GROWTH, max(MIN_GROWTH, exp(apart / exp(PRIOR.slope.mean))))
 
 
 def _within_limits(summary: RunSummary, longer: Plan) -> bool:

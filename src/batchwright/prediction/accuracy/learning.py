@@ -29,10 +29,11 @@ batches and lengths. Far above the best rate trainings fail, which is no parabol
 guessing at another rate, or diverged, tells only that so little is reached there, and its pull has
 a limit (Huber 1964).
 
-Level a, slope :math:`\beta` and critical batch are the task's, for each optimizer. What is known of
-them beforehand (`PRIOR`) and what was observed are brought together by Bayes' rule: normal errors,
-the curvature of the posterior at its peak (Laplace). So few short trainings already tell something,
-many tell nearly all, and the interval says which.
+Level a, slope :math:`\beta` and critical batch are the task's, for each optimizer; the latter two,
+which are positive, by their logarithms. What is known of them beforehand (`PRIOR`) and what was
+observed are brought together by Bayes' rule: normal errors, the curvature of the posterior at its
+peak (Laplace). So few short trainings already tell something, many tell nearly all, and the
+interval says which.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ from batchwright.prediction.fit import Z_975
 from batchwright.records import Estimate
 from batchwright.records.registries.optimizers import OPTIMIZERS, SGD, LearningPrior, Normal
 
-REFERENCE_BATCH, REFERENCE_SAMPLES = 128, 50_000
-"""Training after which the level is read; around it tasks and optimizers are compared."""
+REFERENCE_BATCH, REFERENCE_SAMPLES = 32, 10_000
+"""Training after which the level is read; around it tasks and optimizers are compared. It is short,
+as trials are: after long ones, tasks of steep slopes are ahead of others, and a level that is known
+by itself there bends what short trials say of the slope (docs/log.md)."""
 
 LOST_STEPS = 14.0
 """Steps at the start of a training that do not count: statistics of normalization settle in them,
@@ -76,7 +79,6 @@ FAILED_ERROR = 1.0
 """Of logit u, as of a training that failed at its rate; beyond so much it pulls no harder."""
 
 _ROUNDS, _SMALL = 50, 1e-6
-_FLATTEST = 0.05  # slope; a fit to few trainings may have one that no training has
 _MAX_LOG = 60.0  # of samples: more than anybody has
 
 
@@ -85,7 +87,7 @@ class Prior:
     """What is known of a task before anything of it was observed; logarithms are natural."""
 
     level: Normal  # logit u after the training of reference
-    slope: Normal  # of it against the logarithm of steps of noiseless gradients
+    slope: Normal  # logarithm of its slope against that of steps of noiseless gradients
     critical: Normal  # logarithm of the critical batch, in samples
     seed: float  # scatter of logit u from seed to seed and around the law
     # In place of what the registry says.
@@ -97,7 +99,7 @@ class Prior:
 
 
 PRIOR = Prior(
-    level=Normal(-0.1, 2.4), slope=Normal(0.72, 0.4), critical=Normal(5.15, 0.6), seed=0.06
+    level=Normal(-1.0, 2.1), slope=Normal(-0.43, 0.5), critical=Normal(5.15, 0.6), seed=0.06
 )
 """Means and spreads over seven tasks (docs/log.md)."""
 FEW_TASKS = 1.34
@@ -122,8 +124,8 @@ class LearningModel:
     classes: int  # of the data
     observed: tuple[Observed, ...]  # what it rests on
     _names: tuple[str, ...]
-    # Level, slope and log critical batch of each optimizer, one after the other; then of each best
-    # rate and weight.
+    # Level, log slope and log critical batch of each optimizer, one after the other; then of each
+    # best rate and weight.
     _mean: np.ndarray
     _covariance: np.ndarray
     _seed: float
@@ -256,7 +258,7 @@ class LearningModel:
         unit = (accuracy - 1 / self.classes) / (1 - 1 / self.classes)
         if not 0 < unit < 1:
             return None
-        slope = max(float(self._mean[3 * self._names.index(optimizer) + 1]), _FLATTEST)
+        slope = exp(self._mean[3 * self._names.index(optimizer) + 1])
         offset = self.offset(optimizer) if offset is None else offset
         batch = max(batch, self.known_from)
         start, _ = self._at(Candidate(optimizer, batch, _needed(1.0, batch), offset))
@@ -452,14 +454,14 @@ def _logit(
 ) -> tuple[float, np.ndarray]:
     """Logit u of a training, and its derivatives by the parameters."""
     first = 3 * names.index(candidate.optimizer)
-    level, slope, critical = mean[first : first + 3]
-    size = exp(critical)
+    level = mean[first]
+    slope, size = exp(mean[first + 1]), exp(mean[first + 2])
     batch = candidate.batch
     told = _counted(candidate.samples, batch) / _counted(REFERENCE_SAMPLES, REFERENCE_BATCH)
     steps = log(told * (REFERENCE_BATCH + size) / (batch + size))
     row = np.zeros_like(mean)
     by_size = size / (REFERENCE_BATCH + size) - size / (batch + size)
-    row[first : first + 3] = 1.0, steps, slope * by_size
+    row[first : first + 3] = 1.0, slope * steps, slope * by_size
     value = float(level + slope * steps)
     offset = candidate.offset
     if offset:

@@ -23,14 +23,14 @@ class LearningPrior(NamedTuple):
 
     Attributes:
         level: Level, in logit u.
-        slope: Slope of it against the logarithm of steps.
+        slope: Logarithm of its slope against that of steps.
         critical: Logarithm of the critical batch.
         best_rate: Logarithm of the best rate over the usual one, m.
         rate_weight: Logarithm of c, how much depends on the rate.
     """
 
     level: Normal = Normal(0.0, 0.7)
-    slope: Normal = Normal(0.0, 0.2)
+    slope: Normal = Normal(0.0, 0.3)
     critical: Normal = Normal(0.5, 1.0)
     best_rate: Normal = Normal(0.0, 2.0)
     rate_weight: Normal = Normal(-2.0, 0.7)
@@ -108,7 +108,7 @@ MUON = OptimizerSpec(
     own_loop="bw.muon(model, lr=...)",
     learning=LearningPrior(
         level=Normal(0.9, 0.5),
-        slope=Normal(-0.1, 0.2),
+        slope=Normal(-0.16, 0.25),
         critical=Normal(1.45, 1.0),
         best_rate=Normal(0.0, 1.1),
         rate_weight=Normal(-1.7, 0.7),
