@@ -122,7 +122,7 @@ def train_served(rank, plan, address):
 
 @pytest.mark.slow
 def test_two_workers_that_sum_their_gradients_learn_what_two_processes_do_bit_for_bit(
-    tmp_path, crew
+    tmp_path, crew, one_thread
 ):
     plan = make_virtual_plan((10, 6), micro=4, clip_norm=0.5)
     plan = plan.model_copy(update={"ags": SCALED})
@@ -138,7 +138,9 @@ def test_two_workers_that_sum_their_gradients_learn_what_two_processes_do_bit_fo
 
 
 @pytest.mark.slow
-def test_two_workers_under_bsp_learn_what_two_processes_and_a_server_do_bit_for_bit(tmp_path, crew):
+def test_two_workers_under_bsp_learn_what_two_processes_and_a_server_do_bit_for_bit(
+    tmp_path, crew, one_thread
+):
     plan = make_virtual_plan(
         (10, 6),
         consistency="bsp",
