@@ -374,7 +374,9 @@ class Bench:
         return feed.evaluation(indices, self.side)
 
     def close(self) -> None:
-        """Let the loader processes end."""
+        """Let the loader processes end, and what is recorded go."""
+        if self.graphs is not None:
+            self.graphs.end()
         while self._feeds:
             self._feeds.popitem()[1].close()
 

@@ -39,6 +39,7 @@ an epoch, and to record one takes the time of some ten passes."""
 
 _MOST = 16  # shapes, and virtual workers, that are kept
 _IDLE = 1000  # passes in which a shape was not used, so that another may take its place
+_MOST_SEEN = 1000  # states that are counted: a rate of dropout that a schedule changes makes many
 _WARM_UP = 3  # passes, as PyTorch advises: kernels are loaded and chosen in the first
 _FAR = 0.02  # relative distance, more than rounding in 16 bits makes
 _NUMBERS = "p", "drop_prob", "drop_rate", "dropout", "attention_dropout", "momentum", "eps"
@@ -69,7 +70,9 @@ class CudaGraphs:
     def __init__(self, network: nn.Module, after: int = AFTER) -> None:
         self.on, self.failure = True, ""
         self._network, self._after = network, after
-        self._own: Callable[..., Any] = type(network).forward
+        self._before = vars(network).get("forward")
+        own = network.forward
+        self._own: Callable[..., Any] = getattr(own, "__func__", own)
         self._recorder, self._layers = Recorder(), _Layers(network)
         self._known: OrderedDict[Hashable, _Passes] = OrderedDict()  # last those used last
         self._count = 0  # of passes that may be replayed
@@ -107,7 +110,10 @@ class CudaGraphs:
         """Let the network be as it was before."""
         self.on = False
         self.forget()
-        self._network.__dict__.pop("forward", None)
+        if self._before is None:
+            vars(self._network).pop("forward", None)
+        else:
+            self._network.forward = self._before
 
     def forget(self) -> None:
         """Let what is recorded go, and its memory."""
@@ -143,6 +149,8 @@ class CudaGraphs:
         if key not in self._seen:  # other layers, maybe
             self._layers = _Layers(network)
             key = self._layers.state(), _shape(images)
+            if len(self._seen) > _MOST_SEEN:
+                self._seen = Counter(dict.fromkeys(self._known, self._after + 1))
         self._count += 1
         passes = self._known.get(key)
         if key in self._refused:
@@ -188,6 +196,9 @@ def graph_training(network: nn.Module, *, after: int = AFTER) -> CudaGraphs:
     Names and weights stay as they are. ``after`` so many passes of a shape it is recorded.
     """
     graphs = CudaGraphs(network, after)
+    if getattr(network.forward, "__self__", None) is not network:
+        graphs.give_up("its forward pass is not a method of its own, as after torch.compile")
+        return graphs
 
     def forward(network: nn.Module, *inputs: Any, **named: Any) -> Any:
         return graphs.take(network, inputs, named)
@@ -211,6 +222,8 @@ def refuse_unlike(network: nn.Module) -> None:
             raise CannotRecordError(f"layer {name} has hooks")
         if isinstance(layer, nn.SyncBatchNorm):
             raise CannotRecordError("SyncBatchNorm exchanges statistics")
+        if isinstance(layer, torch.jit.ScriptModule):  # what it depends on cannot be looked at
+            raise CannotRecordError(f"layer {name} is a script")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -443,7 +456,12 @@ class _Layers:
     def __init__(self, network: nn.Module) -> None:
         self._layers = list(network.modules())  # held, so that no other has the place of one
         self._own = own = [layer.__dict__ for layer in self._layers]
-        self._numbers = [(one, name) for one in own for name in _NUMBERS if name in one]
+        self._numbers = [
+            (one, name)
+            for one in own
+            for name in _NUMBERS
+            if name in one and isinstance(one[name], Hashable)
+        ]
         self._children = [one["_modules"] for one in own]
         self._tensors = [one[kind] for one in own for kind in ("_parameters", "_buffers")]
 
@@ -451,7 +469,7 @@ class _Layers:
         """Which layers and tensors there are and where, which train, and what schedules change."""
         tensors = [t for place in self._tensors for t in place.values() if t is not None]
         return (
-            *(one["training"] for one in self._own),
+            *(one.get("training") for one in self._own),
             *(one[name] for one, name in self._numbers),
             *(id(child) for place in self._children for child in place.values()),
             *(one.data_ptr() for one in tensors),
