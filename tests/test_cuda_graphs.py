@@ -24,14 +24,15 @@ from batchwright.probing.measure.graphs import compare_graphs
 from batchwright.records import GraphTimes, Job
 from batchwright.records.registries.networks import by_tensors
 from batchwright.workflows import prepare_job
-from batchwright.workload import cuda_graphs
-from batchwright.workload.cuda_graphs import CannotRecordError, NoRoomError, graph_training
+from batchwright.workload import cuda_graphs, recorded_passes
+from batchwright.workload.cuda_graphs import graph_training
+from batchwright.workload.recorded_passes import CannotRecordError, NoRoomError
 from samples import make_data, make_job, make_profile
 from test_session import make_model, make_session, make_tiny_plan, train
 from test_trials import SIDE, bench_of
 
 
-class Played(cuda_graphs.Recorder):
+class Played(recorded_passes.Recorder):
     """Stands for a GPU's recorder; notes what was recorded, and replayed, by name."""
 
     device_type = "cpu"
@@ -52,7 +53,7 @@ class Played(cuda_graphs.Recorder):
             Played.replayed.append(work.__name__)
             passes = work.__self__
             if work.__name__ == "_run_forward":
-                with cuda_graphs._aliased(passes._network):
+                with recorded_passes._aliased(passes._network):
                     leaves = passes._network.parameters()
                     passes._leaves = [one for one in leaves if one.requires_grad]
                     again = work()
@@ -239,9 +240,9 @@ def test_a_network_is_as_before_once_a_session_is_over(played):
 def test_gradients_that_are_rounding_alone_are_no_reason():
     noise = torch.tensor([1e-9, -1e-9])
     large, none = torch.tensor([1.0, torch.inf]), None
-    assert not cuda_graphs._apart([noise, large, none], [-noise, large, none])
-    assert cuda_graphs._apart([noise, large], [noise, 0.9 * large.clamp(max=1)])
-    assert cuda_graphs._apart([noise, none], [noise, noise])
+    assert not recorded_passes._apart([noise, large, none], [-noise, large, none])
+    assert recorded_passes._apart([noise, large], [noise, 0.9 * large.clamp(max=1)])
+    assert recorded_passes._apart([noise, none], [noise, noise])
 
 
 def test_a_second_backward_pass_is_refused_in_a_line():
