@@ -286,6 +286,7 @@ class Machine:
         failure: Why it cannot.
         sides: Of the job, in pixels.
         compiled: Those that were.
+        room: Samples that fit.
     """
 
     ratio: float = 0.8
@@ -298,6 +299,7 @@ class Machine:
     compiled: set[int] = field(default_factory=set)
     on: bool = False
     sizes: list[int] = field(default_factory=list)
+    room: int = 10**6
     group: Group = field(default_factory=lambda: Group(CPU))
     device: torch.device = CPU
 
@@ -314,6 +316,12 @@ class Machine:
 
     def supply(self, size, resolution):
         return size, resolution
+
+    def try_step(self, supply):
+        fits = supply[0] <= self.room
+        if fits:
+            self.step(supply)
+        return fits
 
     def step(self, supply):
         size, side = supply
@@ -339,6 +347,12 @@ def test_it_is_compiled_where_that_saves_more_than_it_takes(monkeypatch):
     assert told.compile_seconds == pytest.approx(20, abs=0.5)
     assert told.ratio.value == pytest.approx(0.8)
     assert told.chosen  # 201 s are saved
+
+
+def test_steps_that_do_not_fit_are_not_compared(monkeypatch):
+    machine = Machine(room=20)
+    told = compared(monkeypatch, machine)
+    assert (told.local_batch_size, max(machine.sizes)) == (16, 16)
 
 
 def test_each_image_side_is_compiled_before_anything_is_timed_and_paid_for(monkeypatch):

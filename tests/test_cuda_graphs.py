@@ -11,6 +11,7 @@ import gc
 import random
 import warnings
 import weakref
+from types import MethodType
 
 import pytest
 import torch
@@ -23,14 +24,15 @@ from batchwright.probing.measure.graphs import compare_graphs
 from batchwright.records import GraphTimes, Job
 from batchwright.records.registries.networks import by_tensors
 from batchwright.workflows import prepare_job
-from batchwright.workload import cuda_graphs
-from batchwright.workload.cuda_graphs import CannotRecordError, NoRoomError, graph_training
+from batchwright.workload import cuda_graphs, recorded_passes
+from batchwright.workload.cuda_graphs import graph_training
+from batchwright.workload.recorded_passes import CannotRecordError, NoRoomError
 from samples import make_data, make_job, make_profile
 from test_session import make_model, make_session, make_tiny_plan, train
 from test_trials import SIDE, bench_of
 
 
-class Played(cuda_graphs.Recorder):
+class Played(recorded_passes.Recorder):
     """Stands for a GPU's recorder; notes what was recorded, and replayed, by name."""
 
     device_type = "cpu"
@@ -51,7 +53,7 @@ class Played(cuda_graphs.Recorder):
             Played.replayed.append(work.__name__)
             passes = work.__self__
             if work.__name__ == "_run_forward":
-                with cuda_graphs._aliased(passes._network):
+                with recorded_passes._aliased(passes._network):
                     leaves = passes._network.parameters()
                     passes._leaves = [one for one in leaves if one.requires_grad]
                     again = work()
@@ -238,9 +240,9 @@ def test_a_network_is_as_before_once_a_session_is_over(played):
 def test_gradients_that_are_rounding_alone_are_no_reason():
     noise = torch.tensor([1e-9, -1e-9])
     large, none = torch.tensor([1.0, torch.inf]), None
-    assert not cuda_graphs._apart([noise, large, none], [-noise, large, none])
-    assert cuda_graphs._apart([noise, large], [noise, 0.9 * large.clamp(max=1)])
-    assert cuda_graphs._apart([noise, none], [noise, noise])
+    assert not recorded_passes._apart([noise, large, none], [-noise, large, none])
+    assert recorded_passes._apart([noise, large], [noise, 0.9 * large.clamp(max=1)])
+    assert recorded_passes._apart([noise, none], [noise, noise])
 
 
 def test_a_second_backward_pass_is_refused_in_a_line():
@@ -432,3 +434,95 @@ def test_the_plan_says_what_it_saves():
     plan = make_plan(make_profile(job=make_job(cuda_graphs="off"), graphs=broken))
     (reason,) = [one for one in plan.reasons if one.choice == "CUDA graphs"]
     assert "cannot be replayed here: hooks" in reason.why
+
+
+def test_a_model_that_is_compiled_already_is_left_as_it_is(played):
+    """As `bw.Session(torch.compile(model), ...)` gives it."""
+    found, network = built(), built()
+    compiled = torch.compile(network, backend="eager")
+    with pytest.warns(UserWarning, match=r"as after torch\.compile"):
+        graphs = graph_training(compiled, after=0)
+    wanted = trained(found, (6,) * 3)
+    trained(compiled, (6,) * 3)
+    torch.testing.assert_close(network.state_dict(), wanted, rtol=0, atol=0)
+    assert not played.recorded
+    graphs.end()
+    assert compiled(torch.randn(2, 3, 8, 8)).isfinite().all()
+
+
+def test_a_layer_that_is_compiled_is_a_part_of_what_is_replayed(played):
+    network, other = built(nn.Tanh()), built(nn.Tanh())
+    other[3] = torch.compile(other[3], backend="eager")
+    graphs = graph_training(other, after=1)
+    wanted = trained(network, (6,) * 3)
+    found = trained(other, (6,) * 3)
+    torch.testing.assert_close([*found.values()], [*wanted.values()], rtol=0, atol=0)
+    assert not graphs.failure
+    assert played.replayed
+
+
+def test_a_model_that_is_compiled_outside_of_the_session_goes_on_compiled(played):
+    network, other = built(), built()
+    compiled = torch.compile(other, backend="eager")
+    graph_training(other, after=0)
+    wanted = trained(network, (6,) * 3)
+    trained(compiled, (6,) * 3)
+    torch.testing.assert_close(other.state_dict(), wanted, rtol=0, atol=0)
+
+
+def test_a_forward_pass_that_was_put_on_the_network_stays():
+    def twice(network, images):
+        return 2 * type(network).forward(network, images)
+
+    def changed():
+        network = built()
+        network.forward = MethodType(twice, network)
+        return network
+
+    graphs, found, wanted = both(changed)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert not graphs.failure
+    graphs.end()
+    assert graphs._network.forward.__func__ is twice
+
+
+def test_scripts_go_on_as_they_are():
+    network = built()
+    network[2] = torch.jit.script(nn.Tanh())
+    graphs = graph_training(network, after=0)
+    with pytest.warns(UserWarning, match="layer 2 is a script"):
+        network(torch.randn(2, 3, 8, 8))
+    assert graphs.failure
+
+
+class Listed(nn.Identity):
+    """Has a list under a name that others have a number under."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = [0.1, 0.2]
+
+
+def test_what_is_no_number_is_not_looked_at():
+    graphs, found, wanted = both(lambda: built(Listed()))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert not graphs.failure
+
+
+def test_states_that_do_not_come_again_are_forgotten(monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "_MOST_SEEN", 4)
+    network = built(nn.Dropout(0.5))
+    graphs = graph_training(network, after=1)
+    trained(network, (6,) * 3)
+    for step in range(20):
+        network[3].p = step / 100
+        trained(network, (6,))
+    assert len(graphs._seen) <= 6
+    assert graphs.holds == 1
+
+
+def test_the_plan_of_a_virtual_cluster_says_what_was_measured_not_that_it_was_asked_for():
+    measured = make_profile(job=make_job(cuda_graphs="on"), graphs=TIMES)
+    plan = make_plan(measured, make_job(cuda_graphs="on", launch="virtual"))
+    (reason,) = [one for one in plan.reasons if one.choice == "CUDA graphs"]
+    assert reason.source == "measured"

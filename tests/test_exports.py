@@ -387,6 +387,13 @@ def test_what_its_words_cannot_say_is_refused(name: str) -> None:
         exported(with_rate(make_plan(), decay="steps"), name)
 
 
+def test_a_trainer_that_replays_no_graphs_is_said_to_take_longer() -> None:
+    replayed = make_plan(job=make_job(cuda_graphs="on"))
+    for name in ("lightning", "transformers", "accelerate", "timm"):
+        assert "The plan's times are with CUDA graphs" in exported(replayed, name)
+        assert "CUDA graphs" not in exported(make_plan(), name)
+
+
 def test_compiling_and_recomputing_are_passed_on_or_refused() -> None:
     compiled = make_plan(job=make_job(compile="on"))
     for name, said in (

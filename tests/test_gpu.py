@@ -39,7 +39,7 @@ from batchwright.training.parameter_server.merging import pack, unpack
 from batchwright.training.simulated.simulated_workers import Randomness
 from batchwright.workflows import doctor, prepare_job
 from batchwright.workflows.sweep import sharing, slots, verb
-from batchwright.workload import cuda_graphs, host
+from batchwright.workload import cuda_graphs, host, recorded_passes
 from batchwright.workload.compilation import what_is_missing
 from batchwright.workload.cuda_graphs import graph_training
 from batchwright.workload.data import copying, image_files
@@ -208,22 +208,22 @@ def test_a_compiled_training_learns_what_it_learns_without():
 
 @pytest.mark.parametrize("micro", [12, 6])
 @reaches(
-    "workload.cuda_graphs:_as_before",
-    "workload.cuda_graphs:Recorder.record",
-    "workload.cuda_graphs:Recorder.warm_up",
-    "workload.cuda_graphs:Recorder._stream",
-    "workload.cuda_graphs:Recorder",
+    "workload.recorded_passes:_as_before",
+    "workload.recorded_passes:Recorder.record",
+    "workload.recorded_passes:Recorder.warm_up",
+    "workload.recorded_passes:Recorder._stream",
+    "workload.recorded_passes:Recorder",
 )
 def test_a_replayed_training_is_the_same_to_the_bit(micro, monkeypatch):
     """With gradients that are added up over parts of a step, too."""
     networks, replayed = [], []
-    usual = cuda_graphs._Passes.replay_backward
+    usual = recorded_passes.Passes.replay_backward
 
     def replay_backward(passes, slope):
         replayed.append(slope)
         return usual(passes, slope)
 
-    monkeypatch.setattr(cuda_graphs._Passes, "replay_backward", replay_backward)
+    monkeypatch.setattr(recorded_passes.Passes, "replay_backward", replay_backward)
     for key in ("off", "on"):
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*CUDA graphs")
@@ -254,7 +254,7 @@ def test_replayed_passes_are_those_of_the_network_with_random_numbers_and_16_bit
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
-@reaches("workload.cuda_graphs:Recorder._recover")
+@reaches("workload.recorded_passes:Recorder._recover")
 def test_what_cannot_be_recorded_goes_on_and_leaves_nothing_behind():
     class Reads(torch.nn.Module):
         def forward(self, images):

@@ -6,6 +6,7 @@ import batchwright as bw
 from batchwright.errors import PlanError
 from batchwright.planning.merging import kind_of, merge_profiles
 from batchwright.planning.planner import make_plan
+from batchwright.planning.validation import planning_job
 from batchwright.prediction.drift import step_share
 from batchwright.records import OutOfMemory, Profile
 from samples import (
@@ -87,6 +88,19 @@ def test_kinds_stay_apart_in_order():
     merged = merge_profiles(profiles)
     assert [kind_of(one) for one in merged] == ["b", "a"]
     assert [len(one.steps) for one in merged] == [150, 150]
+
+
+def test_kinds_may_differ_in_whether_they_replay_graphs_and_a_plan_replays_where_one_does():
+    plain, replayed = (
+        make_kind_profile(kind, job=make_job(cuda_graphs=key))
+        for kind, key in (("slow", "off"), ("fast", "on"))
+    )
+    assert len(merge_profiles([plain, replayed])) == 2
+    assert planning_job(plain, replayed).cuda_graphs == "on"
+    assert planning_job(plain).cuda_graphs == "off"
+    alike = make_kind_profile("slow", job=make_job(cuda_graphs="on"))
+    with pytest.raises(PlanError, match="cuda_graphs is off in one and on in the other"):
+        merge_profiles([plain, alike])
 
 
 def test_merging_does_not_depend_on_how_it_is_grouped():

@@ -24,6 +24,7 @@ from batchwright.records import (
     CollectiveTime,
     Goal,
     GradientNoise,
+    GraphTimes,
     MemoryParts,
     PrecisionTime,
     ProbeSettings,
@@ -73,6 +74,7 @@ class Machine:
     planning: float = 0.3
     recomputes: bool = False
     restarts: int = 0
+    replays: bool = False
     asked: list[commands.Command] = field(default_factory=list)
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -100,7 +102,7 @@ class Machine:
     def peak(self, command):
         share = 0.25 if self.recomputes else 1.0
         each = share * MIB / 4 * (command.resolution / 32) ** 2
-        return 10 * MIB + int(each * command.local_batch_size)
+        return (13 if self.replays else 10) * MIB + int(each * command.local_batch_size)
 
     def _compare(self, command):
         self.seconds += command.seconds
@@ -135,6 +137,17 @@ class Machine:
             chosen=self.saves,
         )
         return commands.Recomputed(times=times)
+
+    def _replay(self, command):
+        self.seconds += command.seconds
+        self.replays = True
+        times = GraphTimes(
+            resolution=command.resolution,
+            local_batch_size=command.wanted_batch_size,
+            plain_seconds=0.012,
+            chosen=True,
+        )
+        return commands.Replayed(times=times)
 
     def _guess(self, command):
         return commands.Guessed(peak_bytes=self.peak(command))
@@ -390,6 +403,17 @@ def test_whether_blocks_are_recomputed_is_asked_only_where_memory_is_short(memor
     assert (profile.recomputation is not None) == bool(asked)
     for point in profile.memory:  # as it is trained, whatever was weighed before
         assert point.peak_bytes == machine.peak(point)
+
+
+def test_memory_is_that_of_replayed_steps_where_they_are_chosen():
+    machine = Machine(memory=40 * MIB)
+    keys = {"device": "cuda", "activation_checkpointing": "auto"}
+    profile = measured_on(machine, resolutions=(32,), **keys)
+    assert (profile.job.cuda_graphs, machine.replays) == ("on", True)
+    for point in profile.memory:
+        assert point.peak_bytes == machine.peak(point)
+    (asked,) = [one for one in machine.asked if one.do == "replay"]
+    assert asked.wanted_batch_size == profile.recomputation.plain_batch_size
 
 
 def test_the_goals_own_limit_of_memory_holds():

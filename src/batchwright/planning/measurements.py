@@ -106,8 +106,12 @@ def recomputation(profile: Profile) -> tuple[Reason, ...]:
     )
 
 
-def graphs(profile: Profile) -> tuple[Reason, ...]:
-    """Whether a GPU replays passes; nothing to say where there was no question."""
+def graphs(profiles: Sequence[Profile]) -> tuple[Reason, ...]:
+    """Whether GPUs replay passes: by the first kind that does, if any.
+
+    Nothing to say where there was no question.
+    """
+    profile = next((one for one in profiles if one.job.cuda_graphs == "on"), profiles[0])
     told, asked = profile.graphs, profile.job.cuda_graphs == "on"
     if told is not None:
         value = "on" if told.chosen else "off"
@@ -120,7 +124,10 @@ def _graph_words(told: GraphTimes) -> str:
     if told.failure:
         return f"Passes of the network cannot be replayed here: {told.failure}."
     if told.ratio is None or told.replayed_seconds is None:
-        return "A step took more memory than there is beside a replayed one."
+        return (
+            "There is not enough memory to keep a step's passes recorded and take other steps "
+            "beside them."
+        )
     ratio = told.ratio
     why = (
         f"A step of {told.local_batch_size} images takes {milliseconds(told.replayed_seconds)} "

@@ -26,8 +26,9 @@ from batchwright.records.profile import JOINED
 
 Point = TypeVar("Point")
 
-_MAY_DIFFER = PLANNING_KEYS | {"data", "device", "probe"}
-"""Job keys that do not change what a point takes; data are told by their digest."""
+_MAY_DIFFER = PLANNING_KEYS | {"data", "device", "probe", "cuda_graphs"}
+"""Job keys that do not change what a point takes, but `cuda_graphs`, which may differ from kind to
+kind; data are told by their digest."""
 
 _HARDWARE = ("device", "device_name", "cores", "python", "torch", "allocator", "arithmetic")
 
@@ -114,6 +115,8 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
     if len(profiles) == 1:
         return first
     for other in profiles[1:]:
+        graphs = "cuda_graphs", first.job.cuda_graphs, other.job.cuda_graphs
+        _refuse_difference([graphs], "probe both with the same")
         _refuse_difference(
             (
                 (f"{kind_of(first)}'s {key}", getattr(first.cluster, key), value)

@@ -190,7 +190,7 @@ def make_plan(
         measured_precision(merged[0], precision_of(job)),
         *recomputation(merged[0]),
         *compilation(merged[0], job),
-        *graphs(merged[0]),
+        *graphs(merged),
     )
     why_update = (*recipe_reason, *optimizer_reason(settled, batch, compared))
     if not job.method_spec.same_steps:

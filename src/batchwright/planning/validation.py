@@ -39,6 +39,8 @@ def planning_job(*profiles: Profile) -> Job:
     from several that were merged.
     """
     job = profiles[0].job
+    if any(profile.job.cuda_graphs == "on" for profile in profiles):
+        job = job.model_copy(update={"cuda_graphs": "on"})  # the numbers are those without
     if len({point.workers for profile in profiles for point in profile.steps}) > 1:
         return job.model_copy(update={"workers": "auto"})
     return job

@@ -188,7 +188,7 @@ class Bench:
 
     @property
     def replays(self) -> bool:
-        """Whether the last step was replayed, or could be from now on."""
+        """Whether any passes are recorded."""
         return self.graphs is not None and self.graphs.holds > 0
 
     @property
@@ -374,7 +374,9 @@ class Bench:
         return feed.evaluation(indices, self.side)
 
     def close(self) -> None:
-        """Let the loader processes end."""
+        """Let the loader processes end, and what is recorded go."""
+        if self.graphs is not None:
+            self.graphs.end()
         while self._feeds:
             self._feeds.popitem()[1].close()
 
@@ -479,6 +481,7 @@ class Bench:
         self._updater = self._update()
         usual.state.clear()  # a training would not have it in memory either
         self.scale = LossScale.of(self._precision)
+        self._forget_graphs()
         self.start_over()
         yield self.optimizer
         self.optimizer, self._updater = usual, updater

@@ -159,13 +159,10 @@ class Visitor:
             return
         if job.activation_checkpointing == "off":
             self._report("compiling")
-            wanted = planned_batch(job, self.prepared.data.train_samples, self._workers)
             command = commands.Compile(
                 workers=self._workers,
                 resolution=max(sides_of(job)),
-                wanted_batch_size=wanted
-                if self.recomputation is None
-                else max(SMALLEST_BATCH, self.recomputation.plain_batch_size),
+                wanted_batch_size=self._at_once,
                 asked=job.compile == "on",
                 seconds=seconds,
             )
@@ -200,15 +197,22 @@ class Visitor:
             command = commands.Replay(
                 workers=self._workers,
                 resolution=max(sides_of(job)),
-                wanted_batch_size=planned_batch(
-                    job, self.prepared.data.train_samples, self._workers
-                ),
+                wanted_batch_size=self._at_once,
                 seconds=seconds,
             )
             answer = self.ask(command, commands.Replayed, "comparing with CUDA graphs")
             self.graphs = answer.times if answer else None
         chosen = self.graphs is not None and self.graphs.chosen
         self.job = job.model_copy(update={"cuda_graphs": "on" if chosen else "off"})
+        if chosen:
+            self.memory = {}  # what was weighed was without; what does not fit fits less with it
+
+    @property
+    def _at_once(self) -> int:
+        """Samples that each worker is likely to take at once, as they are planned or fit."""
+        if self.recomputation is not None:
+            return max(SMALLEST_BATCH, self.recomputation.plain_batch_size)
+        return planned_batch(self.job, self.prepared.data.train_samples, self._workers)
 
     def _has_room(self, first: Point, samples: int) -> bool:
         """Whether so many samples fit even if each takes as much as those at ``first``."""

@@ -17,14 +17,12 @@ forward pass changes seldom; so networks of the user's own are recorded only whe
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, ClassVar
+from typing import Any
 from weakref import ref
 
 import torch
@@ -32,6 +30,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from batchwright.workload.host import is_out_of_memory
+from batchwright.workload.recorded_passes import (
+    CannotRecordError,
+    NoRoomError,
+    Passes,
+    Recorder,
+)
 
 AFTER = 10
 """Passes of a shape in a training before it is recorded: that of an epoch's last batch comes once
@@ -39,23 +43,14 @@ an epoch, and to record one takes the time of some ten passes."""
 
 _MOST = 16  # shapes, and virtual workers, that are kept
 _IDLE = 1000  # passes in which a shape was not used, so that another may take its place
-_WARM_UP = 3  # passes, as PyTorch advises: kernels are loaded and chosen in the first
-_FAR = 0.02  # relative distance, more than rounding in 16 bits makes
+_MOST_SEEN = 1000  # states that are counted: a rate of dropout that a schedule changes makes many
 _NUMBERS = "p", "drop_prob", "drop_rate", "dropout", "attention_dropout", "momentum", "eps"
 # Of layers, which a schedule may change.
 _LONGEST_CAUSE = 200  # characters
 
 
-class CannotRecordError(Exception):
-    """A pass that no graph can repeat; the words say why."""
-
-
-class NoRoomError(CannotRecordError):
-    """A pass that would leave too little memory for all else."""
-
-
 class CudaGraphs:
-    """Whether the passes of a network are replayed, and those that are known.
+    """Replays a network's passes, and keeps those that are recorded.
 
     Args:
         network: On its device.
@@ -69,9 +64,11 @@ class CudaGraphs:
     def __init__(self, network: nn.Module, after: int = AFTER) -> None:
         self.on, self.failure = True, ""
         self._network, self._after = network, after
-        self._own: Callable[..., Any] = type(network).forward
+        self._before = vars(network).get("forward")
+        own = network.forward
+        self._own: Callable[..., Any] = getattr(own, "__func__", own)
         self._recorder, self._layers = Recorder(), _Layers(network)
-        self._known: OrderedDict[Hashable, _Passes] = OrderedDict()  # last those used last
+        self._known: OrderedDict[Hashable, Passes] = OrderedDict()  # last those used last
         self._count = 0  # of passes that may be replayed
         self._seen: Counter[Hashable] = Counter()
         self._refused: set[Hashable] = set()  # shapes that would leave too little memory
@@ -100,14 +97,17 @@ class CudaGraphs:
 
     @property
     def holds(self) -> int:
-        """Shapes that are recorded."""
+        """How many shapes are recorded."""
         return len(self._known)
 
     def end(self) -> None:
         """Let the network be as it was before."""
         self.on = False
         self.forget()
-        self._network.__dict__.pop("forward", None)
+        if self._before is None:
+            vars(self._network).pop("forward", None)
+        else:
+            self._network.forward = self._before
 
     def forget(self) -> None:
         """Let what is recorded go, and its memory."""
@@ -138,11 +138,13 @@ class CudaGraphs:
             and (turn is None or turn.passes is None)
         )
 
-    def _passes(self, network: nn.Module, images: Tensor) -> _Passes | None:
+    def _passes(self, network: nn.Module, images: Tensor) -> Passes | None:
         key = self._layers.state(), _shape(images)
         if key not in self._seen:  # other layers, maybe
             self._layers = _Layers(network)
             key = self._layers.state(), _shape(images)
+            if len(self._seen) > _MOST_SEEN:
+                self._seen = Counter(dict.fromkeys(self._known, self._after + 1))
         self._count += 1
         passes = self._known.get(key)
         if key in self._refused:
@@ -156,7 +158,7 @@ class CudaGraphs:
             return None
         try:
             refuse_unlike(network)
-            passes = _Passes(network, self._own, images, self._recorder)
+            passes = Passes(network, self._own, images, self._recorder)
         except NoRoomError:
             self._refused.add(key)
             return None
@@ -188,6 +190,9 @@ def graph_training(network: nn.Module, *, after: int = AFTER) -> CudaGraphs:
     Names and weights stay as they are. ``after`` so many passes of a shape it is recorded.
     """
     graphs = CudaGraphs(network, after)
+    if getattr(network.forward, "__self__", None) is not network:
+        graphs.give_up("its forward pass is not a method of its own, as after torch.compile")
+        return graphs
 
     def forward(network: nn.Module, *inputs: Any, **named: Any) -> Any:
         return graphs.take(network, inputs, named)
@@ -211,6 +216,8 @@ def refuse_unlike(network: nn.Module) -> None:
             raise CannotRecordError(f"layer {name} has hooks")
         if isinstance(layer, nn.SyncBatchNorm):
             raise CannotRecordError("SyncBatchNorm exchanges statistics")
+        if isinstance(layer, torch.jit.ScriptModule):  # what it depends on cannot be looked at
+            raise CannotRecordError(f"layer {name} is a script")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -218,185 +225,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__context__
-
-
-class Recorder:
-    """Records work for a GPU, in memory that all graphs of a network share.
-
-    They may: of two passes the first has ended, backward pass and all, before the second begins.
-    """
-
-    device_type = "cuda"
-    _streams: ClassVar[dict[int, torch.cuda.Stream]] = {}
-    """By GPU, the one to record in: cuBLAS keeps some 32 MiB for each stream that it has seen."""
-
-    def __init__(self) -> None:
-        self._pool: Any = None
-
-    def warm_up(self, work: Callable[[], Any]) -> None:
-        """Do the work aside a few times, as recording takes it.
-
-        Raises:
-            NoRoomError: Less memory is free than twice what it takes. What is recorded is not there
-                for evaluations, nor for batches that are not recorded.
-        """
-        gc.collect()  # a graph must not be freed while another is recorded
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_reserved()
-        aside = self._stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(_WARM_UP):
-                work()
-        torch.cuda.current_stream().wait_stream(aside)
-        taken = torch.cuda.memory_reserved() - before
-        torch.cuda.empty_cache()
-        left = torch.cuda.mem_get_info()[0]
-        if 2 * taken > left:
-            raise NoRoomError(f"it takes {taken >> 20} MiB, and {left >> 20} MiB are free")
-
-    def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """What the work returns, once it is replayed, and what replays it."""
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            # Other threads, such as one that pins batches, may go on meanwhile. After an error the
-            # stream that is recorded would stay the current one.
-            with (
-                torch.cuda.stream(torch.cuda.current_stream()),
-                torch.cuda.graph(graph, self._pool, self._stream(), "thread_local"),
-            ):
-                outputs = work()
-        except BaseException:
-            self._recover(graph)
-            raise
-        finally:
-            if collects:
-                gc.enable()
-        return outputs, graph.replay
-
-    def _recover(self, graph: torch.cuda.CUDAGraph) -> None:
-        """After a recording that failed, which up to PyTorch 2.11 never ends.
-
-        Its allocator would give no memory back, and random numbers would be refused.
-        """
-        if _torch_version() >= (2, 12):
-            return
-        device = torch.cuda.current_device()
-        try:
-            graph.pool()
-        except RuntimeError:  # it has not ended
-            with suppress(RuntimeError, AttributeError):
-                torch._C._cuda_endAllocateToPool(device, self._pool)
-                torch._C._cuda_releasePool(device, self._pool)
-        generator = torch.cuda.default_generators[device]
-        generator.graphsafe_set_state(generator.clone_state())
-
-    def _stream(self) -> torch.cuda.Stream:
-        device = torch.cuda.current_device()
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream()
-        return self._streams[device]
-
-
-class _Passes:
-    """Forward and backward pass of one shape, recorded.
-
-    Attributes:
-        parameters: What is trained.
-        gradients: Theirs, once the backward pass was replayed; `None` where there is none.
-        output: Of the network, once the forward pass was replayed.
-        used: When it was last.
-    """
-
-    used = 0
-
-    def __init__(
-        self,
-        network: nn.Module,
-        own: Callable[..., Any],
-        images: Tensor,
-        recorder: Recorder,
-    ) -> None:
-        self._network, self._own = network, own
-        self.parameters = [one for one in network.parameters() if one.requires_grad]
-        self._images = images.detach().clone()
-        self._live: Tensor
-        with _aliased(network) as leaves:
-            self._leaves = [leaves[one] for one in self.parameters]
-            self._record(recorder)
-            self._check()
-
-    def _record(self, recorder: Recorder) -> None:
-        with _as_before(self._network, self._images.device), _weights_cast_anew():
-            recorder.warm_up(self._both)
-            output, self._forward = recorder.record(self._run_forward)
-            if not isinstance(output, Tensor):
-                raise CannotRecordError(f"its output is of class {type(output).__name__}")
-            self._slope = torch.empty_like(output)
-            self.gradients, self._backward = recorder.record(self._run_backward)
-        self._live = self.output = output.detach()
-
-    def replay_forward(self, images: Tensor) -> Tensor:
-        """The output, which is the caller's own."""
-        self._images.copy_(images)
-        self._forward()
-        return self.output.clone()
-
-    def replay_backward(self, slope: Tensor) -> list[Tensor | None]:
-        """The gradients, which are the caller's own.
-
-        Else autograd would take the graph's memory for those of the parameters, and the next
-        backward pass would be added to itself.
-        """
-        self._slope.copy_(slope)
-        self._backward()
-        there = [one for one in self.gradients if one is not None]
-        copies = iter(torch._foreach_mul(there, 1.0) if there else ())  # of all with few launches
-        return [None if one is None else next(copies) for one in self.gradients]
-
-    def _both(self) -> None:
-        output = self._run_forward()
-        if isinstance(output, Tensor):
-            self._slope = torch.zeros_like(output)
-            self._run_backward()
-
-    def _run_forward(self) -> Tensor:
-        with torch.enable_grad():
-            self._live = self._own(self._network, self._images)
-        return self._live
-
-    def _run_backward(self) -> Sequence[Tensor | None]:
-        with torch.autocast(self._images.device.type, enabled=False):
-            return torch.autograd.grad(self._live, self._leaves, self._slope, allow_unused=True)
-
-    def _check(self) -> None:
-        """Compare a replayed pass with one as it is, from the same numbers.
-
-        Raises:
-            CannotRecordError: They are not the same.
-        """
-        device, count = self._images.device, self.output.numel()
-        slope = torch.linspace(-1, 1, count, device=device).view(self.output.shape)
-        slope = slope.to(self.output.dtype)
-        with _as_before(self._network, device):
-            output = self._run_forward().detach()
-            self._slope.copy_(slope)
-            gradients = self._run_backward()
-            self._live = self.output
-            wanted = self._told(output, gradients)
-        with _as_before(self._network, device):
-            output = self.replay_forward(self._images.clone())
-            found = self._told(output, self.replay_backward(slope))
-        if any(_apart(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)):
-            raise CannotRecordError("a replayed pass was not what the network computes itself")
-
-    def _told(
-        self, output: Tensor, gradients: Sequence[Tensor | None]
-    ) -> tuple[Sequence[Tensor | None], ...]:
-        return [output], gradients, [one.clone() for one in self._network.buffers()]
 
 
 @dataclass(eq=False)
@@ -408,7 +236,7 @@ class _Turn:
             long.
     """
 
-    passes: _Passes | None
+    passes: Passes | None
 
 
 class _Replay(torch.autograd.Function):
@@ -424,7 +252,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        passes: _Passes | None = ctx.turn.passes
+        passes: Passes | None = ctx.turn.passes
         if passes is None:
             raise RuntimeError(
                 "a second backward pass through one forward pass, which CUDA graphs do not keep: "
@@ -437,13 +265,18 @@ class _Replay(torch.autograd.Function):
 class _Layers:
     """Layers of a network, and all of them that a recorded pass depends on.
 
-    What they hold is looked at before each pass, so in the dictionaries that they hold it in.
+    They are read from the layers' dictionaries, as a module's attributes take ten times as long.
     """
 
     def __init__(self, network: nn.Module) -> None:
         self._layers = list(network.modules())  # held, so that no other has the place of one
         self._own = own = [layer.__dict__ for layer in self._layers]
-        self._numbers = [(one, name) for one in own for name in _NUMBERS if name in one]
+        self._numbers = [
+            (one, name)
+            for one in own
+            for name in _NUMBERS
+            if name in one and isinstance(one[name], Hashable)
+        ]
         self._children = [one["_modules"] for one in own]
         self._tensors = [one[kind] for one in own for kind in ("_parameters", "_buffers")]
 
@@ -451,7 +284,7 @@ class _Layers:
         """Which layers and tensors there are and where, which train, and what schedules change."""
         tensors = [t for place in self._tensors for t in place.values() if t is not None]
         return (
-            *(one["training"] for one in self._own),
+            *(one.get("training") for one in self._own),
             *(one[name] for one, name in self._numbers),
             *(id(child) for place in self._children for child in place.values()),
             *(one.data_ptr() for one in tensors),
@@ -464,73 +297,3 @@ def _shape(images: Tensor) -> Hashable:
     kind = images.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     return images.shape, images.stride(), images.dtype, images.device, dtype
-
-
-@contextmanager
-def _as_before(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside, passes may be taken that change nothing: buffers and random numbers are put back."""
-    buffers = list(network.buffers())
-    kept = [one.clone() for one in buffers]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for one, before in zip(buffers, kept, strict=True):
-                    one.copy_(before)
-
-
-@contextmanager
-def _aliased(network: nn.Module) -> Iterator[dict[nn.Parameter, nn.Parameter]]:
-    """Inside, others are in the places of the parameters, with the same memory; by the usual ones.
-
-    Else the graphs of losses that are still held would take part in what is recorded, on streams
-    that are not, and hooks of parameters would be recorded.
-    """
-    slots = [
-        (layer._parameters, name, one)
-        for layer in network.modules()
-        for name, one in layer._parameters.items()
-        if one is not None
-    ]
-    leaves = {one: nn.Parameter(one.detach(), one.requires_grad) for _, _, one in slots}
-    try:
-        for place, name, one in slots:
-            place[name] = leaves[one]
-        yield leaves
-    finally:
-        for place, name, one in slots:
-            place[name] = one
-
-
-@contextmanager
-def _weights_cast_anew() -> Iterator[None]:
-    """Inside, autocast keeps no 16-bit copies of weights: a graph would repeat the old ones."""
-    torch.clear_autocast_cache()
-    usual = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(usual)
-
-
-def _apart(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> bool:
-    """Whether tensors are further apart, all together, than rounding brings them.
-
-    All together, as of some, such as gradients of a bias before a normalization, rounding is all.
-    """
-    if [one is None for one in found] != [one is None for one in wanted]:
-        return True
-    apart = length = 0.0
-    for one, other in zip(found, wanted, strict=True):
-        if one is None or other is None:
-            continue
-        ours, theirs = (torch.nan_to_num(each.double()) for each in (one, other))
-        apart += float((ours - theirs).square().sum())
-        length += float(theirs.square().sum())
-    return apart > _FAR**2 * length
-
-
-def _torch_version() -> tuple[int, ...]:
-    return tuple(map(int, torch.__version__.split(".")[:2]))

@@ -58,7 +58,6 @@ def simulated(profile: Profile, job: Job, *, slowest: bool) -> Profile:
             ),
             "collectives": (),
             "compilation": None,  # of this machine's time
-            "graphs": None,
         }
     )
 

@@ -130,10 +130,17 @@ def in_turns(
 
 
 def affordable(bench: Bench, resolution: int, wanted: int, seconds: float) -> int:
-    """Samples of a step that is short enough to be taken in turns in the time there is."""
-    size = min(_FIRST_BATCH, wanted)
+    """Samples of a step that fits, and can be taken in turns in the time there is."""
+    size = _fitting(bench, resolution, min(_FIRST_BATCH, wanted))
     supply = bench.supply(size, resolution)
     bench.step(supply)
     each = sum(bench.step(supply)) / size
     room = max(seconds, MIN_SECONDS) / (2 * _ROUNDS * each)
-    return follow(bench.group, max(size, min(wanted, int(room))))
+    return _fitting(bench, resolution, follow(bench.group, max(size, min(wanted, int(room)))))
+
+
+def _fitting(bench: Bench, resolution: int, size: int) -> int:
+    """So many samples, or as many halves of them as it takes for a step to fit on all workers."""
+    while size > SMALLEST_BATCH and not bench.try_step(bench.supply(size, resolution)):
+        size = max(SMALLEST_BATCH, size // 2)
+    return size

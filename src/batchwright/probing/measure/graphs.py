@@ -11,7 +11,7 @@ from batchwright.records import GraphTimes
 
 
 def compare_graphs(bench: Bench, resolution: int, wanted: int, *, seconds: float) -> GraphTimes:
-    """What replaying a step's passes saves; they are replayed or not as it is chosen afterwards.
+    """What replaying a step's passes saves; afterwards passes are replayed, or not, as chosen.
 
     Args:
         bench: Neither compiled nor recomputing.

@@ -104,7 +104,7 @@ class Stepper:
         clock: StepClock,
         wishes: Callable[[], Wishes],
         compilation: Compilation,
-        graphs: CudaGraphs | None = None,
+        graphs: CudaGraphs | None,
     ) -> None:
         self._plan, self._group, self._state = plan, group, state
         self._reducer, self._updater, self._rates = reducer, updater, rates

@@ -20,6 +20,8 @@ from batchwright.errors import PlanError
 from batchwright.records import Job, LearningRateRule, Plan
 from batchwright.workflows.exports.target import Target, headline
 
+_SLOWER = "The plan's times are with CUDA graphs: without, small steps on a GPU take longer."
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -240,8 +242,9 @@ def _module(made: Recipe, usage: str, options: str) -> str:
     samples = made.batch * made.accumulation * plan.workers
     built = _optimizer(made)
     taken = "import batchwright as bw\nimport torch" if "bw." in built else "import torch"
+    slower = f"\n{_SLOWER}\n" if job.cuda_graphs == "on" else ""
     return f'''"""{headline(plan)}.
-
+{slower}
 Save it as plan.py beside the script:
 
     import plan
@@ -441,4 +444,5 @@ def timm(plan: Plan, target: Target) -> str:
     }
     text = yaml.safe_dump(arguments, sort_keys=False)
     started = _started(plan, target).strip().replace("script.py", "train.py --config FILE DATA")
-    return f"# {headline(plan)}.\n# {started}\n{text}"
+    slower = f"# {_SLOWER}\n" if job.cuda_graphs == "on" else ""
+    return f"# {headline(plan)}.\n{slower}# {started}\n{text}"
