@@ -284,7 +284,8 @@ def test_a_probe_that_is_stopped_in_its_trials_goes_on_with_them(folder, tmp_pat
     assert whole == read_record(kept, Profile)
     assert whole.trials[:1] == first.trials
     assert len(whole.trials) > 1
-    shown = re.compile(r"trial 2: (sgd|muon), .* images, (.* rate, )?0:\d\d left, percent done")
+    trial = r"trial 2: (sgd|muon), .* images(, .* rate)?"
+    shown = re.compile(trial + r", up to 0:00:\d\d left for trials, percent done")
     assert any(map(shown.fullmatch, whats))
     assert not whole.trials_open
     assert whole.steps == first.steps
