@@ -86,6 +86,8 @@ LATER = {
 }
 """Keys that may change later than the others of their kind, or in part."""
 
+TIME = "s, or as 90s, 2h"
+
 UNITS = {
     "val": "share",
     "label_smoothing": "share",
@@ -109,9 +111,9 @@ UNITS = {
     "micro_batch": "samples",
     "resolutions": "pixels",
     "evaluate_epochs": "epochs",
-    "checkpoint_seconds": "s",
+    "checkpoint_seconds": TIME,
     "checkpoint_steps": "steps",
-    "timeout": "s",
+    "timeout": TIME,
     "restarts": "times",
     "dual.small_workers": "workers",
     "dual.extra_time": "ratio",
@@ -129,8 +131,8 @@ UNITS = {
     "cycle.dropouts": "share",
     "cycle.strengths": "ratio",
     "cycle.recalibrate": "batches",
-    "virtual.sample_seconds": "s",
-    "virtual.step_seconds": "s",
+    "virtual.sample_seconds": "s, or as 2ms",
+    "virtual.step_seconds": "s, or as 2ms",
     "virtual.speeds": "ratio",
     "virtual.overheads": "ratio",
     "virtual.links": "ratio",
@@ -138,25 +140,25 @@ UNITS = {
     "ray.cpus_per_worker": "cores",
     "ray.gpus_per_worker": "GPUs",
     "ray.min_workers": "processes",
-    "probe.budget": "s",
+    "probe.budget": TIME,
     "probe.error": "share",
     "probe.steps": "steps",
-    "probe.learning": "share, or s",
+    "probe.learning": f"share, or {TIME}",
     "goal.doubling_gain": "share",
     "goal.least_steps": "steps per epoch",
     "goal.memory": "bytes, or as 8GiB",
-    "goal.deadline": "s",
+    "goal.deadline": TIME,
     "goal.max_cost": "currency",
     "goal.max_workers": "workers",
     "goal.price": "currency per hour",
     "goal.accuracy": "share",
     "goal.preemptions_per_hour": "per hour",
-    "goal.restart_seconds": "s",
-    "goal.checkpoint_cost": "s",
+    "goal.restart_seconds": TIME,
+    "goal.checkpoint_cost": TIME,
     "goal.confidence": "probability",
     "goal.accuracy_tolerance": "share",
     "goal.tolerance": "share",
-    "link.latency": "s",
+    "link.latency": "s, or as 2ms",
     "link.bandwidth": "bytes per second",
 }
 
@@ -211,9 +213,9 @@ EXAMPLES = {
     "resolutions": "160",
     "evaluate_epochs": "5",
     "track": "gradient-norm,hessian",
-    "checkpoint_seconds": "600",
+    "checkpoint_seconds": "10min",
     "checkpoint_steps": "500",
-    "timeout": "300",
+    "timeout": "5min",
     "restarts": "2",
     "port": "29500",
     "dual.small_workers": "3",
@@ -243,7 +245,7 @@ EXAMPLES = {
     "cycle.strengths": "0.5,1",
     "cycle.recalibrate": "50",
     "virtual.sample_seconds": "0.00035,0.0005",
-    "virtual.step_seconds": "0.015",
+    "virtual.step_seconds": "15ms",
     "virtual.speeds": "1,1,0.5,0.5",
     "virtual.overheads": "1,1,0.1,0.1",
     "virtual.links": "1,1,1,0.1",
@@ -260,13 +262,13 @@ EXAMPLES = {
     "probe.budget": "5",
     "probe.error": "0.03",
     "probe.steps": "30",
-    "probe.learning": "60",
+    "probe.learning": "5min",
     "probe.kind": "a100",
     "goal.objective": "time",
     "goal.doubling_gain": "0.1",
     "goal.least_steps": "50",
     "goal.memory": "8GiB",
-    "goal.deadline": "3600",
+    "goal.deadline": "2h",
     "goal.max_cost": "25",
     "goal.max_workers": "64",
     "goal.price": "0.40",
@@ -277,7 +279,7 @@ EXAMPLES = {
     "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
     "goal.prices": "prices.csv",
     "goal.preemptions_per_hour": "0.05",
-    "goal.restart_seconds": "60",
+    "goal.restart_seconds": "1min",
     "goal.checkpoint_cost": "2",
     "goal.tolerance": "0.05",
     "link.latency": "2e-5",
@@ -308,7 +310,8 @@ probe:
 In Python they are keyword arguments: `bw.run(data="digits", epochs=3, probe={"budget": 5})`.
 
 A list takes commas (`frozen=stem.*,stages.0.*`), a list of items YAML (`goal.kinds`, whose items
-have the keys at the foot of this page), `null` unsets a key, and an unknown key, a wrong type or a
+have the keys at the foot of this page), `null` unsets a key. A time may have its unit (`90s`,
+`10min`, `2h`, `1d`), and so may a size (`500MB`, `8GiB`). An unknown key, a wrong type or a
 value out of range is refused with one line, and so is a key that a file has twice. Words of other
 programs are no keys, but the message says which key they mean: `lr`, `batch_size`, `gpus`, `amp`,
 `img_size`, `model`, and many more. The resolved job, with every `auto` that this machine

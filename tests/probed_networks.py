@@ -1,4 +1,4 @@
-"""Networks to which something happens as they are probed, for `test_probe_workers`."""
+"""Networks and data to which something happens as they are probed, for `test_probe_workers`."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset, get_worker_info
 
 
 class Deadly(nn.Module):
@@ -63,3 +64,20 @@ class Broken(Deadly):
         if self.training:
             raise ValueError("no such thing")
         return self.layers(images)
+
+
+class Unshared(Dataset):
+    """Images that no loader process can hand over, as where shared memory is too small."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGBUS)
+        return torch.zeros(3, 8, 8), index % 10
+
+
+def unshared_images():
+    """The same to train on and held out."""
+    return Unshared(), Unshared(), tuple("0123456789")

@@ -159,8 +159,8 @@ def folder_of_images(place):
         ),
         (["goal.accuracy=90"], "should be less than 1; write, for instance, goal.accuracy=0.9"),
         (
-            ["goal.deadline=10m"],
-            "a valid number; write, for instance, goal.deadline=3600, in secon",
+            ["goal.deadline=10 parsecs"],
+            "a number of seconds, or a time such as 90s, 10min or 2h",
         ),
         (["epocs=3"], "unknown job key 'epocs': did you mean 'epochs'?"),
         (["learning_rate=nan"], "learning_rate = 'nan'"),

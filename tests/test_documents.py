@@ -284,6 +284,51 @@ def test_a_size_that_is_none_is_answered_with_one(words):
         load_job(None, [f"goal.memory={words}"])
 
 
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [("90s", 90), ("10 min", 600), ("1.5h", 5400), ("2 h 30 min", 9000), ("2d", 172_800)],
+)
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("checkpoint_seconds", "timeout", "probe.budget", "probe.learning", "goal.deadline"),
+        *("goal.restart_seconds", "goal.checkpoint_cost", "link.latency"),
+        *("virtual.sample_seconds", "virtual.step_seconds"),
+    ],
+)
+def test_times_are_written_with_their_unit_or_in_seconds(tmp_path, key, words, seconds):
+    for told in (words, str(seconds)):
+        assert value_at(load_job(None, [f"{key}={told}"]), key) == seconds
+        assert value_at(load_job(yaml_file(tmp_path, f"{key}: {told}")), key) == seconds
+
+
+def test_times_stand_in_lists_and_items_too():
+    job = load_job(None, ["virtual.step_seconds=15ms,0.02", "resolutions=24,32"])
+    assert job.virtual.step_seconds == (0.015, 0.02)
+    (one,) = Job(
+        virtual={"disturbances": [{"worker": 0, "start": "1min", "end": "2min", "slowdown": 2}]}
+    ).virtual.disturbances
+    assert (one.start, one.end) == (60, 120)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("goal.deadline=2 parsecs", "a number of seconds, or a time such as 90s, 10min or 2h"),
+        ("goal.deadline=2 h 30", "a number of seconds, or a time such as"),
+        ("goal.deadline=1,000 s", "a number of seconds, or a time such as"),
+        ("probe.budget=long", "'auto' or a number of seconds, or a time such as"),
+        ("goal.deadline=-5", "greater than 0; write, for instance, goal.deadline=2h"),
+        ("timeout=20d", "less than or equal to 1000000"),
+        ("probe.learning=500ms", "a share, or a time from 1 s on"),
+    ],
+)
+def test_a_time_that_is_none_is_answered_with_one(text, said):
+    key = text.partition("=")[0]
+    with pytest.raises(JobError, match=rf"^job key {key} = .*: input should be {said}[^\n]*$"):
+        load_job(None, [text])
+
+
 KINDS = (WorkerKind(kind="t4", count=4, price=0.35), WorkerKind(kind="cpu", count=2))
 
 

@@ -10,6 +10,7 @@ from math import sqrt
 
 import pytest
 
+from batchwright.planning.measurements import machine
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.probing.commands import Point
@@ -20,7 +21,7 @@ from batchwright.records.text.load_text import BUSY_SHARE, busy_warning, load_wo
 from batchwright.reporting.pages.page import profile_facts
 from batchwright.workload import load as load_module
 from batchwright.workload.load import LoadWatch, Reading, load_between, read_load
-from samples import make_job, make_profile
+from samples import make_cluster, make_job, make_profile
 from test_probe_controller import Machine
 
 ME, WORKER, LOADER, OTHER, KERNEL, DISPLAY = 10, 11, 12, 20, 2, 13
@@ -238,6 +239,22 @@ def test_plan_page_and_merged_profiles_tell_of_a_busy_machine():
     assert merged.load.others == pytest.approx(0.46)
     assert merged.load.seconds == 40
     assert make_plan([quiet, make_profile()]).reasons[0].choice != "machine"
+
+
+@pytest.mark.parametrize(
+    ("workers", "load", "cluster", "helps"),
+    [
+        (1, {"others": 0.9}, {}, True),  # both cores are the one worker's
+        (2, {"others": 0.9}, {}, False),
+        (1, {"others": 0.9}, {"threads": 1, "workers": 1}, False),  # one thread was asked for
+        (1, {"scatter": 0.9}, {}, False),  # from whatever cause
+        (1, {"others": 0.9}, {"device": "cuda"}, False),
+    ],
+)
+def test_one_thread_is_advised_where_several_wait_beside_others(workers, load, cluster, helps):
+    profile = make_profile(load=make_load(**load, idle=0.1), cluster=make_cluster(**cluster))
+    (told,) = machine([profile], workers)
+    assert ("probe again while it is quiet, or with BATCHWRIGHT_THREADS=1" in told.why) is helps
 
 
 # ----------------------------------------------------------------------------------- what is done

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 import batchwright as bw
 import forked
 from batchwright.distributed.processes import refuse_unguarded_script
-from batchwright.errors import DataError
+from batchwright.errors import DataError, SharedMemoryError
 from batchwright.records.documents import write_record
 from batchwright.workload.data.loading import batches_of, stay_at_a_stop
 from forked import Forked
@@ -390,3 +390,34 @@ def runs(process):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+class Ending(Dataset):
+    """Ends the process that loads it by a signal, or by an error of PyTorch's."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if self.number:
+            os.kill(os.getpid(), self.number)
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (signal.SIGBUS, SharedMemoryError, r"^a loader process .*shared memory .*, or loaders=0$"),
+        (0, SharedMemoryError, r"^a loader process .*shared memory .*, or loaders=0$"),
+        pytest.param(
+            *(signal.SIGKILL, RuntimeError, r"^DataLoader worker .* is killed by signal: Killed"),
+            marks=pytest.mark.slow,  # PyTorch waits for the queue of one that is gone
+        ),
+    ],
+)
+def test_what_ended_a_loader_process_is_told(number, kind, said):
+    with pytest.raises(kind, match=said):
+        list(batches_of(DataLoader(Ending(number), num_workers=1, worker_init_fn=stay_at_a_stop)))

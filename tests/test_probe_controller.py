@@ -14,6 +14,7 @@ from batchwright.errors import JobError, WorkerError
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.contradictions import contradictions
 from batchwright.probing import commands, visiting
+from batchwright.probing.bench import SMALLEST_BATCH
 from batchwright.probing.commands import Point, ignored
 from batchwright.probing.course import refinement as refinement_module
 from batchwright.probing.course.controller import Controller
@@ -453,6 +454,28 @@ def test_what_kills_workers_is_noted_and_nothing_like_it_is_tried_again():
 def test_workers_that_are_killed_whatever_they_try_end_the_probe():
     with pytest.raises((WorkerError, JobError), match="memory"):
         measured_on(Machine(deadly=0))
+
+
+def test_too_little_shared_memory_for_loader_processes_is_named(monkeypatch):
+    machine = Machine(loaders=1)
+    usual, fits = machine._visit, 0
+
+    def short(command):
+        if command.local_batch_size <= fits:
+            return usual(command)
+        raise Killed(shared=True)
+
+    monkeypatch.setattr(machine, "_visit", short)
+    remedy = r"shared memory .*--shm-size=1g\), or loaders=0$"
+    with pytest.raises(JobError, match=rf"^\d+ px, local batch 2.*: .*{remedy}"):
+        measured_on(machine)
+    fits = SMALLEST_BATCH  # of which a step is tried, but not timed
+    with pytest.raises(JobError, match=rf"^\d+ px, local batch \d+.*: .*{remedy}"):
+        measured_on(machine)
+    fits = 0
+    monkeypatch.setattr(visiting, "MAX_RESTARTS", 0)
+    with pytest.raises(WorkerError, match=rf"^workers were killed 1 times, last while .*{remedy}"):
+        measured_on(machine)
 
 
 def test_formats_are_compared_where_the_job_leaves_them_open():

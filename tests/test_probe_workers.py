@@ -15,7 +15,7 @@ import torch
 
 import forked
 from batchwright.distributed.group import Group
-from batchwright.errors import Interrupted, WorkerError
+from batchwright.errors import Interrupted, JobError, WorkerError
 from batchwright.probing import commands
 from batchwright.probing.executor import Executor
 from batchwright.probing.probe import measure_points, measuring, probe, unfinished
@@ -131,6 +131,12 @@ def test_workers_that_die_before_any_measurement_are_told(folder, monkeypatch):
     monkeypatch.setenv("DEADLY_BATCH", "2")
     with pytest.raises(WorkerError, match="a worker was killed while it built the network"):
         probe(job_of(network="probed_networks:Deadly"), folder)
+
+
+def test_loader_processes_without_shared_memory_end_the_probe_with_a_line_that_names_it(folder):
+    job = job_of(data="probed_networks:unshared_images", network="probed_networks:Small", loaders=1)
+    with pytest.raises(JobError, match=r"local batch 2.*: .* shared memory .*loaders=0"):
+        probe(job, folder)
 
 
 def test_a_worker_that_is_killed_as_it_starts_is_told(apart, monkeypatch):
@@ -278,7 +284,8 @@ def test_a_probe_that_is_stopped_in_its_trials_goes_on_with_them(folder, tmp_pat
     assert whole == read_record(kept, Profile)
     assert whole.trials[:1] == first.trials
     assert len(whole.trials) > 1
-    shown = re.compile(r"trial 2: (sgd|muon), .* images, (.* rate, )?0:\d\d left, percent done")
+    trial = r"trial 2: (sgd|muon), .* images(, .* rate)?"
+    shown = re.compile(trial + r", up to 0:00:\d\d left for trials, percent done")
     assert any(map(shown.fullmatch, whats))
     assert not whole.trials_open
     assert whole.steps == first.steps

@@ -67,6 +67,7 @@ def test_people_write_units_and_jobs_have_numbers(field, words, value):
         ("goal.deadline", "0"),
         ("goal.deadline", "1" * 400),
         ("goal.deadline", "2 h 30"),
+        ("goal.deadline", "1,500 s"),
         ("goal.memory", "1 024"),
         ("goal.memory", "much"),
         ("goal.memory", "-8 GiB"),

@@ -50,6 +50,10 @@ class WorkerError(BatchwrightError):
     exit_code = 1
 
 
+class SharedMemoryError(WorkerError):
+    """A loader process found too little shared memory for a batch."""
+
+
 class LostWorkerError(WorkerError):
     """Another worker went away or fell silent; its own error is the one to read."""
 

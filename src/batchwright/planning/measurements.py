@@ -21,7 +21,7 @@ from batchwright.records import (
     StepTime,
 )
 from batchwright.records.text.formatting import milliseconds, percent
-from batchwright.records.text.load_text import load_words
+from batchwright.records.text.load_text import disturbances, load_words
 
 WORTH_A_REMEDY = 0.1
 """Part of a step that loading must add before the plan says what to try."""
@@ -30,18 +30,28 @@ IDLE_CORES = 0.8
 """Share of the cores that steps and loading together keep busy, below which more processes help."""
 
 
-def machine(profiles: Sequence[Profile]) -> tuple[Reason, ...]:
-    """What disturbed the measurements; nothing to say of quiet machines."""
+def machine(profiles: Sequence[Profile], workers: int) -> tuple[Reason, ...]:
+    """What disturbed measurements for a plan with ``workers``; nothing to say of quiet machines."""
     return tuple(
         Chosen(
             "busy while it was measured",
             f"On {kind_of(profile)} {told}. Times may be too long or too short, and more than "
-            "the intervals say: probe again while it is quiet.",
+            f"the intervals say: probe again while it is quiet{_one_thread(profile, workers)}.",
             "measured",
         ).reason("machine")
         for profile in profiles
         if (told := load_words(profile.load))
     )
+
+
+def _one_thread(profile: Profile, workers: int) -> str:
+    """What helps where it is never quiet, and a worker has several threads."""
+    cluster = profile.cluster
+    threads = cluster.threads * cluster.workers // workers  # fewer workers have more of them each
+    busy = profile.load is not None and disturbances(profile.load)
+    if cluster.device != "cpu" or threads < 2 or not busy:
+        return ""
+    return ", or with BATCHWRIGHT_THREADS=1: a worker's threads wait for one that has no core"
 
 
 def measured_precision(profile: Profile, precision: Precision) -> Reason:

@@ -230,7 +230,7 @@ def make_plan(
         times,
         made,
         (
-            *machine(merged),
+            *machine(merged, choice.row.cluster.workers),
             *extrapolations(choice.row.cluster, made.stages),
             *explained,
             *(() if virtual else loading(merged[0], made.stages)),

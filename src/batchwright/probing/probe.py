@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -274,8 +275,8 @@ class Reporter:
     def trial(self, name: str, share: float, left: float) -> None:
         """Say how far a trial has come, and for how long all of them may still go on."""
         if self._progress is not None:
-            minutes, seconds = divmod(max(0, math.ceil(left)), 60)
-            words = f"{name}, {minutes}:{seconds:02} left" if share < 1 else name
+            time_left = timedelta(seconds=max(0, math.ceil(left)))
+            words = f"{name}, up to {time_left} left for trials" if share < 1 else name
             self._progress(int(100 * share), 100, f"{words}, percent done")
 
     def finish(self) -> None:

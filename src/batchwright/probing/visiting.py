@@ -37,6 +37,7 @@ from batchwright.records import (
 )
 from batchwright.records.registries.networks import by_tensors
 from batchwright.records.text.load_text import disturbances, load_words
+from batchwright.workload.data.loading import TOO_LITTLE_SHARED
 from batchwright.workload.host import usable_cores
 from batchwright.workload.load import LoadWatch
 
@@ -88,6 +89,7 @@ class Visitor:
         self.out_of_memory: list[Point] = []
         self.restart_seconds = 0.0
         self._restarts = 0
+        self._too_little_shared = False  # whether that ended workers at the last command
         self._watch, self._watched = watch, 0
         self._places = [one.called(job.probe.kind) for one in places]
         self._apart: dict[Point, list[Apart]] = {}
@@ -234,15 +236,21 @@ class Visitor:
         Raises:
             WorkerError: The workers were killed too often.
         """
+        self._too_little_shared = False
         try:
             return self._measuring.ask(command, answer, heard)
-        except Killed:
+        except Killed as killed:
             self._restarts += 1
+            self._too_little_shared = killed.shared
         if self._restarts > MAX_RESTARTS:
-            raise WorkerError(
-                f"workers were killed {self._restarts} times, last while {what} (out of memory?): "
-                "set goal.memory to what a worker may use, or choose fewer workers"
+            remedy = (
+                " (out of memory?): set goal.memory to what a worker may use, or choose fewer "
+                "workers"
             )
+            if self._too_little_shared:
+                remedy = f": {TOO_LITTLE_SHARED}"
+            times = f"workers were killed {self._restarts} times, last while {what}"
+            raise WorkerError(f"{times}{remedy}")
         began = time.perf_counter()
         self._measuring.restart()
         if self.job.precision != "auto":
@@ -341,8 +349,14 @@ class Visitor:
             visited = self.look(point)
             if visited is not None:
                 return visited.shortest
+        raise self.too_large(point, peak)
+
+    def too_large(self, point: Point, peak: int | None = None) -> JobError:
+        """Why there is nothing to measure: a step there was tried, or takes ``peak`` bytes."""
+        if self._too_little_shared:
+            return JobError(f"{point}: {TOO_LITTLE_SHARED}")
         told = f"about {peak / 2**20:.0f} MiB" if peak else "more memory than there is"
-        raise JobError(
+        return JobError(
             f"{point}: a step takes {told}, and a worker may use {self.limit / 2**20:.0f} MiB: "
             "choose a smaller network or resolution, fewer workers, or more goal.memory"
         )

@@ -18,13 +18,15 @@ from pathlib import Path
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.processes import worker_main
+from batchwright.errors import SharedMemoryError
 from batchwright.probing.commands import read_command
 from batchwright.probing.executor import Executor
 from batchwright.records import Job, Record
 from batchwright.records.documents import read_record
 from batchwright.workload.host import enter, prepare_process, resolve_device, worker_threads
 
-_LOADER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: (Killed|Bus error)")
+NO_SHARED_MEMORY = 71  # exit code (EX_OSERR): a loader process had none for its batches
+_LOADER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 
 
 class Ready(Record):
@@ -46,6 +48,8 @@ def _main() -> None:
             for text in commands:
                 try:
                     answer = executor.carry_out(read_command(text), partial(_answer, line, group))
+                except SharedMemoryError:
+                    os._exit(NO_SHARED_MEMORY)
                 except RuntimeError as error:
                     if _LOADER_KILLED.search(str(error)):  # for want of memory: no step fits there
                         os.kill(os.getpid(), signal.SIGKILL)

@@ -22,7 +22,7 @@ from batchwright.distributed.worker_processes import POLL_SECONDS, Children
 from batchwright.errors import Interrupted, WorkerError
 from batchwright.probing.commands import Command, TrialRun, ignored
 from batchwright.probing.executor import Executor
-from batchwright.probing.worker import Ready
+from batchwright.probing.worker import NO_SHARED_MEMORY, Ready
 from batchwright.records import Job, Record
 from batchwright.records.documents import write_record
 from batchwright.records.text.formatting import counted
@@ -33,6 +33,7 @@ ANSWER_SECONDS = 900.0
 
 START_SECONDS = 300.0
 _END_SECONDS = 5.0  # for the others to leave their own reports once one has failed
+_LOST = {-signal.SIGKILL, NO_SHARED_MEMORY}
 
 Answer = TypeVar("Answer", bound=Record)
 
@@ -43,7 +44,14 @@ def share_done(answer: Record) -> float:
 
 
 class Killed(Exception):  # noqa: N818 - not an error: the controller goes on with smaller steps
-    """A worker was killed by the kernel while it carried out a command: out of memory."""
+    """The kernel killed a worker while it carried out a command: out of memory.
+
+    Or it ended because its loader processes found too little shared memory: ``shared``.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        super().__init__()
+        self.shared = shared
 
 
 class Measuring(Protocol):
@@ -198,11 +206,11 @@ class Workers:
             if stops := self._stops():
                 raise Interrupted(stops[0], f"stopped by signal {stops[0]}")
             if codes := self._children.exit_codes():
-                if -signal.SIGKILL not in codes.values():
+                if _LOST.isdisjoint(codes.values()):
                     self._children.wait(_END_SECONDS)
                     codes = self._children.exit_codes()
-                if -signal.SIGKILL in codes.values():  # it may be another than was noticed first
-                    raise Killed
+                if lost := _LOST.intersection(codes.values()):  # perhaps not what was noticed first
+                    raise Killed(shared=NO_SHARED_MEMORY in lost)
                 raise_failure(self._folder, codes)
             if time.monotonic() > end:
                 raise WorkerError(

@@ -18,11 +18,13 @@ from batchwright.records.base import (
     Positive,
 )
 from batchwright.records.job_sections import (
+    TIMED,
     Ags,
     Cycle,
     DualBatch,
     Goal,
     Link,
+    PositiveTime,
     ProbeSettings,
     Ray,
     Server,
@@ -284,7 +286,7 @@ class JobFields(Keys):
         "samples: the gradient's norm, the largest eigenvalue of the Hessian (10 to 100 steps "
         "of that batch, with several times the memory of one, which the plan does not count).",
     )
-    checkpoint_seconds: Literal["auto"] | Positive = Field(
+    checkpoint_seconds: Literal["auto"] | PositiveTime = Field(
         "auto",
         description="Seconds between checkpoints inside an epoch. `auto`: what a plan chooses "
         "where workers are said to be taken away (`goal.preemptions_per_hour`), else 60.",
@@ -294,8 +296,8 @@ class JobFields(Keys):
         description="Steps between checkpoints, as well as `checkpoint_seconds`. More where the "
         "disk is still writing the one before: training does not wait for it.",
     )
-    timeout: Positive = Field(
-        120.0, le=1e6, description="Seconds after which a silent collective gives up."
+    timeout: Annotated[float, Field(gt=0, le=1e6), TIMED] = Field(
+        120.0, description="Seconds after which a silent collective gives up."
     )
     restarts: Index = Field(
         3,

@@ -14,6 +14,7 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from batchwright.records.base import (
     Count,
@@ -25,7 +26,7 @@ from batchwright.records.base import (
     RelativeSpeed,
     StatedSeconds,
 )
-from batchwright.records.text.amounts import bytes_of
+from batchwright.records.text.amounts import bytes_of, seconds_of
 from batchwright.records.text.problems import shorten
 
 
@@ -35,7 +36,34 @@ def _sized(value: object) -> object:
     return value if size is None else size
 
 
+def _timed(value: object) -> object:
+    """The seconds of ``2h``; anything else as it is, for the field itself to take or refuse."""
+    if not isinstance(value, str):
+        return value
+    if (seconds := seconds_of(value)) is not None:
+        return seconds
+    try:
+        float(value)
+    except ValueError:
+        told = "input should be a number of seconds, or a time such as 90s, 10min or 2h"
+        raise PydanticCustomError("time", told) from None
+    return value
+
+
+def _share_or_timed(value: object) -> object:
+    """The same where a number below 1 is a share."""
+    seconds = _timed(value)
+    with_unit = isinstance(value, str) and value.strip()[-1:].isalpha()
+    if with_unit and isinstance(seconds, float) and seconds < 1:
+        raise PydanticCustomError("time", "input should be a share, or a time from 1 s on")
+    return seconds
+
+
 Size = Annotated[Count, BeforeValidator(_sized)]
+TIMED = BeforeValidator(_timed)
+PositiveTime = Annotated[Positive, TIMED]
+Time = Annotated[NonNegative, TIMED]
+StatedTime = Annotated[StatedSeconds, TIMED]
 AgsMode = Literal["off", "norm", "gain"]
 
 MIN_BUDGET, MAX_BUDGET = 5.0, 20.0
@@ -47,7 +75,7 @@ BUDGET_SHARE = 0.1
 class ProbeSettings(Keys):
     """How much to measure before planning (job keys ``probe.*``)."""
 
-    budget: Literal["auto"] | Positive = Field(
+    budget: Literal["auto"] | PositiveTime = Field(
         "auto",
         description="Most time to spend on measuring, in seconds. `auto`: a tenth of what the "
         "training is going to take, as far as the first steps tell or, to a `goal.accuracy`, "
@@ -65,7 +93,7 @@ class ProbeSettings(Keys):
         description="Most timed steps at one visit to a measured point; more where each loader "
         "process would not load a batch meanwhile.",
     )
-    learning: NonNegative = Field(
+    learning: Annotated[NonNegative, BeforeValidator(_share_or_timed)] = Field(
         0.1,
         description="Time to spend on trials, short trainings that show how the network learns, "
         "with which optimizer and, where `learning_rate` is open, at which rate: "
@@ -116,7 +144,7 @@ class WorkerKind(Keys):
 class Link(Keys):
     """The network between workers that were not measured together (job keys ``link.*``)."""
 
-    latency: NonNegative | None = Field(None, description="Time of an empty message, in seconds.")
+    latency: Time | None = Field(None, description="Time of an empty message, in seconds.")
     bandwidth: Positive | None = Field(None, description="Bytes per second, in one direction.")
 
 
@@ -272,20 +300,20 @@ class Disturbance(Keys):
     """A virtual worker slower for a while (an item of job key ``virtual.disturbances``)."""
 
     worker: Index = Field(description="Its rank.")
-    start: NonNegative = Field(0.0, description="From when, in simulated seconds of training.")
-    end: Positive | None = Field(None, description="Until when; unset: to the end.")
+    start: Time = Field(0.0, description="From when, in simulated seconds of training.")
+    end: PositiveTime | None = Field(None, description="Until when; unset: to the end.")
     slowdown: Positive = Field(description="How many times as long it computes.")
 
 
 class Virtual(Keys):
     """The simulated cluster of ``launch=virtual`` (job keys ``virtual.*``)."""
 
-    sample_seconds: Positive | tuple[Positive, ...] | None = Field(
+    sample_seconds: PositiveTime | tuple[PositiveTime, ...] | None = Field(
         None,
         description="Time per sample of a step, in seconds: at the highest resolution, others in "
         "proportion as measured, else by their area; or one for each. Unset: as measured.",
     )
-    step_seconds: NonNegative | tuple[NonNegative, ...] | None = Field(
+    step_seconds: Time | tuple[Time, ...] | None = Field(
         None,
         description="Fixed time of a step, in seconds: at all resolutions, or one for each. Unset: "
         "as measured.",
@@ -445,7 +473,7 @@ class Goal(Keys):
     memory: Size | None = Field(
         None, description="Most bytes one worker may use; unset: what the device has free."
     )
-    deadline: Positive | None = Field(
+    deadline: PositiveTime | None = Field(
         None,
         description="Most time for the whole training, evaluation included, in seconds. The plan "
         "keeps to it, and training ends there, with a checkpoint and exit code 124.",
@@ -503,11 +531,11 @@ class Goal(Keys):
         "with `spot`. The plan then counts lost work and restarts, and chooses "
         "`checkpoint_seconds` where that is `auto`.",
     )
-    restart_seconds: StatedSeconds = Field(
+    restart_seconds: StatedTime = Field(
         30.0,
         description="Seconds that a plan counts from the loss of a worker until all train again.",
     )
-    checkpoint_cost: StatedSeconds | None = Field(
+    checkpoint_cost: StatedTime | None = Field(
         None,
         description="Seconds that a plan counts for each checkpoint, which holds training up; "
         "unset: weights, momentum, statistics and an average, if any, at 200 MB/s (assumed).",

@@ -63,6 +63,9 @@ class Curves:
 
         Args:
             may_lengthen: Whether the probe may take what all epochs let it.
+
+        Raises:
+            JobError: No step fits that could be timed.
         """
         self.all = [(count, side) for side in sides_of(self._job) for count in self.counts]
         self.ladders = {count: self._ladder(count) for count in self.counts}
@@ -74,6 +77,8 @@ class Curves:
             point = Point(*curve, smallest)
             if point not in self.visitor.ledger.steps:
                 self.visit(point)
+        if not self.visitor.ledger.steps:
+            raise self.visitor.too_large(point)
         largest = self._visit_largest({})
         if may_lengthen and self.lengthen(self._job.epochs):
             largest = self._visit_largest(largest)

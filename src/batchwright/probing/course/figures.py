@@ -67,7 +67,7 @@ def _noise(curves: Curves, report: Callable[[str], None]) -> GradientNoise | Non
         workers=curve[0],
         resolution=curve[1],
         # Larger parts take hardly longer, and tell of as many more samples.
-        part_size=max(curves.smallest[curve], min(_PART, max(visited))),
+        part_size=max(curves.smallest[curve], min(_PART, max(visited, default=0))),
         seconds=_NOISE * curves.budget,
     )
     answer = curves.visitor.ask(command, commands.NoiseMeasured, "measuring gradient noise")

@@ -33,13 +33,13 @@ def bytes_of(words: str) -> int | None:
     >>> bytes_of("8GiB"), bytes_of("8GB"), bytes_of("8 bits")
     (8589934592, 8000000000, None)
     """
-    if re.search(r",[0-9]{3}(?![0-9])", words):  # 8,000: eight bytes, or eight thousand?
-        return None
     total = _sum(words, _SIZES)
     return None if total is None else max(1, round(total))
 
 
 def _sum(words: str, units: Mapping[str, float]) -> float | None:
+    if re.search(r",[0-9]{3}(?![0-9])", words):  # 8,000: eight, or eight thousand?
+        return None
     total, place = 0.0, 0
     while place < len(words):
         part = _PARTS.match(words, place)

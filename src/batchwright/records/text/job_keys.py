@@ -70,9 +70,9 @@ _WORDS = {
     "checkpoint_seconds=60": "save_every save_freq save_steps save_interval checkpoint_every "
     "checkpoint_interval",
     "port=29500": "master_port rdzv_port",
-    "probe.budget=10, in seconds": "budget probe_budget probe_seconds",
+    "probe.budget=10s, or in seconds": "budget probe_budget probe_seconds",
     "goal.memory=8GiB, or in bytes": "memory max_memory memory_limit gpu_memory",
-    "goal.deadline=3600, in seconds": "deadline time_limit max_time max_seconds",
+    "goal.deadline=2h, or in seconds": "deadline time_limit max_time max_seconds",
     "goal.accuracy=0.9, where training is to end": "accuracy target target_accuracy",
     "goal.confidence=0.9, of reaching goal.accuracy": "confidence",
     "--out FOLDER on the command line, run_folder=FOLDER in Python": "out output output_dir "

@@ -22,12 +22,21 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from batchwright.errors import DataError, PlanError
+from batchwright.errors import DataError, PlanError, SharedMemoryError
 from batchwright.records import Job
 from batchwright.workload.host import worker_threads
 
 OWN_DATA_LOADERS = 2
 """Loader processes of each worker for a data set of the user's own, where nothing is said."""
+
+TOO_LITTLE_SHARED = (
+    "a loader process found too little shared memory for a batch: give more of it "
+    "(docker: --shm-size=1g), or loaders=0"
+)
+_NO_SHARED_MEMORY = (
+    "is killed by signal: Bus error",  # where PyTorch takes more than there is
+    "unable to allocate shared memory(shm)",  # where it asks before, as 2.13 does
+)
 
 _LOOK_SECONDS = 1.0  # between two looks whether who made a loader process still lives
 
@@ -43,13 +52,15 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
     Raises:
         DataError: What the loader processes need cannot be pickled.
         PlanError: They ended while they imported the script.
+        SharedMemoryError: There is too little of it for a batch.
+        RuntimeError: One of them has failed, or was killed.
     """
     method = "fork"
     if loader.num_workers:  # who asks how processes are started settles it for the script
         method = (loader.multiprocessing_context or multiprocessing).get_start_method()
     try:
         with _terms_wait(method):
-            batches = iter(loader)
+            batches = _naming_causes(iter(loader))
     except (PicklingError, AttributeError, TypeError) as error:  # what pickling may raise
         raise DataError(
             f"the data set cannot be sent to loader processes ({error}): define its class, and the "
@@ -66,6 +77,22 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
     if first is not None:
         yield first
         yield from batches
+
+
+def _naming_causes(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same batches; where a loader process has ended, the error says why.
+
+    PyTorch says that it exited unexpectedly, and by which signal only in the error before that.
+    """
+    try:
+        yield from batches
+    except RuntimeError as error:
+        why = f"{error} {error.__cause__}"
+        if any(words in why for words in _NO_SHARED_MEMORY):
+            raise SharedMemoryError(TOO_LITTLE_SHARED) from None
+        if "is killed by signal" in str(error.__cause__):
+            raise RuntimeError(str(error.__cause__)) from None
+        raise
 
 
 @contextmanager
