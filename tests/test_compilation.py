@@ -19,8 +19,8 @@ from batchwright.probing.measure.compilation import SHORT, compare_compilation
 from batchwright.records import CompilationTimes, Estimate, Job, Reason
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.workflows import prepare_job
-from batchwright.workload import compilation
-from batchwright.workload.compilation import Compilation, compile_training, what_is_missing
+from batchwright.workload.passes import compilation
+from batchwright.workload.passes.compilation import Compilation, compile_training, what_is_missing
 from samples import make_data, make_job, make_profile
 from test_session import make_model, make_session, make_tiny_plan, train
 from test_trials import SIDE, bench_of

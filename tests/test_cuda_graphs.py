@@ -24,9 +24,9 @@ from batchwright.probing.measure.graphs import compare_graphs
 from batchwright.records import GraphTimes, Job
 from batchwright.records.registries.networks import by_tensors
 from batchwright.workflows import prepare_job
-from batchwright.workload import cuda_graphs, recorded_passes
-from batchwright.workload.cuda_graphs import graph_training
-from batchwright.workload.recorded_passes import CannotRecordError, NoRoomError
+from batchwright.workload.passes import cuda_graphs, recorded_passes
+from batchwright.workload.passes.cuda_graphs import graph_training
+from batchwright.workload.passes.recorded_passes import CannotRecordError, NoRoomError
 from samples import make_data, make_job, make_profile
 from test_session import make_model, make_session, make_tiny_plan, train
 from test_trials import SIDE, bench_of

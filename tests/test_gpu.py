@@ -39,9 +39,7 @@ from batchwright.training.parameter_server.merging import pack, unpack
 from batchwright.training.simulated.simulated_workers import Randomness
 from batchwright.workflows import doctor, prepare_job
 from batchwright.workflows.sweep import sharing, slots, verb
-from batchwright.workload import cuda_graphs, host, recorded_passes
-from batchwright.workload.compilation import what_is_missing
-from batchwright.workload.cuda_graphs import graph_training
+from batchwright.workload import host
 from batchwright.workload.data import copying, image_files
 from batchwright.workload.data import pipeline as pipelines
 from batchwright.workload.data.image_store import ImageStore
@@ -50,6 +48,9 @@ from batchwright.workload.data.sources import open_data
 from batchwright.workload.muon import matrices_of, matrix_of, muon
 from batchwright.workload.networks import resnet8
 from batchwright.workload.optimizers import sgd
+from batchwright.workload.passes import cuda_graphs, recorded_passes
+from batchwright.workload.passes.compilation import what_is_missing
+from batchwright.workload.passes.cuda_graphs import graph_training
 from gloo import SECONDS
 from samples import make_job, make_plan
 from test_host_waits import KINDS, photographs
@@ -199,7 +200,7 @@ def test_blocks_that_are_computed_again_train_the_same_with_less_memory():
 
 
 @pytest.mark.skipif(bool(what_is_missing(GPU)), reason="needs triton")
-@reaches("workload.compilation:what_is_missing")
+@reaches("workload.passes.compilation:what_is_missing")
 def test_a_compiled_training_learns_what_it_learns_without():
     assert not what_is_missing(GPU)
     plain, compiled = (flat_weights(train(plan=plan_for(compile=key))) for key in ("off", "on"))
@@ -208,11 +209,11 @@ def test_a_compiled_training_learns_what_it_learns_without():
 
 @pytest.mark.parametrize("micro", [12, 6])
 @reaches(
-    "workload.recorded_passes:_as_before",
-    "workload.recorded_passes:Recorder.record",
-    "workload.recorded_passes:Recorder.warm_up",
-    "workload.recorded_passes:Recorder._stream",
-    "workload.recorded_passes:Recorder",
+    "workload.passes.recorded_passes:_as_before",
+    "workload.passes.recorded_passes:Recorder.record",
+    "workload.passes.recorded_passes:Recorder.warm_up",
+    "workload.passes.recorded_passes:Recorder._stream",
+    "workload.passes.recorded_passes:Recorder",
 )
 def test_a_replayed_training_is_the_same_to_the_bit(micro, monkeypatch):
     """With gradients that are added up over parts of a step, too."""
@@ -254,7 +255,7 @@ def test_replayed_passes_are_those_of_the_network_with_random_numbers_and_16_bit
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
-@reaches("workload.recorded_passes:Recorder._recover")
+@reaches("workload.passes.recorded_passes:Recorder._recover")
 def test_what_cannot_be_recorded_goes_on_and_leaves_nothing_behind():
     class Reads(torch.nn.Module):
         def forward(self, images):

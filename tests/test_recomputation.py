@@ -21,7 +21,7 @@ from batchwright.records import Job, Profile, RecomputationTimes
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.workload.host import autocast
 from batchwright.workload.networks import mobilenet_small, resnet8, resnet18, vgg8
-from batchwright.workload.recomputation import _blocks, recompute
+from batchwright.workload.passes.recomputation import _blocks, recompute
 from batchwright.workload.tensor_bytes import counting_tensors
 from samples import make_job, make_profile
 from test_session import make_session, make_tiny_plan, train

@@ -24,8 +24,6 @@ from batchwright.training.step.clock import clock_for
 from batchwright.training.step.early_batches import NO_BATCHES, Early
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.updater import Updater
-from batchwright.workload.compilation import Compilation, compile_training
-from batchwright.workload.cuda_graphs import CudaGraphs, graph_training
 from batchwright.workload.data.image_files import FilePipeline, ImageFiles
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.loading import loader_processes
@@ -33,7 +31,9 @@ from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import AtResolution, ImageData, resized, to_resolution
 from batchwright.workload.host import NARROW, autocast, dtype_of, is_out_of_memory
 from batchwright.workload.loss_scaling import LossScale
-from batchwright.workload.recomputation import recompute
+from batchwright.workload.passes.compilation import Compilation, compile_training
+from batchwright.workload.passes.cuda_graphs import CudaGraphs, graph_training
+from batchwright.workload.passes.recomputation import recompute
 from batchwright.workload.task import (
     build_loss,
     build_network,

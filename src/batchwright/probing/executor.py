@@ -29,7 +29,7 @@ from batchwright.probing.measure.update_time import update_times
 from batchwright.records import Job, RecomputationTimes, Record
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import arithmetic, free_memory, local_workers, worker_threads
-from batchwright.workload.recomputation import may_recompute
+from batchwright.workload.passes.recomputation import may_recompute
 from batchwright.workload.task import network_facts, set_training
 
 

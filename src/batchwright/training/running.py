@@ -35,9 +35,9 @@ from batchwright.training.step.clock import StepClock
 from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.training.step.rates import Rates
 from batchwright.training.step.updater import Updater
-from batchwright.workload.compilation import Compilation, compile_training
-from batchwright.workload.cuda_graphs import CudaGraphs, graph_training
 from batchwright.workload.host import autocast
+from batchwright.workload.passes.compilation import Compilation, compile_training
+from batchwright.workload.passes.cuda_graphs import CudaGraphs, graph_training
 from batchwright.workload.tensor_bytes import lasting_bytes
 
 

@@ -61,7 +61,7 @@ from batchwright.training.step.stepper import Loss
 from batchwright.workload.data.image_files import FilePipeline
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.host import enter, is_out_of_memory, prepare_process, worker_threads
-from batchwright.workload.recomputation import recompute
+from batchwright.workload.passes.recomputation import recompute
 
 Images = Dataset[Any] | ImagePipeline | FilePipeline
 """What can be trained on and evaluated: a map-style data set, or one of our pipelines."""

@@ -201,8 +201,8 @@ def resolve(job: Job, data: DataFacts) -> Job:
     Raises:
         JobError: The device is not there, or several workers were asked for in one process.
     """
-    from batchwright.workload.compilation import what_is_missing
     from batchwright.workload.host import resolve_device
+    from batchwright.workload.passes.compilation import what_is_missing
 
     device = resolve_device(job.device)
     if job.batch_norm == "synchronized" and device.type == "cpu":
@@ -366,7 +366,7 @@ def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:
 
 def _check_network(job: Job, data: DataFacts) -> nn.Module:
     """Build the network here, so that a wrong name, file or pattern is refused at once."""
-    from batchwright.workload.recomputation import recompute
+    from batchwright.workload.passes.recomputation import recompute
     from batchwright.workload.task import (
         build_loss,
         build_network,

@@ -19,7 +19,7 @@ from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.workload.data.store_writer import PIXELS
 from batchwright.workload.host import autocast, free_memory, release_memory
 from batchwright.workload.muon import Muon
-from batchwright.workload.recomputation import recompute
+from batchwright.workload.passes.recomputation import recompute
 from batchwright.workload.task import build_network, build_optimizer, freeze, set_training
 from batchwright.workload.tensor_bytes import counting_tensors
 

@@ -1,8 +1,9 @@
 """Micro-batches or recomputation, where a batch does not fit the memory: decided by timing both.
 
-A network whose blocks are computed again in the backward pass (`workload.recomputation`) takes more
-samples at once, and one more forward pass a step. Without, a batch that does not fit goes in
-micro-batches, which take as long as their samples do, and what a pass takes whatever its samples.
+A network whose blocks are computed again in the backward pass (`workload.passes.recomputation`)
+takes more samples at once, and one more forward pass a step. Without, a batch that does not fit
+goes in micro-batches, which take as long as their samples do, and what a pass takes whatever its
+samples.
 
     two small steps weighed each way --> the most samples that fit, each way, weighed -->
     both in turns, ABBA, in seconds a sample

@@ -33,7 +33,7 @@ from batchwright.training.simulated.simulated_steps import SimulatedAllReduce
 from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.sources import resized
 from batchwright.workload.host import enter, prepare_process, resolve_device, worker_threads
-from batchwright.workload.recomputation import recompute
+from batchwright.workload.passes.recomputation import recompute
 
 
 def train_virtually(plan: Plan, run_folder: Path | None, *, resume: bool = False) -> None:

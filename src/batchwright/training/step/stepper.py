@@ -29,11 +29,11 @@ from batchwright.training.step.normalization import Statistics
 from batchwright.training.step.rates import Rates
 from batchwright.training.step.released_graph import release_graph
 from batchwright.training.step.updater import Updater
-from batchwright.workload.compilation import Compilation
-from batchwright.workload.cuda_graphs import CudaGraphs
 from batchwright.workload.extras import in_words
 from batchwright.workload.host import NARROW, autocast, is_out_of_memory, release_memory
 from batchwright.workload.loss_scaling import LossScale
+from batchwright.workload.passes.compilation import Compilation
+from batchwright.workload.passes.cuda_graphs import CudaGraphs
 
 MAX_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
 

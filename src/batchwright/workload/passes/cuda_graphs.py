@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from batchwright.workload.host import is_out_of_memory
-from batchwright.workload.recorded_passes import (
+from batchwright.workload.passes.recorded_passes import (
     CannotRecordError,
     NoRoomError,
     Passes,

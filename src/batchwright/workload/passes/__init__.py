@@ -1,0 +1,1 @@
+"""How forward and backward passes are taken: compiled, computed again, replayed."""
