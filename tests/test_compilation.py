@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass, field
+from types import MethodType
 
 import pytest
 import torch
@@ -85,6 +86,25 @@ def test_other_batches_are_no_new_compilation(compiled):
     trained(network, (6, 4, 3, 7, 2, 12))
     trained(network, (5,), side=12)
     assert len(compiled) <= 2  # as many as a symbol for the batch may take
+
+
+def test_a_network_that_is_compiled_already_is_left_so(compiled):
+    network = torch.compile(network_of(), backend=compilation.BACKEND)
+    assert not compile_training(network).on
+    network(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert len(compiled) == 1
+
+
+def test_a_forward_pass_that_was_put_in_place_is_the_one_that_is_compiled(compiled):
+    network = network_of()
+    network.forward = MethodType(lambda network, images: 2 * network[0](images), network)
+    images = torch.randn(2, 3, 8, 8)
+    wanted = network(images)
+    assert compile_training(network).on
+    torch.testing.assert_close(network(images), wanted)
+    assert compile_training(network).on  # as in a second session
+    torch.testing.assert_close(network(images), wanted)
+    assert len(compiled) == 1  # what it was compiled to before
 
 
 def test_only_what_is_trained_on_is_compiled(compiled):

@@ -34,6 +34,7 @@ BACKEND: str | Callable[..., Any] = "inductor"
 COMPILERS = ("g++", "clang++", "c++")
 """Of C++, one of which is needed on the CPU where ``CXX`` names none."""
 
+_OWN = "own_of_batchwright"  # attribute of a forward pass that compiles: the network's own
 _THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 _LONGEST_CAUSE = 200  # characters
 
@@ -67,11 +68,15 @@ def compile_training(network: nn.Module) -> Compilation:
     """Have the forward pass of ``network`` compiled at its first use in training.
 
     Names and weights stay as they are. Where compiling fails, the network goes on as it is, and
-    what is returned says why.
+    what is returned says why. One that the user has compiled as a whole is left so.
     """
+    if getattr(network.forward, "__self__", None) is not network:
+        return Compilation(on=False)
     # Without threads of its own: a pool of processes would outlive a worker that is killed.
     os.environ.setdefault(_THREADS, "1")
-    own, told = type(network).forward, Compilation()
+    there: Any = network.forward.__func__
+    own: Callable[..., Any] = getattr(there, _OWN, there)  # of an earlier training, not twice
+    told = Compilation()
     compiled = torch.compile(own, dynamic=True, backend=BACKEND)
 
     def forward(network: nn.Module, *inputs: Any, **named: Any) -> Any:
@@ -87,6 +92,7 @@ def compile_training(network: nn.Module) -> Compilation:
             told.failure = failure_words(error)
         return outputs
 
+    setattr(forward, _OWN, own)
     network.forward = MethodType(forward, network)
     return told
 
