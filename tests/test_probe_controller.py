@@ -417,6 +417,15 @@ def test_memory_is_that_of_replayed_steps_where_they_are_chosen():
     assert asked.wanted_batch_size == profile.recomputation.plain_batch_size
 
 
+@pytest.mark.parametrize("other", ["activation_checkpointing", "compile"])
+def test_what_goes_without_replayed_passes_is_no_question_where_these_are_asked_for(other):
+    machine = Machine(memory=40 * MIB)
+    keys = {"device": "cuda", "cuda_graphs": "on", other: "auto"}
+    profile = measured_on(machine, resolutions=(32,), **keys)
+    assert not [one for one in machine.asked if one.do in ("recompute", "compile", "replay")]
+    assert (profile.job.cuda_graphs, getattr(profile.job, other)) == ("on", "off")
+
+
 def test_the_goals_own_limit_of_memory_holds():
     machine = Machine()
     measured_on(machine, resolutions=(32,), goal={"memory": 40 * MIB})

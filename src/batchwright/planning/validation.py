@@ -11,7 +11,7 @@ from batchwright.errors import PlanError
 from batchwright.planning.methods.simulated import with_link
 from batchwright.planning.resolution import settled, sides
 from batchwright.records import DataFacts, Job, NetworkFacts, Precision, Profile
-from batchwright.records.job import as_written, check_job, method_keys
+from batchwright.records.job import PASS_KEYS, as_written, check_job, method_keys
 from batchwright.records.registries.optimizers import AUTO
 from batchwright.records.text.formatting import counted
 
@@ -48,7 +48,7 @@ def planning_job(*profiles: Profile) -> Job:
 
 def as_measured(job: Job, profile: Profile) -> Job:
     """The job with what measuring settles, where it leaves that open, as in the profile's own."""
-    keys = ("precision", "activation_checkpointing", "compile", "cuda_graphs")
+    keys = ("precision", *PASS_KEYS)
     settled = {key: getattr(profile.job, key) for key in keys if getattr(job, key) == "auto"}
     return job.model_copy(update=settled)
 
@@ -109,7 +109,7 @@ def resolved(
         JobError: Something is given for another number of workers or resolutions.
     """
     known: dict[str, object] = {"precision": precision, "augment": job.augmentation}
-    for key in ("activation_checkpointing", "compile", "cuda_graphs"):
+    for key in PASS_KEYS:
         if getattr(job, key) == "auto":  # nothing was measured that speaks for it
             known[key] = "off"
     if workers is not None:

@@ -115,19 +115,24 @@ class Prepared(Record):
     )
 
 
-class Recompute(Record):
+class TakeTurns(Record):
+    """Time a step two ways, in turns, at the batch that is planned or less."""
+
+    workers: Count
+    resolution: Count
+    wanted_batch_size: Count
+    seconds: Positive = Field(description="Time to spend.")
+
+
+class Recompute(TakeTurns):
     """Time a step that does not fit the memory both ways; answered by `Recomputed`.
 
     Steps afterwards are as it was chosen.
     """
 
     do: Literal["recompute"] = "recompute"
-    workers: Count
-    resolution: Count
-    wanted_batch_size: Count
     limit_bytes: Count
     try_without: bool = Field(True, description="False: it surely does not fit as it is.")
-    seconds: Positive = Field(description="Time to spend.")
 
 
 class Recomputed(Record):
@@ -136,15 +141,14 @@ class Recomputed(Record):
     times: RecomputationTimes | None
 
 
-class Compile(Record):
-    """Time a step compiled and not; answered by `Compiled`. Steps afterwards are as chosen."""
+class Compile(TakeTurns):
+    """Time a step compiled and not; answered by `Compiled`. Steps afterwards are as chosen.
+
+    The time to spend is without that of compiling.
+    """
 
     do: Literal["compile"] = "compile"
-    workers: Count
-    resolution: Count
-    wanted_batch_size: Count
     asked: bool
-    seconds: Positive = Field(description="Time to spend, compiling aside.")
 
 
 class Compiled(Record):
@@ -153,17 +157,13 @@ class Compiled(Record):
     times: CompilationTimes
 
 
-class Replay(Record):
+class Replay(TakeTurns):
     """Time a step replayed from CUDA graphs and not; answered by `Replayed`.
 
     Steps afterwards are as it was chosen.
     """
 
     do: Literal["replay"] = "replay"
-    workers: Count
-    resolution: Count
-    wanted_batch_size: Count
-    seconds: Positive = Field(description="Time to spend.")
 
 
 class Replayed(Record):

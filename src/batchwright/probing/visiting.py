@@ -130,7 +130,7 @@ class Visitor:
         hopeless = self._surely_too_large(first)
         possible = (
             job.batch_norm != "synchronized"
-            and job.compile != "on"  # blocks that are recomputed are not compiled
+            and "on" not in (job.compile, job.cuda_graphs)  # which such blocks do without
             and not (hopeless and self._surely_too_large(first, recompute=True))
         )
         if possible and (hopeless or not (self.weigh(first) and self._has_room(first, wanted))):
@@ -159,7 +159,7 @@ class Visitor:
         job = self.job
         if job.compile == "off":
             return
-        if job.activation_checkpointing == "off":
+        if job.activation_checkpointing == "off" and job.cuda_graphs != "on":
             self._report("compiling")
             command = commands.Compile(
                 workers=self._workers,

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from batchwright.records.base import Count, Index, Record
-from batchwright.records.job import Job
+from batchwright.records.job import PASS_KEYS, Job
 from batchwright.records.registries.data_sources import DATA
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.text.formatting import counted
@@ -179,10 +179,8 @@ def lacking(offer: Offer, needs: Needs) -> tuple[str, str] | None:
 # ---------------------------------------------------------------- whether a document is of its job
 
 RESOLVED = (
-    "activation_checkpointing",
+    *PASS_KEYS,
     "augment",
-    "compile",
-    "cuda_graphs",
     "device",
     "precision",
     "resolutions",

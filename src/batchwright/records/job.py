@@ -17,6 +17,9 @@ from batchwright.records.registries.data_sources import secret_in, source_of
 from batchwright.records.registries.methods import METHODS
 from batchwright.records.text.job_keys import job_keys, job_problem
 
+PASS_KEYS = ("activation_checkpointing", "compile", "cuda_graphs")
+"""Job keys of how passes are taken: measuring settles their ``auto``, which is else ``off``."""
+
 _OTHERS_COME = ContextVar("others_come", default=False)
 
 

@@ -20,7 +20,7 @@ from batchwright.records.base import (
     Record,
     Shown,
 )
-from batchwright.records.job import Job
+from batchwright.records.job import PASS_KEYS, Job
 from batchwright.records.text.formatting import duration, number, significant
 
 JOINED = ", small pieces joined"
@@ -495,8 +495,8 @@ class Profile(Document):
     @classmethod
     def _measured_without(cls, job: Job) -> Job:
         """Profiles from before there was the choice were taken without what it offers."""
-        keys = "activation_checkpointing", "compile", "cuda_graphs"
-        return job.model_copy(update={key: "off" for key in keys if getattr(job, key) == "auto"})
+        unasked = [key for key in PASS_KEYS if getattr(job, key) == "auto"]
+        return job.model_copy(update=dict.fromkeys(unasked, "off"))
 
     def _tables(self) -> list[Shown]:
         """Step times, at most eight of them, evenly through the list."""
