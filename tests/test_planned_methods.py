@@ -27,6 +27,7 @@ from batchwright.records import (
     Profile,
     Server,
     StepTime,
+    UpdateTime,
     Virtual,
 )
 from batchwright.records.documents import load_job
@@ -157,6 +158,21 @@ def test_the_round_is_predicted_from_computing_alone_and_one_exchange():
     assert ratio == pytest.approx(1.05, abs=0.01)
     assert stage.predicted_epoch_seconds.low < stage.predicted_epoch_seconds.value
     assert (stage.sample_seconds, stage.step_seconds) == pytest.approx((0.0005, FIXED))
+
+
+def test_a_longer_update_takes_its_time_in_a_round_too():
+    profile = profile_of()
+    updates = [
+        UpdateTime(optimizer=name, seconds=seconds, low=seconds, high=seconds, repeats=9)
+        for name, seconds in (("sgd", 0.001), ("muon", 0.021))
+    ]
+    changed = profile.job.model_copy(update={"optimizer": "auto"})
+    profile = profile.model_copy(update={"job": changed, "updates": tuple(updates)})
+    fixed = {
+        name: planned("dual-batch", profile, optimizer=name).stages[0].step_seconds
+        for name in ("sgd", "muon")
+    }
+    assert fixed == pytest.approx({"sgd": FIXED, "muon": FIXED + 0.02})
 
 
 def of_large_gpus(**changes):

@@ -24,11 +24,11 @@ from batchwright.planning.simulation.cluster import ImaginedCluster, Row
 from batchwright.planning.simulation.failures import Hazards, run_through
 from batchwright.planning.simulation.rounds import simulate_rounds
 from batchwright.planning.simulation.steps import lognormal, simulate_steps
-from batchwright.records import LinkTime, Plan, Scenario, Simulation
+from batchwright.records import LinkTime, Plan, Scenario, Simulation, UpdateTime
 from batchwright.records.documents import read_record
 from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
 from batchwright.workflows.simulating import scenario_of
-from samples import make_kind_profile, make_plan, make_profile
+from samples import make_job, make_kind_profile, make_plan, make_profile
 from servers import make_server_plan
 
 calmly = settings(max_examples=25, deadline=None)  # nothing here is about time
@@ -294,6 +294,26 @@ def test_a_measured_cluster_takes_what_the_plan_predicts():
         assert sum(found.shares.model_dump().values()) == pytest.approx(1.0)
         (alone,) = bw.simulate(plan, speed_spread=0, step_spread=0).clusters  # by the plan's words
         assert alone.seconds.value == pytest.approx(plan.chosen.train_seconds.value, rel=0.05)
+
+
+def test_a_longer_update_takes_its_time_in_a_simulation_too():
+    updates = [
+        UpdateTime(optimizer=name, seconds=seconds, low=seconds, high=seconds, repeats=9)
+        for name, seconds in (("sgd", 0.001), ("muon", 0.021))
+    ]
+    profile = make_profile(job=make_job(optimizer="auto", learning_rate="auto"), updates=updates)
+    asked = {"speed_spread": 0, "step_spread": 0}
+    steps = {
+        name: bw.simulate(
+            bw.plan(profile, epochs=3, workers=2, global_batch=64, optimizer=name),
+            profile=profile,
+            **asked,
+        )
+        .clusters[0]
+        .step_seconds.value
+        for name in ("sgd", "muon")
+    }
+    assert steps["muon"] - steps["sgd"] == pytest.approx(0.02, rel=0.05)
 
 
 def test_shares_follow_speeds_by_the_very_class_that_training_uses(monkeypatch):

@@ -15,6 +15,7 @@ from batchwright.algorithms.partition import apportion
 from batchwright.errors import PlanError
 from batchwright.planning.candidates.choice import Choice
 from batchwright.planning.candidates.local_batches import largest_shares, local_batches, split
+from batchwright.planning.candidates.optimizer import chosen_optimizer, extra_seconds
 from batchwright.planning.candidates.prediction_records import prediction, prediction_reasons
 from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Table
@@ -197,8 +198,12 @@ class Measured:
         job, cluster, first, workers = self.job, self.choice.row.cluster, self._kind, self.workers
         top = max(sides(job))
 
+        update = chosen_optimizer(self.table.job, self.batch, self.table.compared)
+
         def seconds_on(kind: WorkerType, side: int, size: int) -> float:
-            return kind.times.computing(workers, side, kind.parts(workers, side, size))
+            longer = extra_seconds(job, kind.profile, update, workers, kind.speed)
+            computing = kind.times.computing(workers, side, kind.parts(workers, side, size))
+            return computing + (longer.value if longer else 0.0)
 
         def ends(side: int, size: int) -> tuple[float, float]:
             counted = min(workers, first.measured[-1])

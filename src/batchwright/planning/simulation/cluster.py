@@ -26,6 +26,7 @@ from batchwright.algorithms.checkpointing import assumed_cost
 from batchwright.algorithms.partition import apportion
 from batchwright.algorithms.simulated_clock import StepTime, step_times
 from batchwright.errors import PlanError
+from batchwright.planning.candidates.optimizer import extra_seconds
 from batchwright.planning.candidates.worker_types import WorkerType, worker_types_of
 from batchwright.planning.merging import kind_of, kinds_apart
 from batchwright.prediction.collective import exchange_seconds, fit_collectives
@@ -276,7 +277,11 @@ class ImaginedCluster:
                 fixed = many - slope * local
                 if fixed < 0 or slope < 0:
                     slope, fixed = (many / local, 0.0) if fixed < 0 else (0.0, many)
-                known[kind.name, local] = slope, fixed
+                # Steps were measured with the optimizer that updates soonest.
+                longer = extra_seconds(
+                    self.plan.job, kind.profile, self.plan.update, together, kind.speed
+                )
+                known[kind.name, local] = slope, fixed + (longer.value if longer else 0.0)
                 parts = kind.parts(together, stage.resolution, local)
                 levels.append(_deviation(kind.times.predict(together, stage.resolution, parts)))
             lines[rank] = known[kind.name, local]
