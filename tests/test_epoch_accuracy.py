@@ -1,16 +1,22 @@
 """Accuracy after each epoch: predicted, told beside what was measured, and when it strays."""
 
+from collections.abc import Sequence
+from io import StringIO
+
 import pytest
 from benchmarks.tools.epoch_curves import Shortfall, fitted, law_of
+from rich.console import Console
 
 from batchwright.algorithms.splicing import spliced
 from batchwright.cli.output import result
 from batchwright.planning.planner import make_plan
+from batchwright.prediction.accuracy.forecast import Forecast, forecast
 from batchwright.prediction.accuracy.learning import AT_PEAK, falls_short
 from batchwright.prediction.accuracy.straying import straying
 from batchwright.prediction.accuracy.trainings import Candidate
-from batchwright.records import Estimate, Plan
+from batchwright.records import EpochRecord, Estimate, Plan
 from batchwright.records.lines.line_files import lines_of
+from batchwright.records.text.formatting import percent
 from batchwright.reporting.data.reading import (
     accuracy_comparison,
     accuracy_words,
@@ -19,13 +25,13 @@ from batchwright.reporting.data.reading import (
 )
 from batchwright.reporting.pages.page import page
 from batchwright.reporting.render.figures import write_figures
-from batchwright.reporting.render.progress import epoch_words, joined
+from batchwright.reporting.render.progress import epoch_words, joined, left_words, progress
 from batchwright.training.recorder import Recorder
 from samples import make_epoch, make_summary
 from samples import make_plan as bare_plan
-from test_learning import taught, truth
+from test_learning import made_up, taught, truth
 
-HELD_OUT = 1000
+BATCH, HELD_OUT = 32, 1000
 
 
 def told(*shares: float | None, **changes) -> Plan:
@@ -111,24 +117,91 @@ def test_epochs_under_another_batch_are_not_predicted_any_more():
     assert spliced(bare, bare, 1).epoch_accuracy == ()
 
 
+# ------------------------------------------------------------------------------------- the rest
+
+
+def long_plan(**goal: float) -> Plan:
+    """Twelve epochs of which trials tell."""
+    profile = taught()
+    job = profile.job.model_copy(update={"epochs": 12})
+    plan = make_plan(profile, job.model_copy(update={"global_batch": BATCH, "optimizer": "sgd"}))
+    job = plan.job.model_copy(update={"goal": plan.job.goal.model_copy(update=goal)})
+    return plan.model_copy(update={"job": job})
+
+
+def by_the_law(plan: Plan, level: float = 0.3, slope: float = 0.5) -> tuple[EpochRecord, ...]:
+    """Epochs of a network that learns so, but for the counting of its right answers."""
+    samples, classes = plan.data.train_samples, len(plan.data.classes)
+    return epochs_of(
+        *(
+            made_up(level, slope, 200.0, BATCH, samples * (epoch + 1), classes)
+            for epoch in range(plan.epochs)
+        )
+    )
+
+
+def ahead(plan: Plan, epochs: Sequence[EpochRecord]) -> Forecast | None:
+    """The rest of a run at a constant rate, where nothing is missing at any time."""
+    return forecast(plan, [1.0] * plan.epochs, epochs)
+
+
+@pytest.mark.parametrize(("level", "slope"), [(0.3, 0.5), (-1.5, 0.9), (1.5, 0.35)])
+def test_a_run_tells_its_end_and_the_better_the_further_it_has_come(level, slope):
+    plan = long_plan()
+    epochs = by_the_law(plan, level, slope)
+    found = [ahead(plan, epochs[:done]).end for done in (1, 3, 6, 11)]
+    widths = [one.high - one.low for one in found]
+    assert widths == sorted(widths, reverse=True)
+    assert all(one.low < epochs[-1].top1 < one.high for one in found)
+    assert found[2].value == pytest.approx(epochs[-1].top1, abs=0.03)
+    assert found[3].value == pytest.approx(epochs[-1].top1, abs=0.01)
+
+
+def test_a_high_rate_widens_what_is_expected_until_it_comes_down():
+    plan = long_plan()
+    epochs = by_the_law(plan)[:6]
+    level = ahead(plan, epochs).end
+    falling = forecast(plan, [1 - (epoch / 12) for epoch in range(1, 13)], epochs).end
+    assert falling.high - falling.low > level.high - level.low
+
+
+def test_the_epoch_that_reaches_the_target_is_told_from_the_second_evaluation_on():
+    epochs = by_the_law(long_plan())
+    plan = long_plan(accuracy=round(epochs[7].top1 - 0.001, 3))
+    assert ahead(plan, epochs[:1]).epochs is None
+    assert ahead(plan, epochs[:5]).epochs == pytest.approx(8, abs=1)
+    assert ahead(plan, epochs[:7]).epochs == 8
+    rarely = plan.job.model_copy(update={"evaluate_epochs": 3})
+    seen = [one for one in epochs[:6] if one.epoch in (2, 5)]
+    assert ahead(plan.model_copy(update={"job": rarely}), seen).epochs == 9
+    assert ahead(long_plan(accuracy=0.99), epochs[:7]).epochs is None
+
+
+def test_nothing_is_expected_where_nothing_tells_it_or_nothing_is_left():
+    plan = long_plan()
+    epochs = by_the_law(plan)
+    unseen = epochs[2].model_copy(update={"val_correct": None, "val_count": None})
+    assert ahead(plan, [*epochs[:2], unseen]) is None
+    assert ahead(plan, epochs) is None
+    assert ahead(long_plan(accuracy=epochs[3].top1), epochs[:5]) is None
+    assert ahead(plan.model_copy(update={"epoch_accuracy": ()}), epochs[:3]) is None
+    spliced_in = (*plan.epoch_accuracy[:-1], None)
+    assert ahead(plan.model_copy(update={"epoch_accuracy": spliced_in}), epochs[:3]) is None
+    data = plan.data.model_copy(update={"train_samples": 5 * BATCH})
+    few = plan.model_copy(update={"data": data})
+    assert [ahead(few, epochs[:done]) is None for done in range(1, 7)] == [True] * 4 + [False] * 2
+
+
 # ------------------------------------------------------------------------------------- straying
 
 
 def test_an_epoch_outside_its_interval_is_told_at_once_with_what_it_means_for_the_end():
-    line = straying(told(0.3, 0.4, 0.5), epochs_of(0.3, 0.32))
-    assert line.startswith(
-        "held-out accuracy after epoch 2 is 32.0 %, below the 35.0 % to 45.0 % that the plan"
+    end = Estimate(value=0.41, low=0.36, high=0.46)
+    line = straying(told(0.3, 0.4, 0.5), epochs_of(0.3, 0.32), end)
+    assert line == (
+        "held-out accuracy after epoch 2 is 32.0 %, below the 35.0 % to 45.0 % that the plan "
+        "predicted; at the end about 41.0 % is expected now, not 50.0 %"
     )
-    assert "expected now, not 50.0 %" in line
-    end = float(line.partition("at the end about ")[2].partition(" %")[0])
-    assert 38 < end < 45  # 8 points of 40, as a logit
-
-
-def test_what_is_known_better_at_the_end_moves_less():
-    plan = told(0.4, 0.5)
-    wide = Estimate(value=0.4, low=0.1, high=0.7)
-    unsure = plan.model_copy(update={"epoch_accuracy": (wide, plan.epoch_accuracy[1])})
-    assert "at the end about 49." in straying(unsure, epochs_of(0.08))
 
 
 def test_more_than_the_guessing_that_was_expected_is_told():
@@ -137,7 +210,7 @@ def test_more_than_the_guessing_that_was_expected_is_told():
     plan = plan.model_copy(update={"epoch_accuracy": (guessing, plan.epoch_accuracy[1])})
     line = straying(plan, epochs_of(0.2))
     assert "above the 10.0 % to 10.6 % that the plan predicted" in line
-    assert "expected now" not in line  # how far guessing was from this is not known
+    assert "expected now" not in line
 
 
 @pytest.mark.parametrize(
@@ -177,6 +250,35 @@ def test_the_lines_of_a_run_hold_the_prediction_and_say_so(tmp_path):
     said = joined(epoch_words(lines[0], brief=False, simulated=False))
     assert "accuracy 20.0 % (predicted 25.0 % to 35.0 %)" in said
     assert "predicted 25" not in joined(epoch_words(lines[0], brief=True, simulated=False))
+
+
+def test_the_lines_of_a_run_say_what_is_expected_of_its_end(tmp_path):
+    epochs = by_the_law(long_plan())
+    plan = long_plan(accuracy=round(epochs[7].top1, 3))
+    for name, followed in (("end", long_plan()), ("target", plan)):
+        (tmp_path / name).mkdir()
+        recorder = Recorder(tmp_path / name, followed)
+        for one in epochs[:3]:
+            recorder.epochs.append(one)
+            recorder.epoch(one)
+    *_, last = (one for one in lines_of(tmp_path / "end") if one.kind == "epoch")
+    assert last.likely_epochs is None
+    assert last.expected_top1.low < last.expected_top1.value < last.expected_top1.high
+    said = joined(epoch_words(last, brief=False, simulated=False))
+    end = last.expected_top1
+    ends = f"{percent(end.low)} to {percent(end.high)}"
+    assert f", likely {percent(end.value)} ({ends}) at the end" in said
+    brief = joined(epoch_words(last, brief=True, simulated=False))
+    assert f"{percent(last.record.top1)}, likely {percent(end.value)} at the end" in brief
+    *_, last = (one for one in lines_of(tmp_path / "target") if one.kind == "epoch")
+    said = joined(epoch_words(last, brief=False, simulated=False))
+    assert f", goal.accuracy likely after epoch {last.likely_epochs}" in said
+    console = Console(file=StringIO(), width=200)
+    with progress(console, epochs=plan.epochs, plan=plan) as shown:
+        shown.update(last)
+    seconds = last.record.training_seconds + last.record.evaluation_seconds
+    left = left_words(seconds * (last.likely_epochs - 3))
+    assert console.file.getvalue().rstrip().endswith(left)
 
 
 def test_what_the_benchmark_rests_on_is_at_the_rate_of_a_plan():

@@ -35,6 +35,7 @@ ARROWS = {
         "errors",
         "storage",
         "records",
+        "prediction.accuracy.forecast",
         "prediction.accuracy.straying",
         "prediction.noise_scale",
         "algorithms",

@@ -3,6 +3,7 @@ r"""Accuracy within a training, epoch by epoch: curves measured, and what falls 
     python -m benchmarks.tools.epoch_curves gather [--data DIR] [--limit-minutes M]
         [--lines FILE]
     python -m benchmarks.tools.epoch_curves fit
+    python -m benchmarks.tools.epoch_curves forecast
 
 Trainings are those of the look set of `benchmarks.planning.decisions_runs` at its full length (seed
 10, images held out from the training set, none of them test images), evaluated after every epoch.
@@ -10,9 +11,10 @@ Trainings are those of the look set of `benchmarks.planning.decisions_runs` at i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from math import cos, inf, pi
 from pathlib import Path
 from statistics import median
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchwright.prediction.accuracy.learning import LearningModel, fit_learning
+from batchwright.prediction.accuracy.learning import LearningModel, falls_short, fit_learning
 from batchwright.prediction.accuracy.trainings import MIN_STEPS, Candidate, Observed
 from batchwright.records.registries.optimizers import Normal
 from benchmarks.harness.benchmark import RESULTS, add_gathering, make_parser, say, scratch
@@ -168,19 +170,85 @@ def fit(lines: Sequence[dict[str, Any]]) -> None:
         say(f"all, by 0 +- {spread:g}: {told}")
 
 
+# ------------------------------------------------------------------------------------- the rest
+
+TAKEN: Mapping[str, Callable[[Sequence[Observed]], Sequence[Observed]]] = {
+    "the last": lambda seen: seen[-1:],
+    "the first and the last": lambda seen: seen[:1] + seen[1:][-1:],
+    "all": lambda seen: seen,
+}
+"""Which evaluations of a run so far may tell its end."""
+
+
+class Ahead(NamedTuple):
+    """The end of a training by its evaluations up to some epoch, in points."""
+
+    done: float  # share of the epochs
+    off: float  # predicted less measured
+    inside: bool  # measured inside the 95 % interval
+    half_width: float  # of that
+    to_come: float  # what the end was above the last evaluation
+
+
+def ends_expected(
+    lines: Iterable[dict[str, Any]], take: Callable[[Sequence[Observed]], Sequence[Observed]]
+) -> Iterator[Ahead]:
+    """What curves tell of their ends, after each evaluation but the last."""
+    for one in lines:
+        kind, batch, of_epoch = one["optimizer"], one["batch"], one["images"]
+        curve, factors = [share / 100 for share in one["curve"]], factors_of(one["epochs"])
+        short = [falls_short(factor, factors[-1]) for factor in factors]
+        seen: list[Observed] = []
+        for epoch, reached in enumerate(curve[:-1], 1):
+            if epoch * of_epoch < MIN_STEPS * batch:
+                continue
+            seen.append(
+                Observed(
+                    *(kind, batch, epoch * of_epoch, reached, one["held_out"]),
+                    short=short[epoch - 1],
+                )
+            )
+            law = fit_learning(take(seen), classes=one["classes"], optimizers=(kind,))
+            training = Candidate(kind, batch, one["epochs"] * of_epoch)
+            end = law.counted(training, short[-1], one["held_out"])
+            yield Ahead(
+                epoch / one["epochs"],
+                100 * (end.value - curve[-1]),
+                end.low <= curve[-1] <= end.high,
+                50 * (end.high - end.low),
+                100 * (curve[-1] - reached),
+            )
+
+
+def tell_ends(lines: Sequence[dict[str, Any]]) -> None:
+    """Print how well `prediction.accuracy.forecast` holds, and what else it could go by."""
+    for name, take in TAKEN.items():
+        found = list(ends_expected(lines, take))
+        for low, high in pairwise((0.0, 0.25, 0.5, 0.75, 1.0)):
+            own = [one for one in found if low < one.done <= high]
+            say(
+                f"by {name}, {low:g} to {high:g} of the epochs done: "
+                f"{median(abs(one.off) for one in own):.1f} points off, "
+                f"{sum(one.inside for one in own)} of {len(own)} inside, "
+                f"half width {median(one.half_width for one in own):.1f}, "
+                f"still to come {median(one.to_come for one in own):.1f}"
+            )
+
+
 # ------------------------------------------------------------------------------------ command line
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Gather or fit."""
+    """Gather, fit or forecast."""
     parser = make_parser(__doc__)
     kinds = parser.add_subparsers(dest="which", required=True)
-    fitting, gathering = kinds.add_parser("fit"), kinds.add_parser("gather")
-    fitting.add_argument("--lines", type=Path, default=LINES, metavar="FILE")
-    add_gathering(gathering, LINES)
+    told = {"fit": fit, "forecast": tell_ends}
+    for name in told:
+        kinds.add_parser(name).add_argument("--lines", type=Path, default=LINES, metavar="FILE")
+    add_gathering(kinds.add_parser("gather"), LINES)
     asked = parser.parse_args(words)
-    if asked.which == "fit":
-        fit(read_lines(asked.lines))
+    if asked.which in told:
+        told[asked.which](read_lines(asked.lines))
         return
     with scratch() as folder:
         gather(RunLines(asked.lines, folder), asked.data, folder, asked.until)

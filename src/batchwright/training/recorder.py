@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.processes import STARTED, seconds_since_launch
 from batchwright.distributed.reducer import WorkerNote
 from batchwright.errors import FileError
+from batchwright.prediction.accuracy.forecast import forecast
 from batchwright.prediction.accuracy.straying import straying
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
 from batchwright.records.documents import write_record
@@ -71,6 +74,16 @@ class Recorder:
         self._setup_seconds = content["setup_seconds"]
         done = len(self.epochs) >= self._plan.epochs or self.reached
         self.note("the run was finished already" if done else where)
+
+    @cached_property
+    def _factors(self) -> list[float]:
+        """Share of the peak rate at the end of each epoch."""
+        plan = self._plan
+        rule, samples, epochs = plan.learning_rate, plan.data.train_samples, plan.epochs
+        return [
+            rate_factor(samples * epoch, rule=rule, samples_per_epoch=samples, epochs=epochs)
+            for epoch in range(1, epochs + 1)
+        ]
 
     @property
     def reached(self) -> bool:
@@ -178,6 +191,7 @@ class Recorder:
         self.epochs[-1] = record
         predicted = self._plan.stages[self._plan.stage_of(record.epoch)].predicted_epoch_seconds
         told = self._plan.epoch_accuracy[record.epoch : record.epoch + 1]
+        ahead = forecast(self._plan, self._factors, self.epochs)
         self.line(
             EpochLine(
                 kind="epoch",
@@ -185,10 +199,12 @@ class Recorder:
                 epochs=self._plan.epochs,
                 predicted_seconds=predicted.value if predicted else None,
                 predicted_top1=told[0] if told else None,
+                expected_top1=ahead.end if ahead else None,
+                likely_epochs=ahead.epochs if ahead else None,
             )
         )
         self.tell_reached(record.epoch)
-        if text := straying(self._plan, self.epochs):
+        if text := straying(self._plan, self.epochs, ahead.end if ahead else None):
             self.note(text)
 
     def line(self, line: RunLine) -> None:

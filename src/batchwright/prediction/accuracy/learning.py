@@ -517,10 +517,11 @@ def _shorter(samples: float, longest: float) -> float:
 
 
 def _target(one: Observed, classes: int, seed: float, longest: float = 0.0) -> tuple[float, float]:
-    """Logit u of what was observed, and its standard error beside the longest training."""
+    """Logit u of what was observed, were it whole, and its standard error beside the longest."""
     unit = above_guessing(one.accuracy, classes, 1 - 0.5 / one.held_out)
     error = _noise(unit, one.held_out, classes, seed)
-    return log(unit / (1 - unit)), hypot(error, _shorter(one.samples, longest))
+    error = hypot(error, _shorter(one.samples, longest), one.short.error)
+    return log(unit / (1 - unit)) + one.short.mean, error
 
 
 def _noise(unit: float, held_out: int, classes: int, seed: float) -> float:

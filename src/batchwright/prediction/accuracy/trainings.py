@@ -1,4 +1,4 @@
-"""Whole trainings, short or long, as the law of learning sees them."""
+"""Trainings, short or long, as the law of learning sees them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import log
 from typing import NamedTuple
 
 from batchwright.records import Trial
+from batchwright.records.registries.optimizers import Normal
 
 MIN_STEPS = 25
 """Below some twenty, accuracy is that of guessing whatever was learnt: statistics of batch
@@ -28,7 +29,7 @@ def with_guessing(unit: float, classes: int) -> float:
 
 
 class Observed(NamedTuple):
-    """A whole training, short or long, of the task."""
+    """A training, short or long, of the task; a whole one, or one whose rate is still high."""
 
     optimizer: str  # as in a job
     batch: int  # global batch, in samples
@@ -37,6 +38,7 @@ class Observed(NamedTuple):
     held_out: int  # images that this is over
     offset: float = 0.0  # as of a `Candidate`
     diverged: bool = False  # whether gradients or the loss were not finite
+    short: Normal = Normal(0.0, 0.0)  # logit u of a whole training of these samples, less its own
 
     @property
     def training(self) -> Candidate:

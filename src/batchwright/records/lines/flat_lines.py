@@ -51,6 +51,10 @@ _NAMES: dict[str, dict[str, str]] = {
         "plan/predicted_top1": "predicted_top1.value",
         "plan/predicted_top1_low": "predicted_top1.low",
         "plan/predicted_top1_high": "predicted_top1.high",
+        "run/expected_top1": "expected_top1.value",
+        "run/expected_top1_low": "expected_top1.low",
+        "run/expected_top1_high": "expected_top1.high",
+        "run/likely_epochs": "likely_epochs",
         **{f"ags/factor_{end}": f"record.gradient_factors.{end}" for end in _ENDS},
         **{f"lr/gain_{end}": f"record.rate_gain.{end}" for end in _ENDS},
     },
@@ -110,15 +114,15 @@ _ABSENT = object()
 def flat_values(line: RunLine) -> dict[str, Any]:
     """A line under flat names, in an order that is always the same.
 
-    What a job does not have, such as factors without `ags.mode` or curvature without `track`, has
-    no name; what is not known of this line is `None`.
+    What a job does not have, such as factors without `ags.mode`, curvature without `track` or an
+    epoch that reaches its target, has no name; what is not known of this line is `None`.
     """
     found: dict[str, Any] = {"kind": line.kind}
     for name, path in _NAMES[line.kind].items():
         value: Any = line
         for part in path.split("."):
             value = _ABSENT if value is None else getattr(value, part)
-        if value is not _ABSENT and not (value is None and name.startswith("track/")):
+        if value is not _ABSENT and not (value is None and name.startswith(("track/", "run/"))):
             found[name] = value
     record = line.record if isinstance(line, EpochLine) else line
     for rank, worker in enumerate(getattr(record, "workers", ())):

@@ -88,6 +88,15 @@ class EpochLine(Record):
     predicted_top1: Estimate | None = Field(
         None, description="Predicted held-out accuracy, in [0, 1]; null without a prediction."
     )
+    expected_top1: Estimate | None = Field(
+        None,
+        description="Held-out accuracy expected at the end, by the epochs so far; null at the end, "
+        "and where nothing tells it.",
+    )
+    likely_epochs: Count | None = Field(
+        None,
+        description="Epochs after which `goal.accuracy` is likely to be reached; null if unknown.",
+    )
 
 
 class RoundLine(Record):

@@ -77,6 +77,7 @@ class RunProgress:
         self._live: Live | None = live_picture(console, self._picture) if self._bar else None
         self._task: TaskID | None = None
         self._epoch_seconds: float | None = None
+        self._likely_epochs: int | None = None
         self._shown = (-1, 0.0)
 
     def __enter__(self) -> RunProgress:
@@ -159,6 +160,8 @@ class RunProgress:
         epoch, brief = line.record.epoch, self._bar is not None
         spent = line.record.training_seconds + line.record.evaluation_seconds
         self._epoch_seconds = spent or None
+        if line.record.top1 is not None:
+            self._likely_epochs = line.likely_epochs
         words = self._side(epoch)
         words += epoch_words(line, brief=brief, simulated=self._simulated)
         left = spent * (self._likely(epoch + 1) - epoch - 1)
@@ -207,6 +210,8 @@ class RunProgress:
 
     def _likely(self, done: int) -> int:
         """Epochs that the run is likely to take, so many of them done."""
+        if self._likely_epochs is not None and self._likely_epochs > done:
+            return self._likely_epochs
         return self._epochs if self._plan is None else self._plan.likely_epochs(done)
 
     def _say(self, text: str) -> None:
@@ -328,6 +333,7 @@ def epoch_words(line: EpochLine, *, brief: bool, simulated: bool) -> list[Word]:
     expected = took = ""
     if predicted and not brief:
         expected = f" (predicted {percent(predicted.low)} to {percent(predicted.high)})"
+    expected += _ahead(line, brief=brief)
     if record.training_seconds and line.predicted_seconds and not brief:
         took = f" (predicted {duration(line.predicted_seconds)})"
     return _words(
@@ -337,6 +343,17 @@ def epoch_words(line: EpochLine, *, brief: bool, simulated: bool) -> list[Word]:
         (record.samples_per_second, 5, lambda v: f"{number(v)}{clock} images/s"),
         (record.training_seconds, 2, lambda v: f"{duration(v)}{clock}{took}"),
     )
+
+
+def _ahead(line: EpochLine, *, brief: bool) -> str:
+    """What is expected of the rest of the training."""
+    if line.likely_epochs:
+        return f", goal.accuracy likely after epoch {line.likely_epochs}"
+    end = line.expected_top1
+    if end is None:
+        return ""
+    ends = "" if brief else f" ({percent(end.low)} to {percent(end.high)})"
+    return f", likely {percent(end.value)}{ends} at the end"
 
 
 def _words(*shown: tuple[float | None, int, Callable[[float], str]]) -> list[Word]:
