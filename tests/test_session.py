@@ -1204,6 +1204,23 @@ def test_memory_is_measured_on_the_cpu_where_the_loop_allows_it(capfd, tmp_path)
     assert not [line for line in told if "rofiler" in line or "unknown size" in line]
 
 
+def test_16_bit_copies_of_weights_are_gone_before_gradients_take_their_room(tmp_path):
+    side, peaks = 512, {}
+    for precision in ("float32", "bfloat16"):
+        wide = nn.Sequential(
+            nn.Linear(FEATURES, side),
+            *(nn.Linear(side, side) for _ in range(6)),
+            nn.Linear(side, CLASSES),
+        )
+        folder, plan = tmp_path / precision, make_tiny_plan(epochs=1, precision=precision)
+        with make_session(wide, plan=plan, run_folder=folder, profile_memory=True) as one:
+            train(one)
+        (epoch,) = summary_in(folder).epochs
+        peaks[precision] = epoch.workers[0].peak_bytes
+    copies = 2 * sum(parameter.numel() for parameter in wide.parameters())
+    assert peaks["bfloat16"] - peaks["float32"] < copies / 2
+
+
 def test_a_model_on_a_device_without_float64_is_refused():
     refuse_without_float64(torch.device("cuda", 0))
     with pytest.raises(PlanError, match=r"on mps, where PyTorch has no float64"):

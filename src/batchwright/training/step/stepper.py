@@ -175,6 +175,8 @@ class Stepper:
         value: Tensor | None = None
         try:
             value = loss() if callable(loss) else loss
+            if self._casting:  # else 16-bit copies of all weights live until autocast is left
+                torch.clear_autocast_cache()
             self._take_up()
             with self._uncast:
                 # Weighted by samples: b_i / B of the step's samples over all workers, so that the
