@@ -279,6 +279,10 @@ def test_the_lines_of_a_run_say_what_is_expected_of_its_end(tmp_path):
     seconds = last.record.training_seconds + last.record.evaluation_seconds
     left = left_words(seconds * (last.likely_epochs - 3))
     assert console.file.getvalue().rstrip().endswith(left)
+    reaching = last.model_copy(update={"record": epochs[8], "likely_epochs": None})
+    with progress(console, epochs=plan.epochs, plan=plan) as shown:
+        shown.update(reaching)
+    assert not console.file.getvalue().rstrip().endswith("left")
 
 
 def test_what_the_benchmark_rests_on_is_at_the_rate_of_a_plan():

@@ -24,6 +24,7 @@ from batchwright.records.lines.run_lines import (
     SharesLine,
     StepLine,
 )
+from batchwright.records.run import reached_epoch
 from batchwright.records.text.formatting import duration, number, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.render.live_tables import LiveRounds, LiveWorkers
@@ -165,9 +166,10 @@ class RunProgress:
         words = self._side(epoch)
         words += epoch_words(line, brief=brief, simulated=self._simulated)
         left = spent * (self._likely(epoch + 1) - epoch - 1)
-        if self._simulated or self._rounds:
+        ends = self._plan is not None and reached_epoch(self._plan, [line.record]) is not None
+        if not ends and (self._simulated or self._rounds):
             words += self._paced(epoch + 1, self._clock())
-        elif left:
+        elif not ends and left:
             words.append((1, left_words(left)))
         name = f"epoch {epoch + 1}/{self._epochs}: "
         text = name + joined(words)
