@@ -160,19 +160,53 @@ def test_the_round_is_predicted_from_computing_alone_and_one_exchange():
     assert (stage.sample_seconds, stage.step_seconds) == pytest.approx((0.0005, FIXED))
 
 
-def test_a_longer_update_takes_its_time_in_a_round_too():
-    profile = profile_of()
+def with_updates(profile, muon_seconds):
+    """The profile for a plan that may take either optimizer."""
     updates = [
         UpdateTime(optimizer=name, seconds=seconds, low=seconds, high=seconds, repeats=9)
-        for name, seconds in (("sgd", 0.001), ("muon", 0.021))
+        for name, seconds in (("sgd", 0.001), ("muon", 0.001 + muon_seconds))
     ]
-    changed = profile.job.model_copy(update={"optimizer": "auto"})
-    profile = profile.model_copy(update={"job": changed, "updates": tuple(updates)})
-    fixed = {
-        name: planned("dual-batch", profile, optimizer=name).stages[0].step_seconds
-        for name in ("sgd", "muon")
-    }
-    assert fixed == pytest.approx({"sgd": FIXED, "muon": FIXED + 0.02})
+    job = profile.job.model_copy(update={"optimizer": "auto"})
+    return profile.model_copy(update={"job": job, "updates": tuple(updates)})
+
+
+def both_optimizers(profile, muon_seconds):
+    """The row of `dual-batch` with SGD, and with Muon, whose updates take so much longer."""
+    known = with_updates(profile, muon_seconds)
+    return [planned("dual-batch", known, optimizer=name).stages[0] for name in ("sgd", "muon")]
+
+
+def test_a_longer_update_takes_its_time_in_a_round_too():
+    sgd, muon = both_optimizers(profile_of(), 0.02)
+    assert (sgd.step_seconds, muon.step_seconds) == pytest.approx((FIXED, FIXED + 0.02))
+
+
+def test_measured_pairs_take_the_longer_update_too():
+    _, bare = both_optimizers(profile_of(), 0.02)
+    large, small = bare.local_batch_sizes[0], bare.local_batch_sizes[-1]
+    seconds = compute_seconds(32, large), compute_seconds(32, small)
+    pair = PairTime(
+        resolution=32,
+        large_workers=1,
+        small_workers=3,
+        large_batch=large,
+        small_batch=small,
+        large_seconds=seconds[0],
+        small_seconds=seconds[1],
+        ratios=(seconds[1] / seconds[0],) * 5,
+        repeats=5,
+    )
+    _, told = both_optimizers(profile_of(pairs=(pair,)), 0.02)
+    assert told.step_seconds == pytest.approx(bare.step_seconds)
+    assert told.local_batch_sizes == bare.local_batch_sizes
+
+
+def test_the_large_batch_goes_by_the_longer_update_whether_one_worker_was_measured_or_not():
+    alone, others = (both_optimizers(profile_of(counts=counts), 0.08) for counts in ((1, 4), (4,)))
+    sizes = [row.local_batch_sizes for row in (*alone, *others)]
+    assert sizes[0] == sizes[2]
+    assert sizes[1] == sizes[3]
+    assert sizes[1][0] > sizes[0][0]
 
 
 def of_large_gpus(**changes):

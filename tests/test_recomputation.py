@@ -125,6 +125,23 @@ def test_a_step_takes_less_memory_and_can_go_back_to_what_it_was():
     assert all("forward" not in vars(module) for module in network.modules())
 
 
+@pytest.mark.slow
+def test_16_bit_copies_of_weights_go_block_by_block():
+    network = resnet18(4).to(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    peaks = []
+    for on in (False, True):
+        recompute(network, on=on)
+        network.zero_grad()
+        with counting_tensors() as most, torch.autocast("cpu", torch.bfloat16):
+            loss = network(images).sum()
+            torch.clear_autocast_cache()
+            with torch.autocast("cpu", enabled=False):
+                loss.backward()
+        peaks.append(most())
+    assert peaks[1] <= peaks[0]
+
+
 def test_copies_and_pickles_compute_by_themselves():
     network = resnet8(4)
     recompute(network)

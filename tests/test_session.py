@@ -1204,7 +1204,7 @@ def test_memory_is_measured_on_the_cpu_where_the_loop_allows_it(capfd, tmp_path)
     assert not [line for line in told if "rofiler" in line or "unknown size" in line]
 
 
-def test_16_bit_copies_of_weights_are_gone_before_gradients_take_their_room(tmp_path):
+def test_16_bit_copies_of_weights_go_as_the_backward_pass_goes_through_their_layers(tmp_path):
     side, peaks = 512, {}
     for precision in ("float32", "bfloat16"):
         wide = nn.Sequential(

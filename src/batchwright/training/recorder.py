@@ -189,6 +189,8 @@ class Recorder:
     def epoch(self, record: EpochRecord) -> None:
         """A line about a finished epoch, the last of `epochs`; ``record`` replaces it."""
         self.epochs[-1] = record
+        if self.folder is None:
+            return
         predicted = self._plan.stages[self._plan.stage_of(record.epoch)].predicted_epoch_seconds
         told = self._plan.epoch_accuracy[record.epoch : record.epoch + 1]
         ahead = forecast(self._plan, self._factors, self.epochs)
@@ -199,12 +201,12 @@ class Recorder:
                 epochs=self._plan.epochs,
                 predicted_seconds=predicted.value if predicted else None,
                 predicted_top1=told[0] if told else None,
-                expected_top1=ahead.end if ahead else None,
-                likely_epochs=ahead.epochs if ahead else None,
+                expected_top1=ahead.end,
+                likely_epochs=ahead.epochs,
             )
         )
         self.tell_reached(record.epoch)
-        if text := straying(self._plan, self.epochs, ahead.end if ahead else None):
+        if text := straying(self._plan, self.epochs, ahead.end):
             self.note(text)
 
     def line(self, line: RunLine) -> None:

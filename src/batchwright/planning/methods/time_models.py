@@ -40,6 +40,7 @@ from batchwright.records import (
     Estimate,
     Job,
     NetworkFacts,
+    PairTime,
     Prediction,
     Reason,
     Source,
@@ -165,9 +166,12 @@ class Measured:
         )
         if self.table.job.global_batch == "auto" and found:
             pace, measured = self.pace(batch), 1 in kind.measured  # then as the knee's table
+            longer = self._longer(kind, 1)
             own = self.choice.objective.alone(
                 found,
-                lambda n: (kind.seconds(1, side, n) if measured else pace.seconds(side, n)) / n,
+                lambda n: (
+                    (kind.seconds(1, side, n) + longer if measured else pace.seconds(side, n)) / n
+                ),
             )
             if own is not None:
                 return own
@@ -198,12 +202,9 @@ class Measured:
         job, cluster, first, workers = self.job, self.choice.row.cluster, self._kind, self.workers
         top = max(sides(job))
 
-        update = chosen_optimizer(self.table.job, self.batch, self.table.compared)
-
         def seconds_on(kind: WorkerType, side: int, size: int) -> float:
-            longer = extra_seconds(job, kind.profile, update, workers, kind.speed)
             computing = kind.times.computing(workers, side, kind.parts(workers, side, size))
-            return computing + (longer.value if longer else 0.0)
+            return computing + self._longer(kind, workers)
 
         def ends(side: int, size: int) -> tuple[float, float]:
             counted = min(workers, first.measured[-1])
@@ -231,7 +232,30 @@ class Measured:
             exchange=_exchanges(job, size, workers, known),
             spread=ends,
             least_fixed=0.0 if told else MIN_FIXED,
-            pairs=profile.pairs if len(cluster.members) == 1 and not first.stated else (),
+            pairs=self._pairs() if len(cluster.members) == 1 and not first.stated else (),
+        )
+
+    def _longer(self, kind: WorkerType, workers: int) -> float:
+        """Seconds that an update takes more than the one that was measured with."""
+        update = chosen_optimizer(self.table.job, self.batch, self.table.compared)
+        found = extra_seconds(self.job, kind.profile, update, workers, kind.speed)
+        return found.value if found else 0.0
+
+    def _pairs(self) -> tuple[PairTime, ...]:
+        """The measured pairs, with that in all of their steps."""
+        more = self._longer(self._kind, self.workers)
+        return tuple(
+            one.model_copy(
+                update={
+                    "large_seconds": one.large_seconds + more,
+                    "small_seconds": one.small_seconds + more,
+                    "ratios": tuple(
+                        (ratio * one.large_seconds + more) / (one.large_seconds + more)
+                        for ratio in one.ratios
+                    ),
+                }
+            )
+            for one in self._kind.profile.pairs
         )
 
     def batch_reasons(self, stage: Stage) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:

@@ -18,40 +18,46 @@ from batchwright.prediction.accuracy.trainings import MIN_STEPS, Candidate, Obse
 from batchwright.records import EpochRecord, Estimate, Plan
 from batchwright.records.run import reached_epoch
 
+REACH = 4
+"""Nothing is told of more than so many times the samples that were seen: the law is a straight line
+that bends. Trainings four times as long are what its intervals were checked by (`FORM_ERROR`); of
+ends twelve times as far, few lay inside (docs/log.md)."""
+
 
 class Forecast(NamedTuple):
     """What is expected of the rest of a training.
 
     Attributes:
-        end: Held-out accuracy after the last epoch, a share.
-        epochs: After which `goal.accuracy` is reached, by the middle of what is expected; `None`
-            without such a goal, beyond the last epoch, and after a single evaluation, which tells
-            nothing of how steeply this task learns.
+        end: Held-out accuracy after the last epoch, a share; `None` where it is too far ahead, and
+            where `goal.accuracy` is likely to end the training sooner, or may after a single
+            evaluation.
+        epochs: That the training takes, by the middle of what is expected, where `goal.accuracy`
+            may end it; `None` where that is not told: too far ahead, or after a single evaluation,
+            which says nothing of how steeply this task learns.
     """
 
-    end: Estimate
-    epochs: int | None
+    end: Estimate | None = None
+    epochs: int | None = None
 
 
-def forecast(
-    plan: Plan, factors: Sequence[float], epochs: Sequence[EpochRecord]
-) -> Forecast | None:
-    """The rest of a run by its own evaluations.
+def forecast(plan: Plan, factors: Sequence[float], epochs: Sequence[EpochRecord]) -> Forecast:
+    """The rest of a run by its own evaluations; nothing where these do not tell it.
+
+    That is where the last epoch was not evaluated, or is the end; before `MIN_STEPS` steps, and as
+    long as the rate rises; and where the plan predicts no accuracy, as the law knows nothing of
+    such a training.
 
     Args:
         plan: That it follows.
         factors: Share of the peak rate at the end of each epoch of the plan.
         epochs: That have finished, in order; at least one.
-
-    Returns:
-        `None` where the last of them was not evaluated, came after too few steps, or is the end;
-        and where the plan predicts no accuracy, as the law tells nothing of such a training.
     """
     done, batches = epochs[-1].epoch + 1, {stage.global_batch_size for stage in plan.stages}
     over = done >= plan.epochs or reached_epoch(plan, epochs) is not None
     if over or len(batches) > 1 or not any(plan.epoch_accuracy[-1:]):
-        return None
+        return Forecast()
     (batch,), of_epoch = batches, plan.data.train_samples
+    first = max(MIN_STEPS * batch / of_epoch, plan.learning_rate.warmup_epochs)
     averaged = plan.average_epochs is not None
     short = [falls_short(factor, factors[-1], averaged=averaged) for factor in factors]
     told = [
@@ -64,12 +70,13 @@ def forecast(
             short=short[one.epoch],
         )
         for one in epochs
-        if one.top1 is not None
+        if one.epoch + 1 >= first
         and one.val_count is not None
-        and of_epoch * (one.epoch + 1) >= MIN_STEPS * batch
+        and one.top1 is not None
+        and one.top1 <= 1  # a loop of the user's own may count otherwise
     ]
     if not told or told[-1].samples < of_epoch * done:
-        return None
+        return Forecast()
     seen, held_out = told[:1] + told[1:][-1:], told[-1].held_out
     law = fit_learning(seen, classes=len(plan.data.classes), optimizers=(plan.update,))
 
@@ -77,8 +84,14 @@ def forecast(
         training = Candidate(plan.update, batch, of_epoch * epoch)
         return law.counted(training, short[epoch - 1], held_out)
 
-    target, reached = plan.job.goal.target, None
-    if target is not None and len(seen) > 1:
-        later = (one for one in range(done + 1, plan.epochs + 1) if plan.evaluates_after(one - 1))
-        reached = next((one for one in later if after(one).value >= target), None)
-    return Forecast(after(plan.epochs), reached)
+    furthest, target = min(plan.epochs, REACH * done), plan.job.goal.target
+    end = after(plan.epochs) if furthest == plan.epochs else None
+    if target is None:
+        return Forecast(end)
+    if len(seen) == 1:
+        return Forecast()
+    evaluated = (one for one in range(done + 1, furthest + 1) if plan.evaluates_after(one - 1))
+    reaching = next((one for one in evaluated if after(one).value >= target), None)
+    if reaching is not None and reaching < plan.epochs:
+        return Forecast(epochs=reaching)
+    return Forecast(end, plan.epochs if end else None)

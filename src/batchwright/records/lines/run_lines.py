@@ -90,12 +90,13 @@ class EpochLine(Record):
     )
     expected_top1: Estimate | None = Field(
         None,
-        description="Held-out accuracy expected at the end, by the epochs so far; null at the end, "
-        "and where nothing tells it.",
+        description="Held-out accuracy expected after the last epoch, by those so far; null where "
+        "that is not told, or `goal.accuracy` is likely to end the run sooner.",
     )
     likely_epochs: Count | None = Field(
         None,
-        description="Epochs after which `goal.accuracy` is likely to be reached; null if unknown.",
+        description="Epochs that the run is likely to take, where `goal.accuracy` may end it; null "
+        "where that is not told.",
     )
 
 

@@ -195,7 +195,7 @@ class RunProgress:
 
     def _paced(self, done: float, now: float) -> list[Word]:
         """The rest of the run by a real clock, after so many epochs."""
-        left = self._pace.left(done, self._epochs, now)
+        left = self._pace.left(done, self._likely(int(done)), now)
         return [(0, left_words(left))] if left else []
 
     def _time_left(self, line: StepLine) -> list[Word]:
@@ -349,7 +349,7 @@ def epoch_words(line: EpochLine, *, brief: bool, simulated: bool) -> list[Word]:
 
 def _ahead(line: EpochLine, *, brief: bool) -> str:
     """What is expected of the rest of the training."""
-    if line.likely_epochs:
+    if line.likely_epochs and line.likely_epochs < line.epochs:
         return f", goal.accuracy likely after epoch {line.likely_epochs}"
     end = line.expected_top1
     if end is None:

@@ -175,7 +175,7 @@ class Stepper:
         value: Tensor | None = None
         try:
             value = loss() if callable(loss) else loss
-            if self._casting:  # else 16-bit copies of all weights live until autocast is left
+            if self._casting:  # else 16-bit copies of weights outlive the pass through their layer
                 torch.clear_autocast_cache()
             self._take_up()
             with self._uncast:
