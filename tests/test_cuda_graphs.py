@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from batchwright.errors import JobError
+from batchwright.errors import FileError, JobError
 from batchwright.planning.planner import make_plan
 from batchwright.probing.measure.graphs import compare_graphs
 from batchwright.records import GraphTimes, Job
@@ -234,6 +234,16 @@ def test_a_network_is_as_before_once_a_session_is_over(played):
     with make_session(model, plan=make_tiny_plan((4,), epochs=4, cuda_graphs="on")) as session:
         train(session)
     assert played.replayed
+    assert "forward" not in vars(model)
+
+
+def test_a_session_that_cannot_begin_leaves_the_network_as_it_was(tmp_path):
+    plan = make_tiny_plan((4,), cuda_graphs="on")
+    with make_session(plan=plan, run_folder=tmp_path / "run") as session:
+        train(session)
+    model = make_model()
+    with pytest.raises(FileError, match="run"):
+        make_session(model, plan=plan, run_folder=tmp_path / "run")
     assert "forward" not in vars(model)
 
 
