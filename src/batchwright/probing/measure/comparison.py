@@ -12,7 +12,8 @@ from typing import Protocol
 
 from batchwright.distributed.group import Group
 from batchwright.prediction.fit import interval_in_ratio, student_t_975
-from batchwright.probing.bench import SMALLEST_BATCH, Batch, Bench
+from batchwright.probing.batches import Batch
+from batchwright.probing.bench import SMALLEST_BATCH, Bench
 from batchwright.probing.measure.timing import follow, now
 from batchwright.records import Estimate
 

@@ -16,7 +16,8 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from batchwright.distributed.group import Group
-from batchwright.probing.bench import SMALLEST_BATCH, Batch, Bench, sides_of
+from batchwright.probing.batches import Batch
+from batchwright.probing.bench import SMALLEST_BATCH, Bench, sides_of
 from batchwright.probing.measure.comparison import (
     MIN_SECONDS,
     MIN_TURNS,
