@@ -390,8 +390,8 @@ def test_a_probe_measures_and_chooses(played):
         told = compare_graphs(bench, SIDE, 8, seconds=0.01)
     assert told.ratio is not None
     assert told.failure == ""
-    assert bench._replays == told.chosen
-    bench.replay(on=True)
+    assert bench.graphs._on == told.chosen
+    bench.graphs.switch(on=True)
     for size in (4, 6):  # are weighed
         assert bench.try_step(bench.supply(size, SIDE))
     assert bench.graphs.holds == 1  # of the others the memory is free again

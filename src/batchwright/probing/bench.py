@@ -15,6 +15,7 @@ from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer, Tally, buffer_bytes
 from batchwright.errors import JobError, TrainingError
 from batchwright.probing.batches import Batch, Batches, RandomBatches
+from batchwright.probing.replays import Replays
 from batchwright.records import Job, MemoryParts, OptimizerName, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.training.batches.feeding import Feed
@@ -26,7 +27,6 @@ from batchwright.workload.data.sources import ImageData
 from batchwright.workload.host import NARROW, autocast, dtype_of, is_out_of_memory
 from batchwright.workload.loss_scaling import LossScale
 from batchwright.workload.passes.compilation import Compilation, compile_training
-from batchwright.workload.passes.cuda_graphs import CudaGraphs, graph_training
 from batchwright.workload.passes.recomputation import recompute
 from batchwright.workload.task import (
     build_loss,
@@ -92,7 +92,7 @@ class Bench:
         group: The workers that measure together now.
         scale: What losses are multiplied by.
         compilation: Whether the network computes compiled.
-        graphs: Replays passes of steps, once `replay` was called.
+        graphs: Whether passes of steps are replayed.
     """
 
     def __init__(self, job: Job, data: ImageData, group: Group) -> None:
@@ -108,10 +108,9 @@ class Bench:
         self.broken_steps = 0  # whose gradient was infinite or not a number
         if job.compile == "on":
             self.compile(on=True)
-        self.graphs: CudaGraphs | None = None
-        self._replays = False
+        self.graphs = Replays(self.network)
         if job.cuda_graphs == "on":
-            self.replay(on=True)
+            self.graphs.switch(on=True)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
         usual = OPTIMIZERS[job.optimizer].rate  # `auto` measures with SGD
         rate = usual if job.learning_rate == "auto" else job.learning_rate
@@ -147,38 +146,6 @@ class Bench:
         if on and not self._compiles:
             self.compilation, self._compiles = compile_training(self.network), True
         self.compilation.on = on
-
-    def replay(self, *, on: bool) -> None:
-        """Whether passes of steps are replayed from CUDA graphs from now on, as far as they can."""
-        if self.graphs is None:
-            self.graphs = graph_training(self.network, after=0)
-        self._replays, self.graphs.on = on, False
-
-    @property
-    def replays(self) -> bool:
-        """Whether any passes are recorded."""
-        return self.graphs is not None and self.graphs.holds > 0
-
-    @property
-    def no_graphs(self) -> str:
-        """Why passes are not replayed, though they should; empty: they are, or should not."""
-        return "" if self.graphs is None else self.graphs.failure
-
-    def _forget_graphs(self) -> None:
-        """Let those of other batches go, whose memory would be weighed with what comes."""
-        if self.graphs is not None:
-            self.graphs.forget()
-
-    @contextmanager
-    def _as_trained(self) -> Iterator[None]:
-        """Inside, passes are replayed where those of a training would be; others are not."""
-        if self.graphs is not None:
-            self.graphs.on = self._replays
-        try:
-            yield
-        finally:
-            if self.graphs is not None:
-                self.graphs.on = False
 
     def join(self, group: Group) -> None:
         """From now on take steps with the workers of ``group``, with the same weights on all."""
@@ -231,18 +198,17 @@ class Bench:
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
         self._early.drop()  # or it would be weighed with what comes
-        self._forget_graphs()
+        self.graphs.forget()
         return self.batches.supply(size, resolution)
 
     def stream(self, feed: Feed, sizes: Sequence[int], resolution: int) -> Iterator[Batch]:
         """Batches of random samples without end, as large as ``sizes`` say, one after the other."""
-        self._forget_graphs()
+        self.graphs.forget()
         return self.batches.stream(feed, sizes, resolution)
 
     def close(self) -> None:
         """Let the loader processes end, and what is recorded go."""
-        if self.graphs is not None:
-            self.graphs.end()
+        self.graphs.end()
         self.batches.close()
 
     def loss(self, batch: Batch) -> Tensor:
@@ -266,7 +232,7 @@ class Bench:
         meter, clock = EpochMeter(), self._clock
         clock.restart()
         share = 1 / (self.group.size * len(supplies))
-        with self._as_trained():
+        with self.graphs.as_trained():
             own = self._backward(supplies, [share] * len(supplies))
         self._set_rates(own)
         supply = supplies[0]
@@ -283,7 +249,7 @@ class Bench:
     def try_step(self, supply: Callable[[], Batch]) -> bool:
         """One training step, if it fits into memory on all workers; else nothing is changed."""
         share = 1 / self.group.size
-        with self._as_trained():
+        with self.graphs.as_trained():
             own = self._backward_if_it_fits([supply], [share])
         self._set_rates(own)
         return self._finish(own, share).fits
@@ -299,7 +265,7 @@ class Bench:
         ``shares`` are those of this worker's micro-batches in the samples of the step over all
         workers; ``stop`` is 1 where this worker wants it to be the last, else 0.
         """
-        with self._as_trained():
+        with self.graphs.as_trained():
             own = self._backward_if_it_fits(supplies, shares)
         return self._finish(replace(own, stop=stop), shares[-1])
 
@@ -317,7 +283,7 @@ class Bench:
         self._updater = self._update()
         usual.state.clear()  # a training would not have it in memory either
         self.scale = LossScale.of(self._precision)
-        self._forget_graphs()
+        self.graphs.forget()
         self.start_over()
         yield self.optimizer
         self.optimizer, self._updater = usual, updater

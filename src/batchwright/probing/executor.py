@@ -155,7 +155,7 @@ class Executor:
             memory_bytes=free_memory(group.device, local_workers(group.size)),
             allocator=self._allocator,
             arithmetic=arithmetic(group.device),
-            no_graphs=next(filter(None, group.gather(bench.no_graphs)), ""),
+            no_graphs=next(filter(None, group.gather(bench.graphs.failure)), ""),
             loaders=feed.loading.loaders if feed else None,
         )
 

@@ -34,15 +34,15 @@ def compare_graphs(bench: Bench, resolution: int, wanted: int, *, seconds: float
         plain_seconds=step_seconds(bench, supply),
         chosen=False,
     )
-    bench.replay(on=True)
+    bench.graphs.switch(on=True)
     step_seconds(bench, supply)
-    everyone = bench.group.gather((bench.replays, bench.no_graphs))
-    if not all(replays for replays, _ in everyone):  # what one worker cannot replay, none does
-        bench.replay(on=False)
+    everyone = bench.group.gather((bench.graphs.holds, bench.graphs.failure))
+    if not all(holds for holds, _ in everyone):  # what one worker cannot replay, none does
+        bench.graphs.switch(on=False)
         return told.model_copy(update={"failure": next((why for _, why in everyone if why), "")})
-    times, ratio = compare_switched(bench, supply, bench.replay, seconds)
+    times, ratio = compare_switched(bench, supply, bench.graphs.switch, seconds)
     chosen = ratio.value <= WORTHWHILE
-    bench.replay(on=chosen)
+    bench.graphs.switch(on=chosen)
     plain, replayed = map(median, times)
     return told.model_copy(
         update={
