@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from batchwright.distributed.group import Group
 from batchwright.errors import JobError, PlanError, TrainingError
 from batchwright.planning.planner import make_plan
+from batchwright.probing.measure import comparison
 from batchwright.probing.measure import compilation as module
 from batchwright.probing.measure.compilation import SHORT, compare_compilation
 from batchwright.records import CompilationTimes, Estimate, Job, Reason
@@ -355,7 +356,8 @@ class Machine:
 
 
 def compared(monkeypatch, machine, *, asked=False, wanted=64):
-    monkeypatch.setattr(module, "now", lambda device: machine.seconds)
+    for part in (module, comparison):
+        monkeypatch.setattr(part, "now", lambda device: machine.seconds)
     told = compare_compilation(machine, 32, wanted, asked=asked, seconds=20.0)
     assert machine.on == told.chosen
     return told
@@ -398,7 +400,7 @@ def test_it_is_not_where_it_saves_less_or_cannot_be(monkeypatch, machine):
 
 def test_a_ratio_that_is_not_sure_compiles_nothing(monkeypatch):
     ratio = Estimate(value=0.8, low=0.6, high=1.1)
-    monkeypatch.setattr(module, "compare", lambda turns, more: (([0.1], [0.08]), ratio))
+    monkeypatch.setattr(comparison, "compare", lambda turns, more: (([0.1], [0.08]), ratio))
     assert not compared(monkeypatch, Machine()).chosen
 
 

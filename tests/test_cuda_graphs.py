@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from batchwright.errors import JobError
+from batchwright.errors import FileError, JobError
 from batchwright.planning.planner import make_plan
 from batchwright.probing.measure.graphs import compare_graphs
 from batchwright.records import GraphTimes, Job
@@ -237,6 +237,16 @@ def test_a_network_is_as_before_once_a_session_is_over(played):
     assert "forward" not in vars(model)
 
 
+def test_a_session_that_cannot_begin_leaves_the_network_as_it_was(tmp_path):
+    plan = make_tiny_plan((4,), cuda_graphs="on")
+    with make_session(plan=plan, run_folder=tmp_path / "run") as session:
+        train(session)
+    model = make_model()
+    with pytest.raises(FileError, match="run"):
+        make_session(model, plan=plan, run_folder=tmp_path / "run")
+    assert "forward" not in vars(model)
+
+
 def test_gradients_that_are_rounding_alone_are_no_reason():
     noise = torch.tensor([1e-9, -1e-9])
     large, none = torch.tensor([1.0, torch.inf]), None
@@ -380,8 +390,8 @@ def test_a_probe_measures_and_chooses(played):
         told = compare_graphs(bench, SIDE, 8, seconds=0.01)
     assert told.ratio is not None
     assert told.failure == ""
-    assert bench._replays == told.chosen
-    bench.replay(on=True)
+    assert bench.graphs._on == told.chosen
+    bench.graphs.switch(on=True)
     for size in (4, 6):  # are weighed
         assert bench.try_step(bench.supply(size, SIDE))
     assert bench.graphs.holds == 1  # of the others the memory is free again

@@ -487,7 +487,7 @@ def _free_memory_is_all_but_what_others_hold():
 
 @reaches(
     "probing.measure.memory:weigh",
-    "probing.bench:Bench.hold_images",
+    "probing.batches:Batches.hold_images",
     "probing.measure.timing:now",
     "probing.executor:device_name",
     "probing.visiting:Visitor.cluster",

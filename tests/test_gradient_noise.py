@@ -195,16 +195,16 @@ def test_images_of_a_store_are_drawn_in_the_same_way():
     pixels = torch.randint(256, (500, SIDE, SIDE, 3), generator=random, dtype=torch.uint8)
     labels = torch.randint(CLASSES, (500,), generator=random)
     store = ImageStore.from_images(pixels, labels)
-    images = ImageData(store, store, plain._data.facts, (0.5,) * 3, (0.3,) * 3)
+    images = ImageData(store, store, plain.batches._data.facts, (0.5,) * 3, (0.3,) * 3)
     bench = Bench(plain.job, images, Group(CPU))
     asked = []
-    drawn = bench._train.training_batch
+    drawn = bench.batches._train.training_batch
 
     def noted(indices, **named):
         asked.extend(indices.tolist())
         return drawn(indices, **named)
 
-    bench._train.training_batch = noted
+    bench.batches._train.training_batch = noted
     assert measure_noise(bench, SIDE, 16, seconds=1000).parts == 15
     assert len(asked) == len(set(asked)) == 30 * 16
 

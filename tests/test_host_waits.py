@@ -621,12 +621,13 @@ def test_a_probe_weighs_steps_beside_all_images_that_a_training_keeps_on_the_dev
     job = tiny_job(network="resnet8", resolutions=(4, SIDE))
     with far_device():
         bench = Bench(job, images, Group(FAR))
-        bench.hold_images()
-        held = [bench._train._full, bench._train._reduced[4], bench._held_out._full]
+        bench.batches.hold_images()
+        batches = bench.batches
+        held = [batches._train._full, batches._train._reduced[4], batches._held_out._full]
         assert all(one.pixels.device == FAR for one in held)
     near = Bench(job, images, Group(torch.device("cpu")))
-    near.hold_images()
-    assert near._held_out is None
+    near.batches.hold_images()
+    assert near.batches._held_out is None
 
 
 def bench_of(**changes):

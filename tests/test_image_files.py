@@ -381,7 +381,7 @@ def test_steps_and_evaluations_are_timed_beside_the_decoding(
 ) -> None:
     job = Job(device="cpu", precision="float32", resolutions=(32,), loaders=loaders)
     bench = Bench(job, in_files(root, monkeypatch), Group(CPU))
-    feed = bench.feed(1)
+    feed = bench.batches.feed(1)
     assert feed is not None
     steps, _, told = visit_beside_loading(bench, feed, 3, 32, seconds=0.01, most_steps=2)
     assert len(steps) == 2

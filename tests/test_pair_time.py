@@ -212,6 +212,10 @@ class Worker:
         self.told.append(value)
         return [value, self.others[len(self.told) - 1]]
 
+    @property
+    def batches(self):
+        return self
+
     def feed(self, workers):
         return None
 

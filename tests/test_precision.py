@@ -12,14 +12,10 @@ import torch
 from batchwright.distributed.group import Group
 from batchwright.planning.measurements import measured_precision
 from batchwright.probing.bench import Bench, sides_of
+from batchwright.probing.measure import comparison
 from batchwright.probing.measure import precision as module
-from batchwright.probing.measure.precision import (
-    USUAL_BATCH,
-    WORTHWHILE,
-    choose_precision,
-    compare,
-    planned_batch,
-)
+from batchwright.probing.measure.comparison import WORTHWHILE, compare
+from batchwright.probing.measure.precision import USUAL_BATCH, choose_precision, planned_batch
 from batchwright.records import Goal
 from samples import make_data, make_job, make_profile
 from test_probe import tiny_image_data, tiny_job
@@ -82,7 +78,8 @@ def chosen(machine, monkeypatch, *, seconds=1.0, samples=50_000, bfloat16=True, 
     monkeypatch.setattr(module, "half_of", lambda device: "bfloat16" if bfloat16 else None)
     monkeypatch.setattr(module, "Bench", machine.bench)
     monkeypatch.setattr(module, "weigh", machine.weigh)
-    monkeypatch.setattr(module, "now", lambda device: machine.seconds)
+    for part in (module, comparison):
+        monkeypatch.setattr(part, "now", lambda device: machine.seconds)
     monkeypatch.setattr(module, "free_memory", lambda device, workers: 2**40)
     data = SimpleNamespace(facts=make_data(train_samples=samples))
     job = make_job(**{"precision": "auto", "resolutions": (32,), **changes})

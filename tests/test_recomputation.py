@@ -15,6 +15,7 @@ from batchwright.distributed.group import Group
 from batchwright.errors import JobError, PlanError
 from batchwright.planning.measurements import recomputation as reasons
 from batchwright.planning.planner import make_plan
+from batchwright.probing.measure import comparison
 from batchwright.probing.measure import recomputation as module
 from batchwright.probing.measure.recomputation import compare_recomputation
 from batchwright.records import Job, Profile, RecomputationTimes
@@ -223,7 +224,8 @@ class Machine:
 
 def compared(monkeypatch, machine, *, limit, wanted=256, seconds=10.0):
     monkeypatch.setattr(module, "weigh", machine.weigh)
-    monkeypatch.setattr(module, "now", lambda device: machine.seconds)
+    for part in (module, comparison):
+        monkeypatch.setattr(part, "now", lambda device: machine.seconds)
     told = compare_recomputation(machine, 32, wanted, limit * MIB, seconds=seconds)
     assert machine.on == (told is not None and told.chosen)
     return told

@@ -173,21 +173,25 @@ def test_more_loaders_than_steps_tell_the_step_of_a_long_epoch(monkeypatch):
 
 @pytest.mark.parametrize(("loaders", "timed"), [(0, 4), (2, 4), (5, 5), (16, 16)])
 def test_all_loaders_load_equally_many_batches_of_an_evaluation(loaders, timed, monkeypatch):
-    bench = Machine(32, 1, 1.0, loaders, 18.0)
+    machine = Machine(32, 1, 1.0, loaders, 18.0)
     ready, clock = [], []
     monkeypatch.setattr(evaluation, "set_training", lambda network: None)
-    monkeypatch.setattr(evaluation, "now", lambda device: clock.append(0) or bench.seconds)
-    bench.network = bench.loading = bench
-    bench.eval = bench.close = lambda: None
-    bench.evaluation_feed = lambda: bench
-    bench.start_over, bench.classes = lambda: None, 1
-    bench.outputs_and_loss = lambda batch: (None, bench.work(1.0))
+    monkeypatch.setattr(evaluation, "now", lambda device: clock.append(0) or machine.seconds)
 
     def stream(feed, size, batches):
         ready.append(batches)
-        return ((None, batch) for batch in bench.stream())
+        return ((None, batch) for batch in machine.stream())
 
-    bench.evaluation_stream = stream
+    feed = SimpleNamespace(loading=machine, close=lambda: None)
+    bench = SimpleNamespace(
+        batches=SimpleNamespace(evaluation_feed=lambda workers: feed, evaluation_stream=stream),
+        group=SimpleNamespace(size=1),
+        device=None,
+        network=SimpleNamespace(eval=lambda: None),
+        classes=1,
+        start_over=lambda: None,
+        outputs_and_loss=lambda batch: (None, machine.work(1.0)),
+    )
     seconds = evaluation.evaluate(bench, 1, repeats=4).seconds_per_image
     passes = 1 + loaders + timed
     assert len(clock) == 2 * passes

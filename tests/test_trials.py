@@ -172,7 +172,7 @@ def test_a_trial_is_the_plain_loop_that_it_stands_for(optimizer, tmp_path, monke
     for size in sizes:
         for one in steps.param_groups:
             one["lr"] = 1.5 * rate * (1 + cos(pi * done / samples)) / 2
-        pixels, labels = bench._train.training_batch(
+        pixels, labels = bench.batches._train.training_batch(
             order[done : done + size], epoch=0, resolution=SIDE
         )
         steps.zero_grad()
@@ -181,7 +181,7 @@ def test_a_trial_is_the_plain_loop_that_it_stands_for(optimizer, tmp_path, monke
         steps.step()
         done += size
     network.eval()
-    pixels, labels = bench._train.evaluation_batch(held, resolution=SIDE)
+    pixels, labels = bench.batches._train.evaluation_batch(held, resolution=SIDE)
     with torch.no_grad():
         outputs = network(pixels)
     assert trial.loss == pytest.approx(float(functional.cross_entropy(outputs, labels)), rel=1e-3)
@@ -263,7 +263,7 @@ def test_what_is_judged_was_never_trained_on():
 
 def test_further_epochs_have_orders_of_their_own(monkeypatch):
     bench, signs = bench_of()
-    feed, epochs = bench.training_feed(), []
+    feed, epochs = bench.batches.training_feed(1), []
     training = feed.training
 
     def noted(batches, epoch, resolution):
@@ -303,16 +303,16 @@ def test_classes_are_balanced_where_the_training_balances_them():
     pixels = torch.zeros(IMAGES, SIDE, SIDE, 3, dtype=torch.uint8)
     store = ImageStore.from_images(pixels, labels)
     plain, _ = bench_of()
-    images = ImageData(store, store, plain._data.facts, (0.5,) * 3, (0.3,) * 3)
+    images = ImageData(store, store, plain.batches._data.facts, (0.5,) * 3, (0.3,) * 3)
     bench = Bench(job_of(sampling="balanced"), images, Group(CPU))
     seen = []
-    made = bench._train.training_batch
+    made = bench.batches._train.training_batch
 
     def noted(indices, **named):
         seen.extend(labels[indices].tolist())
         return made(indices, **named)
 
-    bench._train.training_batch = noted
+    bench.batches._train.training_batch = noted
     run_trial(bench, command_of(samples=400))
     assert 0.4 < sum(seen[:400]) / 400 < 0.6
 
@@ -326,7 +326,7 @@ def test_images_that_stay_in_their_files_are_trained_on_and_judged(tmp_path):
         )
     normal = {"mean": (0.2,) * 3, "std": (0.3,) * 3}
     files = ImageFiles(tmp_path, names, labels, side=SIDE, **normal)
-    facts = bench_of()[0]._data.facts.model_copy(update={"train_samples": len(files)})
+    facts = bench_of()[0].batches._data.facts.model_copy(update={"train_samples": len(files)})
     bench = Bench(job_of(), ImageData(files, files, facts, **normal), Group(CPU))
     trial = run_trial(bench, command_of(held_out=40, samples=200))
     assert trial.accuracy == 1

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import count, cycle
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer, Tally, buffer_bytes
 from batchwright.errors import JobError, TrainingError
+from batchwright.probing.batches import Batch, Batches, RandomBatches
+from batchwright.probing.replays import Replays
 from batchwright.records import Job, MemoryParts, OptimizerName, Precision
 from batchwright.records.registries.optimizers import OPTIMIZERS
-from batchwright.training.batches.feeding import DatasetFeed, Feed, FileFeed, PipelineFeed
-from batchwright.training.batches.sampler import balancing_weights
+from batchwright.training.batches.feeding import Feed
 from batchwright.training.step.clock import clock_for
 from batchwright.training.step.early_batches import NO_BATCHES, Early
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.updater import Updater
-from batchwright.workload.data.image_files import FilePipeline, ImageFiles
-from batchwright.workload.data.image_store import ImageStore
-from batchwright.workload.data.loading import loader_processes
-from batchwright.workload.data.pipeline import ImagePipeline
-from batchwright.workload.data.sources import AtResolution, ImageData, resized, to_resolution
+from batchwright.workload.data.sources import ImageData
 from batchwright.workload.host import NARROW, autocast, dtype_of, is_out_of_memory
 from batchwright.workload.loss_scaling import LossScale
 from batchwright.workload.passes.compilation import Compilation, compile_training
-from batchwright.workload.passes.cuda_graphs import CudaGraphs, graph_training
 from batchwright.workload.passes.recomputation import recompute
 from batchwright.workload.task import (
     build_loss,
@@ -47,9 +41,6 @@ from batchwright.workload.tensor_bytes import bytes_of, lasting_bytes
 SMALLEST_BATCH = 2
 """Samples of the smallest step tried; batch normalization takes no fewer."""
 
-_MAX_RESIDENT = 64  # samples of a user's data set that are loaded
-
-Batch = tuple[Tensor, Tensor]
 Result = TypeVar("Result")
 
 
@@ -60,31 +51,6 @@ class Taken(NamedTuple):
     fits: bool = True
     finite: bool = True  # whether the gradient was; else the weights are the starting ones
     stopped: bool = False  # whether a worker wants to stop after it
-
-
-class RandomBatches(Early):
-    """Makes a training batch each time it is called.
-
-    Args:
-        source: Of the images.
-        indices: Draws those of a batch.
-        resolution: Image side, in pixels.
-
-    Attributes:
-        made_there: See `ImagePipeline.makes_there`.
-    """
-
-    def __init__(
-        self, source: ImagePipeline, indices: Callable[[], Tensor], resolution: int
-    ) -> None:
-        make = partial(source.training_batch, epoch=0, resolution=resolution)
-        super().__init__((indices() for _ in count()), make)
-        self.made_there = source.makes_there(resolution)
-
-    def __call__(self) -> Batch:
-        """The next one."""
-        batch: Batch = next(self)
-        return batch
 
 
 class Stepping(Protocol):
@@ -109,11 +75,7 @@ class Stepping(Protocol):
 
 
 class Bench:
-    """Makes batches and takes training steps as `Session` does, on any number of the workers.
-
-    Batches of an `ImageStore` come from the real pipeline, random indices each time. Other data are
-    loaded beside the training, by processes of their own: `stream` gives batches as a training gets
-    them, `supply` a batch that is there already, a few samples repeated to the size wanted.
+    """Takes training steps as `Session` does, on any number of the workers.
 
     Args:
         job: Resolved: its precision and resolutions are concrete.
@@ -125,15 +87,18 @@ class Bench:
         optimizer: Of the network's trained parameters.
         trained: These parameters.
         classes: Number of classes.
+        train_samples: Of the training set.
+        batches: What steps are taken with.
         group: The workers that measure together now.
         scale: What losses are multiplied by.
         compilation: Whether the network computes compiled.
-        graphs: Replays passes of steps, once `replay` was called.
+        graphs: Whether passes of steps are replayed.
     """
 
     def __init__(self, job: Job, data: ImageData, group: Group) -> None:
         self.job, self.device = job, group.device
         self.side, self.classes = max(sides_of(job)), len(data.facts.classes)
+        self.train_samples = data.facts.train_samples
         self.network = self._network(self.classes).to(self.device)
         set_training(self.network)
         if job.activation_checkpointing == "on":
@@ -143,22 +108,24 @@ class Bench:
         self.broken_steps = 0  # whose gradient was infinite or not a number
         if job.compile == "on":
             self.compile(on=True)
-        self.graphs: CudaGraphs | None = None
-        self._replays = False
+        self.graphs = Replays(self.network)
         if job.cuda_graphs == "on":
-            self.replay(on=True)
+            self.graphs.switch(on=True)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
         usual = OPTIMIZERS[job.optimizer].rate  # `auto` measures with SGD
         rate = usual if job.learning_rate == "auto" else job.learning_rate
         self.optimizer = build_optimizer(self.network, job, rate)
         self._loss = build_loss(job)
         self._precision: Precision = "float32" if job.precision == "auto" else job.precision
-        self._dtype = dtype_of(self._precision)
         self.scale = LossScale.of(self._precision)
-        self._random = torch.Generator().manual_seed(1 + group.rank)
-        self._train = self._source(data, data.train)
-        self._data, self._feeds = data, dict[int, Feed]()
-        self._held_out: ImagePipeline | None = None
+        self.batches = Batches(
+            job,
+            data,
+            sides=sides_of(job),
+            device=self.device,
+            dtype=dtype_of(self._precision),
+            rank=group.rank,
+        )
         group.share(self._weights())  # or each would start over with its own
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
@@ -179,38 +146,6 @@ class Bench:
         if on and not self._compiles:
             self.compilation, self._compiles = compile_training(self.network), True
         self.compilation.on = on
-
-    def replay(self, *, on: bool) -> None:
-        """Whether passes of steps are replayed from CUDA graphs from now on, as far as they can."""
-        if self.graphs is None:
-            self.graphs = graph_training(self.network, after=0)
-        self._replays, self.graphs.on = on, False
-
-    @property
-    def replays(self) -> bool:
-        """Whether any passes are recorded."""
-        return self.graphs is not None and self.graphs.holds > 0
-
-    @property
-    def no_graphs(self) -> str:
-        """Why passes are not replayed, though they should; empty: they are, or should not."""
-        return "" if self.graphs is None else self.graphs.failure
-
-    def _forget_graphs(self) -> None:
-        """Let those of other batches go, whose memory would be weighed with what comes."""
-        if self.graphs is not None:
-            self.graphs.forget()
-
-    @contextmanager
-    def _as_trained(self) -> Iterator[None]:
-        """Inside, passes are replayed where those of a training would be; others are not."""
-        if self.graphs is not None:
-            self.graphs.on = self._replays
-        try:
-            yield
-        finally:
-            if self.graphs is not None:
-                self.graphs.on = False
 
     def join(self, group: Group) -> None:
         """From now on take steps with the workers of ``group``, with the same weights on all."""
@@ -260,154 +195,21 @@ class Bench:
         freeze(network, job.frozen)
         return network
 
-    def _source(self, data: ImageData, part: Any) -> ImagePipeline | Batch:
-        if not isinstance(part, ImageStore):
-            first = [part[index] for index in range(min(len(part), _MAX_RESIDENT))]
-            images, labels = default_collate(first)
-            images = images.to(self.device, memory_format=torch.channels_last)
-            return images, labels.to(self.device)
-        return ImagePipeline(
-            part,
-            device=self.device,
-            side=self.side,
-            mean=data.mean,
-            std=data.std,
-            augmentation=self.job.augmentation,
-            rotation=self.job.rotation,
-            zoom=self.job.zoom,
-            seed=self.job.seed,
-            dtype=self._dtype,
-        )
-
-    def hold_images(self) -> None:
-        """Bring to a GPU all images that a training keeps there: they are a part of each peak."""
-        if self.device.type == "cpu" or not isinstance(self._train, ImagePipeline):
-            return
-        self._train.prepare(sides_of(self.job))
-        if isinstance(self._data.val, ImageStore):
-            self._held_out = cast("ImagePipeline", self._source(self._data, self._data.val))
-
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
         self._early.drop()  # or it would be weighed with what comes
-        self._forget_graphs()
-        source = self._train
-        if isinstance(source, ImagePipeline):
-            indices = partial(self._random_indices, size, len(source))
-            return RandomBatches(source, indices, resolution)
-        images, labels = source
-        rows = torch.arange(size, device=images.device) % len(labels)
-        images = to_resolution(images[rows], resolution)
-        batch = images.contiguous(memory_format=torch.channels_last), labels[rows]
-        return lambda: batch
-
-    def evaluation_supply(self, size: int) -> Callable[[], Batch]:
-        """As `supply`, of held-out images in a store, without augmentation, at the highest side."""
-        source = self._held_out or self._source(self._data, self._data.val)
-        assert isinstance(source, ImagePipeline)  # noqa: S101 - others have a feed
-        return lambda: source.evaluation_batch(
-            self._random_indices(size, len(source)), resolution=self.side
-        )
-
-    def feed(self, workers: int) -> Feed | None:
-        """What loads beside the steps of so many workers; `None` where a step makes its batch.
-
-        Less is loaded ahead than in a training: what a visit leaves unused is lost.
-        """
-        part = self._data.train
-        if isinstance(part, ImageStore):
-            return None
-        loaders = loader_processes(self.job, workers, files=isinstance(part, ImageFiles))
-        if loaders not in self._feeds:
-            self._feeds[loaders] = self._make_feed(part, loaders)
-        return self._feeds[loaders]
-
-    def training_feed(self) -> Feed:
-        """Makes the batches of a training on the workers of the group."""
-        if isinstance(self._train, ImagePipeline):
-            return PipelineFeed(self._train)
-        feed = self.feed(self.group.size)
-        assert feed is not None  # noqa: S101 - others have one
-        return feed
-
-    def evaluation_feed(self) -> Feed | None:
-        """The same for held-out images; the caller closes it."""
-        part = self._data.val
-        if isinstance(part, ImageStore):
-            return None
-        files = isinstance(part, ImageFiles)
-        loaders = loader_processes(self.job, self.group.size, files=files)
-        return self._make_feed(part if files else AtResolution(part, self.side), loaders)
-
-    def _make_feed(self, part: Any, loaders: int) -> Feed:
-        if not isinstance(part, ImageFiles):
-            return DatasetFeed(
-                part,
-                device=self.device,
-                seed=self.job.seed,
-                loaders=loaders,
-                ahead=1,
-                resize=resized,
-            )
-        pipeline = FilePipeline(
-            part,
-            device=self.device,
-            augmentation=self.job.augmentation,
-            rotation=self.job.rotation,
-            zoom=self.job.zoom,
-            seed=self.job.seed,
-            dtype=self._dtype,
-            loaders=loaders,
-            ahead=1,
-        )
-        return FileFeed(pipeline)
+        self.graphs.forget()
+        return self.batches.supply(size, resolution)
 
     def stream(self, feed: Feed, sizes: Sequence[int], resolution: int) -> Iterator[Batch]:
         """Batches of random samples without end, as large as ``sizes`` say, one after the other."""
-        self._forget_graphs()
-        indices = (self._random_indices(size, len(feed)) for size in cycle(sizes))
-        return feed.training(indices, epoch=0, resolution=resolution)
-
-    def evaluation_stream(self, feed: Feed, size: int, batches: int) -> Iterator[Batch]:
-        """So many batches of held-out samples at the highest resolution."""
-        indices = [self._random_indices(size, len(feed)) for _ in range(batches)]
-        return feed.evaluation(indices, self.side)
+        self.graphs.forget()
+        return self.batches.stream(feed, sizes, resolution)
 
     def close(self) -> None:
         """Let the loader processes end, and what is recorded go."""
-        if self.graphs is not None:
-            self.graphs.end()
-        while self._feeds:
-            self._feeds.popitem()[1].close()
-
-    @property
-    def train_samples(self) -> int:
-        """Of the training set."""
-        return self._data.facts.train_samples
-
-    def halves(self) -> tuple[Tensor, Tensor]:
-        """Indices of the training samples in random order, the same on all workers, in halves."""
-        order = self.shuffled()
-        return order[len(order) // 2 :], order[: len(order) // 2]
-
-    def shuffled(self) -> Tensor:
-        """Indices of the training samples in random order, the same on all workers."""
-        random = torch.Generator().manual_seed(self.job.seed)
-        return torch.randperm(self._data.facts.train_samples, generator=random)
-
-    def sampling_weights(self, indices: Tensor) -> Tensor | None:
-        """How often a training takes each of these samples; `None`: once per epoch."""
-        part = self._data.train
-        if self.job.sampling == "shuffle" or not isinstance(part, ImageStore | ImageFiles):
-            return None
-        return balancing_weights(part.labels[indices])
-
-    def training_batches(self, batches: Iterable[Tensor], resolution: int) -> Iterator[Batch]:
-        """These very samples, batch by batch, as a training has them in its first epoch."""
-        return self.training_feed().training(batches, 0, resolution)
-
-    def _random_indices(self, size: int, samples: int) -> Tensor:
-        return torch.randint(samples, (size,), generator=self._random)
+        self.graphs.end()
+        self.batches.close()
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean loss of a batch, in the job's precision."""
@@ -430,7 +232,7 @@ class Bench:
         meter, clock = EpochMeter(), self._clock
         clock.restart()
         share = 1 / (self.group.size * len(supplies))
-        with self._as_trained():
+        with self.graphs.as_trained():
             own = self._backward(supplies, [share] * len(supplies))
         self._set_rates(own)
         supply = supplies[0]
@@ -447,7 +249,7 @@ class Bench:
     def try_step(self, supply: Callable[[], Batch]) -> bool:
         """One training step, if it fits into memory on all workers; else nothing is changed."""
         share = 1 / self.group.size
-        with self._as_trained():
+        with self.graphs.as_trained():
             own = self._backward_if_it_fits([supply], [share])
         self._set_rates(own)
         return self._finish(own, share).fits
@@ -463,7 +265,7 @@ class Bench:
         ``shares`` are those of this worker's micro-batches in the samples of the step over all
         workers; ``stop`` is 1 where this worker wants it to be the last, else 0.
         """
-        with self._as_trained():
+        with self.graphs.as_trained():
             own = self._backward_if_it_fits(supplies, shares)
         return self._finish(replace(own, stop=stop), shares[-1])
 
@@ -481,7 +283,7 @@ class Bench:
         self._updater = self._update()
         usual.state.clear()  # a training would not have it in memory either
         self.scale = LossScale.of(self._precision)
-        self._forget_graphs()
+        self.graphs.forget()
         self.start_over()
         yield self.optimizer
         self.optimizer, self._updater = usual, updater

@@ -144,8 +144,8 @@ class Executor:
         channels = self._data.facts.channels
         facts = network_facts(self._job.network, bench.network, bench.side, channels)
         set_training(bench.network)
-        bench.hold_images()
-        feed = bench.feed(command.workers)
+        bench.batches.hold_images()
+        feed = bench.batches.feed(command.workers)
         return commands.Prepared(
             data=self._data.facts,
             network=facts,
@@ -155,7 +155,7 @@ class Executor:
             memory_bytes=free_memory(group.device, local_workers(group.size)),
             allocator=self._allocator,
             arithmetic=arithmetic(group.device),
-            no_graphs=next(filter(None, group.gather(bench.no_graphs)), ""),
+            no_graphs=next(filter(None, group.gather(bench.graphs.failure)), ""),
             loaders=feed.loading.loaders if feed else None,
         )
 
@@ -176,7 +176,7 @@ class Executor:
         bench = self._joined(command.workers)
         size, side = command.local_batch_size, command.resolution
         seconds, most = command.seconds, command.most_steps
-        feed = bench.feed(command.workers)
+        feed = bench.batches.feed(command.workers)
         if feed is None:
             supply = bench.supply(size, side)
             steps, apart = visit(bench, supply, seconds=seconds, most_steps=most)

@@ -226,8 +226,6 @@ class AllReduceRun:
         if self._batches is not None:
             self._batches.close()
         self._reducer.close()
-        if self._setup.graphs is not None:
-            self._setup.graphs.end()
         self._keeper.close()
 
     # --------------------------------------------------------------------------------- after a step

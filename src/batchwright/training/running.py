@@ -112,6 +112,11 @@ class Setup:
     average: WeightAverage | None = None
     fitting: Fitting = field(default_factory=Fitting)
 
+    def end_replay(self) -> None:
+        """Let the model take its passes by itself again."""
+        if self.graphs is not None:
+            self.graphs.end()
+
     @property
     def least(self) -> int:
         """Fewest samples that a worker can train on: of one, there are no batch statistics."""

@@ -198,7 +198,7 @@ class Session:
         refuse_synchronized_on_cpu(self.model, self.device)
         if self.plan.job.activation_checkpointing == "on":
             recompute(self.model)
-        setup = Setup(
+        self._setup = setup = Setup(
             plan=self.plan,
             model=self.model,
             optimizer=self.optimizer,
@@ -505,6 +505,8 @@ class Session:
             self._companion.end("failed", None)
         if hasattr(self, "_run"):
             self._run.close()
+        if hasattr(self, "_setup"):
+            self._setup.end_replay()
         if hasattr(self, "_feed"):
             self._feed.close()
         if self._held_out is not None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from batchwright.errors import TrainingError
-from batchwright.probing.bench import Batch, Bench, if_it_fits
+from batchwright.probing.batches import Batch
+from batchwright.probing.bench import Bench, if_it_fits
 from batchwright.probing.measure.step_time import in_turns
 from batchwright.probing.measure.timing import now
 from batchwright.records import FirstAnswers
@@ -51,14 +52,14 @@ def evaluate(bench: Bench, batch_size: int, repeats: int) -> Evaluation:
 
 
 def _evaluate(bench: Bench, batch_size: int, repeats: int) -> Evaluation:
-    feed = bench.evaluation_feed()
+    feed = bench.batches.evaluation_feed(bench.group.size)
     if feed is None:
-        seconds, first = _passes(bench, bench.evaluation_supply(batch_size), 1, repeats)
+        seconds, first = _passes(bench, bench.batches.evaluation_supply(batch_size), 1, repeats)
         return Evaluation(median(seconds) / batch_size, first)
     try:
         loaders = feed.loading.loaders
         unused, timed = passes(repeats, loaders)
-        stream = bench.evaluation_stream(feed, batch_size, unused + timed + loaders)
+        stream = bench.batches.evaluation_stream(feed, batch_size, unused + timed + loaders)
         seconds, first = _passes(bench, stream.__next__, unused, timed)
         return Evaluation(fmean(seconds) / batch_size, first)
     finally:

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from batchwright.prediction.noise_scale import estimate
-from batchwright.probing.bench import SMALLEST_BATCH, Batch, Bench
+from batchwright.probing.batches import Batch
+from batchwright.probing.bench import SMALLEST_BATCH, Bench
 from batchwright.probing.measure.step_time import finish_loading
 from batchwright.probing.measure.timing import follow, now
 from batchwright.records import GradientNoise
@@ -54,7 +55,8 @@ def measure_noise(
         The estimate; `None` if no two parts' gradients were finite, the data do not make two, or
         time allowed too few steps before.
     """
-    trained, measured = bench.halves()
+    order = bench.batches.shuffled()
+    measured, trained = order[: len(order) // 2], order[len(order) // 2 :]
     size = min(part_size, max(SMALLEST_BATCH, len(measured) // _FEWEST))
     most = min(_MOST, len(measured) // size) // bench.group.size  # equally many on all workers
     if most * bench.group.size < 2:
@@ -64,7 +66,7 @@ def measure_noise(
     noise = None
     if seen >= min(_FEWEST_WARM, len(trained) // 2):
         noise = _measured(bench, parts, resolution, seconds=(1 - _WARM_UP_SHARE) * seconds)
-    feed = bench.feed(bench.group.size)
+    feed = bench.batches.feed(bench.group.size)
     if feed is not None:
         finish_loading(bench, feed)
     return noise
@@ -79,7 +81,7 @@ def _measured(
     random = torch.Generator().manual_seed(0)  # for the same signs on all workers
     signs = torch.randint(2, (weights,), generator=random, dtype=torch.int8) * 2 - 1
     signs = signs.to(bench.device)
-    batches = bench.training_batches(parts, resolution)
+    batches = bench.batches.training_feed(group.size).training(parts, 0, resolution)
     began, time, late = now(bench.device), _MAX_TIME * seconds, 0
     rows: list[Tensor] = []
     noise: GradientNoise | None = None
@@ -161,7 +163,7 @@ def _warm_up(bench: Bench, indices: Tensor, resolution: int, size: int, *, secon
     if not steps:
         return 0
     own = [one[group.rank :: group.size] for one in indices[: steps * step].split(step)]
-    stream = bench.training_batches(own, resolution)
+    stream = bench.batches.training_feed(group.size).training(own, 0, resolution)
     batches = chain([next(stream)], stream)  # before the clock runs: loader processes start
     began = now(bench.device)
     for done in range(steps):

@@ -5,8 +5,12 @@ from __future__ import annotations
 from statistics import median
 
 from batchwright.probing.bench import Bench
-from batchwright.probing.measure.compilation import affordable, in_turns, mean_step
-from batchwright.probing.measure.precision import WORTHWHILE
+from batchwright.probing.measure.comparison import (
+    WORTHWHILE,
+    affordable_batch,
+    compare_switched,
+    step_seconds,
+)
 from batchwright.records import GraphTimes
 
 
@@ -22,23 +26,23 @@ def compare_graphs(bench: Bench, resolution: int, wanted: int, *, seconds: float
     Returns:
         The same on all workers.
     """
-    size = affordable(bench, resolution, wanted, seconds)
+    size = affordable_batch(bench, resolution, wanted, seconds)
     supply = bench.supply(size, resolution)
     told = GraphTimes(
         resolution=resolution,
         local_batch_size=size,
-        plain_seconds=mean_step(bench, supply),
+        plain_seconds=step_seconds(bench, supply),
         chosen=False,
     )
-    bench.replay(on=True)
-    mean_step(bench, supply)
-    everyone = bench.group.gather((bench.replays, bench.no_graphs))
-    if not all(replays for replays, _ in everyone):  # what one worker cannot replay, none does
-        bench.replay(on=False)
+    bench.graphs.switch(on=True)
+    step_seconds(bench, supply)
+    everyone = bench.group.gather((bench.graphs.holds, bench.graphs.failure))
+    if not all(holds for holds, _ in everyone):  # what one worker cannot replay, none does
+        bench.graphs.switch(on=False)
         return told.model_copy(update={"failure": next((why for _, why in everyone if why), "")})
-    times, ratio = in_turns(bench, supply, bench.replay, seconds)
+    times, ratio = compare_switched(bench, supply, bench.graphs.switch, seconds)
     chosen = ratio.value <= WORTHWHILE
-    bench.replay(on=chosen)
+    bench.graphs.switch(on=chosen)
     plain, replayed = map(median, times)
     return told.model_copy(
         update={

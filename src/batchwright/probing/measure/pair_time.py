@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from batchwright.distributed.group import Group
-from batchwright.probing.bench import Batch, Bench
+from batchwright.probing.batches import Batch
+from batchwright.probing.bench import Bench
 from batchwright.probing.commands import VisitPair
 from batchwright.probing.measure.step_time import LONG_STEP, MIN_STEPS
 
@@ -40,7 +41,7 @@ def _stretch(
 ) -> tuple[float, float]:
     size = command.large_batch if is_large else command.small_batch
     parts = _parts(size, command.micro_batch)
-    feed = bench.feed(everyone.size)
+    feed = bench.batches.feed(everyone.size)
     supplies: Supplies = [bench.supply(part, command.resolution) for part in parts]
     if feed is not None:
         supplies = [bench.stream(feed, parts, command.resolution).__next__] * len(parts)

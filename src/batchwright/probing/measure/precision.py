@@ -6,48 +6,40 @@ it takes whatever the batch, which tells nothing of a large one.
 
     steps with more and more samples, up to the batch in question --> both formats in turns, ABBA,
     until the interval of their ratio tells, or the time is up
-
-In turns, because the machine's speed wanders: in ABBA a steady drift cancels.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from math import exp, log, sqrt
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import NamedTuple
 
 from batchwright.distributed.group import Group
-from batchwright.prediction.fit import interval_in_ratio, student_t_975
-from batchwright.probing.bench import SMALLEST_BATCH, Batch, Bench, sides_of
+from batchwright.probing.batches import Batch
+from batchwright.probing.bench import SMALLEST_BATCH, Bench, sides_of
+from batchwright.probing.measure.comparison import (
+    MIN_SECONDS,
+    MIN_TURNS,
+    WORTHWHILE,
+    Turn,
+    compare,
+    time_left,
+)
 from batchwright.probing.measure.memory import weigh
 from batchwright.probing.measure.timing import follow, now
-from batchwright.records import Estimate, Job, Precision, PrecisionRatio, PrecisionTime
+from batchwright.records import Job, Precision, PrecisionRatio, PrecisionTime
 from batchwright.workload.data.sources import ImageData
 from batchwright.workload.host import free_memory, half_of, release_memory
-
-WORTHWHILE = 0.99
-"""16 bits are taken where a step takes at most this share of its time in float32. A comparison
-is right to 2 % or so, and the wrong choice is to cost 3 % at most."""
 
 USUAL_BATCH = 256
 """Local batch, in samples, that is compared where the plan is to choose one and the data allow it:
 plans choose a batch at which what a step takes whatever the batch counts for little."""
 
-MIN_SECONDS = 1.0
-"""Spent where it takes so long, however small the budget: steps that fit in then are long enough to
-depend on the batch, and few samples would tell of what a step takes whatever the batch."""
-
 _FIRST_BATCH = 8
 _MEMORY_SHARE = 0.5  # that the batch may take by what was weighed
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 25
-_CAUTION = 2  # times the interval must tell to stop early: who looks often is fooled sometimes
 _TURN_SECONDS = 0.02  # of short steps several are timed together
 _GROWTH = (4, 2)  # of the batch from one try to the next, the first that time allows
-
-Turn = Callable[[], float]
-"""Takes a few steps; seconds of one of them, the mean over the workers."""
 
 
 class Choice(NamedTuple):
@@ -73,17 +65,14 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
         Bench(job.model_copy(update={"precision": precision, "compile": "off"}), data, group)
         for precision in formats
     ]
-    began = now(group.device)
+    left = time_left(group, seconds)
     workers = group.size if job.workers == "auto" else job.workers  # more, if they are virtual
     wanted = planned_batch(job, data.facts.train_samples, workers)
     resolution = max(sides_of(job))
     size = _largest(benches, wanted, resolution, seconds=seconds)
 
-    def left() -> float:
-        return seconds - (now(group.device) - began)
-
     turns = [_turn(bench, bench.supply(size, resolution)) for bench in benches]
-    times, ratio = compare(turns, lambda: bool(follow(group, int(left() > 0))))
+    times, ratio = compare(turns, left)
     # Kernels of 16 bits may be at fault where those of float32 are not, whatever the rate: those of
     # PyTorch for CPUs are at 3 x 3 convolutions of a single pixel.
     finite = benches[1].broken_steps <= benches[0].broken_steps
@@ -120,40 +109,6 @@ def planned_batch(job: Job, samples: int, workers: int) -> int:
     if job.micro_batch != "auto":
         size = min(size, job.micro_batch)
     return max(SMALLEST_BATCH, size)
-
-
-def compare(
-    turns: Sequence[Turn], may_go_on: Callable[[], bool]
-) -> tuple[tuple[list[float], list[float]], Estimate]:
-    r"""Seconds of every turn of two, A and B, and the ratio of B to A.
-
-    Each round is A, B, B, A, and :math:`r = \sqrt{B_1 B_2 / (A_1 A_2)}`; the ratio is the geometric
-    mean over the rounds, with the interval of Student's t for :math:`\ln r`.
-
-    Args:
-        turns: A and B.
-        may_go_on: Whether there is time, asked after each round from the third on; the rounds end
-            without it once the ratio is clearly below `WORTHWHILE` or above 1.
-    """
-    first, second = turns
-    times: tuple[list[float], list[float]] = ([], [])
-    logs: list[float] = []
-    for turn in turns:
-        turn()  # kernels are chosen, memory is touched
-    while True:
-        a, b, c, d = first(), second(), second(), first()
-        times[0].extend((a, d))
-        times[1].extend((b, c))
-        logs.append(log(b * c / (a * d)) / 2)
-        rounds = len(logs)
-        if rounds < _MIN_ROUNDS:
-            continue
-        error = student_t_975(rounds - 1) * stdev(logs) / sqrt(rounds)
-        ratio = exp(fmean(logs))
-        wide = interval_in_ratio(ratio, _CAUTION * error)
-        apart = wide.high < WORTHWHILE or wide.low > 1
-        if apart or rounds == _MAX_ROUNDS or not may_go_on():
-            return times, interval_in_ratio(ratio, error)
 
 
 def _turn(bench: Bench, supply: Callable[[], Batch]) -> Turn:
@@ -213,4 +168,4 @@ def _comparison(tried: Sequence[tuple[int, float]], size: int) -> float:
     if len(tried) > 1:
         before, less = tried[-2]
         slope = min(slope, max(0.0, seconds - less) / (last - before))
-    return (2 * _MIN_ROUNDS + 1) * (seconds + slope * (size - last))
+    return MIN_TURNS * (seconds + slope * (size - last))

@@ -13,18 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from batchwright.probing.bench import SMALLEST_BATCH, Bench
+from batchwright.probing.measure.comparison import (
+    MIN_SECONDS,
+    MIN_TURNS,
+    WORTHWHILE,
+    Turn,
+    compare,
+    step_seconds,
+    time_left,
+)
 from batchwright.probing.measure.memory import weigh
-from batchwright.probing.measure.precision import MIN_SECONDS, WORTHWHILE, compare
 from batchwright.probing.measure.timing import follow, now
 from batchwright.records import RecomputationTimes
 
 _SECOND_BATCH = 8  # with the smallest one it tells what a sample takes
 _TRIES = 4  # at the most samples that fit; what was expected is too much at most a few times
-_ROUNDS = 7  # turns of each way in the fewest rounds of a comparison, the first ones too
 
 
 @dataclass(frozen=True)
@@ -77,26 +84,23 @@ def _timed(
     bench: Bench, told: RecomputationTimes, plain: _Fitting, again: _Fitting, seconds: float
 ) -> RecomputationTimes:
     """The same with times, and the choice by them."""
-    began = now(bench.device)
-    each = _ROUNDS * (plain.sample_seconds + again.sample_seconds)
+    left = time_left(bench.group, seconds)
+    each = MIN_TURNS * (plain.sample_seconds + again.sample_seconds)
     room = max(SMALLEST_BATCH, int(max(seconds, MIN_SECONDS) / each)) if each else again.samples
     room = follow(bench.group, room)
     sizes = min(plain.samples, room), min(again.samples, room)
 
-    def turn(size: int, *, on: bool) -> Callable[[], float]:
+    def turn(size: int, *, on: bool) -> Turn:
         supply = bench.supply(size, told.resolution)
 
         def take() -> float:
             bench.recompute(on=on)
-            return fmean(bench.group.gather(sum(bench.step(supply)) / size))
+            return step_seconds(bench, supply) / size
 
         return take
 
-    def may_go_on() -> bool:
-        return bool(follow(bench.group, int(now(bench.device) - began < seconds)))
-
     turns = [turn(size, on=on) for size, on in zip(sizes, (False, True), strict=True)]
-    times, ratio = compare(turns, may_go_on)
+    times, ratio = compare(turns, left)
     plain_seconds, again_seconds = map(median, times)
     return told.model_copy(
         update={

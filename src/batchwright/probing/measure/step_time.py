@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, mean
 from typing import Any
 
-from batchwright.probing.bench import Batch, Bench, Stepping
+from batchwright.probing.batches import Batch
+from batchwright.probing.bench import Bench, Stepping
 from batchwright.probing.measure.timing import follow
 from batchwright.records import StepLoading
 from batchwright.training.batches.feeding import Feed

@@ -22,7 +22,8 @@ from torch import Tensor
 from batchwright.algorithms.learning_rate import make_rule, rate_factor
 from batchwright.algorithms.partition import apportion
 from batchwright.errors import BatchwrightError, JobError
-from batchwright.probing.bench import Batch, Bench, Taken, if_it_fits
+from batchwright.probing.batches import Batch
+from batchwright.probing.bench import Bench, Taken, if_it_fits
 from batchwright.probing.commands import RunTrial, ignored
 from batchwright.probing.measure.evaluation import answers
 from batchwright.probing.measure.timing import now
@@ -69,7 +70,7 @@ def run_trial(
     """
     batch_norm = has_batch_norm(bench.network)
     least, workers = 2 if batch_norm else 1, bench.group.size
-    images = bench.shuffled()
+    images = bench.batches.shuffled()
     if command.held_out >= len(images):
         raise JobError(f"a trial cannot hold out {command.held_out} of {len(images)} images")
     if min(command.samples, command.global_batch_size) < least * workers:
@@ -138,12 +139,12 @@ class _Course:
     def __init__(
         self, bench: Bench, images: Tensor, sizes: Sequence[int], command: RunTrial, least: int
     ) -> None:
-        self._feed, self._rank = bench.training_feed(), bench.group.rank
+        self._feed, self._rank = bench.batches.training_feed(bench.group.size), bench.group.rank
         self._images, self._sizes, self._command, self._least = images, sizes, command, least
         self.samples = sum(sizes)
         shares = [1.0] * bench.group.size
         self._shares = {size: tuple(apportion(shares, size)) for size in set(sizes)}
-        weights, seed = bench.sampling_weights(images), bench.job.seed
+        weights, seed = bench.batches.sampling_weights(images), bench.job.seed
         # A step rarely looks at more than the epoch that it is in and the next.
         self._order = lru_cache(maxsize=2)(
             lambda epoch: images[epoch_order(len(images), epoch, seed, weights)]
@@ -238,7 +239,7 @@ def _judge(
     group, network = bench.group, bench.network
     first, last = Step(0, tuple(apportion([1.0] * group.size, len(held)))).span(group.rank)
     parts = held[first:last].split(command.micro_batch) if first < last else ()
-    batches = bench.training_feed().evaluation(parts, command.resolution)
+    batches = bench.batches.training_feed(group.size).evaluation(parts, command.resolution)
     with evaluation_mode(network), merged_batch_norm(network, group, 1 / group.size):
         sums = if_it_fits(partial(_sums, bench, batches)) if fits else None
     told = torch.tensor(

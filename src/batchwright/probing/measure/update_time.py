@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from batchwright.errors import JobError
-from batchwright.probing.bench import SMALLEST_BATCH, Batch, Bench
+from batchwright.probing.batches import Batch
+from batchwright.probing.bench import SMALLEST_BATCH, Bench
 from batchwright.probing.measure.timing import follow, now, spread
 from batchwright.records import UpdateTime
 from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS

@@ -266,8 +266,6 @@ class ServerRun:
             self._batches.close()
         self._client.close()
         self._worker.reducer.close()
-        if self._setup.graphs is not None:
-            self._setup.graphs.end()
         self._close_child()
 
     # ------------------------------------------------------------------------------------ exchanges

@@ -201,8 +201,6 @@ class SimulatedRounds(Turns):
 
     def close(self) -> None:
         """Finish what is being written."""
-        if self._setup.graphs is not None:
-            self._setup.graphs.end()
         self._keeper.close()
 
     def state_dict(self) -> dict[str, Any]:

@@ -88,6 +88,7 @@ def train_task(
             compilation=compiled(task.network, plan),
             graphs=replayed(task.network, plan),
         )
+        stack.callback(setup.end_replay)
         run: SimulatedAllReduce | SimulatedRounds
         run = SimulatedAllReduce(setup) if plan.server is None else SimulatedRounds(setup)
         stack.enter_context(closing(run))
