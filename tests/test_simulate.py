@@ -582,6 +582,40 @@ def test_numbers_of_workers_are_listed_or_a_range_of_doublings():
     assert scenario_of({"speeds": "1,0.5"}).speeds == (1.0, 0.5)
 
 
+TIMES = [key for key in Scenario.model_fields if key.endswith("_seconds")]
+TIMES += ["checkpoint_cost", "latency", "host_latency"]
+TOGETHER = {"latency": {"bandwidth": 1e9}}  # what some of them are stated with
+TOGETHER["host_latency"] = {"host_bandwidth": 1e9, "workers_per_host": 2}
+
+
+@pytest.mark.parametrize("key", TIMES)
+def test_times_are_written_with_their_unit_as_in_a_job(key):
+    for words, seconds in (("90s", 90), ("1.5h", 5400), ("2 h 30 min", 9000), ("45", 45)):
+        told = scenario_of({key: words, **TOGETHER.get(key, {})})
+        assert getattr(told, key) == seconds
+    said = "input should be a number of seconds, or a time such as 90s, 10min or 2h$"
+    for words in ("2 parsecs", "2 h 30", "1,000 s"):
+        with pytest.raises(ArgumentError, match=f"simulate: {key} = '{words}': {said}"):
+            scenario_of({key: words})
+
+
+@pytest.mark.parametrize("key", ["hours", "mtbf_hours"])
+def test_hours_have_another_unit_where_it_is_given(key):
+    for words, hours in (("36", 36), ("1.5d", 36), ("90min", 1.5), ("2 h 30 min", 2.5)):
+        assert getattr(scenario_of({key: words}), key) == hours
+    said = f"simulate: {key} = '2 parsecs': input should be a number of hours, or a time such as"
+    with pytest.raises(ArgumentError, match=said):
+        scenario_of({key: "2 parsecs"})
+
+
+def test_values_that_are_searched_may_have_units():
+    searched = {"checkpoint_seconds": ["10", "1min"]}
+    found = bw.simulate(make_plan(), search=searched, **FAST)
+    assert [one.values for one in found.searches[0].tried] == [(10,), (60,)]
+    with pytest.raises(ArgumentError, match="checkpoint_seconds names 60 twice"):
+        bw.simulate(make_plan(), search={"checkpoint_seconds": ["60s", "1min"]}, **FAST)
+
+
 # ------------------------------------------------------------------------------------- the verb
 
 

@@ -38,23 +38,35 @@ def _sized(value: object) -> object:
 
 def _timed(value: object) -> object:
     """The seconds of ``2h``; anything else as it is, for the field itself to take or refuse."""
+    return _time_in("seconds", 1.0, value)
+
+
+def _in_hours(value: object) -> object:
+    """The hours of ``2d``; a number without a unit is hours already."""
+    return _time_in("hours", 3600.0, value)
+
+
+def _time_in(unit: str, length: float, value: object) -> object:
     if not isinstance(value, str):
         return value
     if (seconds := seconds_of(value)) is not None:
-        return seconds
+        return seconds / length if _has_unit(value) else seconds
     try:
         float(value)
     except ValueError:
-        told = "input should be a number of seconds, or a time such as 90s, 10min or 2h"
-        raise PydanticCustomError("time", told) from None
+        told = "input should be a number of {unit}, or a time such as 90s, 10min or 2h"
+        raise PydanticCustomError("time", told, {"unit": unit}) from None
     return value
+
+
+def _has_unit(words: str) -> bool:
+    return words.strip()[-1:].isalpha()
 
 
 def _share_or_timed(value: object) -> object:
     """The same where a number below 1 is a share."""
     seconds = _timed(value)
-    with_unit = isinstance(value, str) and value.strip()[-1:].isalpha()
-    if with_unit and isinstance(seconds, float) and seconds < 1:
+    if isinstance(value, str) and _has_unit(value) and isinstance(seconds, float) and seconds < 1:
         raise PydanticCustomError("time", "input should be a share, or a time from 1 s on")
     return seconds
 
@@ -64,6 +76,7 @@ TIMED = BeforeValidator(_timed)
 PositiveTime = Annotated[Positive, TIMED]
 Time = Annotated[NonNegative, TIMED]
 StatedTime = Annotated[StatedSeconds, TIMED]
+Hours = Annotated[Positive, BeforeValidator(_in_hours)]
 AgsMode = Literal["off", "norm", "gain"]
 
 MIN_BUDGET, MAX_BUDGET = 5.0, 20.0

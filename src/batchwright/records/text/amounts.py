@@ -23,7 +23,7 @@ _SIZES = {
 
 
 def seconds_of(words: str) -> float | None:
-    """Seconds of ``2 h 30 min``, ``90 min``, ``0.2 ms`` or ``5400``; `None`: it is no time."""
+    """Seconds of ``2 h 30 min``, ``90 min``, ``0.2 ms``, ``0s`` or ``5400``; `None`: no time."""
     return _sum(words, _TIMES)
 
 
@@ -34,7 +34,7 @@ def bytes_of(words: str) -> int | None:
     (8589934592, 8000000000, None)
     """
     total = _sum(words, _SIZES)
-    return None if total is None else max(1, round(total))
+    return max(1, round(total)) if total else None
 
 
 def _sum(words: str, units: Mapping[str, float]) -> float | None:
@@ -49,4 +49,4 @@ def _sum(words: str, units: Mapping[str, float]) -> float | None:
             return None
         total += float(part[1].replace(",", ".")) * units[part[2].lower()]
         place = part.end()
-    return total if 0 < total < 1e18 else None
+    return total if words and total < 1e18 else None

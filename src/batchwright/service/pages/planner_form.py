@@ -63,7 +63,7 @@ def _share(words: str) -> float:
 
 
 def _duration(words: str) -> float:
-    if (seconds := seconds_of(words)) is None:
+    if not (seconds := seconds_of(words)):
         raise ValueError("Write a time, such as 2 h 30 min, or a number of seconds.")
     return seconds
 
