@@ -488,9 +488,9 @@ def test_training_without_a_plan_or_a_run_is_refused(refused, place):
     [
         (("run", "--tracker", "tensorbord:tb"), "there is no tracker 'tensorbord'"),
         (("send", "nothing", "--tracker", "mlflow"), "nothing holds no run that has begun"),
-        (("deliver", "nothing", "--to", "model"), "nothing"),
-        (("deliver", "nothing", "--to", "model", "width=3"), "takes network=NAME alone, not width"),
-        (("deliver", "nothing", "--to", "model", "--checkpoint", "new"), 'give "best" or "last"'),
+        (("deliver", "nothing", "--out", "model"), "nothing"),
+        (("deliver", "nothing", "--out", "model", "width=3"), "takes network=NAME alone, not width"),
+        (("deliver", "nothing", "--out", "model", "--checkpoint", "new"), 'give "best" or "last"'),
     ],
 )
 def test_trackers_and_deliveries_that_cannot_be_are_refused(refused, words, said):

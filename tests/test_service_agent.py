@@ -666,9 +666,9 @@ def test_what_a_command_cannot_do_is_said_before_anything_happens(tmp_path, monk
         (lambda: client_commands.submit(url, []), "there is no token for https://train.example"),
         (lambda: client_commands.submit("train.example", []), "is no address of a service"),
         (lambda: client_commands.send(tmp_path), "holds no run"),
-        (lambda: client_commands.agent(url, tmp_path, name="a\nb"), "--name: "),
+        (lambda: client_commands.agent(tmp_path, url, name="a\nb"), "--name: "),
         (
-            lambda: client_commands.agent(url, tmp_path, allow=["x"]),
+            lambda: client_commands.agent(tmp_path, url, allow=["x"]),
             "--allow 'x': write KEY=PATTERN",
         ),
     ):

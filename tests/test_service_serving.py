@@ -346,7 +346,7 @@ def test_tokens_are_made_listed_and_revoked_by_command(tmp_path, capsys, monkeyp
     assert link.startswith("https://x.org/sign-in?link=")
     session = store.sign_in.enter(link.partition("link=")[2])
     assert store.sign_in.find(session)
-    assert "until now: 1" in run_here(capsys, "sign-in", "--out").err
+    assert "until now: 1" in run_here(capsys, "sign-in", "--sign-out").err
     assert store.sign_in.find(session) is None
     assert [one.action for one in store.audit.list()] == [
         "sign-in.out",

@@ -653,7 +653,7 @@ def test_the_command_prints_a_record_tables_and_a_figure(files):
     assert isinstance(kept, Simulation)
     assert kept.searches[0].keys == ("spares",)
     asked = ("mtbf_hours=1", "--search", "checkpoint_seconds=1,900", "--out", "found.json")
-    done = run("plan.json", *asked, "--to", "taken.json", "--explain")
+    done = run("plan.json", *asked, "--write-plan", "taken.json", "--explain")
     (best,) = bw.load("found.json").searches[0].best
     assert bw.load("taken.json").job.checkpoint_seconds == best
     assert "checkpoint interval" in done.stderr

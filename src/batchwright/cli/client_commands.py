@@ -19,13 +19,13 @@ TokenFile = Annotated[
         metavar="FILE", help="Holds the token; else BATCHWRIGHT_TOKEN, or this machine's own."
     ),
 ]
-Server = Annotated[
-    str, typer.Option(metavar="URL", help="The service, such as http://127.0.0.1:8400.")
-]
+Server = Annotated[str, typer.Option(metavar="URL", help="The service.")]
+LOCAL_SERVICE = "http://127.0.0.1:8400"
+"""Where `serve` listens unless it is told otherwise."""
 
 
 def submit(
-    server: Server,
+    server: Server = LOCAL_SERVICE,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -99,7 +99,7 @@ def submit(
 
 def fetch(
     job: Annotated[str, typer.Argument(metavar="JOB", help="Its identifier, from `submit`.")],
-    server: Server,
+    server: Server = LOCAL_SERVICE,
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME", help="Files to fetch; logs are printed. None: list all."),
@@ -144,7 +144,7 @@ def fetch(
 
 def send(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    to: Annotated[
+    server: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
@@ -170,14 +170,14 @@ def send(
         outcome = "finished" if (run / "summary.json").exists() else ""
         for word, lines in send_to_trackers(run, tracker, outcome).items():
             _tell(f"{lines} lines of {run} are in {word}")
-        if to is None:
+        if server is None:
             return
-    report = report_to_send(run, checked_url(to) if to is not None else None)
+    report = report_to_send(run, None if server is None else checked_url(server))
     url, token = _reached(report.url, token_file)
-    if to is None and token_file is None and report.seal != seal_of(url, token):
+    if server is None and token_file is None and report.seal != seal_of(url, token):
         raise BatchwrightError(
-            f"{run} reported to {url} with another token than yours: say --to {shlex.quote(url)} "
-            "if yours is meant for it"
+            f"{run} reported to {url} with another token than yours: say "
+            f"--server {shlex.quote(url)} if yours is meant for it"
         )
     report = report.to(seal=seal_of(url, token))
     with Service(url, token) as service:
@@ -186,10 +186,10 @@ def send(
 
 
 def agent(
-    server: Server,
     folder: Annotated[
         Path, typer.Option(metavar="DIR", help="Takes the jobs' folders; one agent at a time.")
     ],
+    server: Server = LOCAL_SERVICE,
     name: Annotated[
         str | None,
         typer.Option(

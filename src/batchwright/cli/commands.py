@@ -413,12 +413,12 @@ def simulate(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File for the result; - is stdout.")
     ] = None,
-    to: Annotated[
+    write_plan: Annotated[
         Path | None,
-        typer.Option(metavar="PLAN.json", help="File for the plan with the best values searched."),
+        typer.Option(metavar="FILE", help="File for the plan with the best values searched."),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show every reason of the plan in --to.")
+        bool, typer.Option("--explain", help="Show every reason of that plan.")
     ] = False,
 ) -> None:
     """Simulate a plan's training on clusters that nobody here has. Needs no torch."""
@@ -433,11 +433,13 @@ def simulate(
     if len(places) != 1:
         raise PlanError("simulate needs one plan: give its file, or - for standard input")
     refuse_bad_target(out, Simulation)
-    refuse_bad_target(to, Plan)
-    if explain and to is None:
-        raise ArgumentError("--explain shows the plan that --to writes: give --to PLAN.json")
-    if to is not None and str(to) in ("-", str(out)):
-        raise ArgumentError(f"--to {to}: the result goes there; give the plan a file of its own")
+    refuse_bad_target(write_plan, Plan)
+    if explain and write_plan is None:
+        raise ArgumentError("--explain shows the plan of --write-plan: give --write-plan FILE")
+    if write_plan is not None and str(write_plan) in ("-", str(out)):
+        raise ArgumentError(
+            f"--write-plan {write_plan}: the result goes there; give the plan a file of its own"
+        )
     if figure is not None:
         check_figure(figure)
     given = read_record(places[0], Plan)
@@ -447,7 +449,7 @@ def simulate(
         profile=profile or (),
         search=searches_of(search or ()),  # type: ignore[arg-type]
     )
-    taken = None if to is None else take_searched(given, found)
+    taken = None if write_plan is None else take_searched(given, found)
     for table in simulation_tables(found):
         show(table)
     for note in found.notes:
@@ -456,7 +458,7 @@ def simulate(
         print(f"figure: {write_simulation_figure(found, figure)}", file=sys.stderr)
     if taken is not None:
         print_plan(taken, explain=explain)
-        write(taken, to)
+        write(taken, write_plan)
     write(found, out)
 
 
@@ -545,7 +547,7 @@ def report(
 
 @app.command()
 def export(
-    to: Annotated[
+    program: Annotated[
         str,
         typer.Option(
             "--as",
@@ -560,7 +562,7 @@ def export(
     hosts: Annotated[
         int, typer.Option(metavar="N", min=1, help="Hosts that share the workers evenly.")
     ] = 1,
-    run: Annotated[str, typer.Option(metavar="FOLDER", help="Run folder there.")] = "run",
+    run_folder: Annotated[str, typer.Option(metavar="DIR", help="Run folder there.")] = "run",
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -583,7 +585,7 @@ def export(
     from batchwright.workflows.exports import export as exported
     from batchwright.workflows.exports.target import Target
 
-    if to == "list":
+    if program == "list":
         for spec in EXPORTS.values():
             print(f"{spec.name:<13} {spec.words}")
             for key, words in spec.settings.items():
@@ -599,8 +601,8 @@ def export(
     folder = Path(plan)
     place = str(folder / "plan.json") if folder.is_dir() else plan
     pairs = _pairs(settings, "--set ")
-    target = Target(hosts, "plan.json" if place == "-" else place, run, pairs)
-    text = exported(read_record(place, Plan), to, target)
+    target = Target(hosts, "plan.json" if place == "-" else place, run_folder, pairs)
+    text = exported(read_record(place, Plan), program, target)
     if out is None or str(out) == "-":
         print(text, end="")
     else:
@@ -610,9 +612,7 @@ def export(
 @app.command()
 def deliver(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    to: Annotated[
-        Path, typer.Option("--to", "--out", metavar="DIR", help="Folder; must be new or empty.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder; must be new or empty.")],
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="network=NAME", help="For --onnx, a network of your own again."),
@@ -634,7 +634,7 @@ def deliver(
         raise ArgumentError(f"deliver takes network=NAME alone, not {next(iter(keys))}=")
     card = delivered(
         run,
-        to,
+        out,
         checkpoint=checkpoint,  # type: ignore[arg-type] # it is looked at there
         licence=licence,
         onnx=onnx,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from batchwright.cli.client_commands import LOCAL_SERVICE
 from batchwright.cli.output import refuse_amounts
 from batchwright.errors import BatchwrightError, not_installed
 
@@ -228,15 +229,16 @@ def sign_in(
     ] = None,
     server: Annotated[
         str, typer.Option(metavar="URL", help="Address of the service, for the link.")
-    ] = "http://127.0.0.1:8400",
-    out: Annotated[
-        bool, typer.Option("--out", help="Sign all browsers out instead, and void all links.")
+    ] = LOCAL_SERVICE,
+    sign_out: Annotated[
+        bool,
+        typer.Option("--sign-out", help="Sign all browsers out instead, and void all links."),
     ] = False,
     database: Database = None,
 ) -> None:
     """Print a link that signs a browser in, once; or sign all browsers out."""
     with _store(database) as store:
-        if out:
+        if sign_out:
             _say(f"signed in until now: {store.sign_in.leave_all()}; nobody is any more")
             store.audit.note("operator", "sign-in.out", "browser")
             return
