@@ -648,7 +648,7 @@ class Held:
 def test_a_job_is_submitted_by_a_command(service, reached_in_process, tmp_path, capsys):
     file = tmp_path / "small.yaml"
     file.write_text("epochs: 3\n")
-    client_commands.submit("http://127.0.0.1:8400", [str(file), "seed=4"], as_json=True)
+    client_commands.submit(words=[str(file), "seed=4"], as_json=True)
     (job,) = service.store.jobs.list()
     assert (job.name, job.job["epochs"], job.job["seed"], job.auto) == ("small", 3, 4, False)
     out, err = capsys.readouterr()
