@@ -583,6 +583,37 @@ def test_the_same_profile_gives_the_same_plan(command, place):
     assert command("plan", "profile.json")[1] == (place / "plan.json").read_text()
 
 
+def test_a_run_folder_stands_for_the_plan_or_the_profile_in_it(command, refused, place):
+    (place / "run").mkdir()
+    write_record(make_profile(), place / "run" / "profile.json")
+    plan = bw.plan(make_profile(), epochs=7)
+    code, out, err = command("plan", "run", "epochs=7", "--out", "run/plan.json")
+    assert (code, out) == (0, ""), err
+    assert bw.load("run") == bw.plan("run", epochs=7) == plan
+    briefly = ("repeats=2", "steps=50")
+    of_files = ("run/plan.json", "--profile", "run/profile.json")
+    _, told, _ = command("simulate", *of_files, *briefly)
+    assert command("simulate", "run", "--profile", "run", *briefly)[:2] == (0, told)
+    for verb in ("check", "train"):
+        assert "the plan was made for other data than data=digits" in refused(verb, "run")
+    (place / "run" / "profile.json").unlink()
+    assert "cannot read run: Is a directory; there is plan.json in it" in refused("plan", "run")
+
+
+def test_a_file_that_is_not_there_is_told_with_what_writes_it(refused, place):
+    said = "there is no file none.json; `batchwright {}` writes a {}"
+    assert refused("plan", "none.json") == said.format("probe", "profile")
+    assert refused("train", "none.json") == said.format("plan", "plan")
+    assert "simulate takes one plan, not a.json and b.json" in refused("simulate", "a.json", "b.json")
+
+
+def test_the_folder_of_a_sweep_is_no_run(refused, place):
+    (place / "sweep").mkdir()
+    (place / "sweep" / "sweep.json").write_text("{}")
+    for words in (("report", "sweep"), ("deliver", "sweep", "--out", "model")):
+        assert "its runs are in cells/" in refused(*words)
+
+
 def test_an_export_and_a_runs_lines_overwrite_no_file_unless_they_are_told_to(command, place):
     write_record(make_plan(), place / "plan.json")
     (place / "run").mkdir()

@@ -142,6 +142,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_PLAN = typer.Argument(metavar="PLAN.json|RUN", help="From plan, or a run folder; - is stdin.")
 JobWords = Annotated[
     list[str] | None,
     typer.Argument(
@@ -258,8 +259,8 @@ def plan(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="PROFILE.json|KEY=VALUE",
-            help="From probe, one or more; - is stdin. Then job keys to change.",
+            metavar="PROFILE.json|RUN|KEY=VALUE",
+            help="From probe, or run folders, one or more; - is stdin. Then job keys to change.",
             autocompletion=completion.files_first,
         ),
     ],
@@ -305,7 +306,7 @@ def plan(
 
 @app.command()
 def check(
-    plan: Annotated[str, typer.Argument(metavar="PLAN.json", help="From plan; - is stdin.")],
+    plan: Annotated[str, _PLAN],
     overrides: Overrides = None,
     profile: Annotated[
         str | None,
@@ -389,8 +390,9 @@ def simulate(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="PLAN.json|KEY=VALUE",
-            help="From plan; - is stdin. Then keys of the simulation (docs/simulate.md).",
+            metavar="PLAN.json|RUN|KEY=VALUE",
+            help="From plan, or a run folder; - is stdin. Then keys of the simulation "
+            "(docs/simulate.md).",
         ),
     ],
     profile: Annotated[
@@ -430,8 +432,10 @@ def simulate(
     from batchwright.workflows.simulating import simulate as simulated
 
     places, overrides = files_and_keys(words)
-    if len(places) != 1:
-        raise PlanError("simulate needs one plan: give its file, or - for standard input")
+    if not places:
+        raise PlanError("simulate needs a plan: give its file, or - for standard input")
+    if len(places) > 1:
+        raise PlanError(f"simulate takes one plan, not {' and '.join(places)}")
     refuse_bad_target(out, Simulation)
     refuse_bad_target(write_plan, Plan)
     if explain and write_plan is None:
@@ -464,9 +468,7 @@ def simulate(
 
 @app.command()
 def train(
-    plan: Annotated[
-        str | None, typer.Argument(metavar="PLAN.json", help="From plan; - is stdin.")
-    ] = None,
+    plan: Annotated[str | None, _PLAN] = None,
     overrides: Overrides = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder; must be new or empty.")
@@ -556,9 +558,7 @@ def export(
             autocompletion=completion.exports,
         ),
     ],
-    plan: Annotated[
-        str | None, typer.Argument(metavar="PLAN.json|RUN", help="From plan; - is stdin.")
-    ] = None,
+    plan: Annotated[str | None, _PLAN] = None,
     hosts: Annotated[
         int, typer.Option(metavar="N", min=1, help="Hosts that share the workers evenly.")
     ] = 1,
