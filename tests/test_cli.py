@@ -614,6 +614,43 @@ def test_the_folder_of_a_sweep_is_no_run(refused, place):
         assert "its runs are in cells/" in refused(*words)
 
 
+def test_at_a_terminal_a_plan_is_shown_and_printed_only_if_asked(command, place, monkeypatch):
+    write_record(make_profile(), place / "profile.json")
+    _, plan, _ = command("plan", "profile.json")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _, out, err = command("plan", "profile.json")
+    assert (out, err.splitlines()[-1]) == (
+        "",
+        "the plan is not kept: --out FILE writes it, --json prints it",
+    )
+    assert err.startswith("plan: ")
+    for words in (("--json",), ("--out", "-"), ("--json", "--out", "plan.json")):
+        assert command("plan", "profile.json", *words)[1] == plan
+    assert (place / "plan.json").read_text() == plan
+    _, out, err = command("simulate", "plan.json", "repeats=2", "steps=50")
+    assert not out
+    assert err.endswith("the simulation is not kept: --out FILE writes it, --json prints it\n")
+
+
+def test_one_result_goes_to_standard_output(command, refused, place):
+    write_record(make_plan(), place / "plan.json")
+    write_record(make_profile(), place / "profile.json")
+    words = ("check", "plan.json", "--profile", "profile.json", "--out", "-", "--json")
+    assert "--json and --out - both go to standard output" in refused(*words)
+    (place / "run").mkdir()
+    (place / "run" / "metrics.jsonl").write_text("")
+    for more in (("--json",), ("--out", "pages")):
+        said = "--metrics writes lines and nothing else: leave --out and --json out"
+        assert said in refused("report", "run", "--metrics", "lines.csv", *more)
+    assert command("report", "run", "--metrics", "-") == (0, "", "")
+    assert not (place / "-").exists()
+
+
+def test_help_is_a_letter_too(command):
+    assert command("plan", "-h") == command("plan", "--help")
+    assert command("-h") == command("--help")
+
+
 def test_an_export_and_a_runs_lines_overwrite_no_file_unless_they_are_told_to(command, place):
     write_record(make_plan(), place / "plan.json")
     (place / "run").mkdir()

@@ -20,6 +20,11 @@ TokenFile = Annotated[
     ),
 ]
 Server = Annotated[str, typer.Option(metavar="URL", help="The service.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+FollowAdvice = Annotated[
+    bool,
+    typer.Option("--follow-advice", help="Take plans that the service offers, after an epoch."),
+]
 LOCAL_SERVICE = "http://127.0.0.1:8400"
 """Where `serve` listens unless it is told otherwise."""
 
@@ -68,9 +73,7 @@ def submit(
         ),
     ] = None,
     token_file: TokenFile = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout.")
-    ] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Queue a job at a service, for its agents to carry out."""
     from batchwright.client.http import Service
@@ -108,6 +111,7 @@ def fetch(
         Path, typer.Option(metavar="DIR", help="Folder for the files that are no logs.")
     ] = Path(),
     token_file: TokenFile = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """List what a service keeps of a job, print its logs, fetch its checkpoints and reports."""
     from pydantic import TypeAdapter, ValidationError
@@ -124,10 +128,16 @@ def fetch(
             f"{job[:60]!r} is no identifier of a job: `batchwright submit` printed it, and the "
             "address of the job's page ends with it"
         ) from None
+    if as_json and names:
+        raise ArgumentError("--json tells what there is: name no files beside it")
     url, token = _reached(server, token_file)
     with Service(url, token) as service:
         files = JobFiles(service, job)
-        found = {str(one.name): one for one in files.listed().artifacts}
+        listed = files.listed()
+        if as_json:
+            print(listed.model_dump_json(indent=2))
+            return
+        found = {str(one.name): one for one in listed.artifacts}
         unknown = [name for name in names or () if name not in found]
         if unknown:
             there = f"there is {', '.join(found)}" if found else "there is nothing"
@@ -220,10 +230,7 @@ def agent(
             metavar="GIB", help="Stop jobs whose folder takes more GiB, and give them back."
         ),
     ] = None,
-    follow_advice: Annotated[
-        bool,
-        typer.Option("--follow-advice", help="Take plans that the service offers, after an epoch."),
-    ] = False,
+    follow_advice: FollowAdvice = False,
     token_file: TokenFile = None,
 ) -> None:
     """Carry out the jobs of a service on this machine, until stopped."""

@@ -24,11 +24,13 @@ import typer
 from typer.core import TyperGroup
 
 from batchwright.cli import client_commands, completion, service_commands
+from batchwright.cli.client_commands import FollowAdvice, JsonFlag
 from batchwright.cli.output import (
     compare,
     files_and_keys,
     finish,
     finish_run,
+    hand_on,
     job_of,
     new_choice,
     print_plan,
@@ -138,6 +140,7 @@ app = typer.Typer(
     help="Decides how an image-training job should use its workers, runs it, and checks itself.",
     epilog="Job keys, such as epochs=3 or data=cifar100:PATH, are explained in docs/job.md.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -164,10 +167,6 @@ ReportTo = Annotated[
         help="Service that is told how the run goes. Else what BATCHWRIGHT_REPORT_TO says.",
     ),
 ]
-FollowAdvice = Annotated[
-    bool,
-    typer.Option("--follow-advice", help="Take plans that the service offers, after an epoch."),
-]
 Trackers = Annotated[
     list[str] | None,
     typer.Option(
@@ -178,7 +177,6 @@ Trackers = Annotated[
         autocompletion=completion.trackers,
     ),
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if there is one.")]
 
 
@@ -240,6 +238,7 @@ def probe(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File for the profile; - is stdout.")
     ] = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Measure: step times, memory, exchange times, gradient noise, and how the network learns."""
     from batchwright.records import Profile
@@ -250,8 +249,8 @@ def probe(
     piped = out is None or str(out) == "-"
     profile = verbs.probe(job_of(words), out=None if piped else out)
     show(profile_table(profile))
-    if piped:
-        write(profile, out)
+    if piped or as_json:
+        write(profile, None)
 
 
 @app.command()
@@ -280,6 +279,7 @@ def plan(
             metavar="FILE", help="File for a figure of time and cost: .png, .pdf or .svg."
         ),
     ] = None,
+    as_json: JsonFlag = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show why, choice by choice.")] = False,
 ) -> None:
     """Decide, and predict: workers, batch, rate and why. Needs no torch."""
@@ -293,15 +293,14 @@ def plan(
     refuse_bad_target(out, Plan)
     profiles = [read_record(place, Profile) for place in places]
     decided = verbs.plan(profiles, overrides, runs=run or ())
-    if explain or out is not None:
+    if explain or out is not None or sys.stdout.isatty():
         print_plan(decided, explain=explain)
     if figure is not None:
         from batchwright.reporting.render.figures import write_plan_figure
 
         drawn, numbers = write_plan_figure(decided, profiles, figure)
         print(f"figure: {drawn} (its numbers: {numbers})", file=sys.stderr)
-    if out is not None or not (explain and sys.stdout.isatty()):
-        write(decided, out)
+    hand_on(decided, out, as_json)
 
 
 @app.command()
@@ -334,6 +333,8 @@ def check(
 
     if out is not None and profile is None:
         raise PlanError(f"nothing to write to {out}: name the profile to add to with --profile")
+    if as_json and str(out) == "-":
+        raise ArgumentError("--json and --out - both go to standard output: give --out a file")
     refuse_bad_target(out, Profile)
     words = list(overrides or ())
     decided = read_record(plan, Plan)
@@ -422,6 +423,7 @@ def simulate(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show every reason of that plan.")
     ] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Simulate a plan's training on clusters that nobody here has. Needs no torch."""
     from batchwright.records import Plan, Simulation
@@ -463,7 +465,7 @@ def simulate(
     if taken is not None:
         print_plan(taken, explain=explain)
         write(taken, write_plan)
-    write(found, out)
+    hand_on(found, out, as_json)
 
 
 @app.command()
@@ -521,7 +523,7 @@ def report(
         typer.Option(
             metavar="FILE",
             help="Write the run's lines here instead, under flat names as trackers take them: "
-            ".csv is a table, else JSON lines. The run may still go on.",
+            ".csv is a table, else JSON lines; - is stdout. The run may still go on.",
         ),
     ] = None,
     as_json: JsonFlag = False,
@@ -535,7 +537,9 @@ def report(
 
     if metrics is not None:
         if len(runs) > 1:
-            raise BatchwrightError("--metrics writes the lines of one run: name one run folder")
+            raise ArgumentError("--metrics writes the lines of one run: name one run folder")
+        if as_json or out is not None:
+            raise ArgumentError("--metrics writes lines and nothing else: leave --out and --json out")
         refuse_existing(metrics, force)
         export.metrics(runs[0], metrics)
         return

@@ -83,7 +83,7 @@ def refuse_amounts(options: Mapping[str, float | None]) -> None:
 
 def refuse_existing(out: Path | None, force: bool) -> None:
     """Nothing, unless a file would be overwritten that somebody may have changed."""
-    if out is not None and out.is_file() and not force:
+    if out is not None and str(out) != "-" and out.is_file() and not force:
         raise BatchwrightError(f"{out} exists: name another file, or overwrite it with --force")
 
 
@@ -92,6 +92,21 @@ def write(record: Record, out: Path | None) -> None:
     from batchwright.records.documents import write_record
 
     write_record(record, "-" if out is None else out)
+
+
+def hand_on(record: Record, out: Path | None, as_json: bool) -> None:
+    """To the file, and to stdout if asked; without either to stdout, unless that is a terminal.
+
+    There it was shown already, and thousands of lines would take that away.
+    """
+    if out is not None:
+        write(record, out)
+    if as_json or (out is None and not sys.stdout.isatty()):
+        if str(out) != "-":
+            write(record, None)
+    elif out is None:
+        kind = type(record).__name__.lower()
+        print(f"the {kind} is not kept: --out FILE writes it, --json prints it", file=sys.stderr)
 
 
 def print_plan(plan: Plan, *, explain: bool) -> None:
