@@ -646,6 +646,23 @@ def test_one_result_goes_to_standard_output(command, refused, place):
     assert not (place / "-").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "unit", "value"),
+    [
+        *(("24", "hours", 24), ("90min", "hours", 1.5), ("1 d 12 h", "hours", 36)),
+        *(("8", "GiB", 8), ("8GiB", "GiB", 8), ("500 MB", "GiB", 500e6 / 2**30)),
+        *(("30", "days", 30), ("12h", "days", 0.5), ("5min", "seconds", 300), ("7.5", "", 7.5)),
+    ],
+)
+def test_amounts_of_options_have_the_unit_of_their_name_or_their_own(words, unit, value):
+    assert output.amount("--option", words, unit) == pytest.approx(value)
+    assert output.amount("--option", None, unit) is None
+    assert output.amount("--option", "0", unit, least=0) == 0
+    for wrong in ("0", "-1", "nan", "1e300", "8 parsecs", "8 000", ""):
+        with pytest.raises(BatchwrightError, match=f"^--option {wrong}: give a number .*above 0"):
+            output.amount("--option", wrong, unit)
+
+
 def test_help_is_a_letter_too(command):
     assert command("plan", "-h") == command("plan", "--help")
     assert command("-h") == command("--help")

@@ -658,6 +658,12 @@ def test_a_job_is_submitted_by_a_command(service, reached_in_process, tmp_path, 
     assert waits.startswith("job small: queued, no agent is there")
 
 
+def test_what_a_job_needs_is_told_with_units(service, reached_in_process, capsys):
+    client_commands.submit(words=["epochs=3"], memory="8GiB", keep_seconds="1h")
+    (job,) = service.store.jobs.list()
+    assert (job.needs.memory, job.keep_seconds) == (8 * 2**30, 3600)
+
+
 def test_what_a_command_cannot_do_is_said_before_anything_happens(tmp_path, monkeypatch):
     monkeypatch.delenv("BATCHWRIGHT_TOKEN", raising=False)
     url = "https://train.example"

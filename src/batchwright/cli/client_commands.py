@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from batchwright.cli.completion import job_words
-from batchwright.cli.output import job_and_file, refuse_amounts
+from batchwright.cli.output import amount, job_and_file
 from batchwright.errors import ArgumentError, BatchwrightError
 
 TokenFile = Annotated[
@@ -27,6 +27,7 @@ FollowAdvice = Annotated[
 ]
 LOCAL_SERVICE = "http://127.0.0.1:8400"
 """Where `serve` listens unless it is told otherwise."""
+_MOST = 1_000_000  # GPUs, workers: beyond it is a slip of the pen
 
 
 def submit(
@@ -56,20 +57,23 @@ def submit(
         typer.Option(metavar="WORD", help="Only agents with this label; may be repeated."),
     ] = None,
     gpus: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Only agents with so many GPUs, or more.")
+        int,
+        typer.Option(
+            metavar="N", min=0, max=_MOST, help="Only agents with so many GPUs, or more."
+        ),
     ] = 0,
     memory: Annotated[
-        float,
+        str | None,
         typer.Option(
-            metavar="GIB", min=0, help="Only agents with so many GiB, of each GPU if any."
+            metavar="GIB",
+            help="Only agents with so much memory, also as 8GB; of each GPU if any.",
         ),
-    ] = 0.0,
+    ] = None,
     keep_seconds: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             metavar="SECONDS",
-            min=0,
-            help="How long its training is kept for an agent that is away.",
+            help="How long its training is kept for an agent that is away, also as 1h.",
         ),
     ] = None,
     token_file: TokenFile = None,
@@ -80,13 +84,14 @@ def submit(
     from batchwright.client.submitting import follow, needed, state_words
     from batchwright.client.submitting import submit as hand_in
 
-    refuse_amounts({"--memory": memory or None, "--keep-seconds": keep_seconds or None})
+    room = amount("--memory", memory, "GiB", least=0) or 0.0
+    kept = amount("--keep-seconds", keep_seconds, "seconds", least=0)
     job, path = job_and_file(words)
-    needs = needed(label or (), gpus, memory)
+    needs = needed(label or (), gpus, room)
     called = name or (Path(path).stem if path and path != "-" else f"{job.network} on {job.data}")
     url, token = _reached(server, token_file)
     with Service(url, token) as service:
-        info = hand_in(service, job, name=called, auto=auto, needs=needs, keep_seconds=keep_seconds)
+        info = hand_in(service, job, name=called, auto=auto, needs=needs, keep_seconds=kept)
         _tell(f"submitted as {info.id}")
         if wait:
             try:
@@ -218,16 +223,20 @@ def agent(
         typer.Option(metavar="WORD", help="Word that jobs may ask for; may be repeated."),
     ] = None,
     max_workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Refuse jobs with more workers.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=_MOST, help="Refuse jobs with more workers."),
     ] = None,
     max_hours: Annotated[
-        float | None,
-        typer.Option(metavar="HOURS", help="Stop jobs that take longer, and give them back."),
+        str | None,
+        typer.Option(
+            metavar="HOURS", help="Stop jobs that take longer, also as 90min, and give them back."
+        ),
     ] = None,
     max_disk: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            metavar="GIB", help="Stop jobs whose folder takes more GiB, and give them back."
+            metavar="GIB",
+            help="Stop jobs whose folder takes more, also as 500GB, and give them back.",
         ),
     ] = None,
     follow_advice: FollowAdvice = False,
@@ -242,9 +251,9 @@ def agent(
     from batchwright.client.offering import Limits, offer
     from batchwright.records.service import AgentIntroduction
 
-    refuse_amounts({"--max-hours": max_hours, "--max-disk": max_disk})
+    hours, disk = amount("--max-hours", max_hours, "hours"), amount("--max-disk", max_disk, "GiB")
     rules, called = allowed(allow or ()), usual_name(folder) if name is None else name
-    limits = Limits(max_workers, max_hours, max_disk)
+    limits = Limits(max_workers, hours, disk)
     try:
         introduction = AgentIntroduction(
             name=called,

@@ -248,9 +248,9 @@ def probe(
     refuse_bad_target(out, Profile)
     piped = out is None or str(out) == "-"
     profile = verbs.probe(job_of(words), out=None if piped else out)
-    show(profile_table(profile))
     if piped or as_json:
         write(profile, None)
+    show(profile_table(profile))  # below it, where both go to a terminal
 
 
 @app.command()

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from math import nan
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,6 @@ from batchwright.storage.files import is_there
 
 if TYPE_CHECKING:
     from batchwright.records import Job, Plan, Profile, Record, RunSummary
-
-_MOST = 1e9  # seconds, GiB, ...: beyond, sums of it would be no numbers any more
 
 
 def job_and_file(words: list[str] | None) -> tuple[Job, str | None]:
@@ -74,11 +72,40 @@ def refuse_bad_target(out: Path | None, model: type[Record] | None = None) -> No
         refuse_other(out, model)
 
 
-def refuse_amounts(options: Mapping[str, float | None]) -> None:
-    """Refuse options that take an amount and have none, such as nan, or more than anybody has."""
-    for option, value in options.items():
-        if value is not None and not 0 < value <= _MOST:
-            raise ArgumentError(f"{option} {value:g}: give a number above 0 and up to {_MOST:g}")
+_UNITS = {"seconds": 1.0, "hours": 3600.0, "days": 86400.0, "GiB": 2.0**30}
+
+
+def amount(
+    option: str, given: str | None, unit: str = "", *, least: float | None = None
+) -> float | None:
+    """What an option says: a number in its unit, or one with a unit of its own, as job keys take.
+
+    Args:
+        option: Its name.
+        given: What stands behind it; `None`: nothing.
+        unit: One of `_UNITS`, or none.
+        least: Smallest amount; unset: anything above 0.
+
+    Raises:
+        ArgumentError: It is none, such as nan, or more than anybody has.
+    """
+    from batchwright.records.text.amounts import bytes_of, seconds_of
+
+    if given is None:
+        return None
+    size = unit == "GiB"
+    most = 1e6 if size else 1e9  # beyond, sums of it would be no numbers any more
+    try:
+        value = float(given)
+    except ValueError:
+        found = (bytes_of if size else seconds_of)(given) if unit else None
+        value = nan if found is None else found / _UNITS[unit]
+    if not (0 < value <= most if least is None else least <= value <= most):
+        number = f"a number of {unit}" if unit else "a number"
+        low = "above 0" if least is None else f"from {least:g}"
+        example = f", or a {'size such as 8GB' if size else 'time such as 10min'}" if unit else ""
+        raise ArgumentError(f"{option} {given}: give {number} {low} and up to {most:g}{example}")
+    return value
 
 
 def refuse_existing(out: Path | None, force: bool) -> None:
