@@ -263,12 +263,30 @@ def test_a_run_folder_that_cannot_be_made_is_refused(refused, place, out):
     ("out", "said"),
     [
         ("nowhere/profile.json", "no such folder, or not writable"),
+        ("file/profile.json", "no such folder, or not writable"),
         ("folder", "it is a folder; name a file in it"),
     ],
 )
 def test_a_profile_that_cannot_be_written_is_refused_before_measuring(refused, place, out, said):
     (place / "folder").mkdir()
+    (place / "file").touch()
     assert f"cannot write {out}: {said}" in refused("probe", "--out", out)
+
+
+def test_a_figure_that_cannot_be_written_is_refused_before_anything_is_done(refused, place):
+    write_record(make_profile(), place / "profile.json")
+    write_record(make_plan(), place / "plan.json")
+    for verb, file in (("plan", "profile"), ("schedule", "plan"), ("simulate", "plan")):
+        words = (verb, f"{file}.json", "--figure")
+        assert "cannot write no/a.png: no such folder" in refused(*words, "no/a.png")
+        assert "a figure ends in one of .png, .pdf, .svg" in refused(*words, "a.gif")
+
+
+def test_a_device_is_written_to_by_whoever_may(command, place, monkeypatch):
+    write_record(make_profile(), place / "profile.json")
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "/dev" and real(path, mode))
+    assert command("plan", "profile.json", "--out", "/dev/null")[:2] == (0, "")
 
 
 def test_a_plan_that_cannot_be_written_is_refused(refused, command, place):

@@ -385,6 +385,9 @@ def run_here(capsys, *words):
         (("serve", "--host", "203.0.113.9", "--port", "0"), "refuse to serve at 203.0.113.9"),
         (("serve", "--host", "0.0.0.0", "--port", "0"), "before anybody has a token"),  # noqa: S104
         (("backup", "/nowhere/x"), "cannot write /nowhere/x"),
+        (("serve", "--database", "nothing"), "nothing:... is no database"),
+        (("token", "list", "--database", "nothing"), "nothing:... is no database"),
+        (("backup", "new", "--database", "mysql://a/b"), "mysql:... is no database"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, monkeypatch, words, told):
@@ -537,8 +540,9 @@ def test_an_address_that_is_taken_is_told_in_a_line():
             listen("127.0.0.1", port)
         settings = Settings(database="x", host="0.0.0.0", allowed_hosts=("plans.org",))  # noqa: S104
         assert address_of(settings, taken) == f"http://plans.org:{port}"
-    with pytest.raises(BatchwrightError, match="cannot listen on no-such-host"):
-        listen("no-such-host.invalid", 0)
+    for name in ("no-such-host.invalid", "127.0.0..1", "a" * 64):
+        with pytest.raises(BatchwrightError, match=f"cannot listen on {name} port 0: "):
+            listen(name, 0)
 
 
 @pytest.mark.parametrize(

@@ -538,6 +538,7 @@ def test_a_plan_takes_what_was_searched_and_says_where_each_value_came_from():
         ({"speeds": "1e308"}, "speeds.0 = '1e308': input should be less than or equal to 1"),
         ({"straggler_share": 0.9, "straggler_slowdown": 1e308}, "straggler_slowdown = 1e+308"),
         ({"workers": "²-³"}, "workers.0 = '²-³'"),
+        ({"workers": f"1-{'9' * 5000}"}, "workers.0 = '1-999"),
         ({"search": "spares=1"}, "search is the text 'spares=1': give a dictionary of values by"),
         ({"search": ["spares"]}, "search is the list ['spares']: give a dictionary of values by"),
         ({"global_batch": 10**30}, "less than or equal to"),

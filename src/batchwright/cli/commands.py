@@ -34,6 +34,7 @@ from batchwright.cli.output import (
     job_of,
     new_choice,
     print_plan,
+    refuse_bad_figure,
     refuse_bad_target,
     refuse_existing,
     show,
@@ -291,6 +292,7 @@ def plan(
     if not places:
         raise PlanError("plan needs a profile: give its file, or - for standard input")
     refuse_bad_target(out, Plan)
+    refuse_bad_figure(figure)
     profiles = [read_record(place, Profile) for place in places]
     decided = verbs.plan(profiles, overrides, runs=run or ())
     if explain or out is not None or sys.stdout.isatty():
@@ -367,15 +369,14 @@ def schedule(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the learning rate over the epochs, and what it comes from. Trains nothing."""
-    from batchwright.reporting.render.figures import check_figure, write_schedule_figure
+    from batchwright.reporting.render.figures import write_schedule_figure
     from batchwright.reporting.render.tables import schedule_table
     from batchwright.workflows import verbs
 
     places, overrides = files_and_keys(words)
     if len(places) > 1:
         raise PlanError(f"schedule shows one thing at a time, not {' and '.join(places)}")
-    if figure is not None:
-        check_figure(figure)
+    refuse_bad_figure(figure)
     told = verbs.schedule(places[0] if places else None, overrides=overrides)
     for doubt in told.doubts:
         print(f"warning: {doubt}", file=sys.stderr)
@@ -428,7 +429,6 @@ def simulate(
     """Simulate a plan's training on clusters that nobody here has. Needs no torch."""
     from batchwright.records import Plan, Simulation
     from batchwright.records.documents import read_record
-    from batchwright.reporting.render.figures import check_figure
     from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
     from batchwright.workflows.simulating import searches_of, take_searched
     from batchwright.workflows.simulating import simulate as simulated
@@ -446,8 +446,7 @@ def simulate(
         raise ArgumentError(
             f"--write-plan {write_plan}: the result goes there; give the plan a file of its own"
         )
-    if figure is not None:
-        check_figure(figure)
+    refuse_bad_figure(figure)
     given = read_record(places[0], Plan)
     found = simulated(
         given,
@@ -673,7 +672,7 @@ def sweep(
         ),
     ] = None,
     seeds: Annotated[
-        str | None,
+        int | None,
         typer.Option(metavar="N", help="Runs of each setting, each with another seed; else 3."),
     ] = None,
     out: Annotated[
@@ -691,7 +690,7 @@ def sweep(
     from batchwright.records.job import other_keys_come
     from batchwright.reporting.data.sweep_curves import best_setting, progress_words
     from batchwright.reporting.render.tables import sweep_table
-    from batchwright.workflows.sweep.grid import read_seeds, words_of_grid
+    from batchwright.workflows.sweep.grid import words_of_grid
     from batchwright.workflows.sweep.verb import sweep as run_sweep
 
     varied = words_of_grid(grid or ())
@@ -700,7 +699,7 @@ def sweep(
     found = run_sweep(
         job,
         varied,
-        seeds=read_seeds(seeds),
+        seeds=seeds,
         out=out,
         at_once=at_once,
         resume=resume,

@@ -64,12 +64,22 @@ def refuse_bad_target(out: Path | None, model: type[Record] | None = None) -> No
         return
     if is_there(out) and out.is_dir():
         raise BatchwrightError(f"cannot write {out}: it is a folder; name a file in it")
-    if not os.access(out.parent, os.W_OK):
+    device = is_there(out) and not out.is_file()  # such as /dev/stdout, which stays
+    if not (device or out.parent.is_dir()) or not os.access(out if device else out.parent, os.W_OK):
         raise BatchwrightError(f"cannot write {out}: no such folder, or not writable")
     if model is not None:
         from batchwright.records.documents import refuse_other
 
         refuse_other(out, model)
+
+
+def refuse_bad_figure(figure: Path | None) -> None:
+    """The same of a figure, which its name has to be of a kind of, too."""
+    if figure is not None:
+        from batchwright.reporting.render.figures import check_figure
+
+        check_figure(figure)
+        refuse_bad_target(figure)
 
 
 _UNITS = {"seconds": 1.0, "hours": 3600.0, "days": 86400.0, "GiB": 2.0**30}

@@ -164,7 +164,7 @@ def open_engine(url: str) -> Engine:
         BatchwrightError: It is no such URL, or of another kind of database.
         FileError: The folder cannot be made.
     """
-    place = _read(url)
+    place = read_url(url)
     if place.get_backend_name() == "postgresql":
         return create_engine(
             place.set(drivername="postgresql+psycopg"),
@@ -202,10 +202,15 @@ def open_engine(url: str) -> Engine:
 
 def shown(url: str) -> str:
     """A database's URL without its password, for messages."""
-    return _read(url).render_as_string(hide_password=True)
+    return read_url(url).render_as_string(hide_password=True)
 
 
-def _read(url: str) -> URL:
+def read_url(url: str) -> URL:
+    """A database's URL in its parts.
+
+    Raises:
+        BatchwrightError: It is no such URL, or of another kind of database.
+    """
     try:
         place = make_url(url)
         known = place.get_backend_name() in ("sqlite", "postgresql")

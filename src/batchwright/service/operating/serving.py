@@ -127,9 +127,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
         listener.listen(2048)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second of a name that none can be
         listener.close()
-        told = error.strerror or str(error)
+        told = getattr(error, "strerror", None) or str(error)
         raise BatchwrightError(
             f"cannot listen on {host} port {port}: {told[0].lower()}{told[1:]}; name another with "
             "--host or --port"
