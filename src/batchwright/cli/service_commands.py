@@ -124,7 +124,11 @@ def serve(
         from batchwright.service.access import sign_in_address
         from batchwright.service.database.engine import shown
         from batchwright.service.operating.local import default_artifacts, default_database
-        from batchwright.service.operating.serving import log_to_stderr, public_parts
+        from batchwright.service.operating.serving import (
+            check_names,
+            log_to_stderr,
+            public_parts,
+        )
         from batchwright.service.operating.serving import serve as serve_until_told
         from batchwright.service.settings import GIB, Limits, Settings
         from batchwright.service.store.tokens import new_name
@@ -136,6 +140,7 @@ def serve(
         "keep_seconds": amount("--keep-seconds", keep_seconds, "seconds", least=0),
     }
     asked, room = amount("--rate", rate), amount("--artifacts-gib", artifacts_gib, "GiB")
+    check_names(allowed_host or (), proxy)
     scheme, name = public_parts(public_url) if public_url else ("", "")
     usual = Limits()
     given = asked or usual.requests_per_second
@@ -239,10 +244,12 @@ def sign_in(
             _say(f"signed in until now: {store.sign_in.leave_all()}; nobody is any more")
             store.audit.note("operator", "sign-in.out", "browser")
             return
+        from batchwright.client.http import checked_url
         from batchwright.service.access import sign_in_address
         from batchwright.service.store.tokens import new_name
 
         words, name = _scopes(scopes), name or new_name()
+        server = checked_url(server)
         link = store.sign_in.link(words, name)
         store.audit.note("operator", "sign-in.link", f"browser {name}", " ".join(words))
         print(sign_in_address(server, link))
