@@ -609,6 +609,13 @@ def test_hours_have_another_unit_where_it_is_given(key):
         scenario_of({key: "2 parsecs"})
 
 
+def test_bandwidths_have_units_as_in_a_job():
+    told = scenario_of({"latency": "0.05ms", "bandwidth": "10Gbit/s"})
+    assert (told.latency, told.bandwidth) == (5e-5, 1.25e9)
+    with pytest.raises(ArgumentError, match=r"or a rate such as 1\.25GB/s or 10Gbit/s"):
+        scenario_of({"latency": 0, "bandwidth": "10 Gb/s"})
+
+
 def test_values_that_are_searched_may_have_units():
     searched = {"checkpoint_seconds": ["10", "1min"]}
     found = bw.simulate(make_plan(), search=searched, **FAST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, LiteralString
 
 from pydantic import (
     BeforeValidator,
@@ -26,7 +26,7 @@ from batchwright.records.base import (
     RelativeSpeed,
     StatedSeconds,
 )
-from batchwright.records.text.amounts import bytes_of, seconds_of
+from batchwright.records.text.amounts import bytes_of, rate_of, seconds_of
 from batchwright.records.text.problems import shorten
 
 
@@ -51,11 +51,25 @@ def _time_in(unit: str, length: float, value: object) -> object:
         return value
     if (seconds := seconds_of(value)) is not None:
         return seconds / length if _has_unit(value) else seconds
+    told = "input should be a number of {unit}, or a time such as 90s, 10min or 2h"
+    return _plain_number(value, told, unit=unit)
+
+
+def _rated(value: object) -> object:
+    """The bytes per second of ``10Gbit/s``; anything else as it is, as above."""
+    if not isinstance(value, str):
+        return value
+    if (rate := rate_of(value)) is not None:
+        return rate
+    told = "input should be a number of bytes per second, or a rate such as 1.25GB/s or 10Gbit/s"
+    return _plain_number(value, told)
+
+
+def _plain_number(value: str, told: LiteralString, **words: str) -> str:
     try:
         float(value)
     except ValueError:
-        told = "input should be a number of {unit}, or a time such as 90s, 10min or 2h"
-        raise PydanticCustomError("time", told, {"unit": unit}) from None
+        raise PydanticCustomError("amount", told, words) from None
     return value
 
 
@@ -77,6 +91,7 @@ PositiveTime = Annotated[Positive, TIMED]
 Time = Annotated[NonNegative, TIMED]
 StatedTime = Annotated[StatedSeconds, TIMED]
 Hours = Annotated[Positive, BeforeValidator(_in_hours)]
+Rate = Annotated[Positive, BeforeValidator(_rated)]
 AgsMode = Literal["off", "norm", "gain"]
 
 MIN_BUDGET, MAX_BUDGET = 5.0, 20.0
@@ -158,7 +173,7 @@ class Link(Keys):
     """The network between workers that were not measured together (job keys ``link.*``)."""
 
     latency: Time | None = Field(None, description="Time of an empty message, in seconds.")
-    bandwidth: Positive | None = Field(None, description="Bytes per second, in one direction.")
+    bandwidth: Rate | None = Field(None, description="Bytes per second, in one direction.")
 
 
 VIRTUAL_LATENCY, VIRTUAL_BANDWIDTH = 5e-4, 125e6

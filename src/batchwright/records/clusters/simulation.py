@@ -19,7 +19,7 @@ from batchwright.records.base import (
     Record,
     RelativeSpeed,
 )
-from batchwright.records.job_sections import Hours, PositiveTime, StatedTime, Time
+from batchwright.records.job_sections import Hours, PositiveTime, Rate, StatedTime, Time
 from batchwright.records.text.formatting import counted, duration, number
 
 MAX_WORKERS = 1_000_000
@@ -86,7 +86,7 @@ class Scenario(Keys):
         description="Seconds of an empty message between hosts. Unset: `link.latency` of the "
         "plan, or as measured where so many workers were, else 0.0005 (assumed).",
     )
-    bandwidth: Positive | None = Field(
+    bandwidth: Rate | None = Field(
         None,
         description="Bytes per second between hosts, in one direction. Unset: `link.bandwidth` of "
         "the plan, or as measured where so many workers were, else 125e6 (assumed).",
@@ -104,7 +104,7 @@ class Scenario(Keys):
         description="Seconds of an empty message inside a host; unset: as measured there, else as "
         "between hosts.",
     )
-    host_bandwidth: Positive | None = Field(
+    host_bandwidth: Rate | None = Field(
         None,
         description="Bytes per second inside a host; unset: as measured there, else as between "
         "hosts.",
