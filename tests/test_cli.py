@@ -507,7 +507,10 @@ def test_training_without_a_plan_or_a_run_is_refused(refused, place):
         (("run", "--tracker", "tensorbord:tb"), "there is no tracker 'tensorbord'"),
         (("send", "nothing", "--tracker", "mlflow"), "nothing holds no run that has begun"),
         (("deliver", "nothing", "--out", "model"), "nothing"),
-        (("deliver", "nothing", "--out", "model", "width=3"), "takes network=NAME alone, not width"),
+        (
+            ("deliver", "nothing", "--out", "model", "width=3"),
+            "takes network=NAME alone, not width",
+        ),
         (("deliver", "nothing", "--out", "model", "--checkpoint", "new"), 'give "best" or "last"'),
     ],
 )
@@ -622,7 +625,9 @@ def test_a_file_that_is_not_there_is_told_with_what_writes_it(refused, place):
     said = "there is no file none.json; `batchwright {}` writes a {}"
     assert refused("plan", "none.json") == said.format("probe", "profile")
     assert refused("train", "none.json") == said.format("plan", "plan")
-    assert "simulate takes one plan, not a.json and b.json" in refused("simulate", "a.json", "b.json")
+    assert "simulate takes one plan, not a.json and b.json" in refused(
+        "simulate", "a.json", "b.json"
+    )
 
 
 def test_the_folder_of_a_sweep_is_no_run(refused, place):

@@ -313,7 +313,7 @@ def test_times_stand_in_lists_and_items_too():
 
 def test_no_time_may_have_a_unit_too():
     assert load_job(None, ["goal.checkpoint_cost=0s"]).goal.checkpoint_cost == 0
-    with pytest.raises(JobError, match=r"goal\.deadline = '0s': input should be greater than 0"):
+    with pytest.raises(JobError, match=r"goal\.deadline = 0\.0: input should be greater than 0"):
         load_job(None, ["goal.deadline=0s"])
 
 

@@ -37,7 +37,15 @@ def test_an_address_is_kept_without_its_last_slash(url, checked):
 @pytest.mark.parametrize(
     "url",
     [
-        *("", "127.0.0.1:8400", "ftp://a", "http://", "http://a:99999", "http://a?b=c", "http://a\x00b"),
+        *(
+            "",
+            "127.0.0.1:8400",
+            "ftp://a",
+            "http://",
+            "http://a:99999",
+            "http://a?b=c",
+            "http://a\x00b",
+        ),
         *("http://127.0.0.999:8400", "http://a..b", f"http://{'a' * 64}.org"),
     ],
 )

@@ -382,7 +382,10 @@ def run_here(capsys, *words):
         (("serve", "--artifacts-gib", "1e300"), "--artifacts-gib 1e.300: give .* up to 1e.06"),
         (("submit", "--server", "http://x", "--memory", "inf"), "--memory inf: give a number"),
         (("submit", "--server", "http://x", "--keep-seconds", "inf"), "--keep-seconds inf: give"),
-        (("submit", "--memory", "8 bits"), "8 bits: give a number of GiB .*, or a size such as 8GB"),
+        (
+            ("submit", "--memory", "8 bits"),
+            "8 bits: give a number of GiB .*, or a size such as 8GB",
+        ),
         (("submit", "--gpus", "10000000"), "--gpus"),
         (("agent", "--folder", "x", "--max-hours", "1 parsec"), "or a time such as 10min"),
         (("serve", "--artifacts-gib", "1e9"), "--artifacts-gib 1e9: give .* up to 1e.06"),

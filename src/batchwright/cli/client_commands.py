@@ -58,9 +58,7 @@ def submit(
     ] = None,
     gpus: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=0, max=_MOST, help="Only agents with so many GPUs, or more."
-        ),
+        typer.Option(metavar="N", min=0, max=_MOST, help="Only agents with so many GPUs, or more."),
     ] = 0,
     memory: Annotated[
         str | None,

@@ -538,7 +538,9 @@ def report(
         if len(runs) > 1:
             raise ArgumentError("--metrics writes the lines of one run: name one run folder")
         if as_json or out is not None:
-            raise ArgumentError("--metrics writes lines and nothing else: leave --out and --json out")
+            raise ArgumentError(
+                "--metrics writes lines and nothing else: leave --out and --json out"
+            )
         refuse_bad_target(metrics)
         refuse_existing(metrics, force)
         export.metrics(runs[0], metrics)
