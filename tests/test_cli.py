@@ -351,6 +351,38 @@ def test_a_number_beyond_those_that_floats_hold_is_refused(refused, place):
     assert "job key epochs = " in refused("plan", "profile.json", f"epochs={'9' * 400}")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("epochs=9007199254740992",), "epochs = '9007199254740992': input should be less than"),
+        (("workers=9007199254740992",), "workers = '9007199254740992': input should be "),
+        (("dual.large_batches=9007199254740992",), "less than or equal to 10000000"),
+        (("link.latency=1e300", "link.bandwidth=1"), "link.latency = '1e300': input"),
+        (("link.latency=0", "link.bandwidth=1e-300"), "link.bandwidth = '1e-300': input should"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_amounts_beyond_what_anybody_has_are_refused(refused, place, words, said):
+    write_record(make_profile(), place / "profile.json")
+    assert said in refused("plan", "profile.json", *words)
+    assert said in refused("schedule", "data=digits", "global_batch=512", *words)
+
+
+def test_what_no_record_can_be_is_told_with_what_writes_one(refused, place):
+    (place / "bytes.json").write_bytes(b"\xff\xfe")
+    (place / "folder").mkdir()
+    (place / "job.yaml").write_bytes(b"epochs: 3\0")
+    writes = "; `batchwright probe` writes a profile"
+    said = f"cannot read bytes.json: it is not text in UTF-8{writes}"
+    assert refused("plan", "bytes.json") == said
+    assert refused("plan", "folder") == f"cannot read folder: Is a directory{writes}"
+    assert refused("run", "folder") == "cannot read folder: Is a directory; name a file"
+    assert "not YAML: special characters are not allowed" in refused("run", "job.yaml")
+    assert refused("run", "-").startswith("standard input is empty, where a job was expected")
+    assert "'x' is not one of" in (said := refused("serve", "--log-level", "x"))
+    assert "Value error" not in said
+
+
 def test_a_message_acts_on_no_terminal(refused, place):
     (place / "job.yaml").write_text('network: "\\e[31mred"')
     assert r"network=\x1b[31mred" in refused("run", "job.yaml")
@@ -735,6 +767,23 @@ def test_code_to_confirm_is_named_in_quotes():
     job = make_job(data="mine:data;rm")
     with pytest.raises(PlanError, match="repeat 'data=mine:data;rm' on the command line"):
         refuse_unconfirmed_code(job, (), ())
+
+
+def test_a_run_without_its_checkpoints_cannot_be_delivered(refused, place):
+    (place / "run").mkdir()
+    write_record(make_summary(), place / "run" / "summary.json")
+    said = "there is no checkpoint run/checkpoints/last.pt, which has what was trained: name the "
+    assert refused("deliver", "run", "--out", "model").startswith(said)
+
+
+def test_a_run_in_no_time_at_all_is_reported(command, place, undrawn):
+    profile, seconds = make_profile(), (1e-300, 1e300)
+    for value in seconds:
+        epochs = tuple(make_epoch(e, training_seconds=value) for e in range(5))
+        write_record(make_summary(profile=profile, epochs=epochs), place / "summary.json")
+        code, _, err = command("report", place)
+        assert code == 0, err
+        assert "not planned again: " in err
 
 
 def test_a_report_of_a_summary_goes_where_it_is_asked(command, place, undrawn):

@@ -543,7 +543,7 @@ def test_a_machine_tells_what_it_offers():
     assert (found.labels, found.max_workers) == (("room-2",), 3)
     assert found.cores >= 1
     assert found.memory > GIB / 4
-    with pytest.raises(BatchwrightError, match="--label: labels"):
+    with pytest.raises(BatchwrightError, match=r"--label .a b.: write letters, digits and"):
         offer(["a b"])
 
 
@@ -672,7 +672,10 @@ def test_what_a_command_cannot_do_is_said_before_anything_happens(tmp_path, monk
         (lambda: client_commands.submit(url, []), "there is no token for https://train.example"),
         (lambda: client_commands.submit("train.example", []), "is no address of a service"),
         (lambda: client_commands.send(tmp_path), "holds no run"),
-        (lambda: client_commands.agent(tmp_path, url, name="a\nb"), "--name: "),
+        (
+            lambda: client_commands.agent(tmp_path, url, name="a\nb"),
+            "--name 'a\\nb': give 1 to 120",
+        ),
         (
             lambda: client_commands.agent(tmp_path, url, allow=["x"]),
             "--allow 'x': write KEY=PATTERN",

@@ -379,7 +379,7 @@ def run_here(capsys, *words):
         (("serve", "--retention-days", "-1"), "--retention-days -1: give a number of days above 0"),
         (("serve", "--rate", "nan"), "--rate nan: give a number above 0"),
         (("serve", "--lease-seconds", "inf"), "--lease-seconds inf: give .* seconds from 5 "),
-        (("serve", "--artifacts-gib", "1e300"), "--artifacts-gib 1e.300: give .* up to 1e.06"),
+        (("serve", "--artifacts-gib", "1e300"), "--artifacts-gib 1e300: give .* up to 1e.06"),
         (("submit", "--server", "http://x", "--memory", "inf"), "--memory inf: give a number"),
         (("submit", "--server", "http://x", "--keep-seconds", "inf"), "--keep-seconds inf: give"),
         (
@@ -395,6 +395,7 @@ def run_here(capsys, *words):
         (("serve", "--database", "nothing"), "nothing:... is no database"),
         (("token", "list", "--database", "nothing"), "nothing:... is no database"),
         (("backup", "new", "--database", "mysql://a/b"), "mysql:... is no database"),
+        (("backup", "new", "--database", "sqlite://"), "names no file; write sqlite:"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, monkeypatch, words, told):

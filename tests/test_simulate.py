@@ -24,7 +24,7 @@ from batchwright.planning.simulation.cluster import ImaginedCluster, Row
 from batchwright.planning.simulation.failures import Hazards, run_through
 from batchwright.planning.simulation.rounds import simulate_rounds
 from batchwright.planning.simulation.steps import lognormal, simulate_steps
-from batchwright.records import LinkTime, Plan, Scenario, Simulation
+from batchwright.records import Estimate, LinkTime, Plan, Scenario, Simulation
 from batchwright.records.documents import read_record
 from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
 from batchwright.workflows.simulating import scenario_of
@@ -533,7 +533,8 @@ def test_a_plan_takes_what_was_searched_and_says_where_each_value_came_from():
         ),
         ({"mtbf_hours": 1, "samples": 10**15}, "losses are gone through at most: give fewer epo"),
         ({"checkpoint_seconds": 1e-12}, "leaves hardly any time for training"),
-        ({"latency": 0, "bandwidth": 1e-306, "workers": 2}, "that no number holds it"),
+        ({"latency": 0, "bandwidth": 1e-306}, "bandwidth = 1e-306: input should be greater than"),
+        ({"latency": 1e300, "bandwidth": 1}, "latency = 1e+300: input should be less than or"),
         ({"speeds": (1, 5e-324)}, "speeds.1 = 5e-324: input should be greater than or equal to 0"),
         ({"speeds": "1e308"}, "speeds.0 = '1e308': input should be less than or equal to 1"),
         ({"straggler_share": 0.9, "straggler_slowdown": 1e308}, "straggler_slowdown = 1e+308"),
@@ -561,6 +562,14 @@ def test_what_makes_no_sense_ends_in_one_line(keys, words):
     assert words in str(told.value)
     assert "\n" not in str(told.value)
     assert told.value.exit_code == 2
+
+
+def test_a_plan_whose_times_are_too_long_for_any_number_is_refused():
+    far = Estimate(value=1e308, low=1e308, high=1e308)
+    plan = make_plan()
+    stage = plan.stages[0].model_copy(update={"predicted_epoch_seconds": far})
+    with pytest.raises(PlanError, match="a step takes so long that no number holds it"):
+        bw.simulate(plan.model_copy(update={"stages": (stage,)}), **FAST)
 
 
 def test_checkpoints_without_end_are_not_gone_through_one_by_one():

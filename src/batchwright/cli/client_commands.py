@@ -248,6 +248,7 @@ def agent(
     from batchwright.client.identity import usual_name
     from batchwright.client.offering import Limits, offer
     from batchwright.records.service import AgentIntroduction
+    from batchwright.records.text.problems import shorten
 
     hours, disk = amount("--max-hours", max_hours, "hours"), amount("--max-disk", max_disk, "GiB")
     rules, called = allowed(allow or ()), usual_name(folder) if name is None else name
@@ -261,8 +262,10 @@ def agent(
         )
     except ValidationError as error:
         wrong = error.errors()[0]
-        what = ".".join(str(part) for part in wrong["loc"])
-        raise BatchwrightError(f"--{what.partition('.')[0]}: {wrong['msg']}") from None
+        what, told = wrong["loc"][0], wrong["msg"]
+        if what == "name":
+            told = "give 1 to 120 characters on one line, without a slash"
+        raise BatchwrightError(f"--{what} {shorten(wrong['input'])}: {told}") from None
     url, token = _reached(server, token_file)
     with Service(url, token, answer_seconds=10.0) as service:
         how: dict[str, Any] = {"limits": limits, "follow_advice": follow_advice, "tell": _tell}

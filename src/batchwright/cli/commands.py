@@ -111,7 +111,7 @@ def _usage_refused() -> Iterator[None]:
         wrong: Any = error
         asked = f"{wrong.ctx.command_path} --help" if wrong.ctx else "batchwright --help"
         if type(error).__name__ != "NoSuchOption":
-            said = wrong.format_message().rstrip(".")
+            said = wrong.format_message().rstrip(".").replace("Value error, ", "")
             raise ArgumentError(f"{said[0].lower()}{said[1:]}: see {asked}") from None
         hint = _key_for(wrong.option_name)
         if not hint and wrong.possibilities:

@@ -329,15 +329,21 @@ def _read_text(path: str | Path, hint: str = "") -> str:
     except FileNotFoundError:
         raise FileError(f"there is no file {path}{hint}") from None
     except UnicodeDecodeError:
-        raise FileError(f"cannot read {_name_of(path)}: it is not text in UTF-8") from None
-    except OSError as error:
+        raise FileError(f"cannot read {_name_of(path)}: it is not text in UTF-8{hint}") from None
+    except IsADirectoryError as error:
         inside = [name for name in _IN_A_RUN if is_there(Path(path, name))]
-        there = f"; there is {' and '.join(inside)} in it" if inside else ""
+        there = f"; there is {' and '.join(inside)} in it" if inside else hint or "; name a file"
         raise FileError(f"cannot read {path}: {error.strerror}{there}") from None
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _read_yaml(path: str | Path) -> Mapping[str, Any]:
     text = _read_text(path)
+    if str(path) == "-" and not text.strip():  # what was to write it has failed
+        raise FileError(
+            "standard input is empty, where a job was expected: write lines as epochs: 3"
+        )
     try:
         values = parse_yaml(text) or {}
     except yaml.YAMLError as error:

@@ -24,6 +24,7 @@ from batchwright.records.base import (
     Positive,
     Price,
     RelativeSpeed,
+    StatedRate,
     StatedSeconds,
 )
 from batchwright.records.text.amounts import bytes_of, rate_of, seconds_of
@@ -91,7 +92,8 @@ PositiveTime = Annotated[Positive, TIMED]
 Time = Annotated[NonNegative, TIMED]
 StatedTime = Annotated[StatedSeconds, TIMED]
 Hours = Annotated[Positive, BeforeValidator(_in_hours)]
-Rate = Annotated[Positive, BeforeValidator(_rated)]
+Rate = Annotated[StatedRate, BeforeValidator(_rated)]
+LocalBatch = Annotated[int, Field(ge=1, le=10**7)]
 AgsMode = Literal["off", "norm", "gain"]
 
 MIN_BUDGET, MAX_BUDGET = 5.0, 20.0
@@ -172,7 +174,7 @@ class WorkerKind(Keys):
 class Link(Keys):
     """The network between workers that were not measured together (job keys ``link.*``)."""
 
-    latency: Time | None = Field(None, description="Time of an empty message, in seconds.")
+    latency: StatedTime | None = Field(None, description="Time of an empty message, in seconds.")
     bandwidth: Rate | None = Field(None, description="Bytes per second, in one direction.")
 
 
@@ -194,7 +196,7 @@ class DualBatch(Keys):
         description="How many times as long a round may take as with large batches alone. `auto`: "
         "1.05, or as much up to 1.2 as `goal.deadline` leaves.",
     )
-    large_batches: Literal["auto", "knee", "memory"] | tuple[Count, ...] = Field(
+    large_batches: Literal["auto", "knee", "memory"] | tuple[LocalBatch, ...] = Field(
         "auto",
         description="Local batch of the other workers: one for all resolutions, or one for each. "
         "`knee`: by time and gradient noise for one such worker at the highest, larger below as "

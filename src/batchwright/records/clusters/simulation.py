@@ -18,11 +18,11 @@ from batchwright.records.base import (
     Price,
     Record,
     RelativeSpeed,
+    Workers,
 )
-from batchwright.records.job_sections import Hours, PositiveTime, Rate, StatedTime, Time
+from batchwright.records.job_sections import Hours, PositiveTime, Rate, StatedTime
 from batchwright.records.text.formatting import counted, duration, number
 
-MAX_WORKERS = 1_000_000
 Large = Annotated[int, Field(ge=1, le=10**15)]
 
 Part = Literal["training", "checkpoint", "lost work", "restart", "waiting for a worker"]
@@ -31,7 +31,7 @@ Part = Literal["training", "checkpoint", "lost work", "restart", "waiting for a 
 class Scenario(Keys):
     """What a cluster is imagined to be, and how it is simulated (keys of `simulate`)."""
 
-    workers: tuple[Annotated[int, Field(ge=1, le=MAX_WORKERS)], ...] = Field(
+    workers: tuple[Workers, ...] = Field(
         (),
         description="Numbers of workers, such as `8,16,32`, or `8-1024` for all doublings between "
         "the two. Unset: the plan's.",
@@ -81,7 +81,7 @@ class Scenario(Keys):
         description="Steps between two looks at the workers' speeds with `method=dynamic-batch`; "
         "0: once an epoch. Unset: the plan's. With another method shares stay.",
     )
-    latency: Time | None = Field(
+    latency: StatedTime | None = Field(
         None,
         description="Seconds of an empty message between hosts. Unset: `link.latency` of the "
         "plan, or as measured where so many workers were, else 0.0005 (assumed).",
@@ -99,7 +99,7 @@ class Scenario(Keys):
         description="Workers of a host. With more than one, gradients are summed inside each host "
         "first, then between hosts.",
     )
-    host_latency: Time | None = Field(
+    host_latency: StatedTime | None = Field(
         None,
         description="Seconds of an empty message inside a host; unset: as measured there, else as "
         "between hosts.",

@@ -173,12 +173,7 @@ def open_engine(url: str) -> Engine:
             pool_pre_ping=True,
             hide_parameters=True,
         )
-    if not place.database or place.database == ":memory:":
-        raise BatchwrightError(
-            f"the service needs a database that lasts: {url} names no file; "
-            "write sqlite:////folder/service.sqlite"
-        )
-    file = Path(place.database)
+    file = Path(place.database or "")
     make_folder(file.parent, "name another file with --database")
     try:  # only its owner may read it; SQLite's files beside it are as private
         # Never opened here where it exists: to close it would end the locks that SQLite holds on it
@@ -209,7 +204,7 @@ def read_url(url: str) -> URL:
     """A database's URL in its parts.
 
     Raises:
-        BatchwrightError: It is no such URL, or of another kind of database.
+        BatchwrightError: It is no such URL, of another kind of database, or names no file.
     """
     try:
         place = make_url(url)
@@ -221,6 +216,11 @@ def read_url(url: str) -> URL:
         raise BatchwrightError(
             f"{kind}:... is no database that the service knows: write "
             "sqlite:////folder/service.sqlite or postgresql://user:password@host/name"
+        )
+    if place.get_backend_name() == "sqlite" and place.database in (None, "", ":memory:"):
+        raise BatchwrightError(
+            f"the service needs a database that lasts: {url} names no file; "
+            "write sqlite:////folder/service.sqlite"
         )
     return place
 

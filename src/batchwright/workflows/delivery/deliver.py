@@ -63,6 +63,10 @@ def deliver(
     path = Path(summary.run_folder) / "checkpoints" / f"{checkpoint}.pt"
     if checkpoint == "best" and not path.exists():  # nothing was evaluated
         path = path.with_name("last.pt")
+    if not path.exists():
+        raise FileError(
+            f"there is no checkpoint {path}, which has what was trained: name the whole run folder"
+        )
     content = load_checkpoint(path)
     plan, best = summary.plan, summary.best_epoch
     last, at = (summary.epochs or (None,))[-1], content["state"]
