@@ -159,7 +159,7 @@ UNITS = {
     "goal.accuracy_tolerance": "share",
     "goal.tolerance": "share",
     "link.latency": "s, or as 2ms",
-    "link.bandwidth": "bytes per second",
+    "link.bandwidth": "bytes per second, or as 10Gbit/s",
 }
 
 EXAMPLES = {
@@ -283,7 +283,7 @@ EXAMPLES = {
     "goal.checkpoint_cost": "2",
     "goal.tolerance": "0.05",
     "link.latency": "2e-5",
-    "link.bandwidth": "1.25e9",
+    "link.bandwidth": "10Gbit/s",
 }
 
 HEAD = """\
@@ -311,11 +311,12 @@ In Python they are keyword arguments: `bw.run(data="digits", epochs=3, probe={"b
 
 A list takes commas (`frozen=stem.*,stages.0.*`), a list of items YAML (`goal.kinds`, whose items
 have the keys at the foot of this page), `null` unsets a key. A time may have its unit (`90s`,
-`10min`, `2h`, `1d`), and so may a size (`500MB`, `8GiB`). An unknown key, a wrong type or a
-value out of range is refused with one line, and so is a key that a file has twice. Words of other
-programs are no keys, but the message says which key they mean: `lr`, `batch_size`, `gpus`, `amp`,
-`img_size`, `model`, and many more. The resolved job, with every `auto` that this machine
-and the data decide replaced, is saved beside the run as `job.yaml` and can be given again.
+`10min`, `2h`, `1d`), and so may a size (`500MB`, `8GiB`) and a bandwidth (`10Gbit/s`). An unknown
+key, a wrong type or a value out of range is refused with one line, and so is a key that a file has
+twice. Words of other programs are no keys, but the message says which key they mean: `lr`,
+`batch_size`, `gpus`, `amp`, `img_size`, `model`, and many more. The resolved job, with every `auto`
+that this machine and the data decide replaced, is saved beside the run as `job.yaml` and can be
+given again.
 
 The last column says from which verb on a key may still change. *probe*: it changes what is
 measured. *plan*: a profile can be planned again with another value. *train*: even a finished plan

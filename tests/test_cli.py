@@ -263,12 +263,30 @@ def test_a_run_folder_that_cannot_be_made_is_refused(refused, place, out):
     ("out", "said"),
     [
         ("nowhere/profile.json", "no such folder, or not writable"),
+        ("file/profile.json", "no such folder, or not writable"),
         ("folder", "it is a folder; name a file in it"),
     ],
 )
 def test_a_profile_that_cannot_be_written_is_refused_before_measuring(refused, place, out, said):
     (place / "folder").mkdir()
+    (place / "file").touch()
     assert f"cannot write {out}: {said}" in refused("probe", "--out", out)
+
+
+def test_a_figure_that_cannot_be_written_is_refused_before_anything_is_done(refused, place):
+    write_record(make_profile(), place / "profile.json")
+    write_record(make_plan(), place / "plan.json")
+    for verb, file in (("plan", "profile"), ("schedule", "plan"), ("simulate", "plan")):
+        words = (verb, f"{file}.json", "--figure")
+        assert "cannot write no/a.png: no such folder" in refused(*words, "no/a.png")
+        assert "a figure ends in one of .png, .pdf, .svg" in refused(*words, "a.gif")
+
+
+def test_a_device_is_written_to_by_whoever_may(command, place, monkeypatch):
+    write_record(make_profile(), place / "profile.json")
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "/dev" and real(path, mode))
+    assert command("plan", "profile.json", "--out", "/dev/null")[:2] == (0, "")
 
 
 def test_a_plan_that_cannot_be_written_is_refused(refused, command, place):
@@ -331,6 +349,38 @@ def test_a_word_that_is_no_text_is_refused(refused):
 def test_a_number_beyond_those_that_floats_hold_is_refused(refused, place):
     write_record(make_profile(), place / "profile.json")
     assert "job key epochs = " in refused("plan", "profile.json", f"epochs={'9' * 400}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("epochs=9007199254740992",), "epochs = '9007199254740992': input should be less than"),
+        (("workers=9007199254740992",), "workers = '9007199254740992': input should be "),
+        (("dual.large_batches=9007199254740992",), "less than or equal to 10000000"),
+        (("link.latency=1e300", "link.bandwidth=1"), "link.latency = '1e300': input"),
+        (("link.latency=0", "link.bandwidth=1e-300"), "link.bandwidth = '1e-300': input should"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_amounts_beyond_what_anybody_has_are_refused(refused, place, words, said):
+    write_record(make_profile(), place / "profile.json")
+    assert said in refused("plan", "profile.json", *words)
+    assert said in refused("schedule", "data=digits", "global_batch=512", *words)
+
+
+def test_what_no_record_can_be_is_told_with_what_writes_one(refused, place):
+    (place / "bytes.json").write_bytes(b"\xff\xfe")
+    (place / "folder").mkdir()
+    (place / "job.yaml").write_bytes(b"epochs: 3\0")
+    writes = "; `batchwright probe` writes a profile"
+    said = f"cannot read bytes.json: it is not text in UTF-8{writes}"
+    assert refused("plan", "bytes.json") == said
+    assert refused("plan", "folder") == f"cannot read folder: Is a directory{writes}"
+    assert refused("run", "folder") == "cannot read folder: Is a directory; name a file"
+    assert "not YAML: special characters are not allowed" in refused("run", "job.yaml")
+    assert refused("run", "-").startswith("standard input is empty, where a job was expected")
+    assert "'x' is not one of" in (said := refused("serve", "--log-level", "x"))
+    assert "Value error" not in said
 
 
 def test_a_message_acts_on_no_terminal(refused, place):
@@ -488,9 +538,12 @@ def test_training_without_a_plan_or_a_run_is_refused(refused, place):
     [
         (("run", "--tracker", "tensorbord:tb"), "there is no tracker 'tensorbord'"),
         (("send", "nothing", "--tracker", "mlflow"), "nothing holds no run that has begun"),
-        (("deliver", "nothing", "--to", "model"), "nothing"),
-        (("deliver", "nothing", "--to", "model", "width=3"), "takes network=NAME alone, not width"),
-        (("deliver", "nothing", "--to", "model", "--checkpoint", "new"), 'give "best" or "last"'),
+        (("deliver", "nothing", "--out", "model"), "nothing"),
+        (
+            ("deliver", "nothing", "--out", "model", "width=3"),
+            "takes network=NAME alone, not width",
+        ),
+        (("deliver", "nothing", "--out", "model", "--checkpoint", "new"), 'give "best" or "last"'),
     ],
 )
 def test_trackers_and_deliveries_that_cannot_be_are_refused(refused, words, said):
@@ -583,6 +636,93 @@ def test_the_same_profile_gives_the_same_plan(command, place):
     assert command("plan", "profile.json")[1] == (place / "plan.json").read_text()
 
 
+def test_a_run_folder_stands_for_the_plan_or_the_profile_in_it(command, refused, place):
+    (place / "run").mkdir()
+    write_record(make_profile(), place / "run" / "profile.json")
+    plan = bw.plan(make_profile(), epochs=7)
+    code, out, err = command("plan", "run", "epochs=7", "--out", "run/plan.json")
+    assert (code, out) == (0, ""), err
+    assert bw.load("run") == bw.plan("run", epochs=7) == plan
+    briefly = ("repeats=2", "steps=50")
+    of_files = ("run/plan.json", "--profile", "run/profile.json")
+    _, told, _ = command("simulate", *of_files, *briefly)
+    assert command("simulate", "run", "--profile", "run", *briefly)[:2] == (0, told)
+    for verb in ("check", "train"):
+        assert "the plan was made for other data than data=digits" in refused(verb, "run")
+    (place / "run" / "profile.json").unlink()
+    assert "cannot read run: Is a directory; there is plan.json in it" in refused("plan", "run")
+
+
+def test_a_file_that_is_not_there_is_told_with_what_writes_it(refused, place):
+    said = "there is no file none.json; `batchwright {}` writes a {}"
+    assert refused("plan", "none.json") == said.format("probe", "profile")
+    assert refused("train", "none.json") == said.format("plan", "plan")
+    assert "simulate takes one plan, not a.json and b.json" in refused(
+        "simulate", "a.json", "b.json"
+    )
+
+
+def test_the_folder_of_a_sweep_is_no_run(refused, place):
+    (place / "sweep").mkdir()
+    (place / "sweep" / "sweep.json").write_text("{}")
+    for words in (("report", "sweep"), ("deliver", "sweep", "--out", "model")):
+        assert "its runs are in cells/" in refused(*words)
+
+
+def test_at_a_terminal_a_plan_is_shown_and_printed_only_if_asked(command, place, monkeypatch):
+    write_record(make_profile(), place / "profile.json")
+    _, plan, _ = command("plan", "profile.json")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _, out, err = command("plan", "profile.json")
+    assert (out, err.splitlines()[-1]) == (
+        "",
+        "the plan is not kept: --out FILE writes it, --json prints it",
+    )
+    assert err.startswith("plan: ")
+    for words in (("--json",), ("--out", "-"), ("--json", "--out", "plan.json")):
+        assert command("plan", "profile.json", *words)[1] == plan
+    assert (place / "plan.json").read_text() == plan
+    _, out, err = command("simulate", "plan.json", "repeats=2", "steps=50")
+    assert not out
+    assert err.endswith("the simulation is not kept: --out FILE writes it, --json prints it\n")
+
+
+def test_one_result_goes_to_standard_output(command, refused, place):
+    write_record(make_plan(), place / "plan.json")
+    write_record(make_profile(), place / "profile.json")
+    words = ("check", "plan.json", "--profile", "profile.json", "--out", "-", "--json")
+    assert "--json and --out - both go to standard output" in refused(*words)
+    (place / "run").mkdir()
+    (place / "run" / "metrics.jsonl").write_text("")
+    for more in (("--json",), ("--out", "pages")):
+        said = "--metrics writes lines and nothing else: leave --out and --json out"
+        assert said in refused("report", "run", "--metrics", "lines.csv", *more)
+    assert command("report", "run", "--metrics", "-") == (0, "", "")
+    assert not (place / "-").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "unit", "value"),
+    [
+        *(("24", "hours", 24), ("90min", "hours", 1.5), ("1 d 12 h", "hours", 36)),
+        *(("8", "GiB", 8), ("8GiB", "GiB", 8), ("500 MB", "GiB", 500e6 / 2**30)),
+        *(("30", "days", 30), ("12h", "days", 0.5), ("5min", "seconds", 300), ("7.5", "", 7.5)),
+    ],
+)
+def test_amounts_of_options_have_the_unit_of_their_name_or_their_own(words, unit, value):
+    assert output.amount("--option", words, unit) == pytest.approx(value)
+    assert output.amount("--option", None, unit) is None
+    assert output.amount("--option", "0", unit, least=0) == 0
+    for wrong in ("0", "-1", "nan", "1e300", "8 parsecs", "8 000", ""):
+        with pytest.raises(BatchwrightError, match=f"^--option {wrong}: give a number .*above 0"):
+            output.amount("--option", wrong, unit)
+
+
+def test_help_is_a_letter_too(command):
+    assert command("plan", "-h") == command("plan", "--help")
+    assert command("-h") == command("--help")
+
+
 def test_an_export_and_a_runs_lines_overwrite_no_file_unless_they_are_told_to(command, place):
     write_record(make_plan(), place / "plan.json")
     (place / "run").mkdir()
@@ -627,6 +767,23 @@ def test_code_to_confirm_is_named_in_quotes():
     job = make_job(data="mine:data;rm")
     with pytest.raises(PlanError, match="repeat 'data=mine:data;rm' on the command line"):
         refuse_unconfirmed_code(job, (), ())
+
+
+def test_a_run_without_its_checkpoints_cannot_be_delivered(refused, place):
+    (place / "run").mkdir()
+    write_record(make_summary(), place / "run" / "summary.json")
+    said = "there is no checkpoint run/checkpoints/last.pt, which has what was trained: name the "
+    assert refused("deliver", "run", "--out", "model").startswith(said)
+
+
+def test_a_run_in_no_time_at_all_is_reported(command, place, undrawn):
+    profile, seconds = make_profile(), (1e-300, 1e300)
+    for value in seconds:
+        epochs = tuple(make_epoch(e, training_seconds=value) for e in range(5))
+        write_record(make_summary(profile=profile, epochs=epochs), place / "summary.json")
+        code, _, err = command("report", place)
+        assert code == 0, err
+        assert "not planned again: " in err
 
 
 def test_a_report_of_a_summary_goes_where_it_is_asked(command, place, undrawn):

@@ -55,7 +55,7 @@ def test_a_delivered_network_classifies_as_the_run_said(run, tmp_path):
     assert model(images[:2]).shape == (2, 10)
 
     # What is there already stays, whatever is asked.
-    with pytest.raises(FileError, match="is there already and not empty"):
+    with pytest.raises(FileError, match="exists and is not empty: choose another --out"):
         bw.deliver(run.run_folder, tmp_path / "model")
     # Files of it that are damaged are named.
     weights = tmp_path / "model" / "model.safetensors"

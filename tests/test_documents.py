@@ -311,6 +311,30 @@ def test_times_stand_in_lists_and_items_too():
     assert (one.start, one.end) == (60, 120)
 
 
+def test_no_time_may_have_a_unit_too():
+    assert load_job(None, ["goal.checkpoint_cost=0s"]).goal.checkpoint_cost == 0
+    with pytest.raises(JobError, match=r"goal\.deadline = 0\.0: input should be greater than 0"):
+        load_job(None, ["goal.deadline=0s"])
+
+
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        *(("1.25e9", 1.25e9), ("1.25GB/s", 1.25e9), ("10 Gbits/sec", 1.25e9), ("10Gbps", 1.25e9)),
+        *(("100MiB/s", 100 * 2**20), ("125 MB per second", 125e6)),
+    ],
+)
+def test_bandwidths_are_written_with_their_unit_or_in_bytes_per_second(words, rate):
+    assert load_job(None, [f"link.bandwidth={words}"]).link.bandwidth == rate
+
+
+@pytest.mark.parametrize("words", ["10 Gb/s", "10Gb", "fast", "1,250 MB/s", "10 Gbit/h"])
+def test_a_bandwidth_that_is_none_or_two_is_answered_with_one(words):
+    said = "a number of bytes per second, or a rate such as 1.25GB/s or 10Gbit/s"
+    with pytest.raises(JobError, match=f"^job key link.bandwidth = .*: input should be {said}$"):
+        load_job(None, [f"link.bandwidth={words}"])
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -418,7 +418,7 @@ def test_compiling_and_recomputing_are_passed_on_or_refused() -> None:
 def test_the_run_folder_is_the_one_that_is_asked_for(name: str) -> None:
     target = Target(run="kept/here", settings=SETTINGS.get(name, {}))
     if name == "deepspeed":
-        with pytest.raises(ArgumentError, match="--run kept/here: deepspeed's file has no place"):
+        with pytest.raises(ArgumentError, match="--run-folder kept/here: deepspeed's file has"):
             export(make_plan(), name, target)
     else:
         assert "kept/here" in export(make_plan(), name, target)

@@ -373,7 +373,7 @@ def test_a_run_folder_is_loaded_as_far_as_it_has_come(place):
         ("metrics.jsonl", b'{"a": 1}\n{"b": 2}\n', "metrics.jsonl is not JSON, as records are"),
         ("other.json", b'{"a": 1}', "is neither a plan, .* nor a simulation: it has no format"),
         ("odd.json", b'{"format": "tar/1"}', "nor a simulation: its format is 'tar/1'"),
-        ("old.json", b'{"format": "batchwright-plan/0"}', "its format is 'batchwright-plan/0'"),
+        ("old.json", b'{"format": "batchwright-plan/0"}', "a plan as another version has it"),
         ("image.png", b"\x89PNG", "cannot read image.png: it is not text in UTF-8"),
         ("last.pt", b"PK", "is a checkpoint by its name: .* weights=last.pt"),
         ("short.json", b'{"format": "batchwright-plan/1"}', "is not a valid plan: its key job is"),

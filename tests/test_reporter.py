@@ -188,7 +188,7 @@ def test_a_folder_of_somebody_elses_does_not_get_the_token(tmp_path, monkeypatch
     a_report(tmp_path, evil, seal=seal_of(evil, "bw_theirs"))
     with pytest.raises(BatchwrightError, match="with another token than yours: say --report-to"):
         destination(tmp_path, None)
-    with pytest.raises(BatchwrightError, match="with another token than yours: say --to"):
+    with pytest.raises(BatchwrightError, match="with another token than yours: say --server"):
         client_commands.send(tmp_path)
     assert destination(tmp_path, "") is None
     assert destination(tmp_path, evil) == evil

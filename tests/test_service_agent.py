@@ -543,7 +543,7 @@ def test_a_machine_tells_what_it_offers():
     assert (found.labels, found.max_workers) == (("room-2",), 3)
     assert found.cores >= 1
     assert found.memory > GIB / 4
-    with pytest.raises(BatchwrightError, match="--label: labels"):
+    with pytest.raises(BatchwrightError, match=r"--label .a b.: write letters, digits and"):
         offer(["a b"])
 
 
@@ -648,7 +648,7 @@ class Held:
 def test_a_job_is_submitted_by_a_command(service, reached_in_process, tmp_path, capsys):
     file = tmp_path / "small.yaml"
     file.write_text("epochs: 3\n")
-    client_commands.submit("http://127.0.0.1:8400", [str(file), "seed=4"], as_json=True)
+    client_commands.submit(words=[str(file), "seed=4"], as_json=True)
     (job,) = service.store.jobs.list()
     assert (job.name, job.job["epochs"], job.job["seed"], job.auto) == ("small", 3, 4, False)
     out, err = capsys.readouterr()
@@ -656,6 +656,12 @@ def test_a_job_is_submitted_by_a_command(service, reached_in_process, tmp_path, 
     submitted, waits = err.splitlines()
     assert submitted == f"submitted as {job.id}"
     assert waits.startswith("job small: queued, no agent is there")
+
+
+def test_what_a_job_needs_is_told_with_units(service, reached_in_process, capsys):
+    client_commands.submit(words=["epochs=3"], memory="8GiB", keep_seconds="1h")
+    (job,) = service.store.jobs.list()
+    assert (job.needs.memory, job.keep_seconds) == (8 * 2**30, 3600)
 
 
 def test_what_a_command_cannot_do_is_said_before_anything_happens(tmp_path, monkeypatch):
@@ -666,9 +672,12 @@ def test_what_a_command_cannot_do_is_said_before_anything_happens(tmp_path, monk
         (lambda: client_commands.submit(url, []), "there is no token for https://train.example"),
         (lambda: client_commands.submit("train.example", []), "is no address of a service"),
         (lambda: client_commands.send(tmp_path), "holds no run"),
-        (lambda: client_commands.agent(url, tmp_path, name="a\nb"), "--name: "),
         (
-            lambda: client_commands.agent(url, tmp_path, allow=["x"]),
+            lambda: client_commands.agent(tmp_path, url, name="a\nb"),
+            "--name 'a\\nb': give 1 to 120",
+        ),
+        (
+            lambda: client_commands.agent(tmp_path, url, allow=["x"]),
             "--allow 'x': write KEY=PATTERN",
         ),
     ):

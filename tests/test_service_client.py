@@ -36,7 +36,18 @@ def test_an_address_is_kept_without_its_last_slash(url, checked):
 
 @pytest.mark.parametrize(
     "url",
-    ["", "127.0.0.1:8400", "ftp://a", "http://", "http://a:99999", "http://a?b=c", "http://a\x00b"],
+    [
+        *(
+            "",
+            "127.0.0.1:8400",
+            "ftp://a",
+            "http://",
+            "http://a:99999",
+            "http://a?b=c",
+            "http://a\x00b",
+        ),
+        *("http://127.0.0.999:8400", "http://a..b", f"http://{'a' * 64}.org"),
+    ],
 )
 def test_what_is_no_address_is_refused(url):
     with pytest.raises(BatchwrightError, match="is no address of a service"):

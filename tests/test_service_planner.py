@@ -51,6 +51,7 @@ def asked(**fields):
         ("link.latency", "0.2 ms", 0.0002),
         ("link.bandwidth", "1.2 GB/s", 1_200_000_000),
         ("link.bandwidth", "1.2 GB a second", 1_200_000_000),
+        ("link.bandwidth", "10 Gbit/s", 1_250_000_000),
     ],
 )
 def test_people_write_units_and_jobs_have_numbers(field, words, value):
@@ -77,6 +78,7 @@ def test_people_write_units_and_jobs_have_numbers(field, words, value):
         ("goal.max_workers", "2.5"),
         ("goal.max_workers", "9" * 30),
         ("goal.accuracy", "150 %"),
+        ("link.bandwidth", "10 Gb/s"),
         ("keys", "epochs"),
     ],
 )

@@ -346,7 +346,7 @@ def test_tokens_are_made_listed_and_revoked_by_command(tmp_path, capsys, monkeyp
     assert link.startswith("https://x.org/sign-in?link=")
     session = store.sign_in.enter(link.partition("link=")[2])
     assert store.sign_in.find(session)
-    assert "until now: 1" in run_here(capsys, "sign-in", "--out").err
+    assert "until now: 1" in run_here(capsys, "sign-in", "--sign-out").err
     assert store.sign_in.find(session) is None
     assert [one.action for one in store.audit.list()] == [
         "sign-in.out",
@@ -372,15 +372,30 @@ def run_here(capsys, *words):
         (("token", "create", "x", "--scopes", "all"), "unknown scope 'all'"),
         (("token", "revoke", "x"), "there is no token 'x'"),
         (("sign-in", "--scopes", ""), "may do nothing"),
-        (("serve", "--retention-days", "-1"), "--retention-days -1: give a number above 0"),
+        (("sign-in", "--server", "plans.org"), "'plans.org' is no address of a service"),
+        (("serve", "--allowed-host", "https://x.org"), "--allowed-host https://x.org: give a name"),
+        (("serve", "--allowed-host", "x.org:8443"), "without scheme and port"),
+        (("serve", "--proxy", "proxy.org"), "--proxy proxy.org: give the address from which"),
+        (("serve", "--retention-days", "-1"), "--retention-days -1: give a number of days above 0"),
         (("serve", "--rate", "nan"), "--rate nan: give a number above 0"),
-        (("serve", "--lease-seconds", "inf"), "--lease-seconds inf: give a number above 0"),
-        (("serve", "--artifacts-gib", "1e300"), "--artifacts-gib 1e.300: give .* up to 1e.09"),
+        (("serve", "--lease-seconds", "inf"), "--lease-seconds inf: give .* seconds from 5 "),
+        (("serve", "--artifacts-gib", "1e300"), "--artifacts-gib 1e300: give .* up to 1e.06"),
         (("submit", "--server", "http://x", "--memory", "inf"), "--memory inf: give a number"),
         (("submit", "--server", "http://x", "--keep-seconds", "inf"), "--keep-seconds inf: give"),
+        (
+            ("submit", "--memory", "8 bits"),
+            "8 bits: give a number of GiB .*, or a size such as 8GB",
+        ),
+        (("submit", "--gpus", "10000000"), "--gpus"),
+        (("agent", "--folder", "x", "--max-hours", "1 parsec"), "or a time such as 10min"),
+        (("serve", "--artifacts-gib", "1e9"), "--artifacts-gib 1e9: give .* up to 1e.06"),
         (("serve", "--host", "203.0.113.9", "--port", "0"), "refuse to serve at 203.0.113.9"),
         (("serve", "--host", "0.0.0.0", "--port", "0"), "before anybody has a token"),  # noqa: S104
         (("backup", "/nowhere/x"), "cannot write /nowhere/x"),
+        (("serve", "--database", "nothing"), "nothing:... is no database"),
+        (("token", "list", "--database", "nothing"), "nothing:... is no database"),
+        (("backup", "new", "--database", "mysql://a/b"), "mysql:... is no database"),
+        (("backup", "new", "--database", "sqlite://"), "names no file; write sqlite:"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, monkeypatch, words, told):
@@ -533,8 +548,9 @@ def test_an_address_that_is_taken_is_told_in_a_line():
             listen("127.0.0.1", port)
         settings = Settings(database="x", host="0.0.0.0", allowed_hosts=("plans.org",))  # noqa: S104
         assert address_of(settings, taken) == f"http://plans.org:{port}"
-    with pytest.raises(BatchwrightError, match="cannot listen on no-such-host"):
-        listen("no-such-host.invalid", 0)
+    for name in ("no-such-host.invalid", "127.0.0..1", "a" * 64):
+        with pytest.raises(BatchwrightError, match=f"cannot listen on {name} port 0: "):
+            listen(name, 0)
 
 
 @pytest.mark.parametrize(

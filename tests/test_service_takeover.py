@@ -291,8 +291,13 @@ def test_files_are_listed_and_fetched_by_a_command(kept, reached_in_process, tmp
     lease = lease_of(kept, "one")
     bring(kept, lease, "last.pt", b"w" * 2048)
     bring(kept, lease, "train.log", b"one\n\x1b[31mtwo\n")
-    client_commands.fetch(lease.job.id, "http://127.0.0.1:8400")
+    client_commands.fetch(lease.job.id)
     assert capsys.readouterr().out == "last.pt\t2.00 KiB\ntrain.log\t13 bytes\n"
+    client_commands.fetch(lease.job.id, as_json=True)
+    told = json.loads(capsys.readouterr().out)["artifacts"]
+    assert [(one["name"], one["size"]) for one in told] == [("last.pt", 2048), ("train.log", 13)]
+    with pytest.raises(ArgumentError, match="--json tells what there is"):
+        client_commands.fetch(lease.job.id, names=["last.pt"], as_json=True)
     client_commands.fetch(lease.job.id, "http://127.0.0.1:8400", ["train.log"])
     shown = capsys.readouterr().out
     assert shown.startswith("one\n")

@@ -24,7 +24,7 @@ from batchwright.planning.simulation.cluster import ImaginedCluster, Row
 from batchwright.planning.simulation.failures import Hazards, run_through
 from batchwright.planning.simulation.rounds import simulate_rounds
 from batchwright.planning.simulation.steps import lognormal, simulate_steps
-from batchwright.records import LinkTime, Plan, Scenario, Simulation, UpdateTime
+from batchwright.records import Estimate, LinkTime, Plan, Scenario, Simulation, UpdateTime
 from batchwright.records.documents import read_record
 from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
 from batchwright.workflows.simulating import scenario_of
@@ -553,11 +553,13 @@ def test_a_plan_takes_what_was_searched_and_says_where_each_value_came_from():
         ),
         ({"mtbf_hours": 1, "samples": 10**15}, "losses are gone through at most: give fewer epo"),
         ({"checkpoint_seconds": 1e-12}, "leaves hardly any time for training"),
-        ({"latency": 0, "bandwidth": 1e-306, "workers": 2}, "that no number holds it"),
+        ({"latency": 0, "bandwidth": 1e-306}, "bandwidth = 1e-306: input should be greater than"),
+        ({"latency": 1e300, "bandwidth": 1}, "latency = 1e+300: input should be less than or"),
         ({"speeds": (1, 5e-324)}, "speeds.1 = 5e-324: input should be greater than or equal to 0"),
         ({"speeds": "1e308"}, "speeds.0 = '1e308': input should be less than or equal to 1"),
         ({"straggler_share": 0.9, "straggler_slowdown": 1e308}, "straggler_slowdown = 1e+308"),
         ({"workers": "²-³"}, "workers.0 = '²-³'"),
+        ({"workers": f"1-{'9' * 5000}"}, "workers.0 = '1-999"),
         ({"search": "spares=1"}, "search is the text 'spares=1': give a dictionary of values by"),
         ({"search": ["spares"]}, "search is the list ['spares']: give a dictionary of values by"),
         ({"global_batch": 10**30}, "less than or equal to"),
@@ -582,6 +584,14 @@ def test_what_makes_no_sense_ends_in_one_line(keys, words):
     assert told.value.exit_code == 2
 
 
+def test_a_plan_whose_times_are_too_long_for_any_number_is_refused():
+    far = Estimate(value=1e308, low=1e308, high=1e308)
+    plan = make_plan()
+    stage = plan.stages[0].model_copy(update={"predicted_epoch_seconds": far})
+    with pytest.raises(PlanError, match="a step takes so long that no number holds it"):
+        bw.simulate(plan.model_copy(update={"stages": (stage,)}), **FAST)
+
+
 def test_checkpoints_without_end_are_not_gone_through_one_by_one():
     hazards = Hazards(2, failures=1e-4, interval=1e-9)
     assert run_through(1000.0, hazards, generator(), told=True).done == pytest.approx(1000)
@@ -600,6 +610,47 @@ def test_numbers_of_workers_are_listed_or_a_range_of_doublings():
     assert scenario_of({"workers": "8-8"}).workers == (8,)
     assert scenario_of({"workers": 8}).workers == (8,)
     assert scenario_of({"speeds": "1,0.5"}).speeds == (1.0, 0.5)
+
+
+TIMES = [key for key in Scenario.model_fields if key.endswith("_seconds")]
+TIMES += ["checkpoint_cost", "latency", "host_latency"]
+TOGETHER = {"latency": {"bandwidth": 1e9}}  # what some of them are stated with
+TOGETHER["host_latency"] = {"host_bandwidth": 1e9, "workers_per_host": 2}
+
+
+@pytest.mark.parametrize("key", TIMES)
+def test_times_are_written_with_their_unit_as_in_a_job(key):
+    for words, seconds in (("90s", 90), ("1.5h", 5400), ("2 h 30 min", 9000), ("45", 45)):
+        told = scenario_of({key: words, **TOGETHER.get(key, {})})
+        assert getattr(told, key) == seconds
+    said = "input should be a number of seconds, or a time such as 90s, 10min or 2h$"
+    for words in ("2 parsecs", "2 h 30", "1,000 s"):
+        with pytest.raises(ArgumentError, match=f"simulate: {key} = '{words}': {said}"):
+            scenario_of({key: words})
+
+
+@pytest.mark.parametrize("key", ["hours", "mtbf_hours"])
+def test_hours_have_another_unit_where_it_is_given(key):
+    for words, hours in (("36", 36), ("1.5d", 36), ("90min", 1.5), ("2 h 30 min", 2.5)):
+        assert getattr(scenario_of({key: words}), key) == hours
+    said = f"simulate: {key} = '2 parsecs': input should be a number of hours, or a time such as"
+    with pytest.raises(ArgumentError, match=said):
+        scenario_of({key: "2 parsecs"})
+
+
+def test_bandwidths_have_units_as_in_a_job():
+    told = scenario_of({"latency": "0.05ms", "bandwidth": "10Gbit/s"})
+    assert (told.latency, told.bandwidth) == (5e-5, 1.25e9)
+    with pytest.raises(ArgumentError, match=r"or a rate such as 1\.25GB/s or 10Gbit/s"):
+        scenario_of({"latency": 0, "bandwidth": "10 Gb/s"})
+
+
+def test_values_that_are_searched_may_have_units():
+    searched = {"checkpoint_seconds": ["10", "1min"]}
+    found = bw.simulate(make_plan(), search=searched, **FAST)
+    assert [one.values for one in found.searches[0].tried] == [(10,), (60,)]
+    with pytest.raises(ArgumentError, match="checkpoint_seconds names 60 twice"):
+        bw.simulate(make_plan(), search={"checkpoint_seconds": ["60s", "1min"]}, **FAST)
 
 
 # ------------------------------------------------------------------------------------- the verb
@@ -639,7 +690,7 @@ def test_the_command_prints_a_record_tables_and_a_figure(files):
     assert isinstance(kept, Simulation)
     assert kept.searches[0].keys == ("spares",)
     asked = ("mtbf_hours=1", "--search", "checkpoint_seconds=1,900", "--out", "found.json")
-    done = run("plan.json", *asked, "--to", "taken.json", "--explain")
+    done = run("plan.json", *asked, "--write-plan", "taken.json", "--explain")
     (best,) = bw.load("found.json").searches[0].best
     assert bw.load("taken.json").job.checkpoint_seconds == best
     assert "checkpoint interval" in done.stderr

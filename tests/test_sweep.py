@@ -571,7 +571,7 @@ def test_the_command_says_what_failed_and_exits_with_one(place, instantly, comma
         ([], "a sweep needs something to vary"),
         (["--grid", "scaling=sqrt,sqrt"], "the grid repeats scaling=sqrt"),
         (["--grid", "scaling=sqrt", "--seeds", "0"], "seeds=0: a sweep needs one or more"),
-        (["--grid", "scaling=sqrt", "--seeds", "abc"], "seeds=abc is no number of runs"),
+        (["--grid", "scaling=sqrt", "--seeds", "abc"], "invalid value for '--seeds'"),
         (["--grid", "scaling=sqrt", "--at-once", "0"], "at_once=0 is no number of runs"),
         (["--grid", "scaling=sqrt", "--at-once", "999"], "at_once=999 runs of 1 worker need"),
         (["--grid", "scalings=sqrt"], "unknown job key 'scalings': did you mean 'scaling'?"),

@@ -81,9 +81,18 @@ def test_a_grid_on_the_command_line_names_each_key_once(texts, said):
 def test_seeds_follow_the_jobs_own_unless_they_are_named():
     assert seeds_of(Job(seed=5), 3) == (5, 6, 7)
     assert seeds_of(Job(seed=5), [2, 0]) == (2, 0)
-    for seeds, said in ((0, "needs one or more"), ([1, 1], "repeat one"), ([-1], "job key seed")):
+    for seeds, said in (
+        *((0, "needs one or more"), ([1, 1], "repeat one"), ([-1], "job key seed")),
+        (10**12, "seeds=1,000,000,000,000: a sweep has 100,000 runs at most"),
+    ):
         with pytest.raises(JobError, match=said):
             seeds_of(Job(), seeds)
+
+
+def test_a_grid_has_as_many_runs_as_anybody_could_wait_for():
+    grid = {"scaling": "none,sqrt", "epochs": "2,3"}
+    with pytest.raises(JobError, match="the grid has 120,000 runs with its seeds: give fewer"):
+        cells_of(JOB, read_grid(JOB, grid), range(30_000))
 
 
 def test_the_first_seed_of_all_settings_comes_first():

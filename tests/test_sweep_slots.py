@@ -68,7 +68,7 @@ def test_more_processes_than_cores_are_refused():
         JobError, match=r"at_once=3 runs of 1 worker need 3 cores.*give at_once=2 or auto"
     ):
         Slots(Machine(2), [1], 3)
-    for value in (0, -1, "many", "0", 1.5):
+    for value in (0, -1, "many", "0", 1.5, "\N{SUPERSCRIPT TWO}", "9" * 5000):
         with pytest.raises(JobError, match="is no number of runs"):
             read_at_once(value)
     assert (read_at_once("auto"), read_at_once("2"), read_at_once(2)) == ("auto", 2, 2)

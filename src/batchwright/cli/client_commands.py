@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from batchwright.cli.completion import job_words
-from batchwright.cli.output import job_and_file, refuse_amounts
+from batchwright.cli.output import amount, job_and_file
 from batchwright.errors import ArgumentError, BatchwrightError
 
 TokenFile = Annotated[
@@ -19,13 +19,19 @@ TokenFile = Annotated[
         metavar="FILE", help="Holds the token; else BATCHWRIGHT_TOKEN, or this machine's own."
     ),
 ]
-Server = Annotated[
-    str, typer.Option(metavar="URL", help="The service, such as http://127.0.0.1:8400.")
+Server = Annotated[str, typer.Option(metavar="URL", help="The service.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+FollowAdvice = Annotated[
+    bool,
+    typer.Option("--follow-advice", help="Take plans that the service offers, after an epoch."),
 ]
+LOCAL_SERVICE = "http://127.0.0.1:8400"
+"""Where `serve` listens unless it is told otherwise."""
+_MOST = 1_000_000  # GPUs, workers: beyond it is a slip of the pen
 
 
 def submit(
-    server: Server,
+    server: Server = LOCAL_SERVICE,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -51,39 +57,39 @@ def submit(
         typer.Option(metavar="WORD", help="Only agents with this label; may be repeated."),
     ] = None,
     gpus: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Only agents with so many GPUs, or more.")
+        int,
+        typer.Option(metavar="N", min=0, max=_MOST, help="Only agents with so many GPUs, or more."),
     ] = 0,
     memory: Annotated[
-        float,
+        str | None,
         typer.Option(
-            metavar="GIB", min=0, help="Only agents with so many GiB, of each GPU if any."
+            metavar="GIB",
+            help="Only agents with so much memory, also as 8GB; of each GPU if any.",
         ),
-    ] = 0.0,
+    ] = None,
     keep_seconds: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             metavar="SECONDS",
-            min=0,
-            help="How long its training is kept for an agent that is away.",
+            help="How long its training is kept for an agent that is away, also as 1h.",
         ),
     ] = None,
     token_file: TokenFile = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout.")
-    ] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Queue a job at a service, for its agents to carry out."""
     from batchwright.client.http import Service
     from batchwright.client.submitting import follow, needed, state_words
     from batchwright.client.submitting import submit as hand_in
 
-    refuse_amounts({"--memory": memory or None, "--keep-seconds": keep_seconds or None})
+    room = amount("--memory", memory, "GiB", least=0) or 0.0
+    kept = amount("--keep-seconds", keep_seconds, "seconds", least=0)
     job, path = job_and_file(words)
-    needs = needed(label or (), gpus, memory)
+    needs = needed(label or (), gpus, room)
     called = name or (Path(path).stem if path and path != "-" else f"{job.network} on {job.data}")
     url, token = _reached(server, token_file)
     with Service(url, token) as service:
-        info = hand_in(service, job, name=called, auto=auto, needs=needs, keep_seconds=keep_seconds)
+        info = hand_in(service, job, name=called, auto=auto, needs=needs, keep_seconds=kept)
         _tell(f"submitted as {info.id}")
         if wait:
             try:
@@ -99,7 +105,7 @@ def submit(
 
 def fetch(
     job: Annotated[str, typer.Argument(metavar="JOB", help="Its identifier, from `submit`.")],
-    server: Server,
+    server: Server = LOCAL_SERVICE,
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME", help="Files to fetch; logs are printed. None: list all."),
@@ -108,6 +114,7 @@ def fetch(
         Path, typer.Option(metavar="DIR", help="Folder for the files that are no logs.")
     ] = Path(),
     token_file: TokenFile = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """List what a service keeps of a job, print its logs, fetch its checkpoints and reports."""
     from pydantic import TypeAdapter, ValidationError
@@ -124,10 +131,16 @@ def fetch(
             f"{job[:60]!r} is no identifier of a job: `batchwright submit` printed it, and the "
             "address of the job's page ends with it"
         ) from None
+    if as_json and names:
+        raise ArgumentError("--json tells what there is: name no files beside it")
     url, token = _reached(server, token_file)
     with Service(url, token) as service:
         files = JobFiles(service, job)
-        found = {str(one.name): one for one in files.listed().artifacts}
+        listed = files.listed()
+        if as_json:
+            print(listed.model_dump_json(indent=2))
+            return
+        found = {str(one.name): one for one in listed.artifacts}
         unknown = [name for name in names or () if name not in found]
         if unknown:
             there = f"there is {', '.join(found)}" if found else "there is nothing"
@@ -144,7 +157,7 @@ def fetch(
 
 def send(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    to: Annotated[
+    server: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
@@ -170,14 +183,14 @@ def send(
         outcome = "finished" if (run / "summary.json").exists() else ""
         for word, lines in send_to_trackers(run, tracker, outcome).items():
             _tell(f"{lines} lines of {run} are in {word}")
-        if to is None:
+        if server is None:
             return
-    report = report_to_send(run, checked_url(to) if to is not None else None)
+    report = report_to_send(run, None if server is None else checked_url(server))
     url, token = _reached(report.url, token_file)
-    if to is None and token_file is None and report.seal != seal_of(url, token):
+    if server is None and token_file is None and report.seal != seal_of(url, token):
         raise BatchwrightError(
-            f"{run} reported to {url} with another token than yours: say --to {shlex.quote(url)} "
-            "if yours is meant for it"
+            f"{run} reported to {url} with another token than yours: say "
+            f"--server {shlex.quote(url)} if yours is meant for it"
         )
     report = report.to(seal=seal_of(url, token))
     with Service(url, token) as service:
@@ -186,10 +199,10 @@ def send(
 
 
 def agent(
-    server: Server,
     folder: Annotated[
         Path, typer.Option(metavar="DIR", help="Takes the jobs' folders; one agent at a time.")
     ],
+    server: Server = LOCAL_SERVICE,
     name: Annotated[
         str | None,
         typer.Option(
@@ -208,22 +221,23 @@ def agent(
         typer.Option(metavar="WORD", help="Word that jobs may ask for; may be repeated."),
     ] = None,
     max_workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Refuse jobs with more workers.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=_MOST, help="Refuse jobs with more workers."),
     ] = None,
     max_hours: Annotated[
-        float | None,
-        typer.Option(metavar="HOURS", help="Stop jobs that take longer, and give them back."),
-    ] = None,
-    max_disk: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            metavar="GIB", help="Stop jobs whose folder takes more GiB, and give them back."
+            metavar="HOURS", help="Stop jobs that take longer, also as 90min, and give them back."
         ),
     ] = None,
-    follow_advice: Annotated[
-        bool,
-        typer.Option("--follow-advice", help="Take plans that the service offers, after an epoch."),
-    ] = False,
+    max_disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GIB",
+            help="Stop jobs whose folder takes more, also as 500GB, and give them back.",
+        ),
+    ] = None,
+    follow_advice: FollowAdvice = False,
     token_file: TokenFile = None,
 ) -> None:
     """Carry out the jobs of a service on this machine, until stopped."""
@@ -234,10 +248,11 @@ def agent(
     from batchwright.client.identity import usual_name
     from batchwright.client.offering import Limits, offer
     from batchwright.records.service import AgentIntroduction
+    from batchwright.records.text.problems import shorten
 
-    refuse_amounts({"--max-hours": max_hours, "--max-disk": max_disk})
+    hours, disk = amount("--max-hours", max_hours, "hours"), amount("--max-disk", max_disk, "GiB")
     rules, called = allowed(allow or ()), usual_name(folder) if name is None else name
-    limits = Limits(max_workers, max_hours, max_disk)
+    limits = Limits(max_workers, hours, disk)
     try:
         introduction = AgentIntroduction(
             name=called,
@@ -247,8 +262,10 @@ def agent(
         )
     except ValidationError as error:
         wrong = error.errors()[0]
-        what = ".".join(str(part) for part in wrong["loc"])
-        raise BatchwrightError(f"--{what.partition('.')[0]}: {wrong['msg']}") from None
+        what, told = wrong["loc"][0], wrong["msg"]
+        if what == "name":
+            told = "give 1 to 120 characters on one line, without a slash"
+        raise BatchwrightError(f"--{what} {shorten(wrong['input'])}: {told}") from None
     url, token = _reached(server, token_file)
     with Service(url, token, answer_seconds=10.0) as service:
         how: dict[str, Any] = {"limits": limits, "follow_advice": follow_advice, "tell": _tell}

@@ -24,14 +24,17 @@ import typer
 from typer.core import TyperGroup
 
 from batchwright.cli import client_commands, completion, service_commands
+from batchwright.cli.client_commands import FollowAdvice, JsonFlag
 from batchwright.cli.output import (
     compare,
     files_and_keys,
     finish,
     finish_run,
+    hand_on,
     job_of,
     new_choice,
     print_plan,
+    refuse_bad_figure,
     refuse_bad_target,
     refuse_existing,
     show,
@@ -108,7 +111,7 @@ def _usage_refused() -> Iterator[None]:
         wrong: Any = error
         asked = f"{wrong.ctx.command_path} --help" if wrong.ctx else "batchwright --help"
         if type(error).__name__ != "NoSuchOption":
-            said = wrong.format_message().rstrip(".")
+            said = wrong.format_message().rstrip(".").replace("Value error, ", "")
             raise ArgumentError(f"{said[0].lower()}{said[1:]}: see {asked}") from None
         hint = _key_for(wrong.option_name)
         if not hint and wrong.possibilities:
@@ -138,10 +141,12 @@ app = typer.Typer(
     help="Decides how an image-training job should use its workers, runs it, and checks itself.",
     epilog="Job keys, such as epochs=3 or data=cifar100:PATH, are explained in docs/job.md.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
+_PLAN = typer.Argument(metavar="PLAN.json|RUN", help="From plan, or a run folder; - is stdin.")
 JobWords = Annotated[
     list[str] | None,
     typer.Argument(
@@ -163,10 +168,6 @@ ReportTo = Annotated[
         help="Service that is told how the run goes. Else what BATCHWRIGHT_REPORT_TO says.",
     ),
 ]
-FollowAdvice = Annotated[
-    bool,
-    typer.Option("--follow-advice", help="Take plans that the service offers, after an epoch."),
-]
 Trackers = Annotated[
     list[str] | None,
     typer.Option(
@@ -177,7 +178,6 @@ Trackers = Annotated[
         autocompletion=completion.trackers,
     ),
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if there is one.")]
 
 
@@ -239,6 +239,7 @@ def probe(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File for the profile; - is stdout.")
     ] = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Measure: step times, memory, exchange times, gradient noise, and how the network learns."""
     from batchwright.records import Profile
@@ -248,9 +249,9 @@ def probe(
     refuse_bad_target(out, Profile)
     piped = out is None or str(out) == "-"
     profile = verbs.probe(job_of(words), out=None if piped else out)
-    show(profile_table(profile))
-    if piped:
-        write(profile, out)
+    if piped or as_json:
+        write(profile, None)
+    show(profile_table(profile))  # below it, where both go to a terminal
 
 
 @app.command()
@@ -258,8 +259,8 @@ def plan(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="PROFILE.json|KEY=VALUE",
-            help="From probe, one or more; - is stdin. Then job keys to change.",
+            metavar="PROFILE.json|RUN|KEY=VALUE",
+            help="From probe, or run folders, one or more; - is stdin. Then job keys to change.",
             autocompletion=completion.files_first,
         ),
     ],
@@ -279,6 +280,7 @@ def plan(
             metavar="FILE", help="File for a figure of time and cost: .png, .pdf or .svg."
         ),
     ] = None,
+    as_json: JsonFlag = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show why, choice by choice.")] = False,
 ) -> None:
     """Decide, and predict: workers, batch, rate and why. Needs no torch."""
@@ -290,22 +292,22 @@ def plan(
     if not places:
         raise PlanError("plan needs a profile: give its file, or - for standard input")
     refuse_bad_target(out, Plan)
+    refuse_bad_figure(figure)
     profiles = [read_record(place, Profile) for place in places]
     decided = verbs.plan(profiles, overrides, runs=run or ())
-    if explain or out is not None:
+    if explain or out is not None or sys.stdout.isatty():
         print_plan(decided, explain=explain)
     if figure is not None:
         from batchwright.reporting.render.figures import write_plan_figure
 
         drawn, numbers = write_plan_figure(decided, profiles, figure)
         print(f"figure: {drawn} (its numbers: {numbers})", file=sys.stderr)
-    if out is not None or not (explain and sys.stdout.isatty()):
-        write(decided, out)
+    hand_on(decided, out, as_json)
 
 
 @app.command()
 def check(
-    plan: Annotated[str, typer.Argument(metavar="PLAN.json", help="From plan; - is stdin.")],
+    plan: Annotated[str, _PLAN],
     overrides: Overrides = None,
     profile: Annotated[
         str | None,
@@ -333,6 +335,8 @@ def check(
 
     if out is not None and profile is None:
         raise PlanError(f"nothing to write to {out}: name the profile to add to with --profile")
+    if as_json and str(out) == "-":
+        raise ArgumentError("--json and --out - both go to standard output: give --out a file")
     refuse_bad_target(out, Profile)
     words = list(overrides or ())
     decided = read_record(plan, Plan)
@@ -365,15 +369,14 @@ def schedule(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the learning rate over the epochs, and what it comes from. Trains nothing."""
-    from batchwright.reporting.render.figures import check_figure, write_schedule_figure
+    from batchwright.reporting.render.figures import write_schedule_figure
     from batchwright.reporting.render.tables import schedule_table
     from batchwright.workflows import verbs
 
     places, overrides = files_and_keys(words)
     if len(places) > 1:
         raise PlanError(f"schedule shows one thing at a time, not {' and '.join(places)}")
-    if figure is not None:
-        check_figure(figure)
+    refuse_bad_figure(figure)
     told = verbs.schedule(places[0] if places else None, overrides=overrides)
     for doubt in told.doubts:
         print(f"warning: {doubt}", file=sys.stderr)
@@ -389,8 +392,9 @@ def simulate(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="PLAN.json|KEY=VALUE",
-            help="From plan; - is stdin. Then keys of the simulation (docs/simulate.md).",
+            metavar="PLAN.json|RUN|KEY=VALUE",
+            help="From plan, or a run folder; - is stdin. Then keys of the simulation "
+            "(docs/simulate.md).",
         ),
     ],
     profile: Annotated[
@@ -413,33 +417,36 @@ def simulate(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File for the result; - is stdout.")
     ] = None,
-    to: Annotated[
+    write_plan: Annotated[
         Path | None,
-        typer.Option(metavar="PLAN.json", help="File for the plan with the best values searched."),
+        typer.Option(metavar="FILE", help="File for the plan with the best values searched."),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show every reason of the plan in --to.")
+        bool, typer.Option("--explain", help="Show every reason of that plan.")
     ] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Simulate a plan's training on clusters that nobody here has. Needs no torch."""
     from batchwright.records import Plan, Simulation
     from batchwright.records.documents import read_record
-    from batchwright.reporting.render.figures import check_figure
     from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
     from batchwright.workflows.simulating import searches_of, take_searched
     from batchwright.workflows.simulating import simulate as simulated
 
     places, overrides = files_and_keys(words)
-    if len(places) != 1:
-        raise PlanError("simulate needs one plan: give its file, or - for standard input")
+    if not places:
+        raise PlanError("simulate needs a plan: give its file, or - for standard input")
+    if len(places) > 1:
+        raise PlanError(f"simulate takes one plan, not {' and '.join(places)}")
     refuse_bad_target(out, Simulation)
-    refuse_bad_target(to, Plan)
-    if explain and to is None:
-        raise ArgumentError("--explain shows the plan that --to writes: give --to PLAN.json")
-    if to is not None and str(to) in ("-", str(out)):
-        raise ArgumentError(f"--to {to}: the result goes there; give the plan a file of its own")
-    if figure is not None:
-        check_figure(figure)
+    refuse_bad_target(write_plan, Plan)
+    if explain and write_plan is None:
+        raise ArgumentError("--explain shows the plan of --write-plan: give --write-plan FILE")
+    if write_plan is not None and str(write_plan) in ("-", str(out)):
+        raise ArgumentError(
+            f"--write-plan {write_plan}: the result goes there; give the plan a file of its own"
+        )
+    refuse_bad_figure(figure)
     given = read_record(places[0], Plan)
     found = simulated(
         given,
@@ -447,7 +454,7 @@ def simulate(
         profile=profile or (),
         search=searches_of(search or ()),  # type: ignore[arg-type]
     )
-    taken = None if to is None else take_searched(given, found)
+    taken = None if write_plan is None else take_searched(given, found)
     for table in simulation_tables(found):
         show(table)
     for note in found.notes:
@@ -456,15 +463,13 @@ def simulate(
         print(f"figure: {write_simulation_figure(found, figure)}", file=sys.stderr)
     if taken is not None:
         print_plan(taken, explain=explain)
-        write(taken, to)
-    write(found, out)
+        write(taken, write_plan)
+    hand_on(found, out, as_json)
 
 
 @app.command()
 def train(
-    plan: Annotated[
-        str | None, typer.Argument(metavar="PLAN.json", help="From plan; - is stdin.")
-    ] = None,
+    plan: Annotated[str | None, _PLAN] = None,
     overrides: Overrides = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder; must be new or empty.")
@@ -517,7 +522,7 @@ def report(
         typer.Option(
             metavar="FILE",
             help="Write the run's lines here instead, under flat names as trackers take them: "
-            ".csv is a table, else JSON lines. The run may still go on.",
+            ".csv is a table, else JSON lines; - is stdout. The run may still go on.",
         ),
     ] = None,
     as_json: JsonFlag = False,
@@ -531,7 +536,12 @@ def report(
 
     if metrics is not None:
         if len(runs) > 1:
-            raise BatchwrightError("--metrics writes the lines of one run: name one run folder")
+            raise ArgumentError("--metrics writes the lines of one run: name one run folder")
+        if as_json or out is not None:
+            raise ArgumentError(
+                "--metrics writes lines and nothing else: leave --out and --json out"
+            )
+        refuse_bad_target(metrics)
         refuse_existing(metrics, force)
         export.metrics(runs[0], metrics)
         return
@@ -545,7 +555,7 @@ def report(
 
 @app.command()
 def export(
-    to: Annotated[
+    program: Annotated[
         str,
         typer.Option(
             "--as",
@@ -554,13 +564,11 @@ def export(
             autocompletion=completion.exports,
         ),
     ],
-    plan: Annotated[
-        str | None, typer.Argument(metavar="PLAN.json|RUN", help="From plan; - is stdin.")
-    ] = None,
+    plan: Annotated[str | None, _PLAN] = None,
     hosts: Annotated[
         int, typer.Option(metavar="N", min=1, help="Hosts that share the workers evenly.")
     ] = 1,
-    run: Annotated[str, typer.Option(metavar="FOLDER", help="Run folder there.")] = "run",
+    run_folder: Annotated[str, typer.Option(metavar="DIR", help="Run folder there.")] = "run",
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -583,7 +591,7 @@ def export(
     from batchwright.workflows.exports import export as exported
     from batchwright.workflows.exports.target import Target
 
-    if to == "list":
+    if program == "list":
         for spec in EXPORTS.values():
             print(f"{spec.name:<13} {spec.words}")
             for key, words in spec.settings.items():
@@ -599,8 +607,8 @@ def export(
     folder = Path(plan)
     place = str(folder / "plan.json") if folder.is_dir() else plan
     pairs = _pairs(settings, "--set ")
-    target = Target(hosts, "plan.json" if place == "-" else place, run, pairs)
-    text = exported(read_record(place, Plan), to, target)
+    target = Target(hosts, "plan.json" if place == "-" else place, run_folder, pairs)
+    text = exported(read_record(place, Plan), program, target)
     if out is None or str(out) == "-":
         print(text, end="")
     else:
@@ -610,9 +618,7 @@ def export(
 @app.command()
 def deliver(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    to: Annotated[
-        Path, typer.Option("--to", "--out", metavar="DIR", help="Folder; must be new or empty.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder; must be new or empty.")],
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="network=NAME", help="For --onnx, a network of your own again."),
@@ -634,7 +640,7 @@ def deliver(
         raise ArgumentError(f"deliver takes network=NAME alone, not {next(iter(keys))}=")
     card = delivered(
         run,
-        to,
+        out,
         checkpoint=checkpoint,  # type: ignore[arg-type] # it is looked at there
         licence=licence,
         onnx=onnx,
@@ -669,7 +675,7 @@ def sweep(
         ),
     ] = None,
     seeds: Annotated[
-        str | None,
+        int | None,
         typer.Option(metavar="N", help="Runs of each setting, each with another seed; else 3."),
     ] = None,
     out: Annotated[
@@ -687,7 +693,7 @@ def sweep(
     from batchwright.records.job import other_keys_come
     from batchwright.reporting.data.sweep_curves import best_setting, progress_words
     from batchwright.reporting.render.tables import sweep_table
-    from batchwright.workflows.sweep.grid import read_seeds, words_of_grid
+    from batchwright.workflows.sweep.grid import words_of_grid
     from batchwright.workflows.sweep.verb import sweep as run_sweep
 
     varied = words_of_grid(grid or ())
@@ -696,7 +702,7 @@ def sweep(
     found = run_sweep(
         job,
         varied,
-        seeds=read_seeds(seeds),
+        seeds=seeds,
         out=out,
         at_once=at_once,
         resume=resume,

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from math import nan
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,6 @@ from batchwright.storage.files import is_there
 
 if TYPE_CHECKING:
     from batchwright.records import Job, Plan, Profile, Record, RunSummary
-
-_MOST = 1e9  # seconds, GiB, ...: beyond, sums of it would be no numbers any more
 
 
 def job_and_file(words: list[str] | None) -> tuple[Job, str | None]:
@@ -66,7 +64,8 @@ def refuse_bad_target(out: Path | None, model: type[Record] | None = None) -> No
         return
     if is_there(out) and out.is_dir():
         raise BatchwrightError(f"cannot write {out}: it is a folder; name a file in it")
-    if not os.access(out.parent, os.W_OK):
+    device = is_there(out) and not out.is_file()  # such as /dev/stdout, which stays
+    if not (device or out.parent.is_dir()) or not os.access(out if device else out.parent, os.W_OK):
         raise BatchwrightError(f"cannot write {out}: no such folder, or not writable")
     if model is not None:
         from batchwright.records.documents import refuse_other
@@ -74,16 +73,54 @@ def refuse_bad_target(out: Path | None, model: type[Record] | None = None) -> No
         refuse_other(out, model)
 
 
-def refuse_amounts(options: Mapping[str, float | None]) -> None:
-    """Refuse options that take an amount and have none, such as nan, or more than anybody has."""
-    for option, value in options.items():
-        if value is not None and not 0 < value <= _MOST:
-            raise ArgumentError(f"{option} {value:g}: give a number above 0 and up to {_MOST:g}")
+def refuse_bad_figure(figure: Path | None) -> None:
+    """The same of a figure, which its name has to be of a kind of, too."""
+    if figure is not None:
+        from batchwright.reporting.render.figures import check_figure
+
+        check_figure(figure)
+        refuse_bad_target(figure)
+
+
+_UNITS = {"seconds": 1.0, "hours": 3600.0, "days": 86400.0, "GiB": 2.0**30}
+
+
+def amount(
+    option: str, given: str | None, unit: str = "", *, least: float | None = None
+) -> float | None:
+    """What an option says: a number in its unit, or one with a unit of its own, as job keys take.
+
+    Args:
+        option: Its name.
+        given: What stands behind it; `None`: nothing.
+        unit: One of `_UNITS`, or none.
+        least: Smallest amount; unset: anything above 0.
+
+    Raises:
+        ArgumentError: It is none, such as nan, or more than anybody has.
+    """
+    from batchwright.records.text.amounts import bytes_of, seconds_of
+
+    if given is None:
+        return None
+    size = unit == "GiB"
+    most = 1e6 if size else 1e9  # beyond, sums of it would be no numbers any more
+    try:
+        value = float(given)
+    except ValueError:
+        found = (bytes_of if size else seconds_of)(given) if unit else None
+        value = nan if found is None else found / _UNITS[unit]
+    if not (0 < value <= most if least is None else least <= value <= most):
+        number = f"a number of {unit}" if unit else "a number"
+        low = "above 0" if least is None else f"from {least:g}"
+        example = f", or a {'size such as 8GB' if size else 'time such as 10min'}" if unit else ""
+        raise ArgumentError(f"{option} {given}: give {number} {low} and up to {most:g}{example}")
+    return value
 
 
 def refuse_existing(out: Path | None, force: bool) -> None:
     """Nothing, unless a file would be overwritten that somebody may have changed."""
-    if out is not None and out.is_file() and not force:
+    if out is not None and str(out) != "-" and out.is_file() and not force:
         raise BatchwrightError(f"{out} exists: name another file, or overwrite it with --force")
 
 
@@ -92,6 +129,21 @@ def write(record: Record, out: Path | None) -> None:
     from batchwright.records.documents import write_record
 
     write_record(record, "-" if out is None else out)
+
+
+def hand_on(record: Record, out: Path | None, as_json: bool) -> None:
+    """To the file, and to stdout if asked; without either to stdout, unless that is a terminal.
+
+    There it was shown already, and thousands of lines would take that away.
+    """
+    if out is not None:
+        write(record, out)
+    if as_json or (out is None and not sys.stdout.isatty()):
+        if str(out) != "-":
+            write(record, None)
+    elif out is None:
+        kind = type(record).__name__.lower()
+        print(f"the {kind} is not kept: --out FILE writes it, --json prints it", file=sys.stderr)
 
 
 def print_plan(plan: Plan, *, explain: bool) -> None:

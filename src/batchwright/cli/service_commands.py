@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from batchwright.cli.output import refuse_amounts
+from batchwright.cli.client_commands import LOCAL_SERVICE
+from batchwright.cli.output import amount
 from batchwright.errors import BatchwrightError, not_installed
 
 if TYPE_CHECKING:
@@ -65,25 +66,26 @@ def serve(
         ),
     ] = None,
     retention_days: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             metavar="DAYS", help="Days after which runs, jobs and profiles are deleted; else never."
         ),
     ] = None,
     lease_seconds: Annotated[
-        float,
+        str | None,
         typer.Option(
-            metavar="SECONDS", min=5, help="Silence after which an agent may lose its job."
+            metavar="SECONDS", help="Silence after which an agent may lose its job; else 30."
         ),
-    ] = 30.0,
+    ] = None,
     keep_seconds: Annotated[
-        float,
+        str | None,
         typer.Option(
-            metavar="SECONDS", min=0, help="How much longer a training is kept for a silent agent."
+            metavar="SECONDS",
+            help="How much longer a training is kept for a silent agent; else 600.",
         ),
-    ] = 600.0,
+    ] = None,
     rate: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             metavar="N", help="Requests a second that a token or an address may make; else 200."
         ),
@@ -97,9 +99,10 @@ def serve(
         ),
     ] = None,
     artifacts_gib: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            metavar="GIB", help="Room for artifacts, else 64; one job may have a quarter of it."
+            metavar="GIB",
+            help="Room for artifacts, also as 500GB; else 64. One job may have a quarter of it.",
         ),
     ] = None,
     webhook: Annotated[
@@ -121,30 +124,32 @@ def serve(
         from batchwright.service.access import sign_in_address
         from batchwright.service.database.engine import shown
         from batchwright.service.operating.local import default_artifacts, default_database
-        from batchwright.service.operating.serving import log_to_stderr, public_parts
+        from batchwright.service.operating.serving import (
+            check_names,
+            log_to_stderr,
+            public_parts,
+        )
         from batchwright.service.operating.serving import serve as serve_until_told
         from batchwright.service.settings import GIB, Limits, Settings
         from batchwright.service.store.tokens import new_name
         from batchwright.service.webhook import SECRET, checked_webhook
 
-    refuse_amounts(
-        {
-            "--retention-days": retention_days,
-            "--rate": rate,
-            "--artifacts-gib": artifacts_gib,
-            "--lease-seconds": lease_seconds,
-            "--keep-seconds": keep_seconds or None,
-        }
-    )
+    told: dict[str, Any] = {
+        "retention_days": amount("--retention-days", retention_days, "days"),
+        "lease_seconds": amount("--lease-seconds", lease_seconds, "seconds", least=5),
+        "keep_seconds": amount("--keep-seconds", keep_seconds, "seconds", least=0),
+    }
+    asked, room = amount("--rate", rate), amount("--artifacts-gib", artifacts_gib, "GiB")
+    check_names(allowed_host or (), proxy)
     scheme, name = public_parts(public_url) if public_url else ("", "")
     usual = Limits()
-    given = rate or usual.requests_per_second
-    room = round(artifacts_gib * GIB) if artifacts_gib else usual.artifact_bytes
+    given = asked or usual.requests_per_second
+    size = round(room * GIB) if room else usual.artifact_bytes
     limits = Limits(
         requests_per_second=given,
         burst=max(usual.burst, round(4 * given)),
-        artifact_bytes=max(1, room),
-        artifact_bytes_per_job=max(1, room // 4),
+        artifact_bytes=max(1, size),
+        artifact_bytes_per_job=max(1, size // 4),
     )
     database = database or default_database()
     settings = Settings(
@@ -154,9 +159,7 @@ def serve(
         allowed_hosts=tuple(filter(None, (*(allowed_host or ()), name))),
         public_url=public_url and public_url.rstrip("/"),
         secure_cookies=secure_cookies or scheme == "https",
-        retention_days=retention_days,
-        lease_seconds=lease_seconds,
-        keep_seconds=keep_seconds,
+        **{key: value for key, value in told.items() if value is not None},
         artifacts=None if artifacts == "none" else artifacts or default_artifacts(database),
         webhook=checked_webhook(webhook),
         webhook_secret=os.environ.get(SECRET) or None,
@@ -228,22 +231,25 @@ def sign_in(
     ] = None,
     server: Annotated[
         str, typer.Option(metavar="URL", help="Address of the service, for the link.")
-    ] = "http://127.0.0.1:8400",
-    out: Annotated[
-        bool, typer.Option("--out", help="Sign all browsers out instead, and void all links.")
+    ] = LOCAL_SERVICE,
+    sign_out: Annotated[
+        bool,
+        typer.Option("--sign-out", help="Sign all browsers out instead, and void all links."),
     ] = False,
     database: Database = None,
 ) -> None:
     """Print a link that signs a browser in, once; or sign all browsers out."""
     with _store(database) as store:
-        if out:
+        if sign_out:
             _say(f"signed in until now: {store.sign_in.leave_all()}; nobody is any more")
             store.audit.note("operator", "sign-in.out", "browser")
             return
+        from batchwright.client.http import checked_url
         from batchwright.service.access import sign_in_address
         from batchwright.service.store.tokens import new_name
 
         words, name = _scopes(scopes), name or new_name()
+        server = checked_url(server)
         link = store.sign_in.link(words, name)
         store.audit.note("operator", "sign-in.link", f"browser {name}", " ".join(words))
         print(sign_in_address(server, link))

@@ -247,7 +247,11 @@ def checked_url(url: str) -> str:
     """
     try:
         parts = urlsplit(url.strip())
-        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        host = parts.hostname or ""
+        whole = parts.scheme in ("http", "https") and host and parts.port != 0
+        host.encode("idna")  # a name that none can be is none here, too, and not when it is asked
+        if host.count(".") == 3 and host.replace(".", "").isdecimal():
+            ipaddress.IPv4Address(host)
     except ValueError:
         whole = False
     if not whole or parts.query or parts.fragment or not url.strip().isprintable():

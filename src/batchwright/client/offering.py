@@ -14,8 +14,7 @@ from pathlib import Path
 from batchwright.distributed.processes import has_gpu_driver
 from batchwright.errors import BatchwrightError
 from batchwright.records import Plan
-from batchwright.records.agent_rules import GIB, Offer
-from batchwright.records.text.problems import first_problem
+from batchwright.records.agent_rules import GIB, Offer, label_problem
 
 _LOOK = """
 import json, torch
@@ -110,7 +109,7 @@ def offer(labels: Sequence[str] = (), limits: Limits = NO_LIMITS) -> Offer:
             max_workers=limits.workers,
         )
     except ValidationError as error:
-        raise BatchwrightError(f"--label: {first_problem(error, '')}") from None
+        raise BatchwrightError(label_problem(error)) from None
 
 
 def _gpus() -> list[tuple[str, int]]:

@@ -355,7 +355,7 @@ def report_to_send(folder: Path, url: str | None) -> Report:
     report = read_report(folder)
     if report is None or (url is not None and url != report.url):
         if url is None:
-            raise FileError(f"{folder} never reported anywhere: name the service with --to URL")
+            raise FileError(f"{folder} never reported anywhere: name the service with --server URL")
         report = new_report(folder, url)
     if (folder / "summary.json").exists():
         report = report.to(state="finished", error=None)

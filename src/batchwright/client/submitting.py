@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from batchwright.client.http import Backoff, Service, ServiceError
 from batchwright.errors import JobError, WorkerError
 from batchwright.records import Job, Record
-from batchwright.records.agent_rules import GIB, Needs
+from batchwright.records.agent_rules import GIB, Needs, label_problem
 from batchwright.records.service import JobInfo, JobSubmission
-from batchwright.records.text.problems import first_problem
 
 ASK_SECONDS = 1.0  # between two looks at a job
 ENDED = ("done", "failed", "cancelled")
@@ -76,7 +75,7 @@ def needed(labels: Sequence[str], gpus: int, memory: float) -> Needs:
     try:
         return Needs(labels=tuple(labels), gpus=gpus, memory=round(memory * GIB))
     except ValidationError as error:
-        raise JobError(f"--label: {first_problem(error, '')}") from None
+        raise JobError(label_problem(error)) from None
 
 
 def follow(service: Service, info: JobInfo, tell: Callable[[str], None]) -> JobInfo:

@@ -16,14 +16,14 @@ from itertools import zip_longest
 from math import isclose
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, ValidationError
 
 from batchwright.records.base import Count, Index, Record
 from batchwright.records.job import PASS_KEYS, Job
 from batchwright.records.registries.data_sources import DATA
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.records.text.formatting import counted
-from batchwright.records.text.problems import shorten
+from batchwright.records.text.problems import first_problem, shorten
 
 DEFAULTS = {
     "data": tuple(name for name, one in DATA.own.items() if not one.takes_path),
@@ -121,6 +121,16 @@ def _climbs(text: str) -> bool:
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]{0,59}$")]
 """A word that operators give their machines, such as ``room-2`` or ``site=berlin``."""
+
+
+def label_problem(error: ValidationError) -> str:
+    """What is wrong with `--label`, in a line."""
+    problem = error.errors()[0]
+    if problem["type"] == "string_pattern_mismatch":
+        told = "write letters, digits and . _ = -, the first a letter or digit, 60 at most"
+        return f"--label {shorten(problem['input'])}: {told}"
+    return f"--label: {first_problem(error, '')}"
+
 
 GIB = 2**30
 

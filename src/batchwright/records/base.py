@@ -37,6 +37,9 @@ Index = Annotated[int, Field(ge=0, le=2**53)]
 StatedSeconds = Annotated[float, Field(ge=0, le=1e9)]
 Price = Annotated[float, Field(ge=1e-9, le=1e9)]
 RelativeSpeed = Annotated[float, Field(ge=1e-9, le=1e9)]
+StatedRate = Annotated[float, Field(ge=1, le=1e18)]
+Workers = Annotated[int, Field(ge=1, le=1_000_000)]
+Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class _Arguments(dict[str, JsonValue]):

@@ -180,12 +180,15 @@ def change_job(
 
 
 def read_record(path: str | Path, model: type[AnyRecord]) -> AnyRecord:
-    """The record in a JSON file; ``-`` reads stdin.
+    """The record in a JSON file, or in that of a run folder; ``-`` reads stdin.
 
     Raises:
         FileError: missing, unreadable, not JSON, or not this kind of record.
     """
-    return parse_record(_read_text(path), _name_of(path), model)
+    kind = _KINDS.get(model.__name__, model.__name__)
+    if str(path) != "-" and is_file(inside := Path(path, f"{kind}.json")):
+        path = inside
+    return parse_record(_read_text(path, _written_by(kind)), _name_of(path), model)
 
 
 def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
@@ -201,11 +204,11 @@ def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
         raise FileError(
             f"{where} is not JSON, as records are; a job's file ends in .yaml"
         ) from None
-    told = values.get("format") if isinstance(values, dict) else None
-    for model in models:
-        if told == model.model_fields["format"].default:
-            return parse_record(text, where, model)
     kinds = [_KINDS.get(model.__name__, model.__name__) for model in models]
+    for kind, model in zip(kinds, models, strict=True):
+        if _kind_of(values) == kind:
+            return parse_record(text, where, model)
+    told = values.get("format") if isinstance(values, dict) else None
     what = f"its format is {shorten(told)}" if told is not None else "it has no format"
     raise FileError(
         f"{where} is neither {', '.join(f'a {kind}' for kind in kinds[:-1])} nor a {kinds[-1]}: "
@@ -220,8 +223,7 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
         FileError: It is not JSON, or not this kind of record.
     """
     kind = _KINDS.get(model.__name__, model.__name__)
-    verb = _WRITTEN_BY.get(kind)
-    hint = f"; `batchwright {verb}` writes a {kind}" if verb else ""
+    hint = _written_by(kind)
     if not text.strip():
         raise FileError(f"{where} is empty, where a {kind} was expected{hint}")
     try:
@@ -242,6 +244,11 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
         raise FileError(
             f"{where} is not a valid {kind}: {first_problem(error, 'its key ')}{hint}"
         ) from None
+
+
+def _written_by(kind: str) -> str:
+    verb = _WRITTEN_BY.get(kind)
+    return f"; `batchwright {verb}` writes a {kind}" if verb else ""
 
 
 def _kind_of(values: Any) -> str:
@@ -316,21 +323,27 @@ def _name_of(path: str | Path) -> str:
     return "standard input" if str(path) == "-" else str(path)
 
 
-def _read_text(path: str | Path) -> str:
+def _read_text(path: str | Path, hint: str = "") -> str:
     try:
         return sys.stdin.read() if str(path) == "-" else Path(path).read_text("utf-8-sig")
     except FileNotFoundError:
-        raise FileError(f"there is no file {path}") from None
+        raise FileError(f"there is no file {path}{hint}") from None
     except UnicodeDecodeError:
-        raise FileError(f"cannot read {_name_of(path)}: it is not text in UTF-8") from None
-    except OSError as error:
+        raise FileError(f"cannot read {_name_of(path)}: it is not text in UTF-8{hint}") from None
+    except IsADirectoryError as error:
         inside = [name for name in _IN_A_RUN if is_there(Path(path, name))]
-        hint = f"; there is {' and '.join(inside)} in it" if inside else ""
-        raise FileError(f"cannot read {path}: {error.strerror}{hint}") from None
+        there = f"; there is {' and '.join(inside)} in it" if inside else hint or "; name a file"
+        raise FileError(f"cannot read {path}: {error.strerror}{there}") from None
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _read_yaml(path: str | Path) -> Mapping[str, Any]:
     text = _read_text(path)
+    if str(path) == "-" and not text.strip():  # what was to write it has failed
+        raise FileError(
+            "standard input is empty, where a job was expected: write lines as epochs: 3"
+        )
     try:
         values = parse_yaml(text) or {}
     except yaml.YAMLError as error:

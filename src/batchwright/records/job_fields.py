@@ -12,10 +12,12 @@ from batchwright.records.base import (
     AskedMethod,
     Augmentation,
     Count,
+    Epochs,
     Index,
     Keys,
     NonNegative,
     Positive,
+    Workers,
 )
 from batchwright.records.job_sections import (
     TIMED,
@@ -188,7 +190,7 @@ class JobFields(Keys):
         "classes equally often.",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order and augmentation.")
-    epochs: Count = Field(
+    epochs: Epochs = Field(
         30,
         description="Epochs to train; the most, where the plan chooses them to reach "
         "`goal.accuracy`.",
@@ -240,7 +242,7 @@ class JobFields(Keys):
         "what does not fit at once goes in micro-batches.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: GPUs if any.")
-    workers: Literal["auto"] | Count = Field(
+    workers: Literal["auto"] | Workers = Field(
         "auto",
         description="Training processes. `auto`: the plan decides, up to all visible GPUs, or 2 "
         "on CPU.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, LiteralString
 
 from pydantic import (
     BeforeValidator,
@@ -24,9 +24,10 @@ from batchwright.records.base import (
     Positive,
     Price,
     RelativeSpeed,
+    StatedRate,
     StatedSeconds,
 )
-from batchwright.records.text.amounts import bytes_of, seconds_of
+from batchwright.records.text.amounts import bytes_of, rate_of, seconds_of
 from batchwright.records.text.problems import shorten
 
 
@@ -38,23 +39,49 @@ def _sized(value: object) -> object:
 
 def _timed(value: object) -> object:
     """The seconds of ``2h``; anything else as it is, for the field itself to take or refuse."""
+    return _time_in("seconds", 1.0, value)
+
+
+def _in_hours(value: object) -> object:
+    """The hours of ``2d``; a number without a unit is hours already."""
+    return _time_in("hours", 3600.0, value)
+
+
+def _time_in(unit: str, length: float, value: object) -> object:
     if not isinstance(value, str):
         return value
     if (seconds := seconds_of(value)) is not None:
-        return seconds
+        return seconds / length if _has_unit(value) else seconds
+    told = "input should be a number of {unit}, or a time such as 90s, 10min or 2h"
+    return _plain_number(value, told, unit=unit)
+
+
+def _rated(value: object) -> object:
+    """The bytes per second of ``10Gbit/s``; anything else as it is, as above."""
+    if not isinstance(value, str):
+        return value
+    if (rate := rate_of(value)) is not None:
+        return rate
+    told = "input should be a number of bytes per second, or a rate such as 1.25GB/s or 10Gbit/s"
+    return _plain_number(value, told)
+
+
+def _plain_number(value: str, told: LiteralString, **words: str) -> str:
     try:
         float(value)
     except ValueError:
-        told = "input should be a number of seconds, or a time such as 90s, 10min or 2h"
-        raise PydanticCustomError("time", told) from None
+        raise PydanticCustomError("amount", told, words) from None
     return value
+
+
+def _has_unit(words: str) -> bool:
+    return words.strip()[-1:].isalpha()
 
 
 def _share_or_timed(value: object) -> object:
     """The same where a number below 1 is a share."""
     seconds = _timed(value)
-    with_unit = isinstance(value, str) and value.strip()[-1:].isalpha()
-    if with_unit and isinstance(seconds, float) and seconds < 1:
+    if isinstance(value, str) and _has_unit(value) and isinstance(seconds, float) and seconds < 1:
         raise PydanticCustomError("time", "input should be a share, or a time from 1 s on")
     return seconds
 
@@ -64,6 +91,9 @@ TIMED = BeforeValidator(_timed)
 PositiveTime = Annotated[Positive, TIMED]
 Time = Annotated[NonNegative, TIMED]
 StatedTime = Annotated[StatedSeconds, TIMED]
+Hours = Annotated[Positive, BeforeValidator(_in_hours)]
+Rate = Annotated[StatedRate, BeforeValidator(_rated)]
+LocalBatch = Annotated[int, Field(ge=1, le=10**7)]
 AgsMode = Literal["off", "norm", "gain"]
 
 MIN_BUDGET, MAX_BUDGET = 5.0, 20.0
@@ -144,8 +174,8 @@ class WorkerKind(Keys):
 class Link(Keys):
     """The network between workers that were not measured together (job keys ``link.*``)."""
 
-    latency: Time | None = Field(None, description="Time of an empty message, in seconds.")
-    bandwidth: Positive | None = Field(None, description="Bytes per second, in one direction.")
+    latency: StatedTime | None = Field(None, description="Time of an empty message, in seconds.")
+    bandwidth: Rate | None = Field(None, description="Bytes per second, in one direction.")
 
 
 VIRTUAL_LATENCY, VIRTUAL_BANDWIDTH = 5e-4, 125e6
@@ -166,7 +196,7 @@ class DualBatch(Keys):
         description="How many times as long a round may take as with large batches alone. `auto`: "
         "1.05, or as much up to 1.2 as `goal.deadline` leaves.",
     )
-    large_batches: Literal["auto", "knee", "memory"] | tuple[Count, ...] = Field(
+    large_batches: Literal["auto", "knee", "memory"] | tuple[LocalBatch, ...] = Field(
         "auto",
         description="Local batch of the other workers: one for all resolutions, or one for each. "
         "`knee`: by time and gradient noise for one such worker at the highest, larger below as "

@@ -160,6 +160,10 @@ def read_summary(run: str | Path) -> RunSummary:
     path = Path(run)
     if path.is_dir():
         path = path / "summary.json"
+        if (path.parent / "sweep.json").exists():
+            raise FileError(
+                f"{run} is the folder of a sweep: its page is sweep.html, its runs are in cells/"
+            )
         if not path.exists():
             how = "name a run's folder, or continue the run as it was begun (Session(resume=True))"
             with suppress(BatchwrightError):  # a loop of somebody's own leaves no job there

@@ -170,7 +170,7 @@ def with_refit(summary: RunSummary) -> RunSummary:
         return summary
     try:
         return summary.model_copy(update={"refit": refit(summary)})
-    except BatchwrightError as error:  # the run itself is fine
+    except (BatchwrightError, ArithmeticError) as error:  # the run itself is fine
         _to_stderr(f"not planned again: {one_line(error)}")
         return summary
 

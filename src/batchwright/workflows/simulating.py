@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import prod
@@ -23,6 +24,7 @@ _LISTS = ("workers", "speeds")
 _KEYS = tuple(Scenario.model_fields)
 _SEARCHED = ("rebalance_steps", "checkpoint_seconds", "spares", "workers_per_host")
 _MAX_COMBINATIONS = 1000
+_RANGE = re.compile(r"\s*([0-9]{1,9})\s*-\s*([0-9]{1,9})\s*")  # of workers
 
 
 def simulate(
@@ -121,9 +123,8 @@ def _listed(key: str, value: Any) -> Any:
         return (value,)
     if not isinstance(value, str):
         return value
-    low, dash, high = value.partition("-")
-    if key == "workers" and dash and low.strip().isdecimal() and high.strip().isdecimal():
-        first, last = int(low), int(high)
+    if key == "workers" and (ends := _RANGE.fullmatch(value)):
+        first, last = map(int, ends.groups())
         if not 1 <= first <= last:
             raise ArgumentError(f"simulate: workers={value}: give a range as 8-1024, low to high")
         doublings = [first << n for n in range(64) if first << n < last]

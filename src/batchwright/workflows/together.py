@@ -153,7 +153,7 @@ def take_part(words: list[str], command: Callable[[], Any]) -> None:
         SystemExit: As ``command`` does, in all processes.
     """
     verb = next((word for word in words if not word.startswith("-")), "")
-    helped = "--help" in words or verb not in (*TOGETHER, *BY_ONE, *ONCE_A_HOST)
+    helped = {"-h", "--help"} & {*words} or verb not in (*TOGETHER, *BY_ONE, *ONCE_A_HOST)
     started = None if helped else found()
     if started is None:
         command()

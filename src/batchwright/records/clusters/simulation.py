@@ -18,11 +18,11 @@ from batchwright.records.base import (
     Price,
     Record,
     RelativeSpeed,
-    StatedSeconds,
+    Workers,
 )
+from batchwright.records.job_sections import Hours, PositiveTime, Rate, StatedTime
 from batchwright.records.text.formatting import counted, duration, number
 
-MAX_WORKERS = 1_000_000
 Large = Annotated[int, Field(ge=1, le=10**15)]
 
 Part = Literal["training", "checkpoint", "lost work", "restart", "waiting for a worker"]
@@ -31,12 +31,12 @@ Part = Literal["training", "checkpoint", "lost work", "restart", "waiting for a 
 class Scenario(Keys):
     """What a cluster is imagined to be, and how it is simulated (keys of `simulate`)."""
 
-    workers: tuple[Annotated[int, Field(ge=1, le=MAX_WORKERS)], ...] = Field(
+    workers: tuple[Workers, ...] = Field(
         (),
         description="Numbers of workers, such as `8,16,32`, or `8-1024` for all doublings between "
         "the two. Unset: the plan's.",
     )
-    hours: Positive | None = Field(
+    hours: Hours | None = Field(
         None, description="Hours that the cluster is there; unset: until the training has ended."
     )
     epochs: Large | None = Field(None, description="Epochs; unset: those that the plan is to take.")
@@ -73,7 +73,7 @@ class Scenario(Keys):
     straggler_slowdown: float = Field(
         2.0, ge=1, le=1e9, description="How many times as long a straggler computes."
     )
-    straggler_seconds: Positive = Field(
+    straggler_seconds: PositiveTime = Field(
         60.0, description="How long a worker stays one, mean of an exponential distribution."
     )
     rebalance_steps: Index | None = Field(
@@ -81,12 +81,12 @@ class Scenario(Keys):
         description="Steps between two looks at the workers' speeds with `method=dynamic-batch`; "
         "0: once an epoch. Unset: the plan's. With another method shares stay.",
     )
-    latency: NonNegative | None = Field(
+    latency: StatedTime | None = Field(
         None,
         description="Seconds of an empty message between hosts. Unset: `link.latency` of the "
         "plan, or as measured where so many workers were, else 0.0005 (assumed).",
     )
-    bandwidth: Positive | None = Field(
+    bandwidth: Rate | None = Field(
         None,
         description="Bytes per second between hosts, in one direction. Unset: `link.bandwidth` of "
         "the plan, or as measured where so many workers were, else 125e6 (assumed).",
@@ -99,17 +99,17 @@ class Scenario(Keys):
         description="Workers of a host. With more than one, gradients are summed inside each host "
         "first, then between hosts.",
     )
-    host_latency: NonNegative | None = Field(
+    host_latency: StatedTime | None = Field(
         None,
         description="Seconds of an empty message inside a host; unset: as measured there, else as "
         "between hosts.",
     )
-    host_bandwidth: Positive | None = Field(
+    host_bandwidth: Rate | None = Field(
         None,
         description="Bytes per second inside a host; unset: as measured there, else as between "
         "hosts.",
     )
-    mtbf_hours: Positive | None = Field(
+    mtbf_hours: Hours | None = Field(
         None, description="Mean hours between two failures of one worker; unset: none fails."
     )
     preemptions_per_hour: NonNegative | None = Field(
@@ -117,12 +117,12 @@ class Scenario(Keys):
         description="How often one worker is taken away in an hour. Unset: as the plan's "
         "`goal.kinds` or `goal.preemptions_per_hour` say, else never.",
     )
-    notice_seconds: StatedSeconds = Field(
+    notice_seconds: StatedTime = Field(
         0.0,
         description="Notice before a worker is taken away. As long as a checkpoint takes or "
         "longer: one is written, and no work is lost.",
     )
-    replacement_seconds: StatedSeconds = Field(
+    replacement_seconds: StatedTime = Field(
         0.0,
         description="Until there is another in place of a worker that failed or was taken away, "
         "where no spare one is left. 0: it can be started again at once.",
@@ -130,15 +130,15 @@ class Scenario(Keys):
     spares: Index = Field(
         0, description="Workers beyond those that train, paid for, each ready to take a place."
     )
-    checkpoint_seconds: Positive | None = Field(
+    checkpoint_seconds: PositiveTime | None = Field(
         None, description="Seconds of training between two checkpoints; unset: the plan's."
     )
-    checkpoint_cost: StatedSeconds | None = Field(
+    checkpoint_cost: StatedTime | None = Field(
         None,
         description="Seconds that a checkpoint holds up training. Unset: weights, momentum, "
         "statistics and an average, if any, at 200 MB/s (assumed).",
     )
-    restart_seconds: StatedSeconds = Field(
+    restart_seconds: StatedTime = Field(
         30.0,
         description="From a failure until all workers train again from the last checkpoint: "
         "noticing, starting, loading.",

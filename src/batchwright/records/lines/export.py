@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.errors import FileError
-from batchwright.records.documents import refuse_no_path
+from batchwright.records.documents import refuse_no_path, write_text
 from batchwright.records.lines.flat_lines import flat_values
 from batchwright.records.lines.line_files import METRICS, lines_of
-from batchwright.storage.files import write_whole
 
 
 def metrics(run: str | Path, out: str | Path | None = None) -> list[dict[str, Any]]:
@@ -21,7 +20,7 @@ def metrics(run: str | Path, out: str | Path | None = None) -> list[dict[str, An
     Args:
         run: Its folder; the run may still go on.
         out: Where to write them, too: a table where the name ends in ``.csv``, else a JSON object
-            a line. ``/dev/stdout`` is possible.
+            a line. ``-`` is standard output.
 
     Raises:
         FileError: The folder holds no run, or the file cannot be written.
@@ -37,7 +36,7 @@ def metrics(run: str | Path, out: str | Path | None = None) -> list[dict[str, An
             text = _table(rows)
         else:
             text = "".join(json.dumps(row) + "\n" for row in rows)
-        write_whole(Path(out), text.encode())
+        write_text(text, out)
     return rows
 
 

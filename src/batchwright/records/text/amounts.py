@@ -1,4 +1,4 @@
-"""Times and sizes as people write them: ``2 h 30 min``, ``8 GiB``, ``500MB``."""
+"""Times, sizes and rates as people write them: ``2 h 30 min``, ``8 GiB``, ``10 Gbit/s``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ _SIZES = {
     **{f"{letter}{end}": 1000.0**n for n, letter in enumerate("kmgt", 1) for end in ("b", "")},
     **{f"{letter}ib": 1024.0**n for n, letter in enumerate("kmgt", 1)},
 }
+_BITS = {
+    f"{letter}{end}": 1000.0**n / 8
+    for n, letter in enumerate("kmgt", 1)
+    for end in ("bit", "bits", "bps")
+}
 
 
 def seconds_of(words: str) -> float | None:
-    """Seconds of ``2 h 30 min``, ``90 min``, ``0.2 ms`` or ``5400``; `None`: it is no time."""
+    """Seconds of ``2 h 30 min``, ``90 min``, ``0.2 ms``, ``0s`` or ``5400``; `None`: no time."""
     return _sum(words, _TIMES)
 
 
@@ -34,7 +39,19 @@ def bytes_of(words: str) -> int | None:
     (8589934592, 8000000000, None)
     """
     total = _sum(words, _SIZES)
-    return None if total is None else max(1, round(total))
+    return max(1, round(total)) if total else None
+
+
+def rate_of(words: str) -> float | None:
+    """Bytes per second of ``1.25 GB/s``, ``10 Gbit/s`` or ``1.25e9``; `None`: it is no rate.
+
+    >>> rate_of("1.25 GB/s"), rate_of("10 Gbit/s"), rate_of("10 Gb/s")
+    (1250000000.0, 1250000000.0, None)
+    """
+    amount = re.sub(r"\s*(/\s*s(ec)?|a second|per second)$", "", words, flags=re.IGNORECASE)
+    if re.search("[A-Za-z]b$", amount):  # Gb: bits, or bytes?
+        return None
+    return _sum(amount, _SIZES | _BITS) or None
 
 
 def _sum(words: str, units: Mapping[str, float]) -> float | None:
@@ -49,4 +66,4 @@ def _sum(words: str, units: Mapping[str, float]) -> float | None:
             return None
         total += float(part[1].replace(",", ".")) * units[part[2].lower()]
         place = part.end()
-    return total if 0 < total < 1e18 else None
+    return total if words and total < 1e18 else None

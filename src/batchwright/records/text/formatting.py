@@ -52,15 +52,17 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant figures, without an exponent.
+    """Three significant figures, without an exponent unless it is next to nothing.
 
     >>> [number(v) for v in (0, 0.001234, 0.5, 12.345, 12345.6, float("nan"))]
     ['0', '0.00123', '0.500', '12.3', '12,346', 'nan']
+    >>> number(1e-300)
+    '1e-300'
     """
     if not value or not isfinite(value):
         return f"{value:.0f}"
     decimals = max(0, 2 - floor(log10(abs(value))))
-    return f"{value:,.{decimals}f}"
+    return f"{value:,.{decimals}f}" if decimals <= 15 else f"{value:.3g}"
 
 
 def significant(value: float, digits: int = 3) -> str:

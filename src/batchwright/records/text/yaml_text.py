@@ -71,4 +71,5 @@ def parse_yaml(text: str, *, references: bool = True) -> Any:
 
 def yaml_problem(error: yaml.YAMLError) -> str:
     """What a text that is not YAML has wrong, in a few words."""
-    return getattr(error, "problem", None) or "it cannot be read"
+    told = getattr(error, "problem", None) or getattr(error, "reason", None)  # of a character
+    return told or "it cannot be read"

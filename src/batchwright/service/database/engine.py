@@ -164,7 +164,7 @@ def open_engine(url: str) -> Engine:
         BatchwrightError: It is no such URL, or of another kind of database.
         FileError: The folder cannot be made.
     """
-    place = _read(url)
+    place = read_url(url)
     if place.get_backend_name() == "postgresql":
         return create_engine(
             place.set(drivername="postgresql+psycopg"),
@@ -173,12 +173,7 @@ def open_engine(url: str) -> Engine:
             pool_pre_ping=True,
             hide_parameters=True,
         )
-    if not place.database or place.database == ":memory:":
-        raise BatchwrightError(
-            f"the service needs a database that lasts: {url} names no file; "
-            "write sqlite:////folder/service.sqlite"
-        )
-    file = Path(place.database)
+    file = Path(place.database or "")
     make_folder(file.parent, "name another file with --database")
     try:  # only its owner may read it; SQLite's files beside it are as private
         # Never opened here where it exists: to close it would end the locks that SQLite holds on it
@@ -202,10 +197,15 @@ def open_engine(url: str) -> Engine:
 
 def shown(url: str) -> str:
     """A database's URL without its password, for messages."""
-    return _read(url).render_as_string(hide_password=True)
+    return read_url(url).render_as_string(hide_password=True)
 
 
-def _read(url: str) -> URL:
+def read_url(url: str) -> URL:
+    """A database's URL in its parts.
+
+    Raises:
+        BatchwrightError: It is no such URL, of another kind of database, or names no file.
+    """
     try:
         place = make_url(url)
         known = place.get_backend_name() in ("sqlite", "postgresql")
@@ -216,6 +216,11 @@ def _read(url: str) -> URL:
         raise BatchwrightError(
             f"{kind}:... is no database that the service knows: write "
             "sqlite:////folder/service.sqlite or postgresql://user:password@host/name"
+        )
+    if place.get_backend_name() == "sqlite" and place.database in (None, "", ":memory:"):
+        raise BatchwrightError(
+            f"the service needs a database that lasts: {url} names no file; "
+            "write sqlite:////folder/service.sqlite"
         )
     return place
 

@@ -9,10 +9,11 @@ import subprocess
 from contextlib import closing
 from pathlib import Path
 
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL
 
 from batchwright.errors import BatchwrightError, FileError
-from batchwright.service.database.engine import BUSY_SECONDS, shown
+from batchwright.service.database.engine import BUSY_SECONDS, read_url, shown
+from batchwright.storage.files import refusal
 
 DUMP_SECONDS = 24 * 3600
 
@@ -40,9 +41,9 @@ def backup(database: str, target: Path) -> int:
             f"{aside} exists: another backup writes it, or did and ended early"
         ) from None
     except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror}") from None
+        raise refusal(target, error) from None
     try:
-        place = make_url(database)
+        place = read_url(database)
         if place.get_backend_name() == "sqlite":
             _copy(Path(place.database or ""), aside)
         else:

@@ -10,10 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from platformdirs import user_data_path
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL
 
 from batchwright.errors import FileError
 from batchwright.records.service import Scope
+from batchwright.service.database.engine import read_url
 from batchwright.service.problems import Conflict, NotFound
 from batchwright.service.store import Store
 from batchwright.service.store.tokens import LOCAL
@@ -37,7 +38,7 @@ def default_artifacts(database: str) -> str | None:
     """Where the artifacts of a service lie unless it is said: beside a SQLite file; else nowhere,
     as services that share a database may not share a disk.
     """
-    place = make_url(database)
+    place = read_url(database)
     if place.get_backend_name() != "sqlite" or not place.database:
         return None
     return str(Path(place.database).absolute().parent / "artifacts")
@@ -45,7 +46,7 @@ def default_artifacts(database: str) -> str | None:
 
 def local_token_file(database: str) -> Path:
     """Where the local token of a database is: beside a SQLite file, else in the user's folder."""
-    place = make_url(database)
+    place = read_url(database)
     folder = data_folder()
     if place.get_backend_name() == "sqlite" and place.database:
         folder = Path(place.database).parent
@@ -56,7 +57,7 @@ def local_name(database: str) -> str:
     """Name of the local token. Services on several machines that share a database have one each,
     of the machine and the folder that its file is in: none makes another's void.
     """
-    if make_url(database).get_backend_name() == "sqlite":
+    if read_url(database).get_backend_name() == "sqlite":
         return LOCAL
     host, machine = socket.gethostname()[:40], ""
     with suppress(OSError):

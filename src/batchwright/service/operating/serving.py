@@ -13,10 +13,11 @@ import gc
 import ipaddress
 import json
 import logging
+import re
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -127,9 +128,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
         listener.listen(2048)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second of a name that none can be
         listener.close()
-        told = error.strerror or str(error)
+        told = getattr(error, "strerror", None) or str(error)
         raise BatchwrightError(
             f"cannot listen on {host} port {port}: {told[0].lower()}{told[1:]}; name another with "
             "--host or --port"
@@ -164,6 +165,28 @@ def public_parts(url: str) -> tuple[str, str]:
             f"{url!r} is no address of a service: write it as https://plans.example.org"
         )
     return parts.scheme, parts.hostname or ""
+
+
+def check_names(names: Iterable[str], proxy: str | None) -> None:
+    """Refuse names and a proxy's address as which no request would ever come.
+
+    Raises:
+        BatchwrightError: A name has more in it, or the address is none.
+    """
+    for name in names:
+        if not re.fullmatch(r"[\w.-]+|\[?[\da-fA-F:]+\]?", name):
+            raise BatchwrightError(
+                f"--allowed-host {name}: give a name alone, without scheme and port, such as "
+                "plans.example.org"
+            )
+    try:
+        for part in (proxy or "*").split(","):
+            if part.strip() != "*":
+                ipaddress.ip_network(part.strip(), strict=False)
+    except ValueError:
+        raise BatchwrightError(
+            f"--proxy {proxy}: give the address from which it asks, such as 127.0.0.1"
+        ) from None
 
 
 def refuse_public_without_tokens(settings: Settings, store: Store) -> None:

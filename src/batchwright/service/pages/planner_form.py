@@ -15,7 +15,7 @@ from batchwright.errors import BatchwrightError, one_line
 from batchwright.records import Job, Plan, Profile
 from batchwright.records.registries.methods import METHODS as METHOD_SPECS
 from batchwright.records.service import PlanRequest
-from batchwright.records.text.amounts import NUMBER, bytes_of, seconds_of
+from batchwright.records.text.amounts import NUMBER, bytes_of, rate_of, seconds_of
 from batchwright.records.text.job_keys import job_keys, meaning
 from batchwright.service.plan_answers import planned
 from batchwright.service.problems import TooMany
@@ -63,17 +63,21 @@ def _share(words: str) -> float:
 
 
 def _duration(words: str) -> float:
-    if (seconds := seconds_of(words)) is None:
+    if not (seconds := seconds_of(words)):
         raise ValueError("Write a time, such as 2 h 30 min, or a number of seconds.")
     return seconds
 
 
 def _bytes(words: str) -> int:
-    """Bytes; a rate may end in ``/s`` or ``a second``."""
-    size = bytes_of(re.sub(r"\s*(/\s*s|a second|per second)$", "", words, flags=re.IGNORECASE))
-    if size is None:
+    if (size := bytes_of(words)) is None:
         raise ValueError("Write a size, such as 8 GiB or 500 MB.")
     return size
+
+
+def _rate(words: str) -> int:
+    if (rate := rate_of(words)) is None:
+        raise ValueError("Write a rate, such as 1.2 GB a second or 10 Gbit/s.")
+    return max(1, round(rate))
 
 
 def _lines(words: str) -> list[tuple[str, str]]:
@@ -128,7 +132,7 @@ MORE_FIELDS = (
     Field("method", "Method", "how batch and resolution are used", options=METHODS),
     Field("epochs", "Epochs", "to train; to a target, their maximum", _count),
     Field("link.latency", "Latency", "of the network between machines, such as 0.2 ms", _duration),
-    Field("link.bandwidth", "Bandwidth", "of that network, such as 1.2 GB a second", _bytes),
+    Field("link.bandwidth", "Bandwidth", "of that network, such as 1.2 GB a second", _rate),
     Field("keys", "Other job keys", "one key=value a line", _lines),
 )
 ALL_FIELDS = (*FIELDS, *MORE_FIELDS)

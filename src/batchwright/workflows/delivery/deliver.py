@@ -21,7 +21,7 @@ _LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}"  # it stands in the card's YAML
 
 def deliver(
     run: str | Path,
-    to: str | Path,
+    out: str | Path,
     *,
     checkpoint: Literal["best", "last"] = "best",
     licence: str = UNKNOWN,
@@ -32,7 +32,7 @@ def deliver(
 
     Args:
         run: Folder of a finished run.
-        to: A new or empty folder.
+        out: A new or empty folder.
         checkpoint: ``best``: of the epoch with the highest held-out accuracy; or ``last``.
         licence: Identifier for the card, such as ``apache-2.0``.
         onnx: Whether to write the network as ONNX, too.
@@ -48,14 +48,14 @@ def deliver(
         PlanError: The network cannot be written as ONNX. Then nothing is written.
     """
     refuse_no_path(run, "run")
-    refuse_no_path(to, "to")
+    refuse_no_path(out, "out")
     if checkpoint not in ("best", "last"):
         raise ArgumentError(f'checkpoint={checkpoint!r}: give "best" or "last"')
     if not re.fullmatch(_LICENCE, licence):
         raise ArgumentError(f"licence={licence!r}: give its identifier, such as apache-2.0")
-    target, summary = Path(to), read_summary(run)
+    target, summary = Path(out), read_summary(run)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileError(f"{target} is there already and not empty: name a new folder")
+        raise FileError(f"{target} exists and is not empty: choose another --out")
     from batchwright.training.checkpoints.checkpoint import load_checkpoint
     from batchwright.workload.model_files import load_model, save_model, write_onnx
     from batchwright.workload.task import trained_weights
@@ -63,6 +63,10 @@ def deliver(
     path = Path(summary.run_folder) / "checkpoints" / f"{checkpoint}.pt"
     if checkpoint == "best" and not path.exists():  # nothing was evaluated
         path = path.with_name("last.pt")
+    if not path.exists():
+        raise FileError(
+            f"there is no checkpoint {path}, which has what was trained: name the whole run folder"
+        )
     content = load_checkpoint(path)
     plan, best = summary.plan, summary.best_epoch
     last, at = (summary.epochs or (None,))[-1], content["state"]

@@ -114,7 +114,7 @@ def export(plan: Plan, name: str, target: Target) -> str:
             raise ArgumentError(f"{name} needs --set {key}=...: {meant}")
     if not spec.keeps_run and target.run != Target.run:
         raise ArgumentError(
-            f"--run {target.run}: {name}'s file has no place for a run folder; leave --run out and "
+            f"--run-folder {target.run}: {name}'s file has no place for one; leave it out and "
             "name the folder in your script"
         )
     if plan.workers % target.hosts:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import yaml
@@ -44,6 +45,8 @@ _UNCHANGING = {  # key -> why it may not vary
 }
 _PLAIN = re.compile(r"[^\w.,=+-]")
 _LONGEST_NAME = 96  # of a folder, in characters
+MAX_RUNS = 100_000
+"""Of a sweep: each takes seconds at least, and a place in its tables."""
 
 
 @dataclass(frozen=True)
@@ -172,20 +175,6 @@ def widened(before: Sequence[SweptKey], more: Sequence[SweptKey]) -> tuple[Swept
     )
 
 
-def read_seeds(text: str | None) -> int | None:
-    """How many seeds, from the command line.
-
-    Raises:
-        JobError: It is no whole number.
-    """
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        raise JobError(
-            f"seeds={text} is no number of runs: give a whole number, such as 3"
-        ) from None
-
-
 def seeds_of(job: Job, seeds: int | Sequence[int]) -> tuple[int, ...]:
     """The seeds of a sweep: so many from the job's own on, or those that are given.
 
@@ -196,6 +185,9 @@ def seeds_of(job: Job, seeds: int | Sequence[int]) -> tuple[int, ...]:
         raise ArgumentError(
             f"seeds= takes how many, such as 3, or which, such as [0, 1, 2], not {described(seeds)}"
         )
+    count = seeds if isinstance(seeds, int) else len(seeds)
+    if count > MAX_RUNS:
+        raise JobError(f"seeds={count:,}: a sweep has {MAX_RUNS:,} runs at most")
     listed = range(job.seed, job.seed + seeds) if isinstance(seeds, int) else tuple(seeds)
     if not listed:
         raise JobError(f"seeds={seeds}: a sweep needs one or more")
@@ -213,6 +205,12 @@ def cells_of(job: Job, keys: Sequence[SweptKey], seeds: Sequence[int]) -> list[C
         JobError: Values do not go together; the message names them.
     """
     names = [one.key for one in keys]
+    count = prod(len(one.values) for one in keys) * len(seeds)
+    if count > MAX_RUNS:
+        raise JobError(
+            f"the grid has {count:,} runs with its seeds: give fewer values or seeds, {MAX_RUNS:,} "
+            "runs at most"
+        )
     combinations = list(itertools.product(*(one.values for one in keys)))
     found = []
     for seed in seeds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -50,7 +51,7 @@ def read_at_once(value: str | int) -> AtOnce:
     """
     if value == "auto" or (isinstance(value, int) and value >= 1):
         return value  # type: ignore[return-value]  # a checked text is still a text to mypy
-    if isinstance(value, str) and value.isdigit() and int(value) >= 1:
+    if isinstance(value, str) and re.fullmatch("0*[1-9][0-9]{0,8}", value):
         return int(value)
     raise JobError(f"at_once={value} is no number of runs: give 1 or more, or auto")
 
