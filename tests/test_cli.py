@@ -828,6 +828,7 @@ def test_the_seconds_of_several_stages_are_their_mean():
     assert told["measured_epoch_seconds"] == overall(summary).measured
 
 
+@pytest.mark.slow
 def test_doctor_says_what_there_is(command, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("BATCHWRIGHT_THREADS", raising=False)

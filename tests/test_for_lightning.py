@@ -464,6 +464,7 @@ def test_a_batch_sampler_of_pytorch_is_taken_over(capsys):
     assert callback.sampler.global_batch == BATCH
 
 
+@pytest.mark.slow
 def test_a_probe_takes_the_batch_of_a_batch_sampler_and_refuses_other_loaders():
     from lightning_parts import Module
 

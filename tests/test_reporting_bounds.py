@@ -125,6 +125,7 @@ def calls(do):
     return pstats.Stats(profiler).total_calls
 
 
+@pytest.mark.slow
 def test_drawing_a_plan_nine_times_as_long_costs_hardly_more():
     short, long = long_plan(2000), long_plan(18_000)
     drawn(short)  # what is done once
