@@ -447,6 +447,7 @@ def test_what_kills_workers_is_noted_and_nothing_like_it_is_tried_again():
     assert len(profile.out_of_memory) == machine.restarts
     for lost in profile.out_of_memory:
         assert machine.peak(lost) >= machine.deadly
+        assert lost.short_of == "memory"
         tried = [
             point
             for point in machine.points(commands.Weigh)
