@@ -381,15 +381,19 @@ class Visitor:
 
     def may_fit(self, point: Point) -> bool:
         """Whether nothing speaks against trying a step there."""
-        for one in self.out_of_memory:
-            if one[:2] == point[:2] and one.local_batch_size <= point.local_batch_size:
+        for lost in self.out_of_memory:
+            if all(one <= other for one, other in zip(lost, point, strict=True)):
                 return False
         expected = self._expected_peak(point)
         if point in self.memory or not expected:
             return True
         # What a step on another curve could not have, this one cannot have either.
-        lost = [p for p in self.out_of_memory if p.workers == point.workers]
-        return expected <= min([self.limit, *(self._expected_peak(p) - 1 for p in lost)])
+        peaks = [
+            self._expected_peak(lost)
+            for lost, shared in self.out_of_memory.items()
+            if lost.workers == point.workers and not shared
+        ]
+        return expected <= min([self.limit, *(peak - 1 for peak in peaks if peak)])
 
     def _expected_peak(self, point: Point) -> float:
         here = [known for known in self.memory if known[:2] == point[:2]]
