@@ -181,11 +181,11 @@ def test_a_longer_update_takes_its_time_in_a_round_too():
     assert (sgd.step_seconds, muon.step_seconds) == pytest.approx((FIXED, FIXED + 0.02))
 
 
-def test_measured_pairs_take_the_longer_update_too():
-    _, bare = both_optimizers(profile_of(), 0.02)
-    large, small = bare.local_batch_sizes[0], bare.local_batch_sizes[-1]
-    seconds = compute_seconds(32, large), compute_seconds(32, small)
-    pair = PairTime(
+def pair_of(row, longer=1.0):
+    """Its two batches beside each other; the small one takes so many times what is expected."""
+    large, small = row.local_batch_sizes[0], row.local_batch_sizes[-1]
+    seconds = compute_seconds(32, large), longer * compute_seconds(32, small)
+    return PairTime(
         resolution=32,
         large_workers=1,
         small_workers=3,
@@ -196,7 +196,11 @@ def test_measured_pairs_take_the_longer_update_too():
         ratios=(seconds[1] / seconds[0],) * 5,
         repeats=5,
     )
-    _, told = both_optimizers(profile_of(pairs=(pair,)), 0.02)
+
+
+def test_measured_pairs_take_the_longer_update_too():
+    _, bare = both_optimizers(profile_of(), 0.02)
+    _, told = both_optimizers(profile_of(pairs=(pair_of(bare),)), 0.02)
     assert told.step_seconds == pytest.approx(bare.step_seconds)
     assert told.local_batch_sizes == bare.local_batch_sizes
 
@@ -307,19 +311,9 @@ def test_the_rate_is_that_of_a_workers_own_step():
 def test_a_measured_pair_decides_the_small_batch_and_says_so():
     profile = profile_of()
     first = planned("dual-batch", profile).stages[0]
-    large, small = first.local_batch_sizes[0], first.local_batch_sizes[-1]
-    pair = PairTime(
-        resolution=32,
-        large_workers=1,
-        small_workers=3,
-        large_batch=large,
-        small_batch=small,
-        large_seconds=compute_seconds(32, large),
-        small_seconds=1.05 * compute_seconds(32, small),
-        repeats=3,
-    )
-    again = planned("dual-batch", profile.model_copy(update={"pairs": (pair,)}))
-    assert again.stages[0].local_batch_sizes[-1] > small
+    pairs = (pair_of(first, longer=1.05),)
+    again = planned("dual-batch", profile.model_copy(update={"pairs": pairs}))
+    assert again.stages[0].local_batch_sizes[-1] > first.local_batch_sizes[-1]
     assert reason(again, "small batch").source == "measured"
     assert "side by side" in reason(again, "small batch").why
 

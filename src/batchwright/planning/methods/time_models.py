@@ -201,10 +201,11 @@ class Measured:
         """
         job, cluster, first, workers = self.job, self.choice.row.cluster, self._kind, self.workers
         top = max(sides(job))
+        longer = {kind.name: self._longer(kind, workers) for kind, _ in cluster.members}
 
         def seconds_on(kind: WorkerType, side: int, size: int) -> float:
             computing = kind.times.computing(workers, side, kind.parts(workers, side, size))
-            return computing + self._longer(kind, workers)
+            return computing + longer[kind.name]
 
         def ends(side: int, size: int) -> tuple[float, float]:
             counted = min(workers, first.measured[-1])

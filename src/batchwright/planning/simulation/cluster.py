@@ -277,7 +277,7 @@ class ImaginedCluster:
                 fixed = many - slope * local
                 if fixed < 0 or slope < 0:
                     slope, fixed = (many / local, 0.0) if fixed < 0 else (0.0, many)
-                # Steps were measured with the optimizer that updates soonest.
+                # Where the plan chooses the optimizer, steps were measured with SGD.
                 longer = extra_seconds(
                     self.plan.job, kind.profile, self.plan.update, together, kind.speed
                 )
