@@ -402,6 +402,21 @@ def test_a_batch_that_ran_out_of_memory_bounds_the_candidates():
     failed = OutOfMemory(resolution=32, local_batch_size=200, workers=2)
     plan = make_plan(profile_of(out_of_memory=(failed,)))
     assert max(one.local_batch_size for one in plan.considered if not one.refused) == 128
+    assert "At 200 images memory ran out." in reason(plan, "largest local batch").why
+    (refused, *_) = [one.refused for one in plan.considered if one.local_batch_size > 128]
+    assert refused.endswith("may take too much: a step of 200 found too little memory")
+
+
+def test_a_plan_says_where_too_little_shared_memory_bounds_the_batch():
+    failed = OutOfMemory(resolution=32, local_batch_size=200, workers=2, short_of="shared memory")
+    plan = make_plan(profile_of(out_of_memory=(failed,)))
+    why = reason(plan, "largest local batch").why
+    assert "At 200 images a loader process found too little shared memory" in why
+    (refused, *_) = [one.refused for one in plan.considered if one.local_batch_size > 128]
+    assert refused.endswith("found too little shared memory")
+    none = failed.model_copy(update={"local_batch_size": 2})
+    with pytest.raises(PlanError, match=r"found too little shared memory: .*--shm-size=1g"):
+        make_plan(profile_of(out_of_memory=(none,)))
 
 
 def test_the_measured_number_of_workers_is_not_asked_for_and_the_goal_may_allow_others():

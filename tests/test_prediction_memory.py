@@ -193,6 +193,11 @@ def test_the_largest_local_batch_leaves_room_for_an_average():
         assert max_local_batch_size(averaging, limit=limit) < largest
 
 
+def test_what_profiles_from_before_lost_was_lost_to_memory():
+    text = '{"resolution": 32, "local_batch_size": 50, "workers": 2}'
+    assert OutOfMemory.model_validate_json(text).short_of == "memory"
+
+
 def test_what_failed_before_is_not_offered_again():
     failed = OutOfMemory(resolution=32, local_batch_size=50, workers=2)
     profile = make_profile(memory_parts=PARTS, out_of_memory=(failed,))

@@ -6,6 +6,7 @@ import random
 import re
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import sub
 from unittest import mock
 
 import pytest
@@ -447,6 +448,7 @@ def test_what_kills_workers_is_noted_and_nothing_like_it_is_tried_again():
     assert len(profile.out_of_memory) == machine.restarts
     for lost in profile.out_of_memory:
         assert machine.peak(lost) >= machine.deadly
+        assert lost.short_of == "memory"
         tried = [
             point
             for point in machine.points(commands.Weigh)
@@ -485,6 +487,25 @@ def test_too_little_shared_memory_for_loader_processes_is_named(monkeypatch):
     monkeypatch.setattr(visiting, "MAX_RESTARTS", 0)
     with pytest.raises(WorkerError, match=rf"^workers were killed 1 times, last while .*{remedy}"):
         measured_on(machine)
+
+
+def test_what_found_too_little_shared_memory_is_noted_and_nothing_larger_is_tried(monkeypatch):
+    machine = Machine(loaders=1)
+    usual = machine._visit
+
+    def short(command):
+        if command.local_batch_size > 32:
+            raise Killed(shared=True)
+        return usual(command)
+
+    monkeypatch.setattr(machine, "_visit", short)
+    profile = measured_on(machine)
+    assert {one.short_of for one in profile.out_of_memory} == {"shared memory"}
+    visited = machine.points(commands.Visit)
+    for one in profile.out_of_memory:
+        lost = Point(one.workers, one.resolution, one.local_batch_size)
+        later = visited[visited.index(lost) + 1 :]
+        assert not [point for point in later if min(map(sub, point, lost)) >= 0]
 
 
 def test_formats_are_compared_where_the_job_leaves_them_open():

@@ -171,13 +171,15 @@ def test_the_profile_s_table_shows_every_worker_count_its_visits_and_what_did_no
         parameters=301_160, buffers=2_000, gradients=301_160, optimizer=301_160, reduction=0
     )
     lost = OutOfMemory(resolution=32, local_batch_size=4096, workers=2)
-    profile = make_measured(memory_parts=parts, out_of_memory=(lost,))
+    shared = lost.model_copy(update={"workers": 1, "short_of": "shared memory"})
+    profile = make_measured(memory_parts=parts, out_of_memory=(shared, lost))
     text = shown(profile_table(profile), width=120)
     rows = [line.split() for line in text.splitlines() if " px " in line and " to " in line]
     assert [row[0] for row in rows] == ["1"] * 5 + ["2"] * 5
     assert {row[-2] for row in rows} == {"3"}
     assert "parameters 294 KiB, buffers 1.95 KiB, gradients 294 KiB, optimizer 294 KiB" in text
-    assert "did not fit" in text
+    assert "too little memory" in text
+    assert "too little shared memory" in text
 
 
 def make_check(*measured, tolerance=0.1, **changes):
@@ -247,6 +249,8 @@ def test_a_point_that_did_not_fit_is_shown():
     check = make_check(out_of_memory=(lost,))
     assert "did not fit" in shown(check_table(check))
     assert "2 x 4096, 32 px" in shown(check_table(check))
+    shared = lost.model_copy(update={"short_of": "shared memory"})
+    assert "shared memory" in shown(check_table(make_check(out_of_memory=(shared,))))
     assert check_words(check) == "No step could be measured."
 
 

@@ -54,6 +54,13 @@ class SharedMemoryError(WorkerError):
     """A loader process found too little shared memory for a batch."""
 
 
+TOO_LITTLE_SHARED = (
+    "a loader process found too little shared memory for a batch: give more of it "
+    "(docker: --shm-size=1g), or loaders=0"
+)
+"""What to do then, in words."""
+
+
 class LostWorkerError(WorkerError):
     """Another worker went away or fell silent; its own error is the one to read."""
 

@@ -17,6 +17,7 @@ _ADVICE = {
     "goal.max_workers": "raise goal.max_workers, or measure fewer workers",
     "goal.least_steps": "give goal.least_steps={value} or less, or fewer workers",
     "goal.memory": "raise {memory}, or train a smaller network or resolution",
+    "loaders": "give more shared memory (docker: --shm-size=1g), or loaders=0, and probe again",
     "goal.deadline": "raise goal.deadline",
     "goal.max_cost": "raise goal.max_cost",
     "goal.preemptions_per_hour": "plan for fewer workers, for some that are not spot, or for a "

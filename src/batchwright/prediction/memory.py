@@ -27,12 +27,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import hypot, sqrt
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.prediction.fit import between
-from batchwright.records import Estimate, MemoryParts, MemoryPoint, NetworkFacts, Profile
+from batchwright.records import (
+    Estimate,
+    MemoryParts,
+    MemoryPoint,
+    NetworkFacts,
+    OutOfMemory,
+    Profile,
+)
 from batchwright.records.text.problems import described
 
 MARGIN = {"cpu": 0.005, "cuda": 0.03}
@@ -407,13 +415,19 @@ def max_local_batch_size(
     )
     side = resolution or model.resolutions[-1]
     count = workers or profile.cluster.workers
-    failed = [
-        one.local_batch_size
-        for one in profile.out_of_memory
-        if one.resolution <= side and one.workers <= count
-    ]
-    most = min(failed, default=_MAX_SAMPLES + 1) - 1
+    lost = smallest_lost(profile, count, side)
+    most = _MAX_SAMPLES if lost is None else lost.local_batch_size - 1
     return model.largest_batch(side, limit, most, workers=count)
+
+
+def smallest_lost(profile: Profile, workers: int, resolution: int) -> OutOfMemory | None:
+    """The smallest batch that did not fit, with so many workers and pixels at most."""
+    lost = [
+        one
+        for one in profile.out_of_memory
+        if one.workers <= workers and one.resolution <= resolution
+    ]
+    return min(lost, key=attrgetter("local_batch_size"), default=None)
 
 
 def average_bytes(averages: bool, network: NetworkFacts) -> int:

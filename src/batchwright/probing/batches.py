@@ -115,7 +115,8 @@ class Batches:
     def feed(self, workers: int) -> Feed | None:
         """What loads beside the steps of so many workers; `None` where a step makes its batch.
 
-        Less is loaded ahead than in a training: what a visit leaves unused is lost.
+        Less is loaded ahead than in a training: what a visit leaves unused is lost, and what is
+        ready at its begin has to be used up before steps are timed (docs/log.md has figures).
         """
         part = self._data.train
         if isinstance(part, ImageStore):

@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from batchwright.errors import JobError, WorkerError
+from batchwright.errors import TOO_LITTLE_SHARED, JobError, WorkerError
 from batchwright.prediction.drift import visit_scatter
 from batchwright.prediction.loading import pooled_loading
 from batchwright.probing import commands
@@ -37,7 +37,6 @@ from batchwright.records import (
 )
 from batchwright.records.registries.networks import by_tensors
 from batchwright.records.text.load_text import disturbances, load_words
-from batchwright.workload.data.loading import TOO_LITTLE_SHARED
 from batchwright.workload.host import usable_cores
 from batchwright.workload.load import LoadWatch
 
@@ -64,7 +63,7 @@ class Visitor:
         prepared: What is measured, and on what.
         ledger: Step times so far.
         memory: Memory so far.
-        out_of_memory: Points that did not fit.
+        out_of_memory: Points that did not fit, and whether it was for want of shared memory.
         restart_seconds: Time that went into starting workers again, or into compiling.
     """
 
@@ -86,7 +85,7 @@ class Visitor:
         self.ledger = Ledger()
         self._told: dict[Point, tuple[list[Steps], StepTime]] = {}
         self.memory: dict[Point, MemoryPoint] = {}
-        self.out_of_memory: list[Point] = []
+        self.out_of_memory: dict[Point, bool] = {}
         self.restart_seconds = 0.0
         self._restarts = 0
         self._too_little_shared = False  # whether that ended workers at the last command
@@ -148,7 +147,7 @@ class Visitor:
         chosen = self.recomputation is not None and self.recomputation.chosen
         self.job = job.model_copy(update={"activation_checkpointing": "on" if chosen else "off"})
         if chosen:  # what was weighed was without
-            self.memory, self.out_of_memory = {}, []
+            self.memory, self.out_of_memory = {}, {}
 
     def choose_compilation(self, *, seconds: float) -> None:
         """Whether the network is compiled; there is so much time to compare, compiling aside.
@@ -181,7 +180,7 @@ class Visitor:
         chosen = told is not None and told.chosen
         self.job = job.model_copy(update={"compile": "on" if chosen else "off"})
         if chosen:
-            self.memory, self.out_of_memory = {}, []
+            self.memory, self.out_of_memory = {}, {}
 
     def choose_graphs(self, *, seconds: float) -> None:
         """Whether passes are replayed, where the job leaves it open; there is so much time."""
@@ -277,7 +276,7 @@ class Visitor:
             return True
         weighed = self.ask(commands.Weigh(**point._asdict()), commands.Weighed, str(point))
         if weighed is None or weighed.peak_bytes is None:
-            self.out_of_memory.append(point)
+            self.out_of_memory[point] = self._too_little_shared
             return False
         self.memory[point] = MemoryPoint(
             **point._asdict(),
@@ -332,7 +331,7 @@ class Visitor:
         )
         visited = self.ask(command, commands.Visited, str(point))
         if visited is None:
-            self.out_of_memory.append(point)
+            self.out_of_memory[point] = self._too_little_shared
         return visited
 
     def try_first(self, point: Point) -> float:
@@ -382,15 +381,19 @@ class Visitor:
 
     def may_fit(self, point: Point) -> bool:
         """Whether nothing speaks against trying a step there."""
-        for one in self.out_of_memory:
-            if one[:2] == point[:2] and one.local_batch_size <= point.local_batch_size:
+        for lost in self.out_of_memory:
+            if all(one <= other for one, other in zip(lost, point, strict=True)):
                 return False
         expected = self._expected_peak(point)
         if point in self.memory or not expected:
             return True
         # What a step on another curve could not have, this one cannot have either.
-        lost = [p for p in self.out_of_memory if p.workers == point.workers]
-        return expected <= min([self.limit, *(self._expected_peak(p) - 1 for p in lost)])
+        peaks = [
+            self._expected_peak(lost)
+            for lost, shared in self.out_of_memory.items()
+            if lost.workers == point.workers and not shared
+        ]
+        return expected <= min([self.limit, *(peak - 1 for peak in peaks if peak)])
 
     def _expected_peak(self, point: Point) -> float:
         here = [known for known in self.memory if known[:2] == point[:2]]
@@ -420,7 +423,10 @@ class Visitor:
 
     def lost_points(self) -> tuple[OutOfMemory, ...]:
         """The same for points that did not fit."""
-        return tuple(OutOfMemory(**point._asdict()) for point in sorted(set(self.out_of_memory)))
+        return tuple(
+            OutOfMemory(**point._asdict(), short_of="shared memory" if shared else "memory")
+            for point, shared in sorted(self.out_of_memory.items())
+        )
 
     def cluster(self) -> Cluster:
         """Hardware and software of the workers."""

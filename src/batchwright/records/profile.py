@@ -218,6 +218,11 @@ class OutOfMemory(Record):
     resolution: Count = Field(description="Image side, in pixels.")
     local_batch_size: Count = Field(description="Samples in the step.")
     workers: Count = Field(description="Workers that tried it at the same time.")
+    short_of: Literal["memory", "shared memory"] = Field(
+        "memory",
+        description="What there was too little of: the memory of a worker, or the shared memory "
+        "through which loader processes hand over their batches.",
+    )
 
 
 class CollectiveTime(Record):

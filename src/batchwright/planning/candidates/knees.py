@@ -89,7 +89,7 @@ def knee_fits_of(
 def _knee_fit(rows: tuple[Row, ...], gain: float, surplus: Callable[[float], float]) -> KneeFit:
     cluster, side = rows[0].cluster, rows[0].resolution
     # Limits on the batch itself bound it; those on time and cost are judged later.
-    bounds = {"goal.memory", "goal.least_steps"}
+    bounds = {"goal.memory", "loaders", "goal.least_steps"}
     open_to = [row for row in rows if bounds.isdisjoint(miss.limit for miss in row.misses)]
     batches = [row.batch for row in open_to]
     line = line_of(cluster, side)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import isfinite, sqrt
 
+from batchwright.errors import TOO_LITTLE_SHARED
 from batchwright.planning.candidates.choice import Choice
 from batchwright.planning.candidates.cluster_options import ClusterOption
 from batchwright.planning.candidates.knees import KneeFit
@@ -254,8 +255,19 @@ def _memory(row: Row, found: Prediction, goal: Goal) -> tuple[Reason, Reason]:
         "Up to there the upper end of the predicted peak stays within the limit, or it is all the "
         f"data; an image takes {size(each) if each >= 1 else 'too little to be told'}."
     )
-    most = Chosen(f"{', '.join(largest)} samples", why, _PREDICTED)
+    bounds = dict.fromkeys(filter(None, (_lost(kind, row) for kind, _ in row.cluster.members)))
+    most = Chosen(f"{', '.join(largest)} samples", " ".join([why, *bounds]), _PREDICTED)
     return peak.reason("memory"), most.reason("largest local batch")
+
+
+def _lost(kind: WorkerType, row: Row) -> str:
+    """What kept a probe from measuring one sample more than the largest batch; empty: nothing."""
+    place = row.cluster.workers, row.resolution
+    lost = kind.lost(*place)
+    if lost is None or kind.largest(*place) < lost.local_batch_size - 1:
+        return ""
+    why = TOO_LITTLE_SHARED if lost.short_of == "shared memory" else "memory ran out"
+    return f"At {lost.local_batch_size} images {why}."
 
 
 def _described(row: Row, index: int) -> str:

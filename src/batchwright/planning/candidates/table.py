@@ -259,12 +259,7 @@ class Table:
             row.cluster.members, largest_shares(row.cluster, row.totals), strict=True
         ):
             if not self.fits(row, kind, share):
-                high = self.peak(row, kind, share).high
-                text = (
-                    f"{self.parts(row, kind, share)[0]} images at once on a worker may take "
-                    f"{in_memory(high)}, the limit is {in_memory(kind.limit)}"
-                )
-                yield Miss("goal.memory", text, high / kind.limit)
+                yield self._memory_miss(row, kind, share)
         if self.losses(row.cluster).endless(row.train_seconds):
             text = f"loses workers so often that it takes {TOO_OFTEN:g} times as long, or longer"
             yield Miss("goal.preemptions_per_hour", text, TOO_OFTEN)
@@ -272,6 +267,18 @@ class Table:
             yield from self._over("goal.deadline", "take", row.train_seconds, goal.deadline, row)
         if goal.max_cost is not None and row.cost is not None:
             yield from self._over("goal.max_cost", "cost", row.cost, goal.max_cost, row)
+
+    def _memory_miss(self, row: Row, kind: WorkerType, share: int) -> Miss:
+        """Why so many samples do not fit: by what is predicted, or by what the probe has tried."""
+        micro, high = self.parts(row, kind, share)[0], self.peak(row, kind, share).high
+        what = f"{micro} images at once on a worker may take"
+        lost = kind.lost(row.cluster.workers, row.resolution)
+        if lost is None or micro < lost.local_batch_size or high > kind.limit:
+            text = f"{what} {in_memory(high)}, the limit is {in_memory(kind.limit)}"
+            return Miss("goal.memory", text, high / kind.limit)
+        tried = f"a step of {lost.local_batch_size} found too little {lost.short_of}"
+        limit = "loaders" if lost.short_of == "shared memory" else "goal.memory"
+        return Miss(limit, f"{what} too much: {tried}", micro / lost.local_batch_size)
 
     def _over(self, limit: str, verb: str, value: float, most: float, row: Row) -> Iterable[Miss]:
         """A miss if the upper end of the interval is above the limit."""

@@ -15,9 +15,9 @@ from batchwright.planning.merging import kind_of
 from batchwright.planning.resolution import sides
 from batchwright.planning.validation import check_micro_batches, least_local
 from batchwright.prediction.fit import Line
-from batchwright.prediction.memory import MemoryModel, average_bytes, fit_memory
+from batchwright.prediction.memory import MemoryModel, average_bytes, fit_memory, smallest_lost
 from batchwright.prediction.step_time import StepTimeModel, fit_step_time
-from batchwright.records import Job, Link, Profile, StepTime, WorkerKind
+from batchwright.records import Job, Link, OutOfMemory, Profile, StepTime, WorkerKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,16 +135,16 @@ class WorkerType:
         key = (workers, resolution, accumulates)
         found = self._largest.get(key)
         if found is None:
-            failed = (
-                one.local_batch_size
-                for one in self.profile.out_of_memory
-                if one.resolution <= resolution and one.workers <= workers
-            )
-            most = min((self.most, *(batch - 1 for batch in failed)))
+            lost = self.lost(workers, resolution)
+            most = self.most if lost is None else min(self.most, lost.local_batch_size - 1)
             found = self._largest[key] = self.memory.largest_batch(
                 resolution, self.limit, most, workers=workers, accumulates=accumulates
             )
         return found
+
+    def lost(self, workers: int, resolution: int) -> OutOfMemory | None:
+        """The smallest batch that did not fit as it was measured; none is as large."""
+        return smallest_lost(self.profile, workers, resolution)
 
     def check_parts(self, local: int) -> None:
         """Refuse micro-batches as asked that leave a part too small."""

@@ -162,9 +162,8 @@ class Refinement:
         near = min(ladder, key=lambda point: abs(log(point.local_batch_size / size)))
         for point in reversed(ladder[: ladder.index(near) + 1]):
             seen = point in self._visitor.ledger.steps
-            if seen or (
-                self._visitor.may_fit(point)
-                and self._seconds(model, point) <= share * self._curves.left()
+            if self._visitor.may_fit(point) and (
+                seen or self._seconds(model, point) <= share * self._curves.left()
             ):
                 return point
         return None

@@ -153,7 +153,7 @@ def _memory(profile: Profile) -> Table:
         (one, size(one.peak_bytes), size(one.resident_bytes) if one.resident_bytes else "-")
         for one in profile.memory
     ]
-    told += [(one, "did not fit", "-") for one in profile.out_of_memory]
+    told += [(one, f"too little {one.short_of}", "-") for one in profile.out_of_memory]
     return table(
         "peak memory of one worker",
         ["workers", "side", "local batch", "tensors", "process"],
@@ -181,8 +181,10 @@ def check_table(check: Check) -> RenderableType:
         ["workers", "side", "local batch", "samples", "seconds", "difference"],
         (row for one in check.rounds for row in _round_rows(one)),
     )
-    lost = ([_place(one)] for one in check.out_of_memory)
-    return stacked(*tables, rounds, table("steps that did not fit", columns[:1], lost))
+    lost = ([_place(one), one.short_of] for one in check.out_of_memory)
+    return stacked(
+        *tables, rounds, table("steps that did not fit", [columns[0], "too little"], lost)
+    )
 
 
 def _checked(one: CheckPoint) -> list[str]:

@@ -22,17 +22,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from batchwright.errors import DataError, PlanError, SharedMemoryError
+from batchwright.errors import TOO_LITTLE_SHARED, DataError, PlanError, SharedMemoryError
 from batchwright.records import Job
 from batchwright.workload.host import worker_threads
 
 OWN_DATA_LOADERS = 2
 """Loader processes of each worker for a data set of the user's own, where nothing is said."""
 
-TOO_LITTLE_SHARED = (
-    "a loader process found too little shared memory for a batch: give more of it "
-    "(docker: --shm-size=1g), or loaders=0"
-)
 _NO_SHARED_MEMORY = (
     "is killed by signal: Bus error",  # where PyTorch takes more than there is
     "unable to allocate shared memory(shm)",  # where it asks before, as 2.13 does
