@@ -18,6 +18,7 @@ from batchwright.records import (
     OutOfMemory,
     Reason,
     StepTime,
+    UpdateTime,
 )
 from batchwright.workflows.check_plan import (
     chosen_points,
@@ -106,7 +107,7 @@ def test_a_step_that_equal_workers_cannot_take_in_one_pass_is_not_measured_as_th
     assert own_steps(plan.model_copy(update={"considered": assumed})) == ()
 
 
-def test_a_step_of_another_optimizer_than_the_profile_s_does_not_go_into_it():
+def test_a_step_of_another_optimizer_goes_into_no_profile_that_timed_no_updates():
     plan, profile = make_choice(), make_measured()
     _, other = points = chosen_points(plan, 2)
     apart = Measured(steps=(make_step(2, 256, 1.5),))
@@ -119,6 +120,42 @@ def test_a_step_of_another_optimizer_than_the_profile_s_does_not_go_into_it():
     alone = compare(plan, points[:1], None, profile, apart=apart)
     assert alone.profile == profile
     assert alone.points[0].planned
+
+
+def timed(optimizer: str, seconds: float) -> UpdateTime:
+    low, high = 0.9 * seconds, 1.1 * seconds
+    return UpdateTime(
+        optimizer=optimizer, workers=2, seconds=seconds, low=low, high=high, repeats=9
+    )
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_step_of_another_optimizer_goes_into_the_profile_less_its_longer_update(known):
+    profile = make_measured(updates=(timed("sgd", 0.001), timed("muon", 0.005)))
+    profile = profile.model_copy(update={"job": make_job(optimizer="auto")})
+    if not known:
+        steps = tuple(one for one in profile.steps if key(one) != (2, 32, 256))
+        profile = profile.model_copy(update={"steps": steps})
+    plan = make_choice(update="muon")
+    own = make_step(2, 256, 1.5, visit_error=0.01)
+    check = compare(plan, chosen_points(plan, 1), None, profile, apart=Measured(steps=(own,)))
+    assert check.points[0].measured == own.step_seconds
+    before = {key(one): one for one in profile.steps}
+    after = {key(one): one for one in check.profile.steps}
+    taken = after.pop((2, 32, 256))
+    less = tuple(one - 0.004 for one in own.visits)
+    assert sorted(taken.visits) == pytest.approx(
+        sorted(less + (before.pop((2, 32, 256)).visits if known else ()))
+    )
+    assert after == before
+    if not known:
+        assert taken.compute_seconds == pytest.approx(own.compute_seconds - 0.004)
+        assert taken.step_seconds == pytest.approx(own.step_seconds - 0.004)
+        assert taken.visit_error > own.visit_error
+    long = make_measured(updates=(timed("sgd", 0.001), timed("muon", own.step_seconds)))
+    long = long.model_copy(update={"job": profile.job, "steps": profile.steps})
+    found = compare(plan, chosen_points(plan, 1), None, long, apart=Measured(steps=(own,)))
+    assert found.profile == long  # what is left is nothing that a step can take
 
 
 def test_a_plan_without_held_out_points_says_what_to_measure():

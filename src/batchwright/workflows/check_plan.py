@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from batchwright.errors import PlanError
+from batchwright.planning.candidates.optimizer import extra_seconds
 from batchwright.planning.merging import kind_of, merge_profiles
 from batchwright.planning.validation import planning_job
 from batchwright.prediction.contradictions import Key, grouped, key_of
@@ -20,6 +21,7 @@ from batchwright.records import (
     Plan,
     Profile,
     RoundCheck,
+    StepTime,
 )
 
 if TYPE_CHECKING:
@@ -115,12 +117,16 @@ def compare(
         profile: Takes the new points in, for a plan that knows more.
         rounds: Of the plan, where it has two batch sizes and they were measured.
         apart: What was measured at the plan's own steps with another optimizer than the profile's:
-            is compared, and does not go into it.
+            its times go into that less what the longer update takes, where that was measured.
 
     Raises:
         PlanError: The profile is of another workload, hardware or version.
     """
     sources = [one for one in (apart, measured) if one is not None]
+    if profile is not None and apart is not None:
+        steps = _by_usual_update(apart.steps, plan, profile)
+        if steps:
+            profile = with_points(profile, cluster=_named_as(profile, apart.cluster), steps=steps)
     if profile is not None and measured is not None:
         profile = with_points(
             profile,
@@ -144,6 +150,29 @@ def compare(
         out_of_memory=tuple(lost for source in sources for lost in source.out_of_memory),
         profile=profile,
     )
+
+
+def _by_usual_update(
+    steps: Sequence[StepTime], plan: Plan, profile: Profile
+) -> tuple[StepTime, ...]:
+    """Own steps of a plan as the profile's optimizer would take them.
+
+    A plan adds the same seconds to them again. None of those to which nothing was measured of the
+    updates, or whose visits are shorter than what one takes longer.
+    """
+    found = []
+    for step in steps:
+        extra = extra_seconds(plan.job, profile, plan.update, step.workers)
+        visits = step.visits or (step.step_seconds,)
+        if extra is None or extra.value >= min(*visits, step.compute_seconds, step.step_low):
+            continue
+        names = ("compute_seconds", "step_seconds", "step_low", "step_high")
+        less = {name: getattr(step, name) - extra.value for name in names}
+        less["visits"] = tuple(one - extra.value for one in visits)
+        if step.visit_error is not None:
+            less["visit_error"] = step.visit_error * step.step_seconds / less["step_seconds"]
+        found.append(step.model_copy(update=less))
+    return tuple(found)
 
 
 def _with_steps(kinds: Sequence[KindTimes], measured: Sequence[KindTimes]) -> tuple[KindTimes, ...]:
