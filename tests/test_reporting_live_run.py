@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.planning.schedule import rate_schedule
-from batchwright.records import KindCount, Plan
+from batchwright.records import Estimate, KindCount, Plan
 from batchwright.records.lines.flat_lines import flat_values, from_flat
 from batchwright.records.lines.run_lines import note
+from batchwright.records.text.formatting import duration
 from batchwright.reporting.data.live_run import (
     RunLines,
     epoch_now,
+    forecast_so_far,
+    forecast_words,
     rounds_of,
     summary_so_far,
     workers_now,
@@ -24,6 +28,8 @@ from batchwright.reporting.data.live_run import (
 from batchwright.reporting.data.spending import hourly_price, spending
 from batchwright.reporting.pages.live_page import RunStory, happened, plan_parts, run_parts, tiles
 from batchwright.reporting.pages.page_plan import pareto_part
+from batchwright.reporting.render.progress import epoch_words, joined
+from batchwright.service.pages.run_page import seconds_left
 from clusters import make_choice
 from run_lines import typed
 from samples import (
@@ -209,6 +215,82 @@ def test_a_plan_of_several_rows_is_drawn_as_steps():
     assert names_of(plan_parts(story.plan, None)) == ["plan", "job", "environment"]
 
 
+def foreseen_plan(**changes):
+    """A plan that predicts accuracy for each epoch, as those have whose runs tell their end."""
+    predicted = (Estimate(value=0.6, low=0.4, high=0.9),) * EPOCHS
+    return make_plan(epoch_accuracy=predicted, **changes)
+
+
+def foretold(end=None, epoch_number=None):
+    """What a line tells of the end of its run, under flat names."""
+    names = ("run/expected_top1_low", "run/expected_top1", "run/expected_top1_high")
+    shares = dict(zip(names, (end - 0.1, end, end + 0.1), strict=True)) if end else {}
+    return shares | ({"run/likely_epochs": epoch_number} if epoch_number else {})
+
+
+def shown(story):
+    """All that the page says and draws of accuracy, and the sentence read aloud."""
+    (part,) = [one.content for one in run_parts(story) if one.name == "accuracy"]
+    return part, {name: more for name, _, more in tiles(story)}["Held-out accuracy"]
+
+
+def test_what_a_run_expects_of_its_end_is_on_its_page_in_the_words_of_the_terminal():
+    plan, line = foreseen_plan(), epoch(7, **foretold(0.8))
+    story = a_story(plan, epochs=[epoch(6), line])
+    words = forecast_words(line)
+    assert words == "likely 80.0 % (70.0 % to 90.0 %) at the end"
+    assert f", {words}" in joined(epoch_words(line, brief=False, simulated=False))
+    part, tile = shown(story)
+    assert tile.startswith(f"{words}, best ")
+    assert f"</strong>, {words}. Best:" in part
+    assert f"<title>{words}</title>" in part
+    assert "likely, by the epochs so far" in part
+    assert 'class="line thin purple"' in part
+    assert happened(story).endswith(", likely 80.0 % at the end.")
+
+
+def test_the_epoch_that_is_likely_to_reach_the_target_is_told_and_drawn():
+    plan = foreseen_plan(job=make_job(goal={"accuracy": 0.95}))
+    story = a_story(plan, epochs=[epoch(7, **foretold(epoch_number=12))])
+    words = "goal.accuracy likely after epoch 12"
+    part, tile = shown(story)
+    assert tile.startswith(f"{words}, best ")
+    assert f"<title>{words}</title>" in part
+    assert happened(story).endswith(f", {words}.")
+
+
+def test_a_run_that_is_over_or_says_nothing_of_its_end_shows_nothing_of_it():
+    plan, line = foreseen_plan(), epoch(7, **foretold(0.8))
+    for summary in (None, make_summary(plan=plan)):
+        lines = RunLines(epochs=[line])
+        over = RunStory("a", plan, None, rate_schedule(plan), lines, summary, ended=True)
+        assert all("likely" not in text for text in (*shown(over), happened(over)))
+    silent = a_story(plan, epochs=[epoch(7)])
+    assert all("likely" not in text for text in (*shown(silent), happened(silent)))
+
+
+def test_only_the_newest_evaluation_tells_of_the_end_and_only_what_fits_the_plan():
+    plan, line = foreseen_plan(), epoch(7, **foretold(0.8))
+    unseen = {"val/top1": None}
+
+    def found(*lines, plan=plan):
+        return forecast_so_far(plan, RunLines(epochs=lines))
+
+    assert found(line, epoch(8, **unseen)) == line
+    assert found(line, epoch(8)) is None
+    assert found(line, epoch(EPOCHS - 1, **unseen)) is None
+    early = epoch(7, **foretold(epoch_number=9))
+    assert found(early) == early
+    assert found(early, epoch(8, **unseen)) is None
+    assert found(line, plan=make_plan()) is None
+    for strange in (
+        epoch(7, **foretold(5.0)),
+        epoch(7, **foretold(epoch_number=EPOCHS + 1)),
+        epoch(7, EPOCHS + 1, **foretold(0.8)),
+    ):
+        assert found(strange) is None
+
+
 KINDS = {"epoch": "epochs", "step": "steps", "shares": "shares", "round": "rounds", "note": "notes"}
 ANYTHING = st.one_of(
     st.none(),
@@ -220,6 +302,7 @@ ANYTHING = st.one_of(
     st.lists(st.integers(), max_size=2),
 )
 WHOLE = [
+    flat_epoch(3, **foretold(0.8)),
     *(flat_epoch(0), flat_step(0), flat_values(shares(0, 0, (1, 1)))),
     *(flat_values(a_round(0, 0)), {"kind": "note", "text": "a"}),
 ]
@@ -236,7 +319,7 @@ def test_whatever_a_line_holds_it_is_refused_or_the_page_is_drawn(data):
         with suppress(ValueError):
             lines.append(from_flat(whole | changes, make_data))
     told = {kind: [one for one in lines if one.kind == kind] for kind in KINDS}
-    for plan in (make_plan(), make_dual_plan()):
+    for plan in (make_plan(), make_dual_plan(), foreseen_plan()):
         story = a_story(plan, **{KINDS[kind]: some for kind, some in told.items()})
         for part in run_parts(story):
             Document(part.content)
@@ -278,6 +361,19 @@ def test_epochs_that_are_not_among_the_lines_cost_as_much_as_those_that_are():
     lines = RunLines(epochs=[epoch(0), epoch(2), epoch(4)], stride=2)
     told = spending(summary_so_far("a", make_plan(), None, lines), stride=2)
     assert told.so_far == pytest.approx(5 * 0.56)
+
+
+def test_time_left_and_cost_go_by_the_epoch_that_the_run_itself_expects():
+    plan = foreseen_plan(job=make_job(goal={"accuracy": 0.95}))
+    story = a_story(plan, epochs=[epoch(0), epoch(1, **foretold(epoch_number=5))])
+    assert story.spending.expected == pytest.approx(5 * 0.56, rel=0.01)
+    info = SimpleNamespace(created=10.0, changed=14.0)
+    assert seconds_left(story, info) == pytest.approx(3 * 0.56, rel=0.01)
+    (cost,) = [part.content for part in run_parts(story) if part.name == "cost"]
+    assert f">{duration(story.spending.expected)}<" in cost
+    virtual = foreseen_plan(job=make_job(launch="virtual", goal={"accuracy": 0.95}))
+    story = a_story(virtual, epochs=[epoch(0), epoch(1, **foretold(epoch_number=5))])
+    assert seconds_left(story, info) == pytest.approx(4.0 * 3 / 2)
 
 
 def test_without_a_price_cost_is_hours_of_work():

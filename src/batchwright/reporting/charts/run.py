@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from batchwright.records import EpochRecord, RunSummary
+from batchwright.records.lines.run_lines import EpochLine
 from batchwright.records.text.formatting import in_seconds, number
 from batchwright.records.text.plan_text import is_chosen, planned_sizes, rivals
 from batchwright.reporting.charts.chart import (
@@ -24,7 +25,7 @@ from batchwright.reporting.charts.chart import (
     heights,
     linear_axis,
 )
-from batchwright.reporting.data.live_run import EpochNow
+from batchwright.reporting.data.live_run import EpochNow, forecast_words
 from batchwright.reporting.data.reading import (
     accounting,
     accuracy,
@@ -151,10 +152,11 @@ def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> Chart | No
     )
 
 
-def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
+def learning_charts(summary: RunSummary, forecast: EpochLine | None = None) -> tuple[Chart, Chart]:
     """Loss and held-out accuracy over the epochs; at least one was finished.
 
-    What was predicted of accuracy is drawn up to the plan's end, as far as it was.
+    What was predicted of accuracy is drawn up to the plan's end, as far as it was, and there what
+    a run that goes on expects itself.
     """
     timed = list(zip(summary.epochs, training_clock(summary), strict=True))
     timed = spread(timed, _MAX_POINTS)
@@ -172,7 +174,7 @@ def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
     ]
     shares = [None if e.top1 is None else 100 * e.top1 for e in epochs]
     right = [_over_epochs(epochs, "held-out accuracy (%)", "green", "square", shares)]
-    bands, wide = [], x
+    bands, wide, ahead = [], x, _forecast_points(summary, forecast)
     told = [(at, one) for at, one in enumerate(summary.plan.epoch_accuracy, 1) if one is not None]
     told = spread(told, _MAX_POINTS)
     if told:
@@ -180,6 +182,7 @@ def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
         bands = [Band("predicted, 95 % interval", "blue", edges)]
         line = tuple(Point(at, 100 * one.value) for at, one in told)
         right.insert(0, Series("predicted", "blue", line, "none"))
+        right.append(Series("likely, by the epochs so far", "purple", ahead, "diamond", line=False))
         last = float(summary.plan.epochs)
         if epochs[-1].epoch + 1 < last:
             room = max(1, 6 * (epochs[-1].epoch + 1) // summary.plan.epochs)
@@ -193,11 +196,25 @@ def learning_charts(summary: RunSummary) -> tuple[Chart, Chart]:
     if best is not None and best.top1 is not None:
         point = Point(best.epoch + 1, 100 * best.top1, f"best: {accuracy(best)}")
         right.append(Series("best", "ink", (point,), "ring", line=False))
-    y = linear_axis("accuracy (%)", heights(right, bands), from_zero=False)
+    reach = [*heights(right, bands), *(end for one in ahead for end in one.up or ())]
+    y = linear_axis("accuracy (%)", reach, from_zero=False)
     return (
         Chart("Loss", x, linear_axis("mean loss", heights(losses)), losses),
         Chart("Held-out accuracy", wide, y, right, bands),
     )
+
+
+def _forecast_points(summary: RunSummary, forecast: EpochLine | None) -> tuple[Point, ...]:
+    """Accuracy at the end with its interval, or the epoch that is likely to reach its target."""
+    if forecast is None:
+        return ()
+    words, target = forecast_words(forecast), summary.plan.job.goal.target
+    if (end := forecast.expected_top1) is not None:
+        reach = (100 * end.low, 100 * end.high)
+        return (Point(summary.plan.epochs, 100 * end.value, words, up=reach),)
+    if target is None or forecast.likely_epochs is None:
+        return ()
+    return (Point(forecast.likely_epochs, 100 * target, words),)
 
 
 def track_charts(summary: RunSummary) -> list[Chart]:

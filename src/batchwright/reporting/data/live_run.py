@@ -19,6 +19,7 @@ from batchwright.records.lines.run_lines import (
     StepLine,
     WorkerStep,
 )
+from batchwright.records.text.formatting import percent, shares_between
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,39 @@ def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLin
     )
 
 
+def forecast_so_far(plan: Plan, lines: RunLines) -> EpochLine | None:
+    """The newest evaluated epoch, if it tells how a run by this plan is likely to end; else `None`.
+
+    Nothing is told of the end by a plan that predicts none: so after a batch that was changed.
+    """
+    newest = _newest(plan, lines)
+    line = next((one for one in reversed(newest) if one.record.top1 is not None), None)
+    if line is None or line.epochs != plan.epochs or not any(plan.epoch_accuracy[-1:]):
+        return None
+    done, end = newest[-1].record.epoch + 1, line.expected_top1
+    shares = () if end is None else (end.low, end.value, end.high)
+    fits = done < (line.likely_epochs or plan.epochs) <= plan.epochs
+    fits = fits and all(0 <= one <= 1 for one in shares)
+    return line if fits and forecast_words(line) else None
+
+
+def forecast_words(line: EpochLine | None, *, brief: bool = False) -> str:
+    """What an epoch's line expects of the rest of its run; empty where it tells nothing.
+
+    Args:
+        line: Of the last evaluated epoch.
+        brief: Whether the interval is left out.
+    """
+    if line is None:
+        return ""
+    if line.likely_epochs and line.likely_epochs < line.epochs:
+        return f"goal.accuracy likely after epoch {line.likely_epochs}"
+    end = line.expected_top1
+    if end is None:
+        return ""
+    return f"likely {percent(end.value) if brief else shares_between(end)} at the end"
+
+
 def epoch_now(plan: Plan, lines: RunLines) -> EpochNow | None:
     """The epoch that the newest step or round is of; `None` between epochs, and without such."""
     if plan.server is not None:
@@ -157,8 +191,11 @@ def _newest_step(lines: RunLines) -> StepLine | None:
 
 
 def _epochs(plan: Plan, lines: RunLines) -> list[EpochRecord]:
-    """The finished epochs; of one that was told twice, as after a resume, the newest."""
-    told = (line.record for line in lines.epochs)
-    by_epoch = {one.epoch: one for one in told if one.epoch < plan.epochs}
-    newest = [one for _, one in sorted(by_epoch.items())]
+    newest = [line.record for line in _newest(plan, lines)]
     return completed(newest, lines.steps, lines.shares)
+
+
+def _newest(plan: Plan, lines: RunLines) -> list[EpochLine]:
+    """The lines of finished epochs; of one that was told twice, as after a resume, the newest."""
+    by_epoch = {one.record.epoch: one for one in lines.epochs if one.record.epoch < plan.epochs}
+    return [one for _, one in sorted(by_epoch.items())]

@@ -19,6 +19,7 @@ class Spending:
         so_far: Seconds until now.
         expected: Seconds of the whole training, at the pace so far and in the epochs that it is
             likely to take; `None` before there is one.
+        epochs: That it is likely to take.
         hourly: Price of all workers for an hour; without prices their number.
         priced: Whether `hourly` is money.
     """
@@ -26,6 +27,7 @@ class Spending:
     planned: Estimate | None
     so_far: float
     expected: float | None
+    epochs: int
     hourly: float
     priced: bool
 
@@ -34,7 +36,12 @@ class Spending:
         return self.hourly * seconds / 3600
 
 
-def spending(summary: RunSummary, now: EpochNow | None = None, stride: int = 1) -> Spending:
+def spending(
+    summary: RunSummary,
+    now: EpochNow | None = None,
+    stride: int = 1,
+    likely_epochs: int | None = None,
+) -> Spending:
     """Count a run's seconds.
 
     Training, evaluation and checkpoints count; of a simulated cluster training alone, whose other
@@ -45,6 +52,7 @@ def spending(summary: RunSummary, now: EpochNow | None = None, stride: int = 1) 
         now: The epoch in progress.
         stride: Every so many of the epochs are in ``summary``; the others are taken to be like
             them.
+        likely_epochs: That the run itself expects to take; without it the plan's are expected.
     """
     plan, epochs = summary.plan, summary.epochs
     trained = sum(one.training_seconds for one in epochs)
@@ -55,14 +63,15 @@ def spending(summary: RunSummary, now: EpochNow | None = None, stride: int = 1) 
     hourly, priced = hourly_price(plan)
     expected = None
     done = epochs[-1].epoch + 1 if epochs else 0
-    left = range(done, plan.likely_epochs(done))
+    likely = likely_epochs or plan.likely_epochs(done)
+    left = range(done, likely)
     if epochs:
         spent = (total - trained) / len(epochs)
         expected = so_far + _left_seconds(summary, left) + spent * len(left)
     elif now is not None and now.expected_seconds is not None:
-        expected = now.expected_seconds * plan.likely_epochs()
+        expected = now.expected_seconds * likely
     going = now.seconds if now else 0.0
-    return Spending(_planned(plan), so_far + going, expected, hourly, priced)
+    return Spending(_planned(plan), so_far + going, expected, likely, hourly, priced)
 
 
 def hourly_price(plan: Plan) -> tuple[float, bool]:

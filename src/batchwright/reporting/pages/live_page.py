@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from batchwright.records import EpochRecord, Estimate, Plan, Profile, RateSchedule, RunSummary
+from batchwright.records.lines.run_lines import EpochLine
 from batchwright.records.text.formatting import between, counted, duration, number, percent
 from batchwright.reporting.charts.chart import heights
 from batchwright.reporting.charts.stages import changes, planned_chart, rate_chart, speed_chart
@@ -19,6 +20,8 @@ from batchwright.reporting.data.live_run import (
     RunLines,
     WorkerNow,
     epoch_now,
+    forecast_so_far,
+    forecast_words,
     rounds_of,
     summary_so_far,
     workers_now,
@@ -68,6 +71,7 @@ class RunStory:
         summary: The whole run, if it has ended and said so.
         ended: Whether nothing more is to come.
         outline: The plan as far as it is drawn.
+        forecast: The line that tells how it is likely to end, if it goes on and one does.
     """
 
     name: str
@@ -80,6 +84,7 @@ class RunStory:
     outline: Plan = field(init=False)
     so_far: RunSummary = field(init=False)
     now: EpochNow | None = field(init=False)
+    forecast: EpochLine | None = field(init=False)
 
     def __post_init__(self) -> None:
         told, outline = self.summary, outlined(self.plan)
@@ -91,11 +96,15 @@ class RunStory:
         object.__setattr__(self, "outline", outline)
         object.__setattr__(self, "so_far", told)
         object.__setattr__(self, "now", going)
+        ahead = None if self.ended else forecast_so_far(outline, self.lines)
+        object.__setattr__(self, "forecast", ahead)
 
     @property
     def spending(self) -> Spending:
         """Seconds and cost."""
-        return spending(self.so_far, self.now, 1 if self.summary else self.lines.stride)
+        stride = 1 if self.summary else self.lines.stride
+        likely = self.forecast.likely_epochs if self.forecast else None
+        return spending(self.so_far, self.now, stride, likely)
 
 
 @dataclass(frozen=True)
@@ -170,6 +179,9 @@ def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, st
     else:
         more = "between two epochs" if summary.epochs else "no step reported yet"
     last = last_evaluated(summary)
+    reached = f"best {accuracy(best)}" if best else plan.data.split
+    if ahead := forecast_words(story.forecast):
+        reached = f"{ahead}, {reached}"
     clock = " simulated" if summary.simulated else ""
     until = [f"{duration(money.so_far)}{clock}{'' if story.ended else ' so far'}"]
     if left is not None and not story.ended:
@@ -184,7 +196,7 @@ def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, st
         (
             "Held-out accuracy",
             "not evaluated yet" if last is None or last.top1 is None else percent(last.top1),
-            f"best {accuracy(best)}" if best else plan.data.split,
+            reached,
         ),
         ("Epochs against the prediction", *pace_words(summary)),
         ("Time", until[0], ", ".join(until[1:]) or f"{plan.epochs:,} epochs planned"),
@@ -210,6 +222,8 @@ def happened(story: RunStory) -> str:
     words = f"Epoch {last.epoch + 1} of {story.plan.epochs} finished"
     if last.top1 is not None:
         words += f", held-out accuracy {percent(last.top1)}"
+        if ahead := forecast_words(story.forecast, brief=True):
+            words += f", {ahead}"
     return f"{words}."
 
 
@@ -231,7 +245,7 @@ def _predicted(story: RunStory) -> str:
 def _accuracy(story: RunStory) -> str:
     if not story.so_far.epochs and not story.ended:
         return "<p>There is no finished epoch yet: it will show here when it is evaluated.</p>"
-    return accuracy_part(story.so_far)
+    return accuracy_part(story.so_far, story.forecast)
 
 
 def _notes(lines: RunLines) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from batchwright.records import EpochRecord, Job, Plan, Profile, Reason, RunSummary
 from batchwright.records.documents import asked_yaml, job_yaml
+from batchwright.records.lines.run_lines import EpochLine
 from batchwright.records.text.formatting import (
     counted,
     duration,
@@ -25,7 +26,7 @@ from batchwright.records.text.formatting import (
 from batchwright.records.text.load_text import load_words
 from batchwright.records.text.plan_text import is_chosen, planned_sizes, rivals
 from batchwright.reporting.charts import run as charts
-from batchwright.reporting.data.live_run import EpochNow
+from batchwright.reporting.data.live_run import EpochNow, forecast_words
 from batchwright.reporting.data.outline import outline_words, outlined
 from batchwright.reporting.data.plan_words import (
     batches_words,
@@ -220,15 +221,21 @@ def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
     return charts + table + "".join(f"<p>{markup.safe(note)}</p>" for note in notes if note)
 
 
-def accuracy_part(summary: RunSummary) -> str:
-    """Last and best held-out accuracy, and both curves."""
+def accuracy_part(summary: RunSummary, forecast: EpochLine | None = None) -> str:
+    """Last and best held-out accuracy, and both curves.
+
+    Args:
+        summary: The run, or its finished epochs.
+        forecast: The line that tells how a run that goes on is likely to end.
+    """
     if not summary.epochs:
         return "<p>No epoch was finished.</p>"
     last, best = last_evaluated(summary), summary.best_epoch
     back = summary.plan.average_epochs
     averaged = f"Both are of an average of the weights over {back:g} epoch. " if back else ""
-    return _learning_charts(summary) + (
-        f"<p>Last evaluated epoch: <strong>{markup.safe(accuracy(last))}</strong>. "
+    ahead = f", {markup.safe(forecast_words(forecast))}" if forecast else ""
+    return _learning_charts(summary, forecast) + (
+        f"<p>Last evaluated epoch: <strong>{markup.safe(accuracy(last))}</strong>{ahead}. "
         f"Best: <strong>{markup.safe(accuracy(best))}</strong>"
         + (f" in epoch {best.epoch + 1}" if best else "")
         + f". {averaged}Held out: {markup.safe(summary.plan.data.split)}. "
@@ -317,7 +324,7 @@ def _epochs_chart(summary: RunSummary, now: EpochNow | None) -> str:
     return markup.figure(chart, table)
 
 
-def _learning_charts(summary: RunSummary) -> str:
+def _learning_charts(summary: RunSummary, forecast: EpochLine | None) -> str:
     """Loss and held-out accuracy over the epochs; at least one was finished."""
     epochs, word = summary.epochs, simulated_word(summary)
     timed = list(zip(epochs, training_clock(summary), strict=True))
@@ -338,7 +345,7 @@ def _learning_charts(summary: RunSummary) -> str:
             for epoch, seconds in spread(timed, _MAX_ROWS)
         ],
     )
-    loss, right = charts.learning_charts(summary)
+    loss, right = charts.learning_charts(summary, forecast)
     drawn = markup.pair(markup.figure(loss, table), markup.figure(right, table))
     if tracked := charts.track_charts(summary):
         rows = [

@@ -27,6 +27,7 @@ from batchwright.records.lines.run_lines import (
 from batchwright.records.run import reached_epoch
 from batchwright.records.text.formatting import duration, number, percent
 from batchwright.records.text.problems import printable
+from batchwright.reporting.data.live_run import forecast_words
 from batchwright.reporting.render.live_tables import LiveRounds, LiveWorkers
 
 if TYPE_CHECKING:
@@ -335,7 +336,8 @@ def epoch_words(line: EpochLine, *, brief: bool, simulated: bool) -> list[Word]:
     expected = took = ""
     if predicted and not brief:
         expected = f" (predicted {percent(predicted.low)} to {percent(predicted.high)})"
-    expected += _ahead(line, brief=brief)
+    if ahead := forecast_words(line, brief=brief):
+        expected += f", {ahead}"
     if record.training_seconds and line.predicted_seconds and not brief:
         took = f" (predicted {duration(line.predicted_seconds)})"
     return _words(
@@ -345,17 +347,6 @@ def epoch_words(line: EpochLine, *, brief: bool, simulated: bool) -> list[Word]:
         (record.samples_per_second, 5, lambda v: f"{number(v)}{clock} images/s"),
         (record.training_seconds, 2, lambda v: f"{duration(v)}{clock}{took}"),
     )
-
-
-def _ahead(line: EpochLine, *, brief: bool) -> str:
-    """What is expected of the rest of the training."""
-    if line.likely_epochs and line.likely_epochs < line.epochs:
-        return f", goal.accuracy likely after epoch {line.likely_epochs}"
-    end = line.expected_top1
-    if end is None:
-        return ""
-    ends = "" if brief else f" ({percent(end.low)} to {percent(end.high)})"
-    return f", likely {percent(end.value)}{ends} at the end"
 
 
 def _words(*shown: tuple[float | None, int, Callable[[float], str]]) -> list[Word]:

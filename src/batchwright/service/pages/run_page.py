@@ -184,4 +184,4 @@ def seconds_left(story: RunStory, info: RunInfo) -> float | None:
     done = len(story.so_far.epochs) * story.lines.stride + (story.now.share if story.now else 0.0)
     if not done:
         return None
-    return (info.changed - info.created) * max(0.0, story.plan.epochs - done) / done
+    return (info.changed - info.created) * max(0.0, told.epochs - done) / done
