@@ -629,6 +629,23 @@ def test_a_plan_goes_to_stdout_and_its_words_to_stderr(command):
     assert plan.explain() in err
 
 
+def test_a_plan_is_explained_by_its_file_alone(command, refused, place):
+    plan = bw.plan(make_profile(), epochs=7)
+    bare = plan.model_copy(update={"reasons": (), "knees": (), "considered": ()})
+    for name, one in (("run", plan), ("bare", bare)):
+        (place / name).mkdir()
+        write_record(one, place / name / "plan.json")
+        for words in ((name,), (f"{name}/plan.json",)):
+            assert command("explain", *words) == (0, one.explain() + "\n", "")
+    assert command("explain", "-", stdin=plan.model_dump_json())[1] == plan.explain() + "\n"
+    write_record(make_profile(), place / "profile.json")
+    said = "profile.json is a profile, not a plan; `batchwright plan` writes a plan"
+    assert refused("explain", "profile.json") == said
+    assert "`batchwright explain` shows why" in refused("plan", "run/plan.json", "--explain")
+    for file in ("none.json", "."):
+        assert file in refused("explain", file)
+
+
 def test_the_same_profile_gives_the_same_plan(command, place):
     write_record(make_profile(), place / "profile.json")
     first = command("plan", "profile.json", "--out", "plan.json")
@@ -755,11 +772,11 @@ def test_a_command_to_copy_has_its_path_in_quotes(command, place, undrawn):
     folder = place / "my runs"
     folder.mkdir()
     write_record(make_summary(), folder / "summary.json")
-    write_record(make_profile(), folder / "profile.json")
+    write_record(make_plan(), folder / "plan.json")
     _, _, err = command("report", "my runs")
     (line,) = (one for one in err.splitlines() if one.startswith("why this plan: "))
     words = shlex.split(line.removeprefix("why this plan: "))
-    assert words == ["batchwright", "plan", "my runs/profile.json", "--explain"]
+    assert words == ["batchwright", "explain", "my runs"]
     assert command(*words[1:])[0] == 0
 
 
@@ -844,7 +861,7 @@ def test_version_and_help_are_there(command):
     assert command("--version")[:2] == (0, f"{bw.__version__}\n")
     code, out, _ = command("--help")
     assert code == 0
-    verbs = ("run", "probe", "plan", "check", "schedule", "train", "report", "doctor")
+    verbs = ("run", "probe", "plan", "explain", "check", "schedule", "train", "report", "doctor")
     assert all(verb in out for verb in verbs)
     assert re.search(r"gradient noise, and\s+how the network learns\.\n", out)  # none is cut off
     for verb in (*verbs, "serve", "agent", "submit", "token"):

@@ -27,6 +27,7 @@ from batchwright.cli import client_commands, completion, service_commands
 from batchwright.cli.client_commands import FollowAdvice, JsonFlag
 from batchwright.cli.output import (
     compare,
+    explained,
     files_and_keys,
     finish,
     finish_run,
@@ -303,6 +304,15 @@ def plan(
         drawn, numbers = write_plan_figure(decided, profiles, figure)
         print(f"figure: {drawn} (its numbers: {numbers})", file=sys.stderr)
     hand_on(decided, out, as_json)
+
+
+@app.command()
+def explain(plan: Annotated[str, _PLAN]) -> None:
+    """Show why a plan is as it is, choice by choice, by its file alone. Needs no torch."""
+    from batchwright.records import Plan
+    from batchwright.records.documents import read_record
+
+    print(explained(read_record(plan, Plan), sys.stdout))
 
 
 @app.command()
