@@ -200,6 +200,29 @@ def test_a_port_in_use_is_refused(refused):
         assert said in refused("train", "-", f"port={port}", stdin=plan)
 
 
+@pytest.mark.parametrize("verb", ["run", "probe", "train", "check"])
+@pytest.mark.parametrize("threads", ["abc", "0", "-1", "1.5", "\u00b2", "9" * 5000])
+def test_threads_that_are_no_number_are_refused(refused, monkeypatch, verb, threads):
+    monkeypatch.setenv("BATCHWRIGHT_THREADS", threads)
+    words, given = ((), "") if verb in ("run", "probe") else (("-",), make_plan().model_dump_json())
+    message = refused(verb, *words, stdin=given)
+    assert message.startswith(f"BATCHWRIGHT_THREADS={threads[:60]}: give the compute threads of a ")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("BATCHWRIGHT_REPORT_TO", "abc", "'abc' is no address of a service: write it as"),
+        ("BATCHWRIGHT_TRACKERS", "abc, ", "there is no tracker 'abc': known are"),
+    ],
+)
+def test_what_an_environment_variable_says_wrong_is_told_with_its_name(
+    refused, monkeypatch, variable, value, said
+):
+    monkeypatch.setenv(variable, value)
+    assert refused("run").startswith(f"{variable}: {said}")
+
+
 def test_an_unreadable_image_is_named_and_may_be_skipped(refused, command, folder_of_images):
     broken = folder_of_images / "train" / "cat" / "broken.png"
     broken.write_bytes(b"this is no image")
@@ -855,6 +878,10 @@ def test_doctor_says_what_there_is(command, monkeypatch):
     assert {"collectives", "shared memory"} <= set(findings)
     assert findings["threads"]["value"] == "3 for each worker"
     assert code == bool(json.loads(out)["problems"])
+    monkeypatch.setenv("BATCHWRIGHT_THREADS", "many")
+    code, out, _ = command("doctor")
+    assert code == 1
+    assert "BATCHWRIGHT_THREADS=many: give the compute threads of a worker" in out
 
 
 def test_version_and_help_are_there(command):
