@@ -28,7 +28,7 @@ from batchwright.errors import BatchwrightError, JobError, PlanError, WorkerErro
 from batchwright.planning.planner import plan_without_profile
 from batchwright.probing.probe import Measured
 from batchwright.records import Check, Job, KindCount, MemoryPoint, PairTime, Plan, Profile
-from batchwright.records.documents import write_record
+from batchwright.records.documents import job_yaml, write_record
 from batchwright.records.run_folder import resuming_command, telling_how_to_resume
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.reading import overall
@@ -554,6 +554,26 @@ def test_training_without_a_plan_or_a_run_is_refused(refused, place):
         assert f"empty holds no {file}, so no run to resume" in message
         message = refused(verb, "--resume", "--out", "nowhere")
         assert message.startswith("there is no folder nowhere")
+
+
+@pytest.mark.parametrize("verb", ["run", "train"])
+def test_a_trained_run_whose_plan_is_lost_is_told_so_and_how_to_have_it_back(
+    refused, command, place, verb
+):
+    folder = place / "a run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "job.yaml").write_text(job_yaml(make_plan().job))
+    write_record(make_profile(), folder / "profile.json")
+    lost = "a run holds no plan.json, by which its run was trained: "
+    words = (verb, "--resume", "--out", "a run")
+    assert refused(*words).startswith(f"{lost}put it back from a copy; or begin another run")
+    write_record(make_summary(), folder / "summary.json")
+    message = refused(*words)
+    assert message.startswith(f"{lost}summary.json holds it, and `python -c ")
+    python, option, code = shlex.split(message.split("`")[1])
+    assert (python, option) == ("python", "-c")
+    exec(code)  # noqa: S102 - what the message says to run
+    assert bw.load(folder / "plan.json") == make_plan()
 
 
 @pytest.mark.parametrize(
