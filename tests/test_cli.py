@@ -148,6 +148,7 @@ def folder_of_images(place):
         (["network=a_network.models:resnet50"], "there is no a_network in /"),
         (["network=os:no_such_name"], "module 'os' has no 'no_such_name'"),
         (["loss=mse"], "loss=mse: unknown; try cross_entropy"),
+        (["loss=os.path:exists"], "loss=os.path:exists: cannot be called as loss(outputs, labels)"),
         (["weights=/nowhere.pt"], "weights=/nowhere.pt: cannot be read (No such file"),
         (["frozen=stage.*"], "frozen=stage.*: matches no parameter"),
         (["frozen=*"], "leaves no parameter to train"),
