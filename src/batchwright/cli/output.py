@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 from shutil import get_terminal_size
@@ -37,6 +38,21 @@ def files_and_keys(words: list[str]) -> tuple[list[str], list[str]]:
     """Words that are files, and those that are ``KEY=VALUE``; a file may have = in its name."""
     files = [word for word in words if "=" not in word or is_there(word)]
     return files, [word for word in words if word not in files]
+
+
+def key_values(words: Sequence[str] | None, option: str = "") -> dict[str, str]:
+    """Words such as ``KEY=VALUE``, each key once; ``option`` is what stands before each."""
+    pairs: dict[str, str] = {}
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ArgumentError(f"{option}{word}: write KEY=VALUE")
+        if key in pairs:
+            raise ArgumentError(
+                f"{option}{word}: {key}={pairs[key]} is given as well; leave one of the two out"
+            )
+        pairs[key] = value
+    return pairs
 
 
 def new_choice(plan: Plan, profile: Profile) -> str:
