@@ -28,7 +28,7 @@ from batchwright.errors import BatchwrightError, JobError, PlanError, WorkerErro
 from batchwright.planning.planner import plan_without_profile
 from batchwright.probing.probe import Measured
 from batchwright.records import Check, Job, KindCount, MemoryPoint, PairTime, Plan, Profile
-from batchwright.records.documents import write_record
+from batchwright.records.documents import job_yaml, write_record
 from batchwright.records.run_folder import resuming_command, telling_how_to_resume
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.reading import overall
@@ -148,6 +148,7 @@ def folder_of_images(place):
         (["network=a_network.models:resnet50"], "there is no a_network in /"),
         (["network=os:no_such_name"], "module 'os' has no 'no_such_name'"),
         (["loss=mse"], "loss=mse: unknown; try cross_entropy"),
+        (["loss=os.path:exists"], "loss=os.path:exists: cannot be called as loss(outputs, labels)"),
         (["weights=/nowhere.pt"], "weights=/nowhere.pt: cannot be read (No such file"),
         (["frozen=stage.*"], "frozen=stage.*: matches no parameter"),
         (["frozen=*"], "leaves no parameter to train"),
@@ -198,6 +199,29 @@ def test_a_port_in_use_is_refused(refused):
         assert said in refused("run", f"port={port}")
         plan = make_plan().model_dump_json()
         assert said in refused("train", "-", f"port={port}", stdin=plan)
+
+
+@pytest.mark.parametrize("verb", ["run", "probe", "train", "check"])
+@pytest.mark.parametrize("threads", ["abc", "0", "-1", "1.5", "\u00b2", "9" * 5000])
+def test_threads_that_are_no_number_are_refused(refused, monkeypatch, verb, threads):
+    monkeypatch.setenv("BATCHWRIGHT_THREADS", threads)
+    words, given = ((), "") if verb in ("run", "probe") else (("-",), make_plan().model_dump_json())
+    message = refused(verb, *words, stdin=given)
+    assert message.startswith(f"BATCHWRIGHT_THREADS={threads[:60]}: give the compute threads of a ")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("BATCHWRIGHT_REPORT_TO", "abc", "'abc' is no address of a service: write it as"),
+        ("BATCHWRIGHT_TRACKERS", "abc, ", "there is no tracker 'abc': known are"),
+    ],
+)
+def test_what_an_environment_variable_says_wrong_is_told_with_its_name(
+    refused, monkeypatch, variable, value, said
+):
+    monkeypatch.setenv(variable, value)
+    assert refused("run").startswith(f"{variable}: {said}")
 
 
 def test_an_unreadable_image_is_named_and_may_be_skipped(refused, command, folder_of_images):
@@ -533,6 +557,26 @@ def test_training_without_a_plan_or_a_run_is_refused(refused, place):
         assert message.startswith("there is no folder nowhere")
 
 
+@pytest.mark.parametrize("verb", ["run", "train"])
+def test_a_trained_run_whose_plan_is_lost_is_told_so_and_how_to_have_it_back(
+    refused, command, place, verb
+):
+    folder = place / "a run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "job.yaml").write_text(job_yaml(make_plan().job))
+    write_record(make_profile(), folder / "profile.json")
+    lost = "a run holds no plan.json, by which its run was trained: "
+    words = (verb, "--resume", "--out", "a run")
+    assert refused(*words).startswith(f"{lost}put it back from a copy; or begin another run")
+    write_record(make_summary(), folder / "summary.json")
+    message = refused(*words)
+    assert message.startswith(f"{lost}summary.json holds it, and `python -c ")
+    python, option, code = shlex.split(message.split("`")[1])
+    assert (python, option) == ("python", "-c")
+    exec(code)  # noqa: S102 - what the message says to run
+    assert bw.load(folder / "plan.json") == make_plan()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -627,6 +671,23 @@ def test_a_plan_goes_to_stdout_and_its_words_to_stderr(command):
     code, out, err = command("plan", "-", "--explain", stdin=make_profile().model_dump_json())
     assert Plan.model_validate_json(out) == plan
     assert plan.explain() in err
+
+
+def test_a_plan_is_explained_by_its_file_alone(command, refused, place):
+    plan = bw.plan(make_profile(), epochs=7)
+    bare = plan.model_copy(update={"reasons": (), "knees": (), "considered": ()})
+    for name, one in (("run", plan), ("bare", bare)):
+        (place / name).mkdir()
+        write_record(one, place / name / "plan.json")
+        for words in ((name,), (f"{name}/plan.json",)):
+            assert command("explain", *words) == (0, one.explain() + "\n", "")
+    assert command("explain", "-", stdin=plan.model_dump_json())[1] == plan.explain() + "\n"
+    write_record(make_profile(), place / "profile.json")
+    said = "profile.json is a profile, not a plan; `batchwright plan` writes a plan"
+    assert refused("explain", "profile.json") == said
+    assert "`batchwright explain` shows why" in refused("plan", "run/plan.json", "--explain")
+    for file in ("none.json", "."):
+        assert file in refused("explain", file)
 
 
 def test_the_same_profile_gives_the_same_plan(command, place):
@@ -755,11 +816,11 @@ def test_a_command_to_copy_has_its_path_in_quotes(command, place, undrawn):
     folder = place / "my runs"
     folder.mkdir()
     write_record(make_summary(), folder / "summary.json")
-    write_record(make_profile(), folder / "profile.json")
+    write_record(make_plan(), folder / "plan.json")
     _, _, err = command("report", "my runs")
     (line,) = (one for one in err.splitlines() if one.startswith("why this plan: "))
     words = shlex.split(line.removeprefix("why this plan: "))
-    assert words == ["batchwright", "plan", "my runs/profile.json", "--explain"]
+    assert words == ["batchwright", "explain", "my runs"]
     assert command(*words[1:])[0] == 0
 
 
@@ -838,13 +899,17 @@ def test_doctor_says_what_there_is(command, monkeypatch):
     assert {"collectives", "shared memory"} <= set(findings)
     assert findings["threads"]["value"] == "3 for each worker"
     assert code == bool(json.loads(out)["problems"])
+    monkeypatch.setenv("BATCHWRIGHT_THREADS", "many")
+    code, out, _ = command("doctor")
+    assert code == 1
+    assert "BATCHWRIGHT_THREADS=many: give the compute threads of a worker" in out
 
 
 def test_version_and_help_are_there(command):
     assert command("--version")[:2] == (0, f"{bw.__version__}\n")
     code, out, _ = command("--help")
     assert code == 0
-    verbs = ("run", "probe", "plan", "check", "schedule", "train", "report", "doctor")
+    verbs = ("run", "probe", "plan", "explain", "check", "schedule", "train", "report", "doctor")
     assert all(verb in out for verb in verbs)
     assert re.search(r"gradient noise, and\s+how the network learns\.\n", out)  # none is cut off
     for verb in (*verbs, "serve", "agent", "submit", "token"):

@@ -793,6 +793,9 @@ def test_large_batches_by_memory_need_a_measured_memory():
     with pytest.raises(PlanError, match=r"large_batches=memory: no memory was measured") as refused:
         plan_without_profile(job, make_data(train_samples=50_000, side=32), make_network())
     assert "\n" not in str(refused.value)
+    assert "or dual.large_batches=knee, which goes by time" in str(refused.value)
+    knee = job.model_copy(update={"dual": DualBatch(large_batches="knee")})  # as the line says
+    plan_without_profile(knee, make_data(train_samples=50_000, side=32), make_network())
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,11 @@ def test_a_token_comes_from_its_file_then_the_environment_then_this_machine(tmp_
         find_token(there, given)
     with pytest.raises(FileError, match="cannot read the token"):
         find_token(there, tmp_path / "nowhere")
+    for wrong in ("two words", "bw_\u00e4"):  # a header of HTTP takes neither
+        monkeypatch.setenv("BATCHWRIGHT_TOKEN", wrong)
+        with pytest.raises(FileError, match="BATCHWRIGHT_TOKEN holds no token: `batchwright") as no:
+            find_token(there)
+        assert wrong not in str(no.value)
 
 
 def test_waits_grow_up_to_a_limit_and_begin_again():

@@ -395,7 +395,7 @@ def run_here(capsys, *words):
         (("serve", "--database", "nothing"), "nothing:... is no database"),
         (("token", "list", "--database", "nothing"), "nothing:... is no database"),
         (("backup", "new", "--database", "mysql://a/b"), "mysql:... is no database"),
-        (("backup", "new", "--database", "sqlite://"), "names no file; write sqlite:"),
+        (("backup", "new", "--database", "sqlite://"), "no file; give .* BATCHWRIGHT_DATABASE"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, monkeypatch, words, told):

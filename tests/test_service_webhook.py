@@ -218,7 +218,9 @@ def test_a_redirect_is_a_refusal_and_is_not_followed():
     "url", ["hooks.example.com", "file:///etc/passwd", "http://", "http://a b"]
 )
 def test_a_webhook_has_an_address(url):
-    with pytest.raises(BatchwrightError, match="--webhook is no address") as caught:
+    with pytest.raises(
+        BatchwrightError, match="--webhook, or BATCHWRIGHT_WEBHOOK, is no"
+    ) as caught:
         checked_webhook(url)
     assert url not in str(caught.value)
     assert checked_webhook(URL) == URL

@@ -271,7 +271,7 @@ def test_mpirun_starts_nothing_again():
 
 def test_a_wait_that_is_no_number_is_refused(monkeypatch):
     monkeypatch.setenv(MEETING_SECONDS, "soon")
-    with pytest.raises(BatchwrightError, match=f"{MEETING_SECONDS}=soon: a number of seconds"):
+    with pytest.raises(BatchwrightError, match=f"{MEETING_SECONDS}=soon: give a number of seconds"):
         Gathering(found(TORCHRUN), versions={}, words="run")
 
 

@@ -11,7 +11,7 @@ from batchwright.errors import DataError, FileError
 from batchwright.records import DataFacts
 from batchwright.workload.data import store_writer
 from batchwright.workload.data.image_store import ImageStore
-from batchwright.workload.data.store import open_store
+from batchwright.workload.data.store import cache_folder, open_store
 from batchwright.workload.data.store_writer import StoreWriter
 from samples import make_data
 
@@ -118,6 +118,13 @@ def test_a_store_is_found_again_by_its_recipe_alone() -> None:
     open_store(dict(RECIPE), refuse_to_build)
     with pytest.raises(AssertionError):
         open_store({"data": "another"}, refuse_to_build)
+
+
+def test_a_cache_in_a_home_that_nobody_has_is_refused(monkeypatch):
+    monkeypatch.setenv(store_writer.CACHE_VARIABLE, "~nobody-has-this-name/cache")
+    said = r"BATCHWRIGHT_CACHE=~nobody-has-this-name/cache: there is no such home folder"
+    with pytest.raises(FileError, match=said):
+        cache_folder()
 
 
 def test_the_cache_is_private(cache: Path) -> None:

@@ -51,6 +51,26 @@ def lazy(num_classes):
 def summed(outputs, labels):
     return outputs.sum()
 
+def alone(outputs):
+    return outputs.sum()
+
+def more(outputs, labels, weight):
+    return outputs.sum()
+
+def each(outputs, labels):
+    return outputs
+
+def number(outputs, labels):
+    return 0.5
+
+class Weighted(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+
+class Alone(nn.Module):
+    def forward(self, outputs):
+        return outputs.sum()
+
 five = 5
 """
 
@@ -387,6 +407,23 @@ def test_a_loss_may_be_imported_as_a_function_or_a_module():
         task.build_loss(Job(loss="mine:five"))
     with pytest.raises(JobError, match="loss=mse: unknown"):
         task.build_loss(Job(loss="mse"))
+
+
+@pytest.mark.usefixtures("user_module")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("alone", r"cannot be called as loss\(outputs, labels\), too many positional arguments; "),
+        ("Alone", r"cannot be called as loss\(outputs, labels\), too many positional arguments; "),
+        ("more", r"cannot be called as .*, missing a required argument: 'weight'; it takes"),
+        ("Weighted", r"cannot be built without arguments \(TypeError: .*'weight'\): name"),
+        ("each", r"gave a tensor of shape \(3,\); it takes the network's outputs"),
+        ("number", r"gave the float 0\.5; it takes .* their mean loss, a tensor with one number"),
+    ],
+)
+def test_a_loss_of_another_form_is_told_what_it_has_to_be(name, said):
+    with pytest.raises(JobError, match=f"^loss=mine:{name}: {said}"):
+        task.build_loss(Job(loss=f"mine:{name}"))(torch.ones(3), torch.ones(3))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -3,6 +3,9 @@
 A message is one line. The command line prints it after ``error:`` and exits with `exit_code`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 def one_line(error: BaseException) -> str:
     """An exception's message on one line, for a person."""
@@ -96,3 +99,13 @@ class NewPlan(BatchwrightError):  # noqa: N818 - a change that was asked for is 
     """A run stopped after an epoch, with a checkpoint, to go on under the run folder's new plan."""
 
     exit_code = 75  # as sysexits' EX_TEMPFAIL: try again
+
+
+@contextmanager
+def said_by(variable: str) -> Iterator[None]:
+    """Inside, an error begins with the environment variable that the value came from."""
+    try:
+        yield
+    except BatchwrightError as error:
+        error.args = (f"{variable}: {error}",)
+        raise

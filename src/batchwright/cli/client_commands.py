@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from batchwright.cli.completion import job_words
+from batchwright.cli.options import FollowAdvice, JsonFlag
 from batchwright.cli.output import amount, job_and_file
 from batchwright.errors import ArgumentError, BatchwrightError
 
@@ -20,11 +21,6 @@ TokenFile = Annotated[
     ),
 ]
 Server = Annotated[str, typer.Option(metavar="URL", help="The service.")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-FollowAdvice = Annotated[
-    bool,
-    typer.Option("--follow-advice", help="Take plans that the service offers, after an epoch."),
-]
 LOCAL_SERVICE = "http://127.0.0.1:8400"
 """Where `serve` listens unless it is told otherwise."""
 _MOST = 1_000_000  # GPUs, workers: beyond it is a slip of the pen

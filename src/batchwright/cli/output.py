@@ -6,10 +6,11 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from batchwright.errors import ArgumentError, BatchwrightError
 from batchwright.storage.files import is_there
@@ -37,6 +38,21 @@ def files_and_keys(words: list[str]) -> tuple[list[str], list[str]]:
     """Words that are files, and those that are ``KEY=VALUE``; a file may have = in its name."""
     files = [word for word in words if "=" not in word or is_there(word)]
     return files, [word for word in words if word not in files]
+
+
+def key_values(words: Sequence[str] | None, option: str = "") -> dict[str, str]:
+    """Words such as ``KEY=VALUE``, each key once; ``option`` is what stands before each."""
+    pairs: dict[str, str] = {}
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ArgumentError(f"{option}{word}: write KEY=VALUE")
+        if key in pairs:
+            raise ArgumentError(
+                f"{option}{word}: {key}={pairs[key]} is given as well; leave one of the two out"
+            )
+        pairs[key] = value
+    return pairs
 
 
 def new_choice(plan: Plan, profile: Profile) -> str:
@@ -146,13 +162,17 @@ def hand_on(record: Record, out: Path | None, as_json: bool) -> None:
         print(f"the {kind} is not kept: --out FILE writes it, --json prints it", file=sys.stderr)
 
 
+def explained(plan: Plan, stream: TextIO) -> str:
+    """The plan with all its reasons, as wide as what ``stream`` writes to."""
+    from batchwright.records.text.plan_text import explain
+
+    return explain(plan, get_terminal_size().columns if stream.isatty() else None)
+
+
 def print_plan(plan: Plan, *, explain: bool) -> None:
     """The plan in a line, or with all its reasons."""
     if explain:
-        from batchwright.records.text.plan_text import explain as explained
-
-        wide = get_terminal_size().columns if sys.stderr.isatty() else None
-        print(explained(plan, wide), file=sys.stderr)
+        print(explained(plan, sys.stderr), file=sys.stderr)
         return
     from batchwright.records.text.formatting import (
         counted,
@@ -213,9 +233,8 @@ def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None
         if line:
             print(line, file=sys.stderr)
     found = page or Path(summary.run_folder) / "report.html"
-    profile = Path(summary.run_folder) / "profile.json"
-    if profile.exists():
-        command = shlex.join(["batchwright", "plan", str(profile), "--explain"])
+    if (Path(summary.run_folder) / "plan.json").exists():
+        command = shlex.join(["batchwright", "explain", summary.run_folder])
         print(f"why this plan: {command}", file=sys.stderr)
     if found.exists():
         print(f"report: {found}", file=sys.stderr)

@@ -283,13 +283,13 @@ def find_token(url: str, file: Path | None = None) -> str | None:
         file: Holds the token; else the environment does.
 
     Raises:
-        FileError: The file cannot be read, or holds no token.
+        FileError: The file cannot be read, or it or the environment holds no token.
     """
     if file is not None:
         return _token_in(file)
     given = os.environ.get(TOKEN, "").strip()
     if given:
-        return given
+        return _checked_token(given, TOKEN)
     if not is_loopback(url):
         return None
     try:
@@ -311,6 +311,11 @@ def _token_in(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or "it is not text"
         raise FileError(f"cannot read the token in {file}: {cause}") from None
+    return _checked_token(token, file)
+
+
+def _checked_token(token: str, place: str | Path) -> str:
+    """The token, if it can be one; its text is a secret, and in no message."""
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise FileError(f"{file} holds no token: `batchwright token create` prints one")
+        raise FileError(f"{place} holds no token: `batchwright token create` prints one")
     return token

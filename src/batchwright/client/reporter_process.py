@@ -27,7 +27,7 @@ from batchwright.client.outbox import (
     write_report,
 )
 from batchwright.distributed.worker_processes import Companion
-from batchwright.errors import BatchwrightError, Interrupted, NewPlan, one_line
+from batchwright.errors import BatchwrightError, Interrupted, NewPlan, one_line, said_by
 
 REPORT_TO = "BATCHWRIGHT_REPORT_TO"  # the service that runs report to, unless they say otherwise
 RUN_NAME = "BATCHWRIGHT_RUN_NAME"  # what an agent calls the run, and the job that it is of
@@ -48,6 +48,9 @@ def destination(former: Path | None, wanted: str | None) -> str | None:
         BatchwrightError: It is no address, or there is no token for it.
     """
     set_to = os.environ.get(REPORT_TO)
+    if set_to and wanted is None:
+        with said_by(REPORT_TO):
+            checked_url(set_to)
     if wanted is None and former is not None:
         wanted = _remembered(former, set_to)
     if wanted is None:

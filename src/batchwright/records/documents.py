@@ -235,6 +235,8 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
             values = None
         other = _kind_of(values)
         if other and other != kind:
+            if (other, kind) == ("plan", "profile"):  # as of `plan plan.json --explain`
+                hint += ", and `batchwright explain` shows why a plan is as it is"
             raise FileError(f"{where} is a {other}, not a {kind}{hint}") from None
         if other and values["format"] != (here := model.model_fields["format"].default):
             raise FileError(

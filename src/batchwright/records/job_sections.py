@@ -198,10 +198,12 @@ class DualBatch(Keys):
     )
     large_batches: Literal["auto", "knee", "memory"] | tuple[LocalBatch, ...] = Field(
         "auto",
-        description="Local batch of the other workers: one for all resolutions, or one for each. "
-        "`knee`: by time and gradient noise for one such worker at the highest, larger below as "
-        "the memory leaves; `memory`: the largest that fits the memory, as published; `auto`: "
-        "those of `cycle.preset` where they fit, else `knee`.",
+        description="Local batch of the workers with the larger batch: one for all resolutions, or "
+        "one for each. `knee`: at the highest resolution the one that pays for a single worker, "
+        "by time and gradient noise; at lower ones more, by as much as more fits the memory. "
+        "`memory`: the largest that fits the memory of a worker (`goal.memory`), as in the paper, "
+        "as long as a round has `goal.least_steps` steps; mostly far larger than `knee`, with "
+        "fewer updates. `auto`: those of `cycle.preset` where they fit, else `knee`.",
     )
     rounding: Literal["round", "truncate"] = Field(
         "round",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ LAUNCH_FILE = "launch.json"
 """Which launches have opened the folder."""
 
 _WHOLE = ("sweep.json", "summary.json", "plan.json")  # what tells most of a folder, in order
+_TRAINED = ("summary.json", "metrics.jsonl", "checkpoints")  # what only a run with a plan leaves
 
 
 @contextmanager
@@ -86,12 +88,14 @@ def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
     """The folder of a run to resume; inside, nobody else writes there.
 
     Raises:
-        FileError: None was named, it is not there or holds none of the files ``needed``, or
-            somebody else writes.
+        FileError: None was named, it is not there, holds none of the files ``needed`` or has lost
+            the plan that it was trained by, or somebody else writes.
     """
     if wanted is None:
         raise FileError("resume which run? name its folder with --out")
     folder = Path(wanted)
+    if "plan.json" in needed:
+        _refuse_lost_plan(folder)
     if not any((folder / name).exists() for name in needed):
         if not folder.exists():
             raise FileError(
@@ -101,6 +105,27 @@ def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
         raise FileError(f"{folder} holds no {needed[-1]}, so no run to resume; start it anew")
     with writing(folder):
         yield folder
+
+
+def _refuse_lost_plan(folder: Path) -> None:
+    """Refuse to measure and plan anew what was trained already: only its own plan goes on with it.
+
+    Raises:
+        FileError: The folder has a job and what training leaves, and no plan.
+    """
+    begun = any((folder / name).exists() for name in _TRAINED)
+    if (folder / "plan.json").exists() or not (begun and (folder / "job.yaml").exists()):
+        return
+    how = "put it back from a copy"
+    if (folder / "summary.json").exists():
+        run, plan = (json.dumps(str(place)) for place in (folder, folder / "plan.json"))
+        code = f"import batchwright as bw; bw.load({run}).plan.save({plan})"
+        restoring = shlex.join(["python", "-c", code])
+        how = f"summary.json holds it, and `{restoring}` puts it back"
+    raise FileError(
+        f"{folder} holds no plan.json, by which its run was trained: {how}; or begin another run "
+        "in another folder (--out)"
+    )
 
 
 def write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:

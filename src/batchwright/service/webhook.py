@@ -48,7 +48,8 @@ def checked_webhook(url: str | None) -> str | None:
         whole = False
     if not whole or not url.isprintable() or " " in url:
         raise BatchwrightError(
-            "--webhook is no address: write it as https://hooks.example.org/batchwright"
+            "--webhook, or BATCHWRIGHT_WEBHOOK, is no address: write it as "
+            "https://hooks.example.org/batchwright"
         )  # not in its own words: it may hold a secret
     return url
 

@@ -11,6 +11,8 @@ import sys
 import time
 from typing import NamedTuple
 
+from batchwright.errors import BatchwrightError
+
 MIN_SHARED_MEMORY = 64 * 2**20  # bytes; loader processes pass batches through it
 _PACKAGES = ("numpy", "scipy", "pydantic", "pillow", "scikit-learn", "matplotlib")
 
@@ -34,7 +36,6 @@ def examine(version: str) -> list[Finding]:
         prepare_process,
         resolve_device,
         usable_cores,
-        worker_threads,
     )
 
     device = resolve_device("auto")
@@ -56,7 +57,7 @@ def examine(version: str) -> list[Finding]:
         *(Finding(name, importlib.metadata.version(name)) for name in _PACKAGES),
         Finding("device", _device(device)),
         Finding("cores", f"{cores} usable", few),
-        Finding("threads", f"{worker_threads(workers)} for each worker"),
+        _threads(workers),
         Finding("workers", f"{workers} by default"),
         _load(),
         Finding("precision", f"{faster}float32"),
@@ -65,6 +66,15 @@ def examine(version: str) -> list[Finding]:
         _collectives(),
         _shared_memory(),
     ]
+
+
+def _threads(workers: int) -> Finding:
+    from batchwright.workload.host import worker_threads
+
+    try:
+        return Finding("threads", f"{worker_threads(workers)} for each worker")
+    except BatchwrightError as error:
+        return Finding("threads", "not known", str(error))
 
 
 def _device(device: object) -> str:

@@ -92,7 +92,7 @@ def ready(job: Job) -> Job:
         BatchwrightError: Port, prices, data, batch, warm-up, network or weights cannot be had as
             asked.
     """
-    _refuse_busy_port(job)
+    _refuse_surroundings(job)
     _refuse_crowd(job)
     job = check_prices(job)
     job = ready_for(job, data_facts(job))
@@ -233,8 +233,14 @@ def resolve(job: Job, data: DataFacts) -> Job:
     return job
 
 
-def _refuse_busy_port(job: Job) -> None:
-    """A port that others use; where another launcher has started the workers, it may be its own."""
+def _refuse_surroundings(job: Job) -> None:
+    """A number of threads that is none, and a port that others use.
+
+    Where another launcher has started the workers, the port may be its own.
+    """
+    from batchwright.workload.host import given_threads
+
+    given_threads()
     if not (job.launcher.joins and joined()):
         refuse_busy_port(job.port)
 
@@ -346,7 +352,7 @@ def check_workload(plan: Plan) -> None:
     Raises:
         BatchwrightError: Port, data, network or weights do not fit the plan.
     """
-    _refuse_busy_port(plan.job)
+    _refuse_surroundings(plan.job)
     from batchwright.workload.task import check_outputs
 
     facts = _open_data(plan.job).facts

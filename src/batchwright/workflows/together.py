@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 TOGETHER = ("run", "probe", "check", "train", "sweep")
 """Verbs of the command line in which all processes take part."""
 BY_ONE = (
-    *("plan", "schedule", "simulate", "report", "export", "deliver"),
+    *("plan", "explain", "schedule", "simulate", "report", "export", "deliver"),
     *("submit", "fetch", "send", "serve", "token", "sign-in", "backup"),
 )
 """Verbs that one process does for all: what they write or send is wanted once."""

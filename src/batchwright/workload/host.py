@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -46,16 +47,35 @@ def usable_cores() -> int:
     return max(1, cores)
 
 
+def given_threads() -> int | None:
+    """What `THREADS` says, if anything.
+
+    Raises:
+        BatchwrightError: It is no number of threads.
+    """
+    given = os.environ.get(THREADS, "").strip()
+    if not given:
+        return None
+    if not re.fullmatch("0*[1-9][0-9]{0,5}", given):
+        raise BatchwrightError(
+            f"{THREADS}={given[:60]}: give the compute threads of a worker, a whole number such as "
+            f"{usable_cores()}, or unset it"
+        )
+    return int(given)
+
+
 def worker_threads(local_workers: int) -> int:
     """Compute threads of each of ``local_workers`` on this machine: an equal share of its cores.
 
     Inside a sweep, the share of the cores that the sweep gives its run. ``OMP_NUM_THREADS`` above 1
     is taken as the user's word; torchrun sets 1 by itself. Below Ray it is what a task, a trial or
     an actor has reserved, where others have the rest.
+
+    Raises:
+        BatchwrightError: As `given_threads` raises.
     """
-    given = os.environ.get(THREADS, "")
-    if given.isdigit() and int(given) > 0:
-        return int(given)
+    if (given := given_threads()) is not None:
+        return given
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > (0 if _RAY in os.environ else 1):
         return int(asked)

@@ -24,12 +24,17 @@ from batchwright.records import DataFacts, Job, NetworkFacts
 from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.text.formatting import counted
+from batchwright.records.text.problems import described
 from batchwright.workload.extras import EXTRAS, in_words, is_installed, missing, nearest
 from batchwright.workload.host import is_out_of_memory
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs (n, classes) and labels (n,) to the mean loss over the n samples."""
 
+_LOSS_FORM = (
+    "it takes the network's outputs (n, classes) and the labels (n,), and gives their mean loss, a "
+    "tensor with one number"
+)
 CHANNELS = 3  # of images of all sources but data of one's own
 _SHOWN = 3  # names in a message
 
@@ -459,7 +464,8 @@ def build_loss(job: Job) -> Loss:
     """The job's loss; cross entropy is computed in float32 whatever the outputs' format.
 
     Raises:
-        JobError: The job's import string names nothing that can be called.
+        JobError: The job's import string names nothing that can be called with outputs and labels;
+            the loss itself raises it where what comes back is no mean.
     """
     if job.loss == "cross_entropy":
         cross_entropy = nn.CrossEntropyLoss(label_smoothing=job.label_smoothing)
@@ -468,10 +474,41 @@ def build_loss(job: Job) -> Loss:
         raise JobError(f"loss={job.loss}: unknown; try cross_entropy, or module:function")
     loss = import_object(job.loss, "loss")
     if isinstance(loss, type) and issubclass(loss, nn.Module):
-        loss = loss()
+        try:
+            loss = loss()
+        except Exception as error:  # the user's code may fail in any way
+            raise JobError(
+                f"loss={job.loss}: cannot be built without arguments ({in_words(error)}): name a "
+                "function, or what you have built"
+            ) from error
     if not callable(loss):
         raise JobError(f"loss={job.loss}: a {type(loss).__name__} cannot be called")
-    return loss  # type: ignore[no-any-return]
+    _check_loss(job.loss, loss)
+
+    def mean_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        found = loss(outputs, labels)
+        if isinstance(found, Tensor) and found.numel() == 1:
+            return found
+        what = described(found)
+        if isinstance(found, Tensor):
+            what = f"a tensor of shape {tuple(found.shape)}"
+        raise JobError(f"loss={job.loss}: gave {what}; {_LOSS_FORM}")
+
+    return mean_loss
+
+
+def _check_loss(name: str, loss: Callable[..., Any]) -> None:
+    """Refuse a loss that does not take outputs and labels, as far as that can be seen."""
+    try:
+        taken = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
+    except (TypeError, ValueError):  # as of functions written in C
+        return
+    try:
+        taken.bind("outputs", "labels")
+    except TypeError as error:
+        raise JobError(
+            f"loss={name}: cannot be called as loss(outputs, labels), {error}; {_LOSS_FORM}"
+        ) from None
 
 
 def build_optimizer(

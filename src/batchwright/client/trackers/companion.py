@@ -16,6 +16,7 @@ from pathlib import Path
 from batchwright.client.reporter_process import outcome_of
 from batchwright.client.trackers.following import asked
 from batchwright.distributed.worker_processes import Companion
+from batchwright.errors import said_by
 
 TRACKERS_VARIABLE = "BATCHWRIGHT_TRACKERS"  # for runs that name none, with commas between them
 LAST_SECONDS = 20.0  # for what is left at the end of the run: a tracker may still be starting
@@ -33,7 +34,9 @@ def wanted_trackers(words: Iterable[str] | None) -> tuple[str, ...]:
         ArgumentError: There is no such tracker, or its package is not installed.
     """
     if words is None:
-        words = [one.strip() for one in os.environ.get(TRACKERS_VARIABLE, "").split(",")]
+        named = os.environ.get(TRACKERS_VARIABLE, "").split(",")
+        with said_by(TRACKERS_VARIABLE):
+            return wanted_trackers(one.strip() for one in named)
     return tuple(one.word for one in asked(word for word in words if word))
 
 

@@ -433,7 +433,10 @@ def _meeting_seconds() -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise BatchwrightError(f"{MEETING_SECONDS}={said}: a number of seconds is expected")
+        raise BatchwrightError(
+            f"{MEETING_SECONDS}={said}: give a number of seconds, such as {_MEETING_SECONDS:g}, or "
+            "unset it"
+        )
     return seconds
 
 

@@ -111,7 +111,8 @@ def _largest_that_fit(
     if len(known) < len(rooms):
         raise PlanError(
             "dual.large_batches=memory: no memory was measured, so nothing tells what fits: probe "
-            "first, or give batches, such as dual.large_batches=512"
+            "first, give batches, such as dual.large_batches=512, or dual.large_batches=knee, "
+            "which goes by time"
         )
     most = floor(share / job.goal.least_steps)
     why = f"The largest that fits the memory, as published: {at_each(known, sides)}."

@@ -214,13 +214,14 @@ def read_url(url: str) -> URL:
     if not known:
         kind = url.partition(":")[0][:40]  # the rest may hold a password
         raise BatchwrightError(
-            f"{kind}:... is no database that the service knows: write "
-            "sqlite:////folder/service.sqlite or postgresql://user:password@host/name"
+            f"{kind}:... is no database that the service knows: give --database, or "
+            "BATCHWRIGHT_DATABASE, as sqlite:////folder/service.sqlite or "
+            "postgresql://user:password@host/name"
         )
     if place.get_backend_name() == "sqlite" and place.database in (None, "", ":memory:"):
         raise BatchwrightError(
             f"the service needs a database that lasts: {url} names no file; "
-            "write sqlite:////folder/service.sqlite"
+            "give --database, or BATCHWRIGHT_DATABASE, as sqlite:////folder/service.sqlite"
         )
     return place
 

@@ -137,9 +137,19 @@ def _key(recipe: Mapping[str, object]) -> str:
 
 
 def cache_folder() -> Path:
-    """Where decoded images are kept: BATCHWRIGHT_CACHE, or the user's cache folder."""
+    """Where decoded images are kept: BATCHWRIGHT_CACHE, or the user's cache folder.
+
+    Raises:
+        FileError: The variable names the home folder of nobody.
+    """
     chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else user_cache_path("batchwright")
+    try:
+        return Path(chosen).expanduser() if chosen else user_cache_path("batchwright")
+    except RuntimeError:  # of a ~NAME that nobody has
+        raise FileError(
+            f"{CACHE_VARIABLE}={chosen}: there is no such home folder; give the path of a folder "
+            "that you can write"
+        ) from None
 
 
 def free_bytes() -> int:

@@ -1,0 +1,248 @@
+"""Commands that train or tell of a training: `run`, `train`, `report`, `deliver`, `sweep`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchwright.cli import completion
+from batchwright.cli.options import PLAN, FollowAdvice, Force, JobWords, JsonFlag, Overrides
+from batchwright.cli.output import (
+    compare,
+    finish,
+    finish_run,
+    job_of,
+    key_values,
+    print_plan,
+    refuse_bad_target,
+    refuse_existing,
+    show,
+)
+from batchwright.errors import ArgumentError, TrainingError
+from batchwright.storage.files import is_there
+
+if TYPE_CHECKING:
+    from batchwright.records import Plan
+
+ReportTo = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Service that is told how the run goes. Else what BATCHWRIGHT_REPORT_TO says.",
+    ),
+]
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tracker",
+        metavar="NAME[:PLACE]",
+        help="Shows the run besides: tensorboard:DIR, mlflow:ADDRESS, wandb:PROJECT, "
+        "trackio:PROJECT; may be repeated. Else what BATCHWRIGHT_TRACKERS says.",
+        autocompletion=completion.trackers,
+    ),
+]
+
+
+def run(
+    words: JobWords = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder; must be new or empty.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    report_to: ReportTo = None,
+    follow_advice: FollowAdvice = False,
+    tracker: Trackers = None,
+    as_json: JsonFlag = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show why, choice by choice.")] = False,
+) -> None:
+    """Probe, plan, train and report."""
+    from batchwright.workflows import verbs
+
+    def tell(plan: Plan) -> None:
+        print_plan(plan, explain=explain)
+
+    summary = verbs.run(
+        None if resume else job_of(words),
+        run_folder=out,
+        resume=resume,
+        on_plan=tell,
+        report_to=report_to,
+        follow_advice=follow_advice,
+        trackers=tracker,
+        overrides=(words or ()) if resume else (),
+    )
+    finish_run(summary, as_json)
+
+
+def train(
+    plan: Annotated[str | None, PLAN] = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder; must be new or empty.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE.json", help="What the plan was made from; kept with the run."
+        ),
+    ] = None,
+    report_to: ReportTo = None,
+    follow_advice: FollowAdvice = False,
+    tracker: Trackers = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train as a plan says, with real worker processes."""
+    from batchwright.records import Profile
+    from batchwright.records.documents import read_record
+    from batchwright.workflows import verbs
+
+    words = list(overrides or ())
+    if plan is not None and "=" in plan and not is_there(plan):
+        words.insert(0, plan)
+        plan = None
+    summary = verbs.train(
+        plan,
+        run_folder=out,
+        resume=resume,
+        profile=None if profile is None else read_record(profile, Profile),
+        report_to=report_to,
+        follow_advice=follow_advice,
+        trackers=tracker,
+        overrides=words,
+    )
+    finish_run(summary, as_json)
+
+
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Run folder or summary.json; several: compared."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for page and figures.")
+    ] = None,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the run's lines here instead, under flat names as trackers take them: "
+            ".csv is a table, else JSON lines; - is stdout. The run may still go on.",
+        ),
+    ] = None,
+    as_json: JsonFlag = False,
+    force: Force = False,
+) -> None:
+    """Tell: predicted against measured, accuracy, where the time went. Needs no torch."""
+    from batchwright.records.lines import export
+    from batchwright.records.run_folder import read_summary
+    from batchwright.workflows import verbs
+    from batchwright.workflows.run_training import with_refit
+
+    if metrics is not None:
+        if len(runs) > 1:
+            raise ArgumentError("--metrics writes the lines of one run: name one run folder")
+        if as_json or out is not None:
+            raise ArgumentError(
+                "--metrics writes lines and nothing else: leave --out and --json out"
+            )
+        refuse_bad_target(metrics)
+        refuse_existing(metrics, force)
+        export.metrics(runs[0], metrics)
+        return
+    if len(runs) > 1:
+        compare(runs, out or Path(), as_json)
+        return
+    summary = with_refit(read_summary(runs[0]))
+    page = verbs.report(summary, out=out)
+    finish(summary, as_json, page=page)
+
+
+def deliver(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder; must be new or empty.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="network=NAME", help="For --onnx, a network of your own again."),
+    ] = None,
+    checkpoint: Annotated[
+        str,
+        typer.Option(metavar="best|last", help="Whose weights: the best epoch's, or the last."),
+    ] = "best",
+    licence: Annotated[
+        str, typer.Option(metavar="NAME", help="For the card, such as apache-2.0.")
+    ] = "unknown",
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write the network as ONNX, too.")] = False,
+) -> None:
+    """Write a trained network for others: weights as safetensors, a model card, ONNX."""
+    from batchwright.workflows.delivery.deliver import deliver as delivered
+
+    keys = key_values(words)
+    if keys.keys() - {"network"}:
+        raise ArgumentError(f"deliver takes network=NAME alone, not {next(iter(keys))}=")
+    card = delivered(
+        run,
+        out,
+        checkpoint=checkpoint,  # type: ignore[arg-type] # it is looked at there
+        licence=licence,
+        onnx=onnx,
+        network=keys.get("network"),
+    )
+    print(f"model card: {card}", file=sys.stderr)
+
+
+def sweep(
+    words: JobWords = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2,...",
+            help="Values of a job key; may be repeated. YAML where values hold commas.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Runs of each setting, each with another seed; else 3."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder; must be new or empty.")
+    ] = None,
+    at_once: Annotated[
+        str, typer.Option(metavar="auto|N", help="Most runs at the same time.")
+    ] = "auto",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the sweep in --out, and widen it.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a job over a grid of its keys and several seeds, and compare."""
+    from batchwright.records.job import other_keys_come
+    from batchwright.reporting.data.sweep_curves import best_setting, progress_words
+    from batchwright.reporting.render.tables import sweep_table
+    from batchwright.workflows.sweep.grid import words_of_grid
+    from batchwright.workflows.sweep.verb import sweep as run_sweep
+
+    varied = words_of_grid(grid or ())
+    with other_keys_come():  # those of the grid
+        job = None if resume else job_of(words)
+    found = run_sweep(
+        job,
+        varied,
+        seeds=seeds,
+        out=out,
+        at_once=at_once,
+        resume=resume,
+        overrides=(words or ()) if resume else (),
+    )
+    show(sweep_table(found))
+    for line in (best_setting(found), f"page: {Path(found.folder) / 'sweep.html'}"):
+        if line:
+            print(line, file=sys.stderr)
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    if found.failed:
+        told = "; ".join(f"{cell.name}: {cell.error}" for cell in found.failed[:3])
+        raise TrainingError(f"{progress_words(found)}: {told}")
