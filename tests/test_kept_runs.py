@@ -24,6 +24,7 @@ from benchmarks.methods.large_batch_arms import (
     open_task,
     plan_of,
 )
+from benchmarks.planning import decisions_runs
 
 from batchwright.workload.data import cifar
 from samples import make_data, make_network
@@ -59,6 +60,18 @@ def test_the_commits_of_lines_are_counted_once_a_run_and_only_of_what_was_asked_
     for seed in (1, 2, 1, 9):
         runs.kept(wanted(seed))
     assert runs.commits == {"a": 1, "b": 1}
+
+
+def test_the_trainings_that_were_kept_of_digits_count_as_those_that_are_planned_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that comes to say more than it did would have hours of trainings made again."""
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+    known = decisions_runs.open_images(decisions_runs.TASKS["digits"], tmp_path, tmp_path)
+    kept = RunLines(decisions_runs.TRUTH_LINES, tmp_path)
+    grid = [decisions_runs.wanted(cell, 0, known) for cell in decisions_runs.cells_of("digits")]
+    assert len(grid) > 40
+    assert [one.name for one in grid if kept.kept(one) is None] == []
 
 
 def test_a_run_that_fails_is_shown_with_the_end_of_its_log(tmp_path: Path) -> None:

@@ -64,15 +64,15 @@ class Wanted:
     def digests(self) -> tuple[str, ...]:
         """`digest`, and those of other runs that count as this one."""
         plans = [self.plan, *self.alike]
-        # Plans of the first kept runs did not say that nothing is recomputed, as "auto" now does.
-        first = [
-            plan.model_copy(
-                update={"job": plan.job.model_copy(update={"activation_checkpointing": "auto"})}
-            )
-            for plan in plans
-            if plan.job.activation_checkpointing == "off"
-        ]
-        return tuple(self._digest(plan) for plan in (*plans, *first))
+        # Plans of earlier kept runs did not say yet that nothing is recomputed or replayed from
+        # graphs, as "auto" now does.
+        for key in ("cuda_graphs", "activation_checkpointing"):
+            plans += [
+                plan.model_copy(update={"job": plan.job.model_copy(update={key: "auto"})})
+                for plan in plans
+                if getattr(plan.job, key) == "off"
+            ]
+        return tuple(map(self._digest, plans))
 
     def _digest(self, plan: Plan) -> str:
         """What is as it is by default does not enter, so runs stay kept when jobs and plans gain a
