@@ -297,6 +297,7 @@ def large(workers, monkeypatch=None):
     return plan, calls
 
 
+@pytest.mark.slow
 def test_ten_thousand_workers_are_planned_without_going_through_them(monkeypatch):
     widest = 0
     apportion = shares_module.apportion

@@ -108,6 +108,7 @@ def test_dstack_makes_a_task_of_it(hosts: int, device: str) -> None:
 # ----------------------------------------------------------------------------------------- trainers
 
 
+@pytest.mark.slow
 def test_lightning_builds_its_trainer(tmp_path: Path) -> None:
     lightning = package("lightning", 'pip install "batchwright[lightning]"')
     plan = make_plan(job=make_job(clip_norm=2.0))
@@ -117,6 +118,7 @@ def test_lightning_builds_its_trainer(tmp_path: Path) -> None:
     assert (trainer.gradient_clip_val, trainer.precision) == (2.0, "bf16-mixed")
 
 
+@pytest.mark.slow
 def test_transformers_builds_its_arguments(tmp_path: Path) -> None:
     transformers = package("transformers.training_args", 'pip install "batchwright[transformers]"')
     plan = make_plan()

@@ -147,6 +147,7 @@ def gathered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return lambda runs: Gathered("groups-resnet8", runs, tmp_path, tmp_path)
 
 
+@pytest.mark.slow
 def test_rates_are_tuned_on_one_seed_and_other_images_and_reported_on_the_others(gathered) -> None:
     runs = MadeUp()
     found = gathered(runs).runs()
@@ -162,6 +163,7 @@ def test_rates_are_tuned_on_one_seed_and_other_images_and_reported_on_the_others
         assert arms["ags"] == arms["gain"]
 
 
+@pytest.mark.slow
 def test_the_longest_trainings_have_the_better_warm_up_of_shorter_ones_alone(gathered) -> None:
     runs = MadeUp()
     gathered(runs).runs()
@@ -173,6 +175,7 @@ def test_the_longest_trainings_have_the_better_warm_up_of_shorter_ones_alone(gat
     assert cold == set(STEPS[:-1])
 
 
+@pytest.mark.slow
 def test_without_time_what_is_there_is_told_and_the_question_comes_first(gathered) -> None:
     everything = MadeUp()
     gathered(everything).runs()

@@ -262,6 +262,7 @@ def test_only_those_that_may_be_taken_away_are():
     assert Goal().preemptions_of("any") == 0.0
 
 
+@pytest.mark.slow
 def test_a_plan_counts_what_is_lost_and_chooses_how_often_to_write_checkpoints():
     keys = {"workers": 8, "epochs": 20}
     plain = plan(make_kind_profile("a"), goal={"max_workers": 8}, **keys)

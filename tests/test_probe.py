@@ -287,6 +287,7 @@ def test_an_error_other_than_of_memory_is_not_hidden(monkeypatch):
         weigh(bench, bench.supply(2, SIDE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["resnet8", "vgg8", "mobilenet_small"])
 def test_a_step_never_tried_is_guessed_from_fake_tensors(network):
     job = tiny_job(network=network, data="digits", resolutions=(32,))

@@ -112,7 +112,7 @@ def test_what_was_chosen_and_the_frontier_are_among_the_candidates_that_are_draw
     assert {96, 8 + 2 * 777, 8, 8 + 2 * 3999} <= shown
 
 
-@pytest.mark.parametrize("rows", [2000, 18_000])
+@pytest.mark.parametrize("rows", [2000, pytest.param(18_000, marks=pytest.mark.slow)])
 def test_the_page_of_a_long_plan_is_no_longer_than_that_of_a_shorter_one(rows):
     usual, found = len(drawn(long_plan(MAXIMUM_ROWS, 48))), len(drawn(long_plan(rows, 3000, 900)))
     assert found < 2 * usual + 300_000
@@ -142,6 +142,7 @@ def test_comparing_takes_no_steps_for_each_pair_of_stage_and_epoch():
     assert calls(lambda: comparisons(long)) < 6 * calls(lambda: comparisons(short))
 
 
+@pytest.mark.slow
 def test_the_report_of_a_run_of_very_many_epochs_draws_some_and_adds_up_all():
     usual, many = (
         make_summary(
@@ -180,6 +181,7 @@ def test_a_job_is_shown_by_what_it_asks_for_and_every_key_behind_it():
     assert "momentum" in every
 
 
+@pytest.mark.slow
 def test_workers_without_end_are_drawn_as_sixteen():
     (one,) = make_epoch(0).workers[:1]
     crowd = tuple(one.model_copy(update={"place": f"node{at}/cpu"}) for at in range(600))

@@ -30,6 +30,7 @@ def test_a_run_has_five_figures_that_are_whole_png_files(written):
             assert image.width >= 1000
 
 
+@pytest.mark.slow
 def test_the_same_summary_gives_the_same_bytes(written, tmp_path):
     again = write_figures(make_summary(), tmp_path)
     assert [p.read_bytes() for p in again] == [p.read_bytes() for p in written]

@@ -332,6 +332,7 @@ def test_waits_are_on_the_timeline():
     assert 'class="box part-wait"' in page(make_server_summary(plan))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "workers"), [(2, 2), (20, 8), (75, 8)])
 def test_a_timeline_of_few_or_many_rounds_stays_readable(epochs, workers):
     batches = (64,) * (workers - 1) + (22,)
@@ -427,6 +428,7 @@ def test_figures_of_simulated_time_say_so(hybrid, tmp_path):
 # --------------------------------------------------------------------------------------- figures
 
 
+@pytest.mark.slow
 def test_a_run_with_rounds_and_stages_has_both_figures(hybrid, tmp_path):
     bare = hybrid.model_copy(update={"epochs": ()})  # other figures take their time
     written = {path.name: path for path in write_figures(bare, tmp_path)}

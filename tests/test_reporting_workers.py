@@ -199,6 +199,7 @@ def test_one_worker_has_no_figure_of_workers(tmp_path):
     assert not [name for name in names if name.startswith("workers")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "panels"), [(2, 2), (5, 5), (40, MAX_PANELS)])
 def test_each_worker_has_a_panel_for_its_batches_and_one_for_its_times(workers, panels):
     figure = drawn(dynamic_summary(workers, epochs=4))
