@@ -92,6 +92,16 @@ class Gloo:
             RuntimeError: Another worker is gone or silent.
         """
 
+    def begin(self, exchange: Callable[[], None]) -> None:
+        """Begin an exchange between workers that may not be connected yet.
+
+        Gloo's are.
+
+        Raises:
+            RuntimeError: Another worker is gone or silent.
+        """
+        exchange()
+
     def read(self, values: Tensor, meanwhile: Callable[[], None] = nothing) -> Tensor:
         """``values`` on the CPU, once all exchanges before are over.
 
@@ -133,18 +143,28 @@ class Queued(Gloo):
         """Have the device let go of exchanges that do not end."""
 
     def connect(self, handle: dist.ProcessGroup | None) -> None:
-        """See `Gloo.connect`; the others are looked after meanwhile, as in every exchange.
+        """See `Gloo.connect`; the others are looked after meanwhile, as in every exchange."""
 
-        NCCL connects inside the first exchange of a group: its host waits there for all workers,
-        and for one that was killed it waits for ever. So a thread makes that exchange.
+        def first() -> None:
+            dist.all_reduce(torch.zeros(1, device=self.device), group=handle)
+
+        self.begin(first)
+        self.settle()
+
+    def begin(self, exchange: Callable[[], None]) -> None:
+        """See `Gloo.begin`; the others are looked after meanwhile.
+
+        NCCL connects inside the first exchange of a group, and inside the first message between
+        two: its host waits there for all of them, and for one that was killed it waits for ever.
+        So a thread makes that exchange.
         """
-        failed: list[RuntimeError] = []
+        failed: list[Exception] = []
 
         def first() -> None:
             try:
                 enter(self.device)  # see `_within`
-                dist.all_reduce(torch.zeros(1, device=self.device), group=handle)
-            except RuntimeError as error:
+                exchange()
+            except Exception as error:  # noqa: BLE001 - raised below, where the caller is
                 failed.append(error)
 
         thread = threading.Thread(target=first, name="connecting", daemon=True)
@@ -152,7 +172,6 @@ class Queued(Gloo):
         self._wait(lambda: not thread.is_alive())
         if failed:
             raise failed[0]
-        self.settle()
 
     def settle(self) -> None:
         """Wait until the device has done all that is queued; see `Gloo.settle`."""
