@@ -3,9 +3,10 @@
 What `torch.distributed.all_reduce`, `broadcast`, `send` and `recv` of this backend do is gloo's;
 but where gloo's ``wait`` raises, because a worker is gone, this one returns as if nothing had
 happened, what was queued is never done, and to leave the group blocks until somebody aborts it, as
-NCCL's may. The first one connects, and so does the first message between two workers: the call
-waits for a key that the first of them leaves in the store, then for all of them to come, and no
-timeout ends that. Objects go by gloo, as they do beside NCCL.
+NCCL's may. The first one connects, the first of another algorithm does so again, and so does the
+first message between two workers: the call waits for a key that the first of them leaves in the
+store, then for all of them to come, and no timeout ends that. Objects go by gloo, as they do beside
+NCCL.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 
 from batchwright.distributed import transports
+
+_LARGE = 2**18  # numbers that are summed by another algorithm
 
 _aborted = threading.Event()
 _hanging = threading.Event()
@@ -78,11 +81,12 @@ class _Group(ProcessGroup):
         self._store = store
         self._connected: set[str] = set()
 
-    def _connect(self, *, peer: int | None = None) -> None:
+    def _connect(self, name: str, *, peer: int | None = None) -> None:
         """With another; without one, with all."""
-        pair = sorted((self.rank(), peer)) if peer is not None else []
-        ranks = pair or range(self.size())
-        name = str(pair)
+        ranks = range(self.size())
+        if peer is not None:
+            ranks = sorted((self.rank(), peer))
+            name += str(ranks)
         if name in self._connected:
             return
         if self.rank() == ranks[0]:
@@ -103,19 +107,19 @@ class _Group(ProcessGroup):
         return "silent"
 
     def allreduce(self, tensors, *options):
-        self._connect()
+        self._connect("tree" if tensors[0].numel() < _LARGE else "ring")
         return self._queue(_Work, self._gloo.allreduce, tensors, *options)
 
     def broadcast(self, tensors, *options):
-        self._connect()
-        return self._gloo.broadcast(tensors, *options)
+        self._connect("ring")
+        return self._queue(_Work, self._gloo.broadcast, tensors, *options)
 
     def send(self, tensors, peer, tag):
-        self._connect(peer=peer)
+        self._connect("two", peer=peer)
         return self._queue(_Message, self._gloo.send, tensors, peer, tag)
 
     def recv(self, tensors, peer, tag):
-        self._connect(peer=peer)
+        self._connect("two", peer=peer)
         return self._queue(_Message, self._gloo.recv, tensors, peer, tag)
 
     def allgather(self, outputs, inputs, *options):

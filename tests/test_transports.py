@@ -301,6 +301,30 @@ def test_a_worker_killed_before_the_first_exchange_is_named(victim):
         assert "ended without a word" in one
 
 
+def exchanges_once_one_is_killed(rank, what):
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store outlives the workers
+    group = Group(CPU, timeout=SECONDS)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "weights":
+        group.share([torch.ones(1)])
+    else:
+        group.sum(torch.ones(2**20))
+    group.barrier()  # who has only sent the weights misses nobody
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["weights", "gradients"])
+def test_a_worker_killed_before_the_first_large_exchange_is_named(what):
+    """NCCL's host waits in the first of each algorithm, which goes by the size."""
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    work = partial(exchanges_once_one_is_killed, what=what)
+    for one in together(work, 3, killed=[1], port=server.port):
+        assert one.startswith("LostWorkerError: lost contact"), one
+        assert "worker 1 " in one
+        assert "ended without a word" in one
+
+
 def measures_until_one_is_killed(rank, what, call):
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store outlives the workers
     group = Group(CPU, timeout=SECONDS)

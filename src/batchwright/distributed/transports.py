@@ -27,6 +27,7 @@ from batchwright.workload.host import enter
 
 _POLL_SECONDS = 50e-6  # between two looks at the device: what a message may be noticed late
 _SHORT_SECONDS = 1e-3  # within which others only get their turn between two looks
+_FIRST_SIZES = 1, 2**12, 2**16, 2**21  # of numbers, from a figure to a bucket (`BUCKET_BYTES`)
 _GIVE_UP_SECONDS = 10.0  # for what should take none, and may wait for a worker that is gone
 _WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # of newer versions of NCCL; also for slices (MIG)
@@ -143,10 +144,16 @@ class Queued(Gloo):
         """Have the device let go of exchanges that do not end."""
 
     def connect(self, handle: dist.ProcessGroup | None) -> None:
-        """See `Gloo.connect`; the others are looked after meanwhile, as in every exchange."""
+        """See `Gloo.connect`; the others are looked after meanwhile, as in every exchange.
+
+        NCCL chooses an algorithm for each exchange, by its kind and size, and from 2.22 on connects
+        each inside its first exchange: so there is one of every kind and scale here.
+        """
 
         def first() -> None:
-            dist.all_reduce(torch.zeros(1, device=self.device), group=handle)
+            for size in _FIRST_SIZES:
+                dist.all_reduce(torch.zeros(size, device=self.device), group=handle)
+            dist.broadcast(torch.zeros(1, device=self.device), src=0, group=handle)
 
         self.begin(first)
         self.settle()
@@ -156,7 +163,7 @@ class Queued(Gloo):
 
         NCCL connects inside the first exchange of a group, and inside the first message between
         two: its host waits there for all of them, and for one that was killed it waits for ever.
-        So a thread makes that exchange.
+        So a thread makes these.
         """
         failed: list[Exception] = []
 
