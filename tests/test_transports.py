@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -19,6 +20,8 @@ from batchwright.distributed.buckets import Bucket
 from batchwright.distributed.group import Group, _refuse_one_gpu, naming_the_lost
 from batchwright.distributed.heartbeat import RollCall, presence
 from batchwright.errors import JobError, LostWorkerError
+from batchwright.probing.commands import TimeLink
+from batchwright.probing.measure import collective, link
 from batchwright.training import loop, session
 from batchwright.workload import host
 from gloo import SECONDS, Worker, free_port
@@ -295,6 +298,73 @@ def test_a_worker_killed_before_the_first_exchange_is_named(victim):
     for one in together(work, 3, killed=[victim], port=server.port):
         assert one.startswith("LostWorkerError: lost contact"), one
         assert f"worker {victim} " in one
+        assert "ended without a word" in one
+
+
+def exchanges_once_one_is_killed(rank, what):
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store outlives the workers
+    group = Group(CPU, timeout=SECONDS)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "weights":
+        group.share([torch.ones(1)])
+    else:
+        group.sum(torch.ones(2**20))
+    group.barrier()  # who has only sent the weights misses nobody
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["weights", "gradients"])
+def test_a_worker_killed_before_the_first_large_exchange_is_named(what):
+    """NCCL's host waits in the first of each algorithm, which goes by the size."""
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    work = partial(exchanges_once_one_is_killed, what=what)
+    for one in together(work, 3, killed=[1], port=server.port):
+        assert one.startswith("LostWorkerError: lost contact"), one
+        assert "worker 1 " in one
+        assert "ended without a word" in one
+
+
+def measures_until_one_is_killed(rank, what, call):
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store outlives the workers
+    group = Group(CPU, timeout=SECONDS)
+    calls = itertools.count()
+
+    def until_then(do):
+        def done(*given, **named):
+            if next(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return do(*given, **named)
+
+        return done
+
+    link.now = collective.now = silent.now
+    if rank == 1:
+        dist.send, dist.recv = until_then(dist.send), until_then(dist.recv)
+    try:
+        if what == "link":
+            link.time_link(group, TimeLink(workers=3, partner=1, between="hosts", seconds=0.01))
+        else:
+            collective.time_exchange(group, what, 400, seconds=0.01)
+        group.barrier()  # where those wait that have looked on
+    except LostWorkerError:
+        group.give_up()
+        raise
+    finally:
+        group.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", [0, 5])
+@pytest.mark.parametrize("what", ["link", "push-pull"])
+def test_a_worker_killed_while_messages_are_timed_is_named(what, call):
+    """Of NCCL's, the host itself waits in the first message between two; after later ones the
+    clock waits for the device."""
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    work = partial(measures_until_one_is_killed, what=what, call=call)
+    for one in together(work, 3, killed=[1], port=server.port):
+        assert one.startswith("LostWorkerError: lost contact"), one
+        assert "worker 1 " in one
         assert "ended without a word" in one
 
 

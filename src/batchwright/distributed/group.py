@@ -192,6 +192,20 @@ class Group:
                 self._transport.settle()
         return values
 
+    def exchange(self, messages: Callable[[], None], *, first: bool) -> None:
+        """Make this worker's sends and receives, and wait until they are over.
+
+        Args:
+            messages: Calls `torch.distributed` with `handle`; the others make what fits.
+            first: Whether there may have been none yet between some two of them.
+        """
+        with naming_the_lost():
+            if first:
+                self._transport.begin(messages)
+            else:
+                messages()
+            self._transport.settle()
+
     def read(self, values: torch.Tensor, meanwhile: Callable[[], None] = nothing) -> torch.Tensor:
         """A tensor on the CPU, once all that was sent before has arrived.
 

@@ -27,6 +27,7 @@ from batchwright.workload.host import enter
 
 _POLL_SECONDS = 50e-6  # between two looks at the device: what a message may be noticed late
 _SHORT_SECONDS = 1e-3  # within which others only get their turn between two looks
+_FIRST_SIZES = 1, 2**12, 2**16, 2**21  # of numbers, from a figure to a bucket (`BUCKET_BYTES`)
 _GIVE_UP_SECONDS = 10.0  # for what should take none, and may wait for a worker that is gone
 _WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # of newer versions of NCCL; also for slices (MIG)
@@ -92,6 +93,16 @@ class Gloo:
             RuntimeError: Another worker is gone or silent.
         """
 
+    def begin(self, exchange: Callable[[], None]) -> None:
+        """Begin an exchange between workers that may not be connected yet.
+
+        Gloo's are.
+
+        Raises:
+            RuntimeError: Another worker is gone or silent.
+        """
+        exchange()
+
     def read(self, values: Tensor, meanwhile: Callable[[], None] = nothing) -> Tensor:
         """``values`` on the CPU, once all exchanges before are over.
 
@@ -135,16 +146,32 @@ class Queued(Gloo):
     def connect(self, handle: dist.ProcessGroup | None) -> None:
         """See `Gloo.connect`; the others are looked after meanwhile, as in every exchange.
 
-        NCCL connects inside the first exchange of a group: its host waits there for all workers,
-        and for one that was killed it waits for ever. So a thread makes that exchange.
+        NCCL chooses an algorithm for each exchange, by its kind and size, and from 2.22 on connects
+        each inside its first exchange: so there is one of every kind and scale here.
         """
-        failed: list[RuntimeError] = []
+
+        def first() -> None:
+            for size in _FIRST_SIZES:
+                dist.all_reduce(torch.zeros(size, device=self.device), group=handle)
+            dist.broadcast(torch.zeros(1, device=self.device), src=0, group=handle)
+
+        self.begin(first)
+        self.settle()
+
+    def begin(self, exchange: Callable[[], None]) -> None:
+        """See `Gloo.begin`; the others are looked after meanwhile.
+
+        NCCL connects inside the first exchange of a group, and inside the first message between
+        two: its host waits there for all of them, and for one that was killed it waits for ever.
+        So a thread makes these.
+        """
+        failed: list[Exception] = []
 
         def first() -> None:
             try:
                 enter(self.device)  # see `_within`
-                dist.all_reduce(torch.zeros(1, device=self.device), group=handle)
-            except RuntimeError as error:
+                exchange()
+            except Exception as error:  # noqa: BLE001 - raised below, where the caller is
                 failed.append(error)
 
         thread = threading.Thread(target=first, name="connecting", daemon=True)
@@ -152,7 +179,6 @@ class Queued(Gloo):
         self._wait(lambda: not thread.is_alive())
         if failed:
             raise failed[0]
-        self.settle()
 
     def settle(self) -> None:
         """Wait until the device has done all that is queued; see `Gloo.settle`."""

@@ -8,7 +8,7 @@ from statistics import mean
 import torch
 import torch.distributed as dist
 
-from batchwright.distributed.group import Group, naming_the_lost
+from batchwright.distributed.group import Group
 from batchwright.prediction.collective import Operation
 from batchwright.probing.measure.timing import follow, now, spread
 from batchwright.records import CollectiveTime
@@ -62,19 +62,25 @@ def _exchange(group: Group, operation: Operation, size: int) -> Callable[[], Non
         return all_reduce
     received = [torch.empty_like(message) for _ in range(group.size - 1 if group.rank == 0 else 0)]
 
+    def messages() -> None:
+        if group.rank:
+            dist.send(message, 0, group=group.handle)
+            dist.recv(message, 0, group=group.handle)
+            return
+        others = range(1, group.size)
+        for rank, buffer in zip(others, received, strict=True):
+            dist.recv(buffer, rank, group=group.handle)
+            message.add_(buffer)
+        sent = [dist.isend(message, rank, group=group.handle) for rank in others]
+        for work in sent:
+            if work is not None:
+                work.wait()
+
+    first = True
+
     def push_pull() -> None:
-        with naming_the_lost():
-            if group.rank:
-                dist.send(message, 0, group=group.handle)
-                dist.recv(message, 0, group=group.handle)
-                return
-            others = range(1, group.size)
-            for rank, buffer in zip(others, received, strict=True):
-                dist.recv(buffer, rank, group=group.handle)
-                message.add_(buffer)
-            sent = [dist.isend(message, rank, group=group.handle) for rank in others]
-            for work in sent:
-                if work is not None:
-                    work.wait()
+        nonlocal first
+        group.exchange(messages, first=first)
+        first = False
 
     return push_pull

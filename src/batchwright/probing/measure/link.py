@@ -15,7 +15,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from batchwright.distributed.group import Group, naming_the_lost
+from batchwright.distributed.group import Group
 from batchwright.probing.commands import TimeLink
 from batchwright.probing.measure.timing import now, spread
 from batchwright.records import LinkTime
@@ -62,10 +62,14 @@ def time_link(group: Group, command: TimeLink) -> LinkTime:
 
 
 class _Two:
-    """Rank 0 and its partner; all others look on."""
+    """Rank 0 and its partner; all others look on.
+
+    The first thing that they do is `send`, which has messages in both directions.
+    """
 
     def __init__(self, group: Group, partner: int) -> None:
         self._group, self._partner = group, partner
+        self._first = True
         self._answer = torch.zeros(1, dtype=torch.uint8, device=group.device)
 
     def send(self, size: int) -> float:
@@ -74,14 +78,18 @@ class _Two:
         if group.rank not in (0, self._partner):
             return 1.0
         message = torch.zeros(size, dtype=torch.uint8, device=group.device)
-        start = now(group.device)
-        with naming_the_lost():
+
+        def there_and_back() -> None:
             if group.rank == 0:
                 dist.send(message, self._partner, group=group.handle)
                 dist.recv(self._answer, self._partner, group=group.handle)
             else:
                 dist.recv(message, 0, group=group.handle)
                 dist.send(self._answer, 0, group=group.handle)
+
+        start = now(group.device)
+        group.exchange(there_and_back, first=self._first)
+        self._first = False
         return now(group.device) - start
 
     def agreed(self, size: int) -> int:
@@ -90,9 +98,12 @@ class _Two:
         if group.rank not in (0, self._partner):
             return size
         told = torch.tensor([size], device=group.device)
-        with naming_the_lost():
+
+        def one_way() -> None:
             if group.rank == 0:
                 dist.send(told, self._partner, group=group.handle)
             else:
                 dist.recv(told, 0, group=group.handle)
+
+        group.exchange(one_way, first=False)
         return int(told.item())
