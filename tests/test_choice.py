@@ -321,6 +321,16 @@ def test_what_nothing_meets_names_the_nearest_candidate():
         f"may take {nearest.train_seconds.high:.4g} s, goal.deadline=5: raise goal.deadline, or "
         "train fewer epochs"
     )
+    time = nearest.train_seconds
+    between = time.value + 0.5 * (time.high - time.value)
+    with pytest.raises(PlanError) as caught:
+        planned(deadline=between, global_batch=142)
+    assert str(caught.value) == (
+        "no candidate is within the limits; the nearest, global batch 142 on 2 workers at 32 px, "
+        f"is expected to take {time.value:.3g} s and may take {time.high:.4g} s, "
+        f"goal.deadline={between:g}: raise goal.deadline, or measure more for a narrower interval "
+        "(a larger probe.budget), or train fewer epochs"
+    )
 
 
 # ------------------------------------------------------------------------- kept, and explained

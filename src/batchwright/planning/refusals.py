@@ -25,6 +25,7 @@ _ADVICE = {
     "goal.accuracy": "give a lower goal.accuracy, or more epochs",
     "epochs": "give more epochs, or a smaller batch",
 }
+_NARROWER = ", or measure more for a narrower interval (a larger probe.budget)"
 MIN_CHANCE = 0.1
 """Probability of reaching its target below which a training is refused."""
 Trained = Callable[[Row, int], Row]
@@ -229,6 +230,7 @@ def why_none(job: Job, rows: Sequence[Row], trained: Trained) -> str:
     memory = "the memory of goal.kinds" if stated else "goal.memory"
     advice = "; ".join(
         _ADVICE[miss.limit].format(value=miss.value, memory=memory)
+        + (_NARROWER if miss.unsure else "")
         + (", or train fewer epochs" if miss.limit in kept else "")
         for miss in nearest.misses
     )

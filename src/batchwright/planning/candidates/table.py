@@ -39,12 +39,14 @@ class Miss:
         text: What the candidate takes, and the limit, in words.
         times: How many times as much as allowed it takes.
         value: What the limit would have to be, where it is a number of steps.
+        unsure: Whether only the upper end of the interval is above the limit.
     """
 
     limit: str
     text: str
     times: float
     value: int = 0
+    unsure: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,7 +288,9 @@ class Table:
         if high > most:
             unit = " s" if limit == "goal.deadline" else ""
             text = f"may {verb} {significant(high, 4)}{unit}, {limit}={most:g}"
-            yield Miss(limit, text, high / most)
+            if value <= most:
+                text = f"is expected to {verb} {significant(value, 3)}{unit} and {text}"
+            yield Miss(limit, text, high / most, unsure=value <= most)
 
     # ----------------------------------------------------------------------------- intervals
 
