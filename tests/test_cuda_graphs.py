@@ -6,12 +6,13 @@ only a GPU shows is in `test_gpu`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import random
 import warnings
 import weakref
-from types import MethodType
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
@@ -32,7 +33,10 @@ from test_session import make_model, make_session, make_tiny_plan, train
 from test_trials import SIDE, bench_of
 
 
-class Played(recorded_passes.Recorder):
+RECORDER = recorded_passes.Recorder
+
+
+class Played(RECORDER):
     """Stands for a GPU's recorder; notes what was recorded, and replayed, by name."""
 
     device_type = "cpu"
@@ -335,6 +339,89 @@ def test_a_recording_that_fails_is_the_last_one(played, monkeypatch):
         graphs, found, wanted = both()
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
     assert graphs.failure
+
+
+class Calls(list):
+    """Notes what is called by name; what ``raises`` says raises."""
+
+    def __init__(self, *raises):
+        super().__init__()
+        self.raises = raises
+
+    def named(self, name):
+        def call(*_, **__):
+            self.append(name)
+            if name in self.raises:
+                raise RuntimeError(name)
+
+        return call
+
+
+def recorded_in_vain(monkeypatch, calls, version, *, hip=None):
+    """What is called of PyTorch's own when a recording fails on a GPU, on this version of it."""
+    private = "_cuda_endAllocateToPool", "_cuda_releasePool"
+    for name in private:
+        monkeypatch.setattr(torch._C, name, calls.named(name), raising=False)
+    generator = SimpleNamespace(
+        clone_state=lambda: None, graphsafe_set_state=calls.named("graphsafe_set_state")
+    )
+    graph = SimpleNamespace(pool=calls.named("pool"), replay=None)
+
+    class Recording(contextlib.nullcontext):
+        def __enter__(self):
+            calls.named("begin")()
+
+        def __exit__(self, *_):
+            calls.named("end")()
+
+    for name, value in {
+        "graph_pool_handle": lambda: (0, 1),
+        "CUDAGraph": lambda: graph,
+        "current_stream": lambda: None,
+        "stream": contextlib.nullcontext,
+        "graph": lambda *_: Recording(),
+        "current_device": lambda: 0,
+        "default_generators": (generator,),
+        "Stream": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    with pytest.raises(RuntimeError):
+        RECORDER().record(calls.named("work"))
+    return [one for one in calls if one in (*private, "graphsafe_set_state")]
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted"),
+    [
+        ("2.6.0", ["_cuda_endAllocateToPool", "_cuda_releasePool", "graphsafe_set_state"]),
+        ("2.11.0+cu130", ["_cuda_endAllocateToPool", "_cuda_releasePool", "graphsafe_set_state"]),
+        ("2.12.1", ["_cuda_endAllocateToPool", "_cuda_releasePool"]),
+        ("2.13.0", ["_cuda_endAllocateToPool", "_cuda_releasePool"]),
+        ("2.14.0", []),
+        ("2.15.0", []),
+    ],
+)
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_failed_recording_lets_its_memory_go_once(monkeypatch, version, wanted, ends):
+    """On each PyTorch what it does not do itself; from 2.13 on it ends allocating by itself."""
+    calls = Calls("work", "end", "pool", *(() if ends else ("_cuda_endAllocateToPool",)))
+    assert recorded_in_vain(monkeypatch, calls, version) == wanted
+
+
+@pytest.mark.parametrize(
+    ("raises", "hip"),
+    [
+        (("work",), None),  # it has ended in spite of the error, and its graph releases
+        (("begin", "pool", "_cuda_endAllocateToPool"), None),  # it has not begun
+        (("work", "end", "pool"), "7.1"),  # PyTorch may have
+    ],
+)
+def test_what_a_failed_recording_does_not_hold_is_not_let_go(monkeypatch, raises, hip):
+    assert "_cuda_releasePool" not in recorded_in_vain(
+        monkeypatch, Calls(*raises), "2.13.0", hip=hip
+    )
 
 
 def hiding(first, second):

@@ -61,7 +61,7 @@ class Recorder:
         """What the work returns, once it is replayed, and what replays it."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        collects = gc.isenabled()
+        collects, begun = gc.isenabled(), False
         gc.disable()
         try:
             # Other threads, such as one that pins batches, may go on meanwhile. After an error the
@@ -70,31 +70,41 @@ class Recorder:
                 torch.cuda.stream(torch.cuda.current_stream()),
                 torch.cuda.graph(graph, self._pool, self._stream(), "thread_local"),
             ):
+                begun = True
                 outputs = work()
         except BaseException:
-            self._recover(graph)
+            self._recover(graph, begun=begun)
             raise
         finally:
             if collects:
                 gc.enable()
         return outputs, graph.replay
 
-    def _recover(self, graph: torch.cuda.CUDAGraph) -> None:
-        """After a recording that failed, which up to PyTorch 2.11 never ends.
+    def _recover(self, graph: torch.cuda.CUDAGraph, *, begun: bool) -> None:
+        """After a recording that failed: give back what PyTorch keeps of it.
 
-        Its allocator would give no memory back, and random numbers would be refused.
+        Before 2.14 that is its hold on the pool. Up to 2.12 it does not end either, so that the
+        allocator would give no memory back, and up to 2.11 random numbers would be refused.
         """
-        if _torch_version() >= (2, 12):
-            return
         device = torch.cuda.current_device()
+        if _torch_version() < (2, 14):
+            self._let_go(graph, device, begun=begun)
+        if _torch_version() < (2, 12):
+            generator = torch.cuda.default_generators[device]
+            generator.graphsafe_set_state(generator.clone_state())
+
+    def _let_go(self, graph: torch.cuda.CUDAGraph, device: int, *, begun: bool) -> None:
         try:
             graph.pool()
-        except RuntimeError:  # it has not ended
-            with suppress(RuntimeError, AttributeError):
+        except RuntimeError:  # it has not ended; else it lets the pool go when it goes itself
+            with suppress(RuntimeError, AttributeError):  # raises where PyTorch has done it
                 torch._C._cuda_endAllocateToPool(device, self._pool)
-                torch._C._cuda_releasePool(device, self._pool)
-        generator = torch.cuda.default_generators[device]
-        generator.graphsafe_set_state(generator.clone_state())
+                begun = True
+            # Never twice, or the pool would go while other graphs use it: of PyTorches for AMD some
+            # before 2.14 do it, too.
+            if begun and torch.version.hip is None:
+                with suppress(RuntimeError, AttributeError):
+                    torch._C._cuda_releasePool(device, self._pool)
 
     def _stream(self) -> torch.cuda.Stream:
         device = torch.cuda.current_device()
