@@ -32,7 +32,6 @@ from samples import make_data, make_job, make_profile
 from test_session import make_model, make_session, make_tiny_plan, train
 from test_trials import SIDE, bench_of
 
-
 RECORDER = recorded_passes.Recorder
 
 
@@ -424,6 +423,28 @@ def test_what_a_failed_recording_does_not_hold_is_not_let_go(monkeypatch, raises
     )
 
 
+def test_nothing_stays_recorded_when_a_recording_is_interrupted(played, monkeypatch):
+    """As by the user, who may go on in a notebook."""
+    network = built()
+    graphs = graph_training(network, after=0)
+    trained(network, (4,))
+    disturbed(played, monkeypatch, KeyboardInterrupt(), 1)
+    with pytest.raises(KeyboardInterrupt):
+        trained(network, (6,))
+    assert graphs.holds == 0
+
+
+def test_networks_are_recorded_in_streams_of_their_own_which_they_keep(played, monkeypatch):
+    """Else one that ends would take memory that what is recorded of others uses."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    one, other = (graph_training(built(), after=0) for _ in range(2))
+    first = one._recorder._stream()
+    assert other._recorder._stream() is not first
+    one.forget()
+    assert one._recorder._stream() is first
+
+
 def hiding(first, second):
     second.__context__ = first
     return second
@@ -455,6 +476,7 @@ def test_shapes_in_turns_are_not_recorded_again_and_again(played, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "_IDLE", 3)
     trained(network, (6,) * 5)
     assert len(played.recorded) == 2 * 3
+    assert graphs.holds == 1  # of those of one stream none may go while others stay
     assert not graphs.failure
 
 

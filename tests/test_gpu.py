@@ -213,7 +213,7 @@ def test_a_compiled_training_learns_what_it_learns_without():
     "workload.passes.recorded_passes:Recorder.record",
     "workload.passes.recorded_passes:Recorder.warm_up",
     "workload.passes.recorded_passes:Recorder._stream",
-    "workload.passes.recorded_passes:Recorder",
+    "workload.passes.recorded_passes:Recorder.__init__",
 )
 def test_a_replayed_training_is_the_same_to_the_bit(micro, monkeypatch):
     """With gradients that are added up over parts of a step, too."""

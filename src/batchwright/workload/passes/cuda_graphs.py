@@ -42,7 +42,7 @@ AFTER = 10
 an epoch, and to record one takes the time of some ten passes."""
 
 _MOST = 16  # shapes, and virtual workers, that are kept
-_IDLE = 1000  # passes in which a shape was not used, so that another may take its place
+_IDLE = 1000  # passes in which a shape was not used, so that all are recorded anew as they come
 _MOST_SEEN = 1000  # states that are counted: a rate of dropout that a schedule changes makes many
 _NUMBERS = "p", "drop_prob", "drop_rate", "dropout", "attention_dropout", "momentum", "eps"
 # Of layers, which a schedule may change.
@@ -111,10 +111,9 @@ class CudaGraphs:
 
     def forget(self) -> None:
         """Let what is recorded go, and its memory."""
-        self._known.clear()
+        self._let_go()
         self._seen.clear()
         self._refused.clear()
-        self._recorder = Recorder()
 
     def _may_replay(
         self, network: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
@@ -164,12 +163,14 @@ class CudaGraphs:
             return None
         except (CannotRecordError, RuntimeError) as error:  # the network's own comes again without
             if any(map(is_out_of_memory, _causes(error))):
-                self._known.clear()
-                self._recorder = Recorder()
+                self._let_go()
                 self._refused.add(key)
             else:
                 self.give_up(str(error).partition("\n")[0] or type(error).__name__)
             return None
+        except BaseException:  # what was recorded of it goes, so that all has to
+            self._let_go()
+            raise
         self._known[key], passes.used = passes, self._count
         return passes
 
@@ -177,11 +178,16 @@ class CudaGraphs:
         """Whether one more may be kept: recording shapes in turns would take what it saves."""
         if len(self._known) < _MOST:
             return True
-        key, oldest = next(iter(self._known.items()))
+        oldest = next(iter(self._known.values()))
         if self._count - oldest.used <= _IDLE:
             return False
-        del self._known[key]
+        self._let_go()
         return True
+
+    def _let_go(self) -> None:
+        """Of what is recorded, all at once: see `Recorder` on the memory that it shares."""
+        self._known.clear()
+        self._recorder.begin_anew()
 
 
 def graph_training(network: nn.Module, *, after: int = AFTER) -> CudaGraphs:

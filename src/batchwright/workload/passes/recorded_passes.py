@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,17 @@ class Recorder:
     """
 
     device_type = "cuda"
-    _streams: ClassVar[dict[int, torch.cuda.Stream]] = {}
-    """By GPU, the one to record in: cuBLAS keeps some 32 MiB for each stream that it has seen."""
 
     def __init__(self) -> None:
         self._pool: Any = None
+        # By GPU, the one to record in, kept as cuBLAS keeps some 32 MiB for each that it has seen.
+        # No two networks share one: from PyTorch 2.12 on this memory goes with any graph that was
+        # recorded in the stream, and the others still use it.
+        self._streams: dict[int, torch.cuda.Stream] = {}
+
+    def begin_anew(self) -> None:
+        """Record in other memory from now on: all that was recorded has gone."""
+        self._pool = None
 
     def warm_up(self, work: Callable[[], Any]) -> None:
         """Do the work aside a few times, as recording takes it.
