@@ -21,9 +21,12 @@ from torch.nn import functional
 
 from batchwright.errors import FileError, JobError
 from batchwright.planning.planner import make_plan
+from batchwright.probing.measure import precision
 from batchwright.probing.measure.graphs import compare_graphs
+from batchwright.probing.measure.step_time import visit
 from batchwright.records import GraphTimes, Job
 from batchwright.records.registries.networks import by_tensors
+from batchwright.training.step import clock
 from batchwright.workflows import prepare_job
 from batchwright.workload.passes import cuda_graphs, recorded_passes
 from batchwright.workload.passes.cuda_graphs import graph_training
@@ -499,7 +502,7 @@ def test_a_probe_measures_and_chooses(played):
         told = compare_graphs(bench, SIDE, 8, seconds=0.01)
     assert told.ratio is not None
     assert told.failure == ""
-    assert bench.graphs._on == told.chosen
+    assert bench.graphs.on == told.chosen
     bench.graphs.switch(on=True)
     for size in (4, 6):  # are weighed
         assert bench.try_step(bench.supply(size, SIDE))
@@ -507,6 +510,49 @@ def test_a_probe_measures_and_chooses(played):
     count = len(played.replayed)
     bench.outputs_and_loss(bench.supply(6, SIDE)())  # of what is measured otherwise
     assert len(played.replayed) == count
+
+
+@pytest.fixture
+def slowly_recording(played, monkeypatch):
+    """A bench on an invented clock: a step takes 5 ms, and each pass that is recorded 60 ms."""
+    seconds, record = [0.0], played.record
+
+    def slow(self, work):
+        seconds[0] += 0.06
+        return record(self, work)
+
+    def supply(*sizes):
+        made = usual(*sizes)
+
+        def make():
+            seconds[0] += 0.005
+            return made()
+
+        return make
+
+    monkeypatch.setattr(played, "record", slow)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    bench, _ = bench_of()
+    usual, bench.supply = bench.supply, supply
+    bench.graphs.switch(on=True)
+    return bench
+
+
+def test_a_visit_times_as_many_steps_as_fit_without_recording(slowly_recording):
+    bench = slowly_recording
+    for _ in range(2):  # each has the passes recorded anew
+        steps, _ = visit(bench, bench.supply(4, SIDE), seconds=0.1001, most_steps=100)
+        assert [sum(step) for step in steps] == pytest.approx([0.005] * 20)
+    assert bench.graphs.holds == 1
+
+
+def test_a_turn_of_two_formats_has_as_many_steps_as_fit_without_recording(slowly_recording):
+    taken, supply = [], slowly_recording.supply(4, SIDE)
+    turn = precision._turn(slowly_recording, lambda: taken.append(1) or supply())
+    turn()
+    taken.clear()
+    assert turn() == pytest.approx(0.005)
+    assert len(taken) == pytest.approx(precision._TURN_SECONDS / 0.005, abs=1)
 
 
 def test_a_probe_says_why_it_cannot(played, monkeypatch):

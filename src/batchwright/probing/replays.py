@@ -14,23 +14,26 @@ class Replays:
     """Replays passes of a network inside `as_trained` alone, once that is switched on.
 
     So what else is measured, such as gradient noise, goes as it is.
+
+    Attributes:
+        on: Whether it is.
     """
 
     def __init__(self, network: nn.Module) -> None:
-        self._network, self._on = network, False
+        self._network, self.on = network, False
         self._graphs: CudaGraphs | None = None  # before that the network is left as it is
 
     def switch(self, *, on: bool) -> None:
         """Whether passes are replayed from now on, as far as they can be."""
         if self._graphs is None:
             self._graphs = graph_training(self._network, after=0)
-        self._on, self._graphs.on = on, False
+        self.on, self._graphs.on = on, False
 
     @contextmanager
     def as_trained(self) -> Iterator[None]:
         """Inside, passes are those of a training."""
         if self._graphs is not None:
-            self._graphs.on = self._on
+            self._graphs.on = self.on
         try:
             yield
         finally:
