@@ -287,14 +287,17 @@ class _Layers:
         self._tensors = [one[kind] for one in own for kind in ("_parameters", "_buffers")]
 
     def state(self) -> Hashable:
-        """Which layers and tensors there are and where, which train, and what schedules change."""
+        """Which layers and tensors there are and where, which train, and what schedules change.
+
+        Those that train by themselves, too: another may have the same memory, and the gradients.
+        """
         tensors = [t for place in self._tensors for t in place.values() if t is not None]
         return (
             *(one.get("training") for one in self._own),
             *(one[name] for one, name in self._numbers),
             *(id(child) for place in self._children for child in place.values()),
             *(one.data_ptr() for one in tensors),
-            *(one.requires_grad for one in tensors),
+            *(one.requires_grad and id(one) for one in tensors),
         )
 
 
