@@ -26,7 +26,11 @@ from batchwright.probing.measure.graphs import compare_graphs
 from batchwright.probing.measure.step_time import visit
 from batchwright.records import GraphTimes, Job
 from batchwright.records.registries.networks import by_tensors
+from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step import clock
+from batchwright.training.step.clock import StepClock
+from batchwright.training.step.epoch_totals import EpochMeter
+from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.workflows import prepare_job
 from batchwright.workload.passes import cuda_graphs, recorded_passes
 from batchwright.workload.passes.cuda_graphs import graph_training
@@ -494,6 +498,24 @@ def test_a_session_replays_and_its_weights_are_the_same(played, tmp_path):
         weights[key] = [p.detach() for p in model.parameters()]
     assert played.replayed
     torch.testing.assert_close(weights["on"], weights["off"], rtol=0, atol=0)
+
+
+def test_an_epoch_that_only_replays_took_the_memory_that_was_recorded(monkeypatch):
+    allocated = iter([900, 300, 1000, 300, 200])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(allocated))
+    graphs, state = SimpleNamespace(holds=1), RunState()
+    memory = PeakMemory(torch.device("cuda"), state, StepClock(), None, graphs)
+
+    def of_epoch():
+        state.meter = EpochMeter()
+        with memory.of_epoch():
+            pass
+        return state.meter.peak
+
+    assert [of_epoch() for _ in range(4)] == [900, 900, 1000, 1000]
+    graphs.holds = 0
+    assert of_epoch() == 200
 
 
 def test_a_probe_measures_and_chooses(played):

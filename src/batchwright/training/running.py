@@ -156,8 +156,8 @@ class Setup:
             average = self.average.lasting_bytes if self.average else 0
             return lasting_bytes(self.model, self.optimizer) + reducer.buffer_bytes + average
 
-        device = self.group.device
-        return PeakMemory(device, state, clock, lasting if self.profile_memory else None)
+        weighed = lasting if self.profile_memory else None
+        return PeakMemory(self.group.device, state, clock, weighed, self.graphs)
 
     def evaluated(
         self,
