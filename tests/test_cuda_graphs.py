@@ -27,6 +27,7 @@ from batchwright.probing.measure.step_time import visit
 from batchwright.records import GraphTimes, Job
 from batchwright.records.registries.networks import by_tensors
 from batchwright.training.checkpoints.checkpoint_manager import RunState
+from batchwright.training.running import replayed
 from batchwright.training.step import clock
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.epoch_totals import EpochMeter
@@ -346,6 +347,34 @@ def test_a_recording_that_fails_is_the_last_one(played, monkeypatch):
         graphs, found, wanted = both()
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
     assert graphs.failure
+
+
+@pytest.mark.parametrize(("limit", "fits"), [(None, True), (40, True), (39, False), (5, False)])
+def test_what_is_recorded_leaves_room_in_the_memory_that_was_planned_for(monkeypatch, limit, fits):
+    """Of a card with much more: 10 GiB are taken, 25 with the activations, which come twice."""
+    reserved = iter([10 << 30, 25 << 30, 10 << 30])
+    for name, value in {
+        "empty_cache": lambda: None,
+        "memory_reserved": lambda: next(reserved),
+        "mem_get_info": lambda: (70 << 30, 80 << 30),
+        "current_device": lambda: 0,
+        "current_stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
+        "Stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
+        "stream": contextlib.nullcontext,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    recorder = RECORDER(None if limit is None else limit << 30)
+    with contextlib.nullcontext() if fits else pytest.raises(NoRoomError, match="15360 MiB"):
+        recorder.warm_up(lambda: None)
+
+
+@pytest.mark.parametrize("key", ["off", "on"])
+def test_the_memory_that_was_planned_for_is_known_to_what_records(key):
+    plan = make_tiny_plan((4,), cuda_graphs=key)
+    goal = plan.job.goal.model_copy(update={"memory": 2**30})
+    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"goal": goal})})
+    graphs = replayed(built(), plan)
+    assert (graphs and graphs._recorder._limit) == (2**30 if key == "on" else None)
 
 
 class Calls(list):

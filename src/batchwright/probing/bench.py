@@ -112,7 +112,7 @@ class Bench:
         self.broken_steps = 0  # whose gradient was infinite or not a number
         if job.compile == "on":
             self.compile(on=True)
-        self.graphs = Replays(self.network)
+        self.graphs = Replays(self.network, job.goal.memory)
         if job.cuda_graphs == "on":
             self.graphs.switch(on=True)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]

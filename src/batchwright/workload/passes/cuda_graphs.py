@@ -55,19 +55,20 @@ class CudaGraphs:
     Args:
         network: On its device.
         after: Passes of a shape before it is recorded.
+        limit: As of `Recorder`.
 
     Attributes:
         on: Whether they are to be.
         failure: Why they cannot, in words; empty: nothing has failed.
     """
 
-    def __init__(self, network: nn.Module, after: int = AFTER) -> None:
+    def __init__(self, network: nn.Module, after: int = AFTER, limit: int | None = None) -> None:
         self.on, self.failure = True, ""
         self._network, self._after = network, after
         self._before = vars(network).get("forward")
         own = network.forward
         self._own: Callable[..., Any] = getattr(own, "__func__", own)
-        self._recorder, self._layers = Recorder(), _Layers(network)
+        self._recorder, self._layers = Recorder(limit), _Layers(network)
         self._known: OrderedDict[Hashable, Passes] = OrderedDict()  # last those used last
         self._count = 0  # of passes that may be replayed
         self._seen: Counter[Hashable] = Counter()
@@ -190,12 +191,15 @@ class CudaGraphs:
         self._recorder.begin_anew()
 
 
-def graph_training(network: nn.Module, *, after: int = AFTER) -> CudaGraphs:
+def graph_training(
+    network: nn.Module, *, after: int = AFTER, limit: int | None = None
+) -> CudaGraphs:
     """Have passes of ``network`` that are trained on replayed from CUDA graphs, where they can be.
 
-    Names and weights stay as they are. ``after`` so many passes of a shape it is recorded.
+    Names and weights stay as they are. ``after`` so many passes of a shape it is recorded, where
+    that leaves enough of the memory: of ``limit`` bytes, if they are given, or what is free.
     """
-    graphs = CudaGraphs(network, after)
+    graphs = CudaGraphs(network, after, limit)
     if getattr(network.forward, "__self__", None) is not network:
         graphs.give_up("its forward pass is not a method of its own, as after torch.compile")
         return graphs

@@ -26,11 +26,15 @@ class Recorder:
     """Records work for a GPU, in memory that all graphs of a network share.
 
     They may: of two passes the first has ended, backward pass and all, before the second begins.
+
+    Args:
+        limit: Bytes that the process may use there; ``None``: all that are free.
     """
 
     device_type = "cuda"
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
         self._pool: Any = None
         # By GPU, the one to record in, kept as cuBLAS keeps some 32 MiB for each that it has seen.
         # No two networks share one: from PyTorch 2.12 on this memory goes with any graph that was
@@ -45,7 +49,7 @@ class Recorder:
         """Do the work aside a few times, as recording takes it.
 
         Raises:
-            NoRoomError: Less memory is free than twice what it takes. What is recorded is not there
+            NoRoomError: Less memory is left than twice what it takes. What is recorded is not there
                 for evaluations, nor for batches that are not recorded.
         """
         gc.collect()  # a graph must not be freed while another is recorded
@@ -60,8 +64,10 @@ class Recorder:
         taken = torch.cuda.memory_reserved() - before
         torch.cuda.empty_cache()
         left = torch.cuda.mem_get_info()[0]
+        if self._limit is not None:
+            left = min(left, max(0, self._limit - torch.cuda.memory_reserved()))
         if 2 * taken > left:
-            raise NoRoomError(f"it takes {taken >> 20} MiB, and {left >> 20} MiB are free")
+            raise NoRoomError(f"it takes {taken >> 20} MiB, and {left >> 20} MiB are left")
 
     def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """What the work returns, once it is replayed, and what replays it."""
