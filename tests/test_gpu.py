@@ -353,6 +353,7 @@ def test_a_step_makes_the_host_wait_at_most_once(kind, monkeypatch):
     "workload.data.copying:made_ahead",
     "workload.data.copying:made_ahead.work",
     "workload.data.copying:made_ahead.taken",
+    "workload.data.pipeline:_stream",
 )
 def test_images_that_do_not_stay_on_the_gpu_come_ahead(monkeypatch):
     stays = train()
