@@ -60,6 +60,8 @@ def test_a_visit_takes_its_steps_and_those_that_warm_up():
     assert visit_seconds(3.0, 1) == pytest.approx(3.0 * (1 + 1))
     assert visit_seconds(3.0, 10, first=True) == pytest.approx(3.0 * (2 + 1 + 2))
     assert visit_seconds(3.0, 10, loaders=4) == pytest.approx(3.0 * (4 + 1 + 5 + 4))
+    assert visit_seconds(0.01, 10, graphs=True) == pytest.approx(0.01 * (10 + 2 + 10))
+    assert visit_seconds(0.01, 10, first=True, graphs=True) == pytest.approx(0.01 * (14 + 20))
     assert visit_seconds(0.01, 10, loaders=16) == pytest.approx(0.01 * (16 + 2 + 17 + 16))
 
 

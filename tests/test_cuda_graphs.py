@@ -6,12 +6,13 @@ only a GPU shows is in `test_gpu`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import random
 import warnings
 import weakref
-from types import MethodType
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
@@ -20,9 +21,17 @@ from torch.nn import functional
 
 from batchwright.errors import FileError, JobError
 from batchwright.planning.planner import make_plan
+from batchwright.probing.measure import precision
 from batchwright.probing.measure.graphs import compare_graphs
+from batchwright.probing.measure.step_time import visit
 from batchwright.records import GraphTimes, Job
 from batchwright.records.registries.networks import by_tensors
+from batchwright.training.checkpoints.checkpoint_manager import RunState
+from batchwright.training.running import replayed
+from batchwright.training.step import clock
+from batchwright.training.step.clock import StepClock
+from batchwright.training.step.epoch_totals import EpochMeter
+from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.workflows import prepare_job
 from batchwright.workload.passes import cuda_graphs, recorded_passes
 from batchwright.workload.passes.cuda_graphs import graph_training
@@ -31,8 +40,10 @@ from samples import make_data, make_job, make_profile
 from test_session import make_model, make_session, make_tiny_plan, train
 from test_trials import SIDE, bench_of
 
+RECORDER = recorded_passes.Recorder
 
-class Played(recorded_passes.Recorder):
+
+class Played(RECORDER):
     """Stands for a GPU's recorder; notes what was recorded, and replayed, by name."""
 
     device_type = "cpu"
@@ -167,6 +178,7 @@ def test_only_passes_that_are_trained_on_are_recorded(played):
         lambda network: setattr(network[1], "running_mean", torch.ones(4)),
         lambda network: network.__setitem__(2, nn.Tanh()),
         lambda network: setattr(network[0], "weight", nn.Parameter(torch.ones(4, 3, 3, 3))),
+        lambda network: setattr(network[0], "weight", nn.Parameter(network[0].weight.data)),
     ],
 )
 def test_what_a_pass_depends_on_is_never_an_old_one(change):
@@ -337,6 +349,139 @@ def test_a_recording_that_fails_is_the_last_one(played, monkeypatch):
     assert graphs.failure
 
 
+@pytest.mark.parametrize(("limit", "fits"), [(None, True), (40, True), (39, False), (5, False)])
+def test_what_is_recorded_leaves_room_in_the_memory_that_was_planned_for(monkeypatch, limit, fits):
+    """Of a card with much more: 10 GiB are taken, 25 with the activations, which come twice."""
+    reserved = iter([10 << 30, 25 << 30, 10 << 30])
+    for name, value in {
+        "empty_cache": lambda: None,
+        "memory_reserved": lambda: next(reserved),
+        "mem_get_info": lambda: (70 << 30, 80 << 30),
+        "current_device": lambda: 0,
+        "current_stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
+        "Stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
+        "stream": contextlib.nullcontext,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    recorder = RECORDER(None if limit is None else limit << 30)
+    with contextlib.nullcontext() if fits else pytest.raises(NoRoomError, match="15360 MiB"):
+        recorder.warm_up(lambda: None)
+
+
+@pytest.mark.parametrize("key", ["off", "on"])
+def test_the_memory_that_was_planned_for_is_known_to_what_records(key):
+    plan = make_tiny_plan((4,), cuda_graphs=key)
+    goal = plan.job.goal.model_copy(update={"memory": 2**30})
+    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"goal": goal})})
+    graphs = replayed(built(), plan)
+    assert (graphs and graphs._recorder._limit) == (2**30 if key == "on" else None)
+
+
+class Calls(list):
+    """Notes what is called by name; what ``raises`` says raises."""
+
+    def __init__(self, *raises):
+        super().__init__()
+        self.raises = raises
+
+    def named(self, name):
+        def call(*_, **__):
+            self.append(name)
+            if name in self.raises:
+                raise RuntimeError(name)
+
+        return call
+
+
+def recorded_in_vain(monkeypatch, calls, version, *, hip=None):
+    """What is called of PyTorch's own when a recording fails on a GPU, on this version of it."""
+    private = "_cuda_endAllocateToPool", "_cuda_releasePool"
+    for name in private:
+        monkeypatch.setattr(torch._C, name, calls.named(name), raising=False)
+    generator = SimpleNamespace(
+        clone_state=lambda: None, graphsafe_set_state=calls.named("graphsafe_set_state")
+    )
+    graph = SimpleNamespace(pool=calls.named("pool"), replay=None)
+
+    class Recording(contextlib.nullcontext):
+        def __enter__(self):
+            calls.named("begin")()
+
+        def __exit__(self, *_):
+            calls.named("end")()
+
+    for name, value in {
+        "graph_pool_handle": lambda: (0, 1),
+        "CUDAGraph": lambda: graph,
+        "current_stream": lambda: None,
+        "stream": contextlib.nullcontext,
+        "graph": lambda *_: Recording(),
+        "current_device": lambda: 0,
+        "default_generators": (generator,),
+        "Stream": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    with pytest.raises(RuntimeError):
+        RECORDER().record(calls.named("work"))
+    return [one for one in calls if one in (*private, "graphsafe_set_state")]
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted"),
+    [
+        ("2.6.0", ["_cuda_endAllocateToPool", "_cuda_releasePool", "graphsafe_set_state"]),
+        ("2.11.0+cu130", ["_cuda_endAllocateToPool", "_cuda_releasePool", "graphsafe_set_state"]),
+        ("2.12.1", ["_cuda_endAllocateToPool", "_cuda_releasePool"]),
+        ("2.13.0", ["_cuda_endAllocateToPool", "_cuda_releasePool"]),
+        ("2.14.0", []),
+        ("2.15.0", []),
+    ],
+)
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_failed_recording_lets_its_memory_go_once(monkeypatch, version, wanted, ends):
+    """On each PyTorch what it does not do itself; from 2.13 on it ends allocating by itself."""
+    calls = Calls("work", "end", "pool", *(() if ends else ("_cuda_endAllocateToPool",)))
+    assert recorded_in_vain(monkeypatch, calls, version) == wanted
+
+
+@pytest.mark.parametrize(
+    ("raises", "hip"),
+    [
+        (("work",), None),  # it has ended in spite of the error, and its graph releases
+        (("begin", "pool", "_cuda_endAllocateToPool"), None),  # it has not begun
+        (("work", "end", "pool"), "7.1"),  # PyTorch may have
+    ],
+)
+def test_what_a_failed_recording_does_not_hold_is_not_let_go(monkeypatch, raises, hip):
+    assert "_cuda_releasePool" not in recorded_in_vain(
+        monkeypatch, Calls(*raises), "2.13.0", hip=hip
+    )
+
+
+def test_nothing_stays_recorded_when_a_recording_is_interrupted(played, monkeypatch):
+    """As by the user, who may go on in a notebook."""
+    network = built()
+    graphs = graph_training(network, after=0)
+    trained(network, (4,))
+    disturbed(played, monkeypatch, KeyboardInterrupt(), 1)
+    with pytest.raises(KeyboardInterrupt):
+        trained(network, (6,))
+    assert graphs.holds == 0
+
+
+def test_networks_are_recorded_in_streams_of_their_own_which_they_keep(played, monkeypatch):
+    """Else one that ends would take memory that what is recorded of others uses."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    one, other = (graph_training(built(), after=0) for _ in range(2))
+    first = one._recorder._stream()
+    assert other._recorder._stream() is not first
+    one.forget()
+    assert one._recorder._stream() is first
+
+
 def hiding(first, second):
     second.__context__ = first
     return second
@@ -368,6 +513,7 @@ def test_shapes_in_turns_are_not_recorded_again_and_again(played, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "_IDLE", 3)
     trained(network, (6,) * 5)
     assert len(played.recorded) == 2 * 3
+    assert graphs.holds == 1  # of those of one stream none may go while others stay
     assert not graphs.failure
 
 
@@ -383,6 +529,24 @@ def test_a_session_replays_and_its_weights_are_the_same(played, tmp_path):
     torch.testing.assert_close(weights["on"], weights["off"], rtol=0, atol=0)
 
 
+def test_an_epoch_that_only_replays_took_the_memory_that_was_recorded(monkeypatch):
+    allocated = iter([900, 300, 1000, 300, 200])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(allocated))
+    graphs, state = SimpleNamespace(holds=1), RunState()
+    memory = PeakMemory(torch.device("cuda"), state, StepClock(), None, graphs)
+
+    def of_epoch():
+        state.meter = EpochMeter()
+        with memory.of_epoch():
+            pass
+        return state.meter.peak
+
+    assert [of_epoch() for _ in range(4)] == [900, 900, 1000, 1000]
+    graphs.holds = 0
+    assert of_epoch() == 200
+
+
 def test_a_probe_measures_and_chooses(played):
     bench, _ = bench_of()
     with warnings.catch_warnings():
@@ -390,7 +554,7 @@ def test_a_probe_measures_and_chooses(played):
         told = compare_graphs(bench, SIDE, 8, seconds=0.01)
     assert told.ratio is not None
     assert told.failure == ""
-    assert bench.graphs._on == told.chosen
+    assert bench.graphs.on == told.chosen
     bench.graphs.switch(on=True)
     for size in (4, 6):  # are weighed
         assert bench.try_step(bench.supply(size, SIDE))
@@ -398,6 +562,49 @@ def test_a_probe_measures_and_chooses(played):
     count = len(played.replayed)
     bench.outputs_and_loss(bench.supply(6, SIDE)())  # of what is measured otherwise
     assert len(played.replayed) == count
+
+
+@pytest.fixture
+def slowly_recording(played, monkeypatch):
+    """A bench on an invented clock: a step takes 5 ms, and each pass that is recorded 60 ms."""
+    seconds, record = [0.0], played.record
+
+    def slow(self, work):
+        seconds[0] += 0.06
+        return record(self, work)
+
+    def supply(*sizes):
+        made = usual(*sizes)
+
+        def make():
+            seconds[0] += 0.005
+            return made()
+
+        return make
+
+    monkeypatch.setattr(played, "record", slow)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    bench, _ = bench_of()
+    usual, bench.supply = bench.supply, supply
+    bench.graphs.switch(on=True)
+    return bench
+
+
+def test_a_visit_times_as_many_steps_as_fit_without_recording(slowly_recording):
+    bench = slowly_recording
+    for _ in range(2):  # each has the passes recorded anew
+        steps, _ = visit(bench, bench.supply(4, SIDE), seconds=0.1001, most_steps=100)
+        assert [sum(step) for step in steps] == pytest.approx([0.005] * 20)
+    assert bench.graphs.holds == 1
+
+
+def test_a_turn_of_two_formats_has_as_many_steps_as_fit_without_recording(slowly_recording):
+    taken, supply = [], slowly_recording.supply(4, SIDE)
+    turn = precision._turn(slowly_recording, lambda: taken.append(1) or supply())
+    turn()
+    taken.clear()
+    assert turn() == pytest.approx(0.005)
+    assert len(taken) == pytest.approx(precision._TURN_SECONDS / 0.005, abs=1)
 
 
 def test_a_probe_says_why_it_cannot(played, monkeypatch):

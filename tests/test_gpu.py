@@ -8,6 +8,7 @@ GPU is enough for nearly all; NCCL refuses two processes on one, so there they e
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ from batchwright import Session
 from batchwright.distributed import transports
 from batchwright.distributed.group import Group
 from batchwright.errors import JobError, LostWorkerError
+from batchwright.probing.bench import Bench
+from batchwright.probing.measure.memory import weigh
 from batchwright.records import RunSummary
 from batchwright.records.documents import read_record
 from batchwright.training.batches import randomness
@@ -44,7 +47,7 @@ from batchwright.workload.data import copying, image_files
 from batchwright.workload.data import pipeline as pipelines
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
-from batchwright.workload.data.sources import open_data
+from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.muon import matrices_of, matrix_of, muon
 from batchwright.workload.networks import resnet8
 from batchwright.workload.optimizers import sgd
@@ -52,7 +55,7 @@ from batchwright.workload.passes import cuda_graphs, recorded_passes
 from batchwright.workload.passes.compilation import what_is_missing
 from batchwright.workload.passes.cuda_graphs import graph_training
 from gloo import SECONDS
-from samples import make_job, make_plan
+from samples import make_data, make_job, make_plan
 from test_host_waits import KINDS, photographs
 from test_session import Points, make_tiny_plan
 
@@ -117,11 +120,13 @@ def store(samples=48, side=8):
     return ImageStore.from_images(images, torch.arange(samples) % 3)
 
 
-def pipeline(device=GPU, images=None, side=8):
-    middle = (0.5, 0.5, 0.5)
+MIDDLE = (0.5, 0.5, 0.5)
+
+
+def pipeline(device=GPU, images=None, side=8, dtype=torch.float32):
     return ImagePipeline(
-        images or store(), device=device, side=side, mean=middle, std=middle,
-        augmentation="crop-flip", seed=1,
+        images or store(), device=device, side=side, mean=MIDDLE, std=MIDDLE,
+        augmentation="crop-flip", seed=1, dtype=dtype,
     )  # fmt: skip
 
 
@@ -133,13 +138,16 @@ def by_sgd(network):
     return sgd(network, make_job(), 0.1)
 
 
-def train(device=GPU, *, plan=None, build=by_sgd, images=None, each_step=lambda: None, **options):
+def train(
+    device=GPU, *, plan=None, build=by_sgd, images=None, each_step=lambda: None,
+    dtype=torch.float32, **options,
+):  # fmt: skip
     """Weights after a training, by our own loop."""
     torch.manual_seed(0)
     network = resnet8(3).to(device, memory_format=torch.channels_last)
     plan = plan or plan_for()
     side = plan.stages[0].resolution
-    fed = pipeline(device, images, side=side)
+    fed = pipeline(device, images, side=side, dtype=dtype)
     with Session(network, build(network), fed, plan=plan, **options) as session:
         for _ in session.epochs():
             for batch, labels in session.batches():
@@ -213,7 +221,7 @@ def test_a_compiled_training_learns_what_it_learns_without():
     "workload.passes.recorded_passes:Recorder.record",
     "workload.passes.recorded_passes:Recorder.warm_up",
     "workload.passes.recorded_passes:Recorder._stream",
-    "workload.passes.recorded_passes:Recorder",
+    "workload.passes.recorded_passes:Recorder.__init__",
 )
 def test_a_replayed_training_is_the_same_to_the_bit(micro, monkeypatch):
     """With gradients that are added up over parts of a step, too."""
@@ -255,7 +263,10 @@ def test_replayed_passes_are_those_of_the_network_with_random_numbers_and_16_bit
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
-@reaches("workload.passes.recorded_passes:Recorder._recover")
+@reaches(
+    "workload.passes.recorded_passes:Recorder._recover",
+    "workload.passes.recorded_passes:Recorder._let_go",
+)
 def test_what_cannot_be_recorded_goes_on_and_leaves_nothing_behind():
     class Reads(torch.nn.Module):
         def forward(self, images):
@@ -350,6 +361,7 @@ def test_a_step_makes_the_host_wait_at_most_once(kind, monkeypatch):
     "workload.data.copying:made_ahead",
     "workload.data.copying:made_ahead.work",
     "workload.data.copying:made_ahead.taken",
+    "workload.data.pipeline:_stream",
 )
 def test_images_that_do_not_stay_on_the_gpu_come_ahead(monkeypatch):
     stays = train()
@@ -475,6 +487,117 @@ def test_a_step_that_does_not_fit_is_done_in_smaller_ones(tmp_path):
     assert any(epoch.repeated_steps for epoch in summary.epochs)  # memory did run out
     assert all(bool(p.isfinite().all()) for p in network.parameters())
     _free_memory_is_all_but_what_others_hold()
+
+
+def allocated():
+    """Bytes that tensors take, once nothing waits to be collected; and no more are reserved."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(GPU)
+
+
+@pytest.mark.parametrize("key", ["off", "on"])
+def test_a_training_takes_the_memory_that_its_step_was_weighed_with(key, tmp_path):
+    """In bfloat16; with graphs, epochs that only replay say what was recorded, too."""
+    samples, batch, side = 3072, 512, 64
+    small = plan_for(precision="bfloat16")  # what libraries take is there before anything counts
+    train(plan=small, dtype=torch.bfloat16)
+    images = store(samples, side)
+    facts = make_data(train_samples=samples, val_samples=48, classes=tuple("abc"), side=side)
+    plan = plan_for(
+        (batch,), samples=samples, side=side, micro=batch, epochs=3, precision="bfloat16",
+        cuda_graphs=key,
+    )  # fmt: skip
+    job = plan.job.model_copy(update={"precision": "bfloat16", "resolutions": (side,)})
+    before = allocated()
+    bench = Bench(job, ImageData(images, store(48, side), facts, MIDDLE, MIDDLE), Group(GPU))
+    bench.batches.hold_images()
+    peak, _ = weigh(bench, bench.supply(batch, side))
+    assert bench.graphs.holds == (key == "on")
+    weighed = peak - before
+    bench.close()
+    del bench
+    before = allocated()
+    train(plan=plan, images=images, dtype=torch.bfloat16, run_folder=tmp_path / "run")
+    summary = read_record(tmp_path / "run" / "summary.json", RunSummary)
+    peaks = [epoch.workers[0].peak_bytes - before for epoch in summary.epochs]
+    assert weighed > 2**28  # else what libraries take would count
+    assert max(peaks) == pytest.approx(weighed, rel=0.03)
+    assert peaks[2] >= 0.97 * peaks[1]
+
+
+class Reads(torch.nn.Module):
+    """Reads a number back, once it is told to, which no graph can repeat."""
+
+    reads = False
+
+    def forward(self, images):
+        return images * float(images.mean()) if self.reads else images
+
+
+def wide():
+    """A network of much more activations than weights, and none of what libraries keep memory for:
+    12 of 2 MiB an image at 256 px."""
+    layers = [torch.nn.Tanh() for _ in range(12)]
+    ends = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), *layers, Reads(), *ends).to(GPU)
+
+
+def taken(network, images):
+    """Most bytes that tensors take in a pass as it is, beyond those from before."""
+    before = allocated()
+    torch.cuda.reset_peak_memory_stats(GPU)
+    network(images).sum().backward()
+    network.zero_grad()
+    return torch.cuda.max_memory_allocated(GPU) - before
+
+
+def test_a_recording_that_fails_leaves_no_memory_reserved():
+    """Neither its own, nor that of what was recorded before, in the same pool."""
+    network, images = wide(), torch.randn(16, 3, 256, 256, device=GPU)
+    assert taken(network, images) > 2**28
+    allocated()
+    before = torch.cuda.memory_reserved(GPU)
+    graphs = graph_training(network, after=0)
+    network(images[:8]).sum().backward()
+    assert graphs.holds == 1
+    network[13].reads = True
+    with pytest.warns(UserWarning, match="goes on as it is"):
+        network(images).sum().backward()
+    assert graphs.failure
+    network.zero_grad()
+    allocated()
+    assert torch.cuda.memory_reserved(GPU) <= before + 2**26
+    network(images).sum().backward()
+    assert all(p.grad.isfinite().all() for p in network.parameters())
+
+
+def test_a_shape_that_memory_runs_out_for_while_it_is_recorded_goes_on_as_it_is():
+    """There is room for its activations once, and graphs keep them: twice they are needed."""
+    network, images = wide(), torch.randn(16, 3, 256, 256, device=GPU)
+    wanted = network(images).detach()
+    activations = taken(network, images)
+    assert activations > 2**28
+    graphs = graph_training(network, after=0)
+    allocated()
+    before = torch.cuda.memory_reserved(GPU)
+    most = torch.cuda.mem_get_info(GPU)[1]
+    torch.cuda.set_per_process_memory_fraction((before + 1.5 * activations) / most)
+    try:
+        for _ in range(2):
+            found = network(images)
+            found.sum().backward()
+            torch.testing.assert_close(found.detach(), wanted)
+            assert graphs.holds == 0
+            assert not graphs.failure  # other shapes may be recorded
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert all(p.grad.isfinite().all() for p in network.parameters())
+    del found
+    network.zero_grad()
+    allocated()
+    assert torch.cuda.memory_reserved(GPU) <= before + 2**26
 
 
 def _free_memory_is_all_but_what_others_hold():

@@ -201,6 +201,7 @@ class Worker:
     others: list[object]
     size: int = 2
     device: None = None
+    first_steps: int = 0
     seconds: float = 5.0
     steps: list[list[int]] = field(default_factory=list)
     told: list[object] = field(default_factory=list)

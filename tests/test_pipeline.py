@@ -334,3 +334,16 @@ def test_half_the_strength_crops_around_the_middle():
     images, _ = cropped.training_batch(torch.arange(400), epoch=0, resolution=16)
     tops = grey_levels(images)[:, 0, 0, 0]
     assert sorted(set(tops.tolist())) == [1, 2, 3]
+
+
+def test_where_rows_start_is_made_anew_for_each_stream(monkeypatch):
+    """What one stream of a GPU has made, another would use before it is there."""
+    made, images = [], torch.zeros(4, 8, 8, 3, dtype=torch.uint8)
+    usual = module.sent
+    monkeypatch.setattr(module, "sent", lambda *given: made.append(given) or usual(*given))
+    module._row_starts.cache_clear()
+    for stream in (1, 2, 1):
+        monkeypatch.setattr(module, "_stream", lambda device, at=stream: at)
+        module._shift(images, torch.zeros(4, dtype=torch.int64), 2)
+    assert len(made) == 2
+    module._row_starts.cache_clear()

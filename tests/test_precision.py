@@ -61,6 +61,7 @@ class Machine:
         return SimpleNamespace(
             job=job,
             group=group,
+            first_steps=0,
             supply=lambda size, resolution: size,
             step=step,
             live_bytes=lambda: 0,

@@ -34,7 +34,7 @@ class Machine:
         self.seconds = 0.0
         self.asked = self.batches = self.taken = 0
         self.loading = self.group = self
-        self.device = None
+        self.device, self.first_steps = None, 0
 
     @property
     def totals(self):
@@ -150,6 +150,24 @@ def test_the_parts_of_a_step_are_told_apart(monkeypatch):
     waited, whole = told.input_seconds, sum(steps[0])
     assert whole == pytest.approx(3.5)
     assert whole - waited == pytest.approx(2.0)
+
+
+class Recording(Machine):
+    """Its first step takes many times as long."""
+
+    recorded = False
+
+    def step(self, supply):
+        first, self.recorded = not self.recorded, True
+        return super().step((lambda: self.work(50.0)) if first else supply)
+
+
+def test_the_step_that_is_told_is_not_one_in_which_cuda_graphs_are_recorded(monkeypatch):
+    bench = Recording(*MACHINES["loading is the limit"])
+    bench.first_steps = 1
+    steps, told = visited(monkeypatch, bench, 10)
+    assert told.alone_seconds == pytest.approx(1.0)
+    assert len(steps) == 10
 
 
 @pytest.mark.parametrize(("loaders", "timed"), [(4, 8), (16, 16)])

@@ -31,6 +31,7 @@ MIN_POINTS = 3
 _SAME_CURVE, _OTHER_CURVE = 0.5, 0.25
 _DISTURBED = 2.0  # times as uncertain as it seems is what was only measured beside others' work
 _FIRST_VISIT_STEPS = 2  # untimed steps that weigh the memory
+_RECORDING = 10  # steps that recording CUDA graphs takes as long as
 _SMALLEST_SHARE, _LARGEST_SHARE = 0.15, 0.5  # of a curve's time, for its end points
 
 
@@ -69,17 +70,25 @@ def worker_counts(most: int) -> tuple[int, ...]:
 
 
 def visit_seconds(
-    step_seconds: float, most_steps: int, *, first: bool = False, loaders: int | None = None
+    step_seconds: float,
+    most_steps: int,
+    *,
+    first: bool = False,
+    loaders: int | None = None,
+    graphs: bool = False,
 ) -> float:
     """What a visit will take, in seconds: steps to warm up, timed ones, and weighing at first.
 
-    Where loader processes feed the steps, so many, see `step_time.visit_beside_loading`.
+    Where loader processes feed the steps, so many, see `step_time.visit_beside_loading`. Weighing
+    and timing record CUDA graphs first, where ``graphs`` replay the steps.
     """
     timed = min(most_steps, max(MIN_STEPS, int(VISIT_SECONDS / step_seconds)))
     warm_up = 1 if step_seconds >= LONG_STEP else 2
     if loaders is not None:
         timed = in_turns(timed, loaders)
         warm_up += loaders + 1 + max(warm_up, loaders)
+    if graphs:
+        warm_up += _RECORDING * (2 if first else 1)
     return step_seconds * (timed + warm_up + (_FIRST_VISIT_STEPS if first else 0))
 
 
@@ -107,6 +116,7 @@ def smallest_size(
     fixed_seconds: float = 0.0,
     most_steps: int,
     loaders: int | None = None,
+    graphs: bool = False,
 ) -> int:
     """Local batch to begin a curve with: ``wanted``, or a smaller one where that takes too long.
 
@@ -118,11 +128,13 @@ def smallest_size(
         fixed_seconds: Seconds of a step whatever the batch, as far as known.
         most_steps: Most timed steps at a visit.
         loaders: As for `visit_seconds`.
+        graphs: As for `visit_seconds`.
     """
     allowed = _SMALLEST_SHARE * seconds
     for size in reversed([size for size in ladder if size <= wanted]):
         step = fixed_seconds + size * sample_seconds
-        if visit_seconds(step, most_steps, first=True, loaders=loaders) <= allowed:
+        visit = visit_seconds(step, most_steps, first=True, loaders=loaders, graphs=graphs)
+        if visit <= allowed:
             return size
     return ladder[0]
 
@@ -135,6 +147,7 @@ def largest_size(
     sample_seconds: float,
     most_steps: int,
     loaders: int | None = None,
+    graphs: bool = False,
 ) -> int:
     """Largest local batch to begin a curve with: what the time allows, but two up at least.
 
@@ -144,7 +157,8 @@ def largest_size(
     allowed = _LARGEST_SHARE * seconds
     for size in reversed(above[MIN_POINTS - 1 :]):
         step = size * sample_seconds
-        if visit_seconds(step, most_steps, first=True, loaders=loaders) <= allowed:
+        visit = visit_seconds(step, most_steps, first=True, loaders=loaders, graphs=graphs)
+        if visit <= allowed:
             return size
     return above[: MIN_POINTS - 1][-1] if above else smallest
 

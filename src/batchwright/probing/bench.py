@@ -64,6 +64,10 @@ class Stepping(Protocol):
     device: torch.device
     group: Group
 
+    @property
+    def first_steps(self) -> int:
+        """How many steps tell nothing of those that come, once batches are supplied anew."""
+
     def step(self, *supplies: Callable[[], Any]) -> tuple[float, float]:
         """Take one with these batches; seconds of computing, and of waiting for the exchange."""
 
@@ -108,7 +112,7 @@ class Bench:
         self.broken_steps = 0  # whose gradient was infinite or not a number
         if job.compile == "on":
             self.compile(on=True)
-        self.graphs = Replays(self.network)
+        self.graphs = Replays(self.network, job.goal.memory)
         if job.cuda_graphs == "on":
             self.graphs.switch(on=True)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
@@ -205,6 +209,11 @@ class Bench:
         """Batches of random samples without end, as large as ``sizes`` say, one after the other."""
         self.graphs.forget()
         return self.batches.stream(feed, sizes, resolution)
+
+    @property
+    def first_steps(self) -> int:
+        """In how many steps after a `supply` or `stream` passes are recorded, and not replayed."""
+        return int(self.graphs.on)
 
     def close(self) -> None:
         """Let the loader processes end, and what is recorded go."""

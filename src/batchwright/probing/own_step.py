@@ -157,7 +157,10 @@ class OwnBench:
         device: Where it computes.
         group: The workers that measure together.
         found: What it uses.
+        first_steps: See `Stepping`; nothing is recorded of a step of the user's own.
     """
+
+    first_steps = 0
 
     def __init__(self, step: Step, supply: Callable[[], Any], timeout: float) -> None:
         self._step, self.found = step, Found()

@@ -14,23 +14,30 @@ class Replays:
     """Replays passes of a network inside `as_trained` alone, once that is switched on.
 
     So what else is measured, such as gradient noise, goes as it is.
+
+    Args:
+        network: On its device.
+        limit: Bytes that a worker may use; ``None``: all that are free.
+
+    Attributes:
+        on: Whether it is.
     """
 
-    def __init__(self, network: nn.Module) -> None:
-        self._network, self._on = network, False
+    def __init__(self, network: nn.Module, limit: int | None) -> None:
+        self._network, self._limit, self.on = network, limit, False
         self._graphs: CudaGraphs | None = None  # before that the network is left as it is
 
     def switch(self, *, on: bool) -> None:
         """Whether passes are replayed from now on, as far as they can be."""
         if self._graphs is None:
-            self._graphs = graph_training(self._network, after=0)
-        self._on, self._graphs.on = on, False
+            self._graphs = graph_training(self._network, after=0, limit=self._limit)
+        self.on, self._graphs.on = on, False
 
     @contextmanager
     def as_trained(self) -> Iterator[None]:
         """Inside, passes are those of a training."""
         if self._graphs is not None:
-            self._graphs.on = self._on
+            self._graphs.on = self.on
         try:
             yield
         finally:

@@ -56,7 +56,9 @@ def compiled(model: nn.Module, plan: Plan) -> Compilation:
 
 def replayed(model: nn.Module, plan: Plan) -> CudaGraphs | None:
     """Have the model's passes replayed from CUDA graphs, where the plan says so."""
-    return graph_training(model) if plan.job.cuda_graphs == "on" else None
+    if plan.job.cuda_graphs != "on":
+        return None
+    return graph_training(model, limit=plan.job.goal.memory)
 
 
 def average_of(model: nn.Module, plan: Plan) -> WeightAverage | None:
@@ -156,8 +158,8 @@ class Setup:
             average = self.average.lasting_bytes if self.average else 0
             return lasting_bytes(self.model, self.optimizer) + reducer.buffer_bytes + average
 
-        device = self.group.device
-        return PeakMemory(device, state, clock, lasting if self.profile_memory else None)
+        weighed = lasting if self.profile_memory else None
+        return PeakMemory(self.group.device, state, clock, weighed, self.graphs)
 
     def evaluated(
         self,

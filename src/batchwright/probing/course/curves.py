@@ -110,6 +110,7 @@ class Curves:
                 fixed_seconds=fixed_seconds,
                 most_steps=self._job.probe.steps,
                 loaders=self.visitor.prepared.loaders,
+                graphs=self.visitor.job.cuda_graphs == "on",
             )
 
         size = affordable(each, 0.0)
@@ -142,6 +143,7 @@ class Curves:
                 sample_seconds=self.sample_seconds[curve],
                 most_steps=self._job.probe.steps,
                 loaders=self.visitor.prepared.loaders,
+                graphs=self.visitor.job.cuda_graphs == "on",
             )
             found[curve] = max(size, visited.get(curve, 0))
             if found[curve] != visited.get(curve):

@@ -198,6 +198,7 @@ class Refinement:
             self._job.probe.steps,
             first=first,
             loaders=self._visitor.prepared.loaders,
+            graphs=self._visitor.job.cuda_graphs == "on",
         )
 
     def _error(self, model: StepTimeModel | None, point: Point, *, compared: bool = False) -> float:

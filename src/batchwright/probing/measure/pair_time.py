@@ -16,7 +16,7 @@ from batchwright.distributed.group import Group
 from batchwright.probing.batches import Batch
 from batchwright.probing.bench import Bench
 from batchwright.probing.commands import VisitPair
-from batchwright.probing.measure.step_time import LONG_STEP, MIN_STEPS
+from batchwright.probing.measure.step_time import LONG_STEP, MIN_STEPS, take_first_steps
 
 Supplies = Sequence[Callable[[], Batch]]
 
@@ -45,6 +45,7 @@ def _stretch(
     supplies: Supplies = [bench.supply(part, command.resolution) for part in parts]
     if feed is not None:
         supplies = [bench.stream(feed, parts, command.resolution).__next__] * len(parts)
+    take_first_steps(bench, *supplies)
     each = _warm(bench, supplies)
     seconds = max(command.seconds, (MIN_STEPS + 0.5) * max(everyone.gather(each)))
     # Steps go on until the time is up, so that the others have company; one that ends later had

@@ -27,6 +27,7 @@ from batchwright.probing.measure.comparison import (
     time_left,
 )
 from batchwright.probing.measure.memory import weigh
+from batchwright.probing.measure.step_time import take_first_steps
 from batchwright.probing.measure.timing import follow, now
 from batchwright.records import Job, Precision, PrecisionRatio, PrecisionTime
 from batchwright.workload.data.sources import ImageData
@@ -117,6 +118,7 @@ def _turn(bench: Bench, supply: Callable[[], Batch]) -> Turn:
 
     def take() -> float:
         if not counts:
+            take_first_steps(bench, supply)
             counts.append(follow(bench.group, max(1, int(_TURN_SECONDS / sum(bench.step(supply))))))
         taken = fmean(sum(bench.step(supply)) for _ in range(counts[0]))
         return fmean(bench.group.gather(taken))

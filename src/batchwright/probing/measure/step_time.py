@@ -39,12 +39,14 @@ def visit(
     """Seconds of computing and of waiting for the exchange of a few steps in a row.
 
     The first one or two steps at each visit are discarded: kernels are chosen, caches filled and
-    memory touched. They are not in the ``seconds`` to spend.
+    memory touched; and one before them in which CUDA graphs are recorded, which takes many times as
+    long. They are not in the ``seconds`` to spend.
 
     Returns:
         Means over the workers, for each timed step, at least `MIN_STEPS` if so many may be; and
         those of each worker.
     """
+    take_first_steps(bench, supply)
     each = _warm(bench, supply)
     steps = _affordable(bench, each, seconds, most_steps)
     everyone = bench.group.gather([bench.step(supply) for _ in range(steps)])
@@ -82,6 +84,7 @@ def visit_beside_loading(
     first = next(stream)
     finish_loading(bench, feed)
     batch_seconds, cpu_seconds = _of_a_batch(before, meter.totals)
+    take_first_steps(bench, lambda: first)
     alone = _warm(bench, lambda: first)
     each = _warm(bench, stream.__next__, least=meter.loaders)
     steps = in_turns(_affordable(bench, each, seconds, most_steps), meter.loaders)
@@ -117,6 +120,12 @@ def in_turns(count: int, loaders: int) -> int:
         (10, 8, 16)
     """
     return max(1, count // loaders) * loaders if loaders else count
+
+
+def take_first_steps(bench: Stepping, *supplies: Callable[[], Any]) -> None:
+    """Those that tell nothing of the steps that come, once batches are supplied anew."""
+    for _ in range(bench.first_steps):
+        bench.step(*supplies)
 
 
 def _warm(bench: Stepping, supply: Callable[[], Any], *, least: int = 1) -> float:

@@ -11,6 +11,7 @@ import torch
 from batchwright.records import Stage
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.step.clock import StepClock
+from batchwright.workload.passes.cuda_graphs import CudaGraphs
 from batchwright.workload.tensor_bytes import counting_tensors
 
 
@@ -25,6 +26,7 @@ class PeakMemory:
         state: Its meter gets the peak.
         clock: Books nothing of the profiler's start and end, some milliseconds.
         lasting: Bytes that live between two steps; ``None``: no step is weighed on the CPU.
+        graphs: Replays passes, if any are.
     """
 
     def __init__(
@@ -33,11 +35,13 @@ class PeakMemory:
         state: RunState,
         clock: StepClock,
         lasting: Callable[[], int] | None,
+        graphs: CudaGraphs | None,
     ) -> None:
         self._device, self._state, self._clock = device, state, clock
         self._lasting = lasting if device.type == "cpu" else None
         self._row: Stage | None = None
         self._steps = 0
+        self._graphs, self._highest = graphs, 0
 
     @contextmanager
     def of_epoch(self) -> Iterator[None]:
@@ -46,7 +50,11 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self._device)
         yield
         if self._device.type == "cuda":
-            self._found(torch.cuda.max_memory_allocated(self._device))
+            peak = torch.cuda.max_memory_allocated(self._device)
+            # A replayed pass allocates nothing: it has the memory in which it was recorded.
+            recorded = self._graphs is not None and self._graphs.holds
+            self._highest = max(peak, self._highest) if recorded else peak
+            self._found(self._highest)
 
     @contextmanager
     def of_step(self, row: Stage) -> Iterator[None]:

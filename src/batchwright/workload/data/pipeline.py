@@ -479,16 +479,25 @@ def _shift(images: Tensor, starts: Tensor, pad: int) -> Tensor:
     count, side = images.shape[:2]
     padded = functional.pad(images, (0, 0, pad, pad, pad, pad))
     rows = starts[:, None] + _row_starts(
-        count, padded.stride(0), side, padded.stride(1), images.device
+        count, padded.stride(0), side, padded.stride(1), images.device, _stream(images.device)
     )
     return stretches_of(padded.view(-1), rows.view(-1), side)
 
 
+def _stream(device: torch.device) -> int:
+    """In which the device is given work now."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
 @lru_cache(16)  # a GPU starts each small operation by itself
 def _row_starts(
-    images: int, image_bytes: int, rows: int, row_bytes: int, place: torch.device
+    images: int, image_bytes: int, rows: int, row_bytes: int, place: torch.device, stream: int
 ) -> Tensor:
-    """Where each row of each image of a batch starts in it, in bytes: int64 (images, rows)."""
+    """Where each row of each image of a batch starts in it, in bytes: int64 (images, rows).
+
+    One for each ``stream``, as another would not wait until it is there.
+    """
+    del stream
     firsts = torch.arange(0, images * image_bytes, image_bytes)
     return sent(firsts[:, None] + torch.arange(0, rows * row_bytes, row_bytes), place)
 

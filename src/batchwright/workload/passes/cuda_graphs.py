@@ -42,7 +42,7 @@ AFTER = 10
 an epoch, and to record one takes the time of some ten passes."""
 
 _MOST = 16  # shapes, and virtual workers, that are kept
-_IDLE = 1000  # passes in which a shape was not used, so that another may take its place
+_IDLE = 1000  # passes in which a shape was not used, so that all are recorded anew as they come
 _MOST_SEEN = 1000  # states that are counted: a rate of dropout that a schedule changes makes many
 _NUMBERS = "p", "drop_prob", "drop_rate", "dropout", "attention_dropout", "momentum", "eps"
 # Of layers, which a schedule may change.
@@ -55,19 +55,20 @@ class CudaGraphs:
     Args:
         network: On its device.
         after: Passes of a shape before it is recorded.
+        limit: As of `Recorder`.
 
     Attributes:
         on: Whether they are to be.
         failure: Why they cannot, in words; empty: nothing has failed.
     """
 
-    def __init__(self, network: nn.Module, after: int = AFTER) -> None:
+    def __init__(self, network: nn.Module, after: int = AFTER, limit: int | None = None) -> None:
         self.on, self.failure = True, ""
         self._network, self._after = network, after
         self._before = vars(network).get("forward")
         own = network.forward
         self._own: Callable[..., Any] = getattr(own, "__func__", own)
-        self._recorder, self._layers = Recorder(), _Layers(network)
+        self._recorder, self._layers = Recorder(limit), _Layers(network)
         self._known: OrderedDict[Hashable, Passes] = OrderedDict()  # last those used last
         self._count = 0  # of passes that may be replayed
         self._seen: Counter[Hashable] = Counter()
@@ -111,10 +112,9 @@ class CudaGraphs:
 
     def forget(self) -> None:
         """Let what is recorded go, and its memory."""
-        self._known.clear()
+        self._let_go()
         self._seen.clear()
         self._refused.clear()
-        self._recorder = Recorder()
 
     def _may_replay(
         self, network: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
@@ -164,12 +164,14 @@ class CudaGraphs:
             return None
         except (CannotRecordError, RuntimeError) as error:  # the network's own comes again without
             if any(map(is_out_of_memory, _causes(error))):
-                self._known.clear()
-                self._recorder = Recorder()
+                self._let_go()
                 self._refused.add(key)
             else:
                 self.give_up(str(error).partition("\n")[0] or type(error).__name__)
             return None
+        except BaseException:  # what was recorded of it goes, so that all has to
+            self._let_go()
+            raise
         self._known[key], passes.used = passes, self._count
         return passes
 
@@ -177,19 +179,27 @@ class CudaGraphs:
         """Whether one more may be kept: recording shapes in turns would take what it saves."""
         if len(self._known) < _MOST:
             return True
-        key, oldest = next(iter(self._known.items()))
+        oldest = next(iter(self._known.values()))
         if self._count - oldest.used <= _IDLE:
             return False
-        del self._known[key]
+        self._let_go()
         return True
 
+    def _let_go(self) -> None:
+        """Of what is recorded, all at once: see `Recorder` on the memory that it shares."""
+        self._known.clear()
+        self._recorder.begin_anew()
 
-def graph_training(network: nn.Module, *, after: int = AFTER) -> CudaGraphs:
+
+def graph_training(
+    network: nn.Module, *, after: int = AFTER, limit: int | None = None
+) -> CudaGraphs:
     """Have passes of ``network`` that are trained on replayed from CUDA graphs, where they can be.
 
-    Names and weights stay as they are. ``after`` so many passes of a shape it is recorded.
+    Names and weights stay as they are. ``after`` so many passes of a shape it is recorded, where
+    that leaves enough of the memory: of ``limit`` bytes, if they are given, or what is free.
     """
-    graphs = CudaGraphs(network, after)
+    graphs = CudaGraphs(network, after, limit)
     if getattr(network.forward, "__self__", None) is not network:
         graphs.give_up("its forward pass is not a method of its own, as after torch.compile")
         return graphs
@@ -281,14 +291,17 @@ class _Layers:
         self._tensors = [one[kind] for one in own for kind in ("_parameters", "_buffers")]
 
     def state(self) -> Hashable:
-        """Which layers and tensors there are and where, which train, and what schedules change."""
+        """Which layers and tensors there are and where, which train, and what schedules change.
+
+        Those that train by themselves, too: another may have the same memory, and the gradients.
+        """
         tensors = [t for place in self._tensors for t in place.values() if t is not None]
         return (
             *(one.get("training") for one in self._own),
             *(one[name] for one, name in self._numbers),
             *(id(child) for place in self._children for child in place.values()),
             *(one.data_ptr() for one in tensors),
-            *(one.requires_grad for one in tensors),
+            *(one.requires_grad and id(one) for one in tensors),
         )
 
 

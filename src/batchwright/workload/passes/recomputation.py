@@ -129,6 +129,7 @@ class _Again:
         for (module, name, _kept), own in zip(self._kept, self._own, strict=True):
             module._buffers[name] = own
         self._own = []
-        # Autocast is on around all blocks: 16-bit copies of this one's weights would stay until
-        # the backward pass is through all of them.
+        # On the CPU autocast is on around all blocks: 16-bit copies of this one's weights would
+        # stay until the backward pass is through all of them. On a GPU that is in a thread of
+        # autograd's, where `checkpoint` puts autocast on for each block and clears them itself.
         torch.clear_autocast_cache()

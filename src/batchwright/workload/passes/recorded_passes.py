@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,20 +26,30 @@ class Recorder:
     """Records work for a GPU, in memory that all graphs of a network share.
 
     They may: of two passes the first has ended, backward pass and all, before the second begins.
+
+    Args:
+        limit: Bytes that the process may use there; ``None``: all that are free.
     """
 
     device_type = "cuda"
-    _streams: ClassVar[dict[int, torch.cuda.Stream]] = {}
-    """By GPU, the one to record in: cuBLAS keeps some 32 MiB for each stream that it has seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
         self._pool: Any = None
+        # By GPU, the one to record in, kept as cuBLAS keeps some 32 MiB for each that it has seen.
+        # No two networks share one: from PyTorch 2.12 on this memory goes with any graph that was
+        # recorded in the stream, and the others still use it.
+        self._streams: dict[int, torch.cuda.Stream] = {}
+
+    def begin_anew(self) -> None:
+        """Record in other memory from now on: all that was recorded has gone."""
+        self._pool = None
 
     def warm_up(self, work: Callable[[], Any]) -> None:
         """Do the work aside a few times, as recording takes it.
 
         Raises:
-            NoRoomError: Less memory is free than twice what it takes. What is recorded is not there
+            NoRoomError: Less memory is left than twice what it takes. What is recorded is not there
                 for evaluations, nor for batches that are not recorded.
         """
         gc.collect()  # a graph must not be freed while another is recorded
@@ -54,14 +64,16 @@ class Recorder:
         taken = torch.cuda.memory_reserved() - before
         torch.cuda.empty_cache()
         left = torch.cuda.mem_get_info()[0]
+        if self._limit is not None:
+            left = min(left, max(0, self._limit - torch.cuda.memory_reserved()))
         if 2 * taken > left:
-            raise NoRoomError(f"it takes {taken >> 20} MiB, and {left >> 20} MiB are free")
+            raise NoRoomError(f"it takes {taken >> 20} MiB, and {left >> 20} MiB are left")
 
     def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """What the work returns, once it is replayed, and what replays it."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        collects = gc.isenabled()
+        collects, begun = gc.isenabled(), False
         gc.disable()
         try:
             # Other threads, such as one that pins batches, may go on meanwhile. After an error the
@@ -70,31 +82,41 @@ class Recorder:
                 torch.cuda.stream(torch.cuda.current_stream()),
                 torch.cuda.graph(graph, self._pool, self._stream(), "thread_local"),
             ):
+                begun = True
                 outputs = work()
         except BaseException:
-            self._recover(graph)
+            self._recover(graph, begun=begun)
             raise
         finally:
             if collects:
                 gc.enable()
         return outputs, graph.replay
 
-    def _recover(self, graph: torch.cuda.CUDAGraph) -> None:
-        """After a recording that failed, which up to PyTorch 2.11 never ends.
+    def _recover(self, graph: torch.cuda.CUDAGraph, *, begun: bool) -> None:
+        """After a recording that failed: give back what PyTorch keeps of it.
 
-        Its allocator would give no memory back, and random numbers would be refused.
+        Before 2.14 that is its hold on the pool. Up to 2.12 it does not end either, so that the
+        allocator would give no memory back, and up to 2.11 random numbers would be refused.
         """
-        if _torch_version() >= (2, 12):
-            return
         device = torch.cuda.current_device()
+        if _torch_version() < (2, 14):
+            self._let_go(graph, device, begun=begun)
+        if _torch_version() < (2, 12):
+            generator = torch.cuda.default_generators[device]
+            generator.graphsafe_set_state(generator.clone_state())
+
+    def _let_go(self, graph: torch.cuda.CUDAGraph, device: int, *, begun: bool) -> None:
         try:
             graph.pool()
-        except RuntimeError:  # it has not ended
-            with suppress(RuntimeError, AttributeError):
+        except RuntimeError:  # it has not ended; else it lets the pool go when it goes itself
+            with suppress(RuntimeError, AttributeError):  # raises where PyTorch has done it
                 torch._C._cuda_endAllocateToPool(device, self._pool)
-                torch._C._cuda_releasePool(device, self._pool)
-        generator = torch.cuda.default_generators[device]
-        generator.graphsafe_set_state(generator.clone_state())
+                begun = True
+            # Never twice, or the pool would go while other graphs use it: of PyTorches for AMD some
+            # before 2.14 do it, too.
+            if begun and torch.version.hip is None:
+                with suppress(RuntimeError, AttributeError):
+                    torch._C._cuda_releasePool(device, self._pool)
 
     def _stream(self) -> torch.cuda.Stream:
         device = torch.cuda.current_device()
