@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,8 @@ from batchwright.algorithms.rebalancing import (
     fixed_cost,
     followed,
     midmean,
+    noise_between,
+    noise_within,
     speeds_of,
     worth_changing,
 )
@@ -118,6 +121,45 @@ def test_small_changes_are_smoothed_and_sudden_ones_believed():
     assert 1.0 < little["a"] / little["b"] < 1.02
     sudden = followed(known, {"a": 100.0, "b": 50.0})
     assert sudden["a"] / sudden["b"] == pytest.approx(2)
+
+
+def test_what_noise_makes_is_neither_sudden_nor_worth_a_change():
+    known, measured = {"a": 10.0, "b": 10.0}, {"a": 8.0, "b": 12.0}
+    assert followed(known, measured, 0.03) == measured
+    assert followed(known, measured, 0.1) == pytest.approx({"a": 9.4, "b": 10.6})
+    assert worth_changing([50, 50], [46, 54], 0.05)
+    assert not worth_changing([50, 50], [46, 54], 0.2)
+
+
+def test_the_noise_of_a_measurement_is_that_of_its_steps_and_of_those_before():
+    alike = [[1.0 + 0.2 * step, 2.0 + 0.4 * step] for step in range(25)]
+    assert noise_within(alike) == pytest.approx(0)  # all slow down together
+    assert noise_within([[0.0, 0.0]]) == 0
+    workers = Workers([1.0, 2.0, 3.0], noise=0.1)
+    found = [noise_within([workers.seconds([60] * 3) for _ in range(25)]) for _ in range(40)]
+    assert sum(found) / 40 == pytest.approx(
+        0.1 * 0.8 / 25**0.5, rel=0.2
+    )  # 0.8: less what is common
+    steady, slower = {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 0.5}
+    assert noise_between([steady] * 3 + [slower] * 4) == 0
+    assert noise_between([steady, slower] * 3) > 0.3
+
+
+def test_shares_of_equal_workers_rest_where_one_or_the_other_is_slow_for_an_epoch():
+    """Epochs of few steps on a busy machine: who was slow in one says nothing of the next."""
+    moves = []
+    for seed in range(8):
+        drawn, balancer = random.Random(seed), make_balancer(2, every=25, least=2)
+        shares, found = (16, 16), []
+        for _ in range(60):
+            slower = [drawn.lognormvariate(0, 0.25) for _ in shares]
+            times = [one * batch for one, batch in zip(slower, shares, strict=True)]
+            for step in range(6):
+                balancer.watch(shares, times, usual=step > 0)
+            shares = balancer.look(epoch_ends=True) or shares
+            found.append(shares)
+        moves.append(sum(one != then for one, then in pairwise(found[10:])))
+    assert sum(moves) / len(moves) < 20  # of 49; believed at once, they were 43
 
 
 def test_workers_that_were_not_measured_keep_their_relative_speed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from batchwright.algorithms.rebalancing import (
     fixed_cost,
     followed,
     midmean,
+    noise_between,
+    noise_within,
     published_speeds,
     speeds_of,
     worth_changing,
@@ -17,6 +20,8 @@ from batchwright.algorithms.rebalancing import (
 from batchwright.records import Job
 
 FEWEST_STEPS = 5  # that an epoch's end is judged by
+_JUMPS = 8  # measurements whose distances tell their noise
+_FEWEST = 3  # of them
 
 
 def balancer_of(job: Job, places: Sequence[str], **known: Any) -> Balancer:
@@ -58,6 +63,7 @@ class Balancer:
         self._batches: tuple[int, ...] = ()
         self._times: list[Sequence[float]] = []
         self._before: tuple[tuple[int, ...], list[float]] | None = None
+        self._measured: deque[dict[str, float]] = deque(maxlen=_JUMPS)
 
     def watch(self, batches: tuple[int, ...], seconds: Sequence[float], *, usual: bool) -> None:
         """Take a step's local batches and seconds of computing, by rank.
@@ -75,6 +81,7 @@ class Balancer:
         """Steps are others from here on: keep the speeds, in proportion, and nothing else."""
         self.fixed_samples = fixed_samples
         self._batches, self._times, self._before = (), [], None
+        self._measured.clear()
 
     def look(self, *, epoch_ends: bool) -> tuple[int, ...] | None:
         """New local batches, if it is time to look at the workers and they have changed enough."""
@@ -82,8 +89,11 @@ class Balancer:
         if not enough or len(self._times) < enough:
             return None
         seconds = [midmean(one) for one in zip(*self._times, strict=True)]
+        noise = noise_within(self._times)
+        if len(self._measured) >= _FEWEST:
+            noise = max(noise, noise_between(self._measured))
         if self._before is not None:
-            told = fixed_cost(self._before, (self._batches, seconds))
+            told = fixed_cost(self._before, (self._batches, seconds), noise)
             if told is not None:
                 known = self.fixed_samples or told
                 self.fixed_samples = (known + told) / 2
@@ -91,10 +101,12 @@ class Balancer:
         if not self.speeds.keys() >= set(self._places):
             # The shares at hand are somebody's best guess: what moves them is news, not noise.
             self.speeds |= self._speeds_at(self._batches, [1.0] * len(seconds))
-        self.speeds = followed(self.speeds, self._speeds_at(self._batches, seconds))
+        measured = self._speeds_at(self._batches, seconds)
+        self._measured.append(measured)
+        self.speeds = followed(self.speeds, measured, noise)
         wanted = self.shares_of(sum(self._batches))
         self._before, self._times = (self._batches, seconds), []
-        return wanted if worth_changing(self._batches, wanted) else None
+        return wanted if worth_changing(self._batches, wanted, noise) else None
 
     def shares_of(self, batch: int) -> tuple[int, ...]:
         """Shares of a global batch by the speeds known; a place not known counts as average."""

@@ -15,7 +15,9 @@ docs/methods.md has the published rule and its relatives.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from itertools import pairwise
+from math import log, sqrt
+from statistics import fmean, median
 
 from batchwright.algorithms.partition import apportion
 
@@ -23,14 +25,23 @@ DEAD_BAND = 0.03
 """Batches stay as they are while none would change by more than this share."""
 
 SUDDEN = 3 * DEAD_BAND
-"""A change of a worker's relative speed beyond this is believed at once."""
+"""A change of a worker's relative speed beyond this, and `CERTAIN` times its noise, is believed at
+once."""
+
+CERTAIN = 3.0
+"""Standard errors that noise hardly ever reaches."""
 
 SMOOTHING = 0.3
 """Weight of the newest measurement in all others."""
 
+NOISE_BAND = 1.5 * sqrt(SMOOTHING / (2 - SMOOTHING))
+"""The same for one and a half standard errors of a smoothed speed, over that of a measurement."""
+
 _MIN_CHANGE = 0.75  # samples: less only goes back and forth between two whole numbers
 _TELLING = 0.25  # batches must have changed by this share, or noise drowns the fixed cost
 _HALVINGS = 40
+_OF_QUARTILES = 1.349  # standard deviations from one quartile to the other
+_OF_JUMPS = 0.954  # of a single value in the median distance of two
 
 
 def midmean(values: Sequence[float]) -> float:
@@ -63,16 +74,53 @@ def published_speeds(samples: Sequence[int], seconds: Sequence[float]) -> list[f
     return [count / time for count, time in zip(samples, seconds, strict=True)]
 
 
-def followed(known: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+def noise_within(times: Sequence[Sequence[float]]) -> float:
+    """Standard error of a worker's relative speed by the scatter of the steps it was measured in.
+
+    Args:
+        times: Seconds of each worker, step by step; from two steps on there is some.
+    """
+    relative = [[one / mean for one in step] for step in times if (mean := fmean(step))]
+    count = len(relative)
+    widths = []
+    for worker in zip(*relative, strict=True):
+        ordered = sorted(worker)
+        width = ordered[(3 * count - 1) // 4] - ordered[count // 4]
+        widths.append(width / (ordered[count // 2] or 1.0))
+    return fmean(widths) / _OF_QUARTILES / sqrt(count) if widths else 0.0
+
+
+def noise_between(measured: Sequence[Mapping[str, float]]) -> float:
+    """The same by how far measurements jump from one to the next.
+
+    The median jump, so that a worker that came to be slower once does not count as noise.
+
+    Args:
+        measured: Speeds by worker, of the same workers each time; at least two measurements.
+    """
+    relative = [[log(speed / fmean(one.values())) for speed in one.values()] for one in measured]
+    jumps = [
+        abs(now - then)
+        for before, after in pairwise(relative)
+        for then, now in zip(before, after, strict=True)
+    ]
+    return median(jumps) / _OF_JUMPS
+
+
+def followed(
+    known: Mapping[str, float], measured: Mapping[str, float], noise: float = 0.0
+) -> dict[str, float]:
     """Speeds after one more measurement of some workers.
 
     Only speeds relative to each other move shares, so what all workers have in common (a machine
     that slows down for everybody) is taken out first. The rest is smoothed, unless any worker's
-    relative speed changed by more than `SUDDEN`: then the measurement is believed as it is.
+    relative speed changed by more than `SUDDEN`, and more than noise makes: then the measurement is
+    believed as it is.
 
     Args:
         known: Samples per second so far, by worker; may lack some, and have others besides.
         measured: The newest ones.
+        noise: Standard error of these, as a share.
 
     Returns:
         The speeds of all workers in either.
@@ -82,7 +130,8 @@ def followed(known: Mapping[str, float], measured: Mapping[str, float]) -> dict[
         return {**known, **measured}
     common = sum(measured[w] for w in both) / sum(known[w] for w in both)
     expected = {worker: common * speed for worker, speed in known.items()}
-    sudden = any(abs(measured[w] / expected[w] - 1) > SUDDEN for w in both)
+    bound = max(SUDDEN, CERTAIN * noise)
+    sudden = any(abs(measured[w] / expected[w] - 1) > bound for w in both)
     weight = 1.0 if sudden else SMOOTHING
     smoothed = {w: expected[w] + weight * (measured[w] - expected[w]) for w in both}
     return {**expected, **measured, **smoothed}
@@ -122,10 +171,17 @@ def balanced(
     return [share - fixed for share in shares]
 
 
-def worth_changing(current: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether any local batch would change by more than the dead band."""
+def worth_changing(current: Sequence[int], wanted: Sequence[int], noise: float = 0.0) -> bool:
+    """Whether any local batch would change by more than the dead band, and more than noise makes.
+
+    Args:
+        current: Local batches.
+        wanted: Those by the smoothed speeds.
+        noise: Standard error of a single measurement of these, as a share.
+    """
+    band = max(DEAD_BAND, NOISE_BAND * noise)
     return any(
-        abs(now - then) > max(DEAD_BAND * then, _MIN_CHANGE)
+        abs(now - then) > max(band * then, _MIN_CHANGE)
         for then, now in zip(current, wanted, strict=True)
     )
 
@@ -133,6 +189,7 @@ def worth_changing(current: Sequence[int], wanted: Sequence[int]) -> bool:
 def fixed_cost(
     before: tuple[Sequence[int], Sequence[float]],
     after: tuple[Sequence[int], Sequence[float]],
+    noise: float = 0.0,
 ) -> float | None:
     r"""The fixed cost of a step, from times before and after the local batches changed.
 
@@ -148,6 +205,7 @@ def fixed_cost(
     Args:
         before: Local batches and seconds of each worker.
         after: The same later.
+        noise: Standard error of the seconds, as a share.
 
     Returns:
         As so many samples' worth; `None` where the batches changed too little to tell.
@@ -155,7 +213,7 @@ def fixed_cost(
     (old, old_seconds), (new, new_seconds) = before, after
     growth = [b / a for a, b in zip(old, new, strict=True)]
     gained, lost = growth.index(max(growth)), growth.index(min(growth))
-    if growth[gained] < (1 + _TELLING) * growth[lost]:
+    if growth[gained] < (1 + max(_TELLING, CERTAIN * noise)) * growth[lost]:
         return None
     slowdown = [b / a for a, b in zip(old_seconds, new_seconds, strict=True)]
     ratio = slowdown[gained] / slowdown[lost]
