@@ -53,6 +53,8 @@ def test_a_delivered_network_classifies_as_the_run_said(run, tmp_path):
     assert abs(right - best.val_correct) <= 1  # of images that are on the edge
     assert not scope
     assert model(images[:2]).shape == (2, 10)
+    with pytest.raises(ArgumentError, match=r"from 0 to 1, not torch.uint8: divide"):
+        model.names(held.images.permute(0, 3, 1, 2))
 
     # What is there already stays, whatever is asked.
     with pytest.raises(FileError, match="exists and is not empty: choose another --out"):

@@ -741,6 +741,7 @@ def test_a_simulation_is_drawn_and_put_into_tables(tmp_path):
             console.print(table)
     text = told.get()
     assert "16 + 1" in text
+    assert "cost over the best (95 %)" in text
     assert "best" in text
     (tmp_path / "found.json").write_text(found.model_dump_json())
     assert read_record(tmp_path / "found.json", Simulation) == found

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchwright.errors import FileError, PlanError
+from batchwright.errors import ArgumentError, FileError, PlanError
 from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.storage.files import refusal, write_whole
 from batchwright.workload.extras import import_library
@@ -58,7 +58,16 @@ class TrainedModel(nn.Module):
         return logits_in(self.network((images - self.mean) / self.std))
 
     def names(self, images: Tensor) -> list[str]:
-        """The most likely class of each image."""
+        """The most likely class of each image.
+
+        Raises:
+            ArgumentError: They are whole numbers, of which it learnt nothing.
+        """
+        if len(self.mean.flatten()) > 1 and not images.is_floating_point():
+            raise ArgumentError(
+                f"names takes images (n, 3, side, side) with values from 0 to 1, not {images.dtype}: "
+                "divide pixels by 255"
+            )
         with torch.inference_mode():
             return [self.classes[label] for label in self(images).argmax(dim=1).tolist()]
 
