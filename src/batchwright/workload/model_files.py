@@ -65,8 +65,8 @@ class TrainedModel(nn.Module):
         """
         if len(self.mean.flatten()) > 1 and not images.is_floating_point():
             raise ArgumentError(
-                f"names takes images (n, 3, side, side) with values from 0 to 1, not {images.dtype}: "
-                "divide pixels by 255"
+                "names takes images (n, 3, side, side) with values from 0 to 1, not "
+                f"{images.dtype}: divide pixels by 255"
             )
         with torch.inference_mode():
             return [self.classes[label] for label in self(images).argmax(dim=1).tolist()]
