@@ -440,7 +440,10 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
     why, law = f"Held out, after {counted(trained, 'epoch')}", progress.law
     source: Source = "predicted"
     if law is None:
-        why += ", by the runs given at equal progress."
+        why += (
+            ", by the runs given at equal progress. The interval is for one run of another seed, "
+            "counted on as many images."
+        )
     elif progress.assumed:
         source = "assumed"
         why += (
