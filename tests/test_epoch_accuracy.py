@@ -70,9 +70,24 @@ def test_a_plan_with_trials_tells_the_accuracy_after_each_epoch():
     assert chosen is not None
     assert chosen.accuracy is not None
     assert last is not None
-    assert last.value == pytest.approx(chosen.accuracy.value)
-    # The job's own held-out images are few, and counting them is in the interval.
-    assert last.low < chosen.accuracy.low < chosen.accuracy.high < last.high
+    assert last == chosen.accuracy
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_few_held_out_images_widen_the_interval_and_change_nothing_else(observed):
+    """Counting them is in it: as the table of candidates, each epoch and the report have it."""
+    profile = taught() if observed else taught().model_copy(update={"trials": ()})
+
+    def plan_of(images):
+        data = profile.data.model_copy(update={"val_samples": images})
+        job = profile.job.model_copy(update={"global_batch": 64})
+        return make_plan(profile.model_copy(update={"data": data}), job)
+
+    few, many = plan_of(48), plan_of(1_000_000)
+    assert few.epoch_accuracy[-1] == few.chosen.accuracy
+    assert few.chosen.accuracy.value == many.chosen.accuracy.value
+    assert few.chosen.accuracy.low < many.chosen.accuracy.low
+    assert few.chosen.accuracy.high > many.chosen.accuracy.high
 
 
 def test_accuracy_is_told_by_epoch_without_trials_too_but_not_where_nothing_tells():

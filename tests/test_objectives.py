@@ -29,7 +29,7 @@ from batchwright.service.pages.planner_form import Asked
 from batchwright.workflows.simulating import simulate
 from samples import make_epoch, make_job, make_kind_profile, make_profile, make_summary
 from test_choice import allowed, chosen, reason
-from test_learning import CLASSES, IMAGES, taught, truth
+from test_learning import CLASSES, HELD_OUT, IMAGES, taught, truth
 from test_run_history import run_of
 
 EQUAL = 0.0005
@@ -45,7 +45,7 @@ def planned(profile=PROFILE, *, epochs=30, runs=(), **goal):
 
 
 def learnt_of_truth() -> Learnt:
-    return Learnt(truth(), ("sgd", "muon"), IMAGES, 12_000)
+    return Learnt(truth(), ("sgd", "muon"), IMAGES, HELD_OUT, 12_000)
 
 
 # ------------------------------------------------------------------------------------- accuracy

@@ -1,6 +1,7 @@
 """`prediction.accuracy.quality`: the worth of a larger batch, epochs to a target, accuracy."""
 
 import random
+from math import sqrt
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from batchwright.prediction.accuracy.outcomes import epochs_to
 from batchwright.prediction.accuracy.quality import SEED_ERROR, fit_progress
+from batchwright.prediction.fit import Z_975
 from batchwright.records import GradientNoise
 from samples import VAL, make_epoch, make_plan, make_summary
 
@@ -18,7 +20,7 @@ HALF = 0.5  # target, well below what a run reaches
 COUNT = 100_000  # held-out images, so that an accuracy is hardly rounded
 
 
-def run_of(batch, epochs_to_half, *, scaling="linear", noise=None, epochs=None):
+def run_of(batch, epochs_to_half, *, scaling="linear", noise=None, epochs=None, count=COUNT):
     """Accuracy rises evenly and passes 50 % after so many epochs."""
     plan = make_plan()
     rule = plan.learning_rate.model_copy(update={"scaling": scaling})
@@ -28,8 +30,8 @@ def run_of(batch, epochs_to_half, *, scaling="linear", noise=None, epochs=None):
             make_epoch(
                 e,
                 global_batch_size=batch,
-                val_count=COUNT,
-                val_correct=min(COUNT, round(COUNT * (0.1 + 0.4 * (e + 1) / epochs_to_half))),
+                val_count=count,
+                val_correct=min(count, round(count * (0.1 + 0.4 * (e + 1) / epochs_to_half))),
                 noise_scale=noise,
                 learning_rate=0.1,
             )
@@ -230,6 +232,37 @@ def test_accuracy_is_the_mean_of_a_batchs_seeds_and_its_interval_as_wide_as_they
     assert found[0].low < min(ends) < max(ends) < found[0].high
     alone = fit_progress(None, base_batch=64, runs=runs[:1]).accuracy(64, 30)
     assert alone.high - alone.low > 4 * SEED_ERROR
+
+
+@pytest.mark.parametrize("few", [1, 2, 4])
+def test_few_runs_leave_the_chance_of_few_images_in_the_accuracys_interval(few):
+    """That of the runs given and that of the one predicted; seeds do not differ here."""
+
+    def off(runs, count):
+        given = runs * [run_of(64, 40, epochs=30, count=count)]
+        model = fit_progress(None, base_batch=64, runs=given)
+        found = model.accuracy(64, 30)
+        assert found.value == pytest.approx(0.4, abs=0.02)
+        return (found.high - found.low) / 2
+
+    chance = Z_975 * sqrt(0.4 * 0.6 / 48 * (1 + 1 / few))
+    assert chance <= off(few, 48) <= 1.05 * chance
+    assert off(few, 480) < off(few, 48) / 2.5
+    # Of very many images only seeds are left.
+    assert off(few, COUNT) == pytest.approx(Z_975 * SEED_ERROR * sqrt(1 + 1 / few), rel=0.2)
+    # From many runs on their own scatter tells, which has all of that in it.
+    assert off(12, 48) < 0.2 * chance
+
+
+def test_one_run_holds_95_of_100_others_that_chance_alone_sets_apart():
+    chance, inside, images = random.Random(0), 0, 48
+    rights = [sum(chance.random() < 0.58 for _ in range(images)) for _ in range(2000)]
+    for one, another in zip(rights[::2], rights[1::2], strict=True):
+        epoch = make_epoch(0, global_batch_size=64, val_count=images, val_correct=one)
+        model = fit_progress(None, base_batch=64, runs=[make_summary(epochs=(epoch,))])
+        found = model.accuracy(64, 1)
+        inside += found.low <= another / images <= found.high
+    assert 930 < inside < 975
 
 
 def test_an_accuracy_past_the_end_of_the_runs_is_a_wide_guess_and_longer_runs_come_first():

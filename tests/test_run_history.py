@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import exp
 
 import pytest
@@ -16,6 +17,7 @@ from batchwright.records import Ags, AgsRule, Goal, RunSummary
 from batchwright.records.registries.optimizers import SGD
 from samples import make_epoch, make_job, make_server, make_summary, reason
 from samples import make_plan as make_sample_plan
+from test_learning import trial
 from test_optimizer import profile_of
 
 COUNT = 1_000_000  # held-out images, so that an accuracy is hardly rounded
@@ -227,6 +229,24 @@ def test_an_accuracy_of_shorter_runs_says_after_how_many_epochs_it_was():
     assert "after as much as 3 epochs" in reason(plan, "accuracy").why
     plan = make_plan(profile_of(), job, runs=[run_of("sgd", 64, 0.4, epochs=30)])
     assert "as much as" not in reason(plan, "accuracy").why
+
+
+@pytest.mark.parametrize("target", [None, 0.3])
+def test_one_accuracy_stands_in_all_reasons(target):
+    """Runs tell it by their curves; what the law makes of their ends is another number."""
+    profile, runs = profile_of(global_batch=32), [run_of("sgd", 32, 0.4, epochs=3)]
+    rates = [trial("sgd", 32, 3000, u, rate=0.05 * r) for u, r in ((0.3, 1), (0.35, 3))]
+    if target is not None:  # with trials, runs tell accuracy where they reached the target
+        profile = profile.model_copy(update={"trials": (*rates, trial("muon", 32, 3000, 0.5))})
+    goal = Goal(accuracy=target)
+    plan = make_plan(profile, profile.job.model_copy(update={"goal": goal}), runs=runs)
+    assert "by the runs given at equal progress" in reason(plan, "accuracy").why
+    optimizer = reason(plan, "optimizer")
+    assert "the runs given, and what other tasks showed" in optimizer.why
+    assert "points more held out than SGD" in optimizer.why
+    told = reason(plan, "accuracy").value
+    others = [one.why for one in plan.reasons if one.choice in ("optimizer", "learning rate")]
+    assert {one for why in others for one in re.findall(r"[\d.]+ %", why)} <= {told.split(" (")[0]}
 
 
 def served(run: RunSummary) -> RunSummary:

@@ -176,10 +176,13 @@ def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt 
         return ""
     best, usual = (model.accuracy(one).value for one in (planned, planned._replace(offset=0.0)))
     whence = learnt.by.removeprefix("the ").capitalize()
+    does_best = "the usual one reaches most"
+    if planned.offset:
+        more = f"{100 * (best - usual):.1f} points more"
+        does_best = f"{exp(planned.offset):.3g} times it reaches {more} than the usual one"
     told = (
         f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
-        f"by the law of learning{few}: {exp(planned.offset):.3g} times it reaches {percent(best)}, "
-        f"the usual one {percent(usual)}."
+        f"by the law of learning{few}: {does_best}."
     )
     if (failing := model.least_failing(optimizer)) < inf:
         told += f" At {exp(failing):.3g} times it nothing was learnt."

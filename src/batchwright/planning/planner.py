@@ -200,7 +200,7 @@ def make_plan(
         rule, rates = rate_of(settled, batch, data, network, update, learnt)
         made = Layout(laid_out(settled, rule, [times.only_level()]), rule)
         by_epoch = progress.by_epoch(
-            batch, scheduled, rule, data.val_samples, averaged=averaged_epochs(job) is not None
+            batch, scheduled, rule, averaged=averaged_epochs(job) is not None
         )
         row, stage = choice.row, made.stages[0]
         of_batch, of_time = times.batch_reasons(stage)

@@ -24,7 +24,7 @@ from batchwright.records import (
     OptimizerName,
     Profile,
 )
-from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS, SGD, UNSEEN
+from batchwright.records.registries.optimizers import AUTO, OPTIMIZERS, SGD, UNSEEN, Normal
 
 if TYPE_CHECKING:
     from batchwright.prediction.accuracy.learning import LearningModel
@@ -41,6 +41,7 @@ class Learnt:
         model: The law.
         optimizers: That the job can come to.
         train_samples: Samples of an epoch.
+        held_out: Images that its accuracy is counted on.
         longest: Samples of the longest trial; 0 without any.
         runs: How many runs it rests on, beside trials.
         note: Why there are no more trials, in a sentence; empty where there was no need.
@@ -50,6 +51,7 @@ class Learnt:
     model: LearningModel
     optimizers: tuple[OptimizerName, ...]
     train_samples: int
+    held_out: int
     longest: int = 0
     runs: int = 0
     note: str = ""
@@ -78,12 +80,17 @@ class Learnt:
         return self.steps * batch / self.train_samples
 
     def accuracy(self, optimizer: OptimizerName, batch: int, epochs: float) -> Estimate | None:
-        """Held-out accuracy at the end of a training, a share; `None` where nothing `tells`."""
+        """Held-out accuracy at the end of a training, a share; `None` where nothing `tells`.
+
+        As a run counts it, as in `by_epoch`: so the interval is that of the last epoch.
+        """
         if not self.tells(batch, epochs):
             return None
         key = optimizer, batch, epochs
         if key not in self._known:
-            self._known[key] = self.model.accuracy(self.candidate(*key))
+            self._known[key] = self.model.counted(
+                self.candidate(*key), Normal(0.0, 0.0), self.held_out
+            )
         return self._known[key]
 
     def by_epoch(
@@ -92,11 +99,10 @@ class Learnt:
         batch: int,
         epochs: int,
         rule: LearningRateRule,
-        counted: int,
         *,
         averaged: bool = False,
     ) -> tuple[Estimate | None, ...]:
-        """Held-out accuracy after each epoch of a training, a share, as ``counted`` images tell it.
+        """Held-out accuracy after each epoch of a training, a share.
 
         ``averaged``: whether an average of the weights is evaluated.
         `None` as long as nothing `tells`: that is as good as guessing.
@@ -119,7 +125,7 @@ class Learnt:
             self.model.counted(
                 self.candidate(optimizer, batch, epoch),
                 falls_short(factor, factors[-1], averaged=averaged),
-                counted,
+                self.held_out,
             )
             if self.tells(batch, epoch)
             else None
@@ -264,7 +270,8 @@ def _fitted(
     from batchwright.prediction.accuracy.learning import fit_learning
 
     model = fit_learning(observed, classes=len(data.classes), optimizers=optimizers)
-    return Learnt(model, optimizers, data.train_samples, longest, runs, note, steps)
+    counts = data.train_samples, data.val_samples
+    return Learnt(model, optimizers, *counts, longest, runs, note, steps)
 
 
 def _expects(job: Job, data: DataFacts, first: FirstAnswers | None = None) -> bool:

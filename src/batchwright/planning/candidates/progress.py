@@ -248,19 +248,18 @@ class Progress:
         batch: int,
         epochs: int,
         rule: LearningRateRule,
-        held_out: int,
         *,
         averaged: bool = False,
     ) -> tuple[Estimate | None, ...]:
         """Held-out accuracy after each epoch, where trials tell that at the end; else empty.
 
-        ``epochs`` are those of the schedule, ``held_out`` is the number of images that are
-        evaluated, ``averaged`` whether they are with an average of the weights.
+        ``epochs`` are those of the schedule, ``averaged`` says whether an average of the weights is
+        evaluated.
         """
         if self.law is None:
             return ()
         optimizer = self.optimizer(batch)
-        return self.law.by_epoch(optimizer, batch, epochs, rule, held_out, averaged=averaged)
+        return self.law.by_epoch(optimizer, batch, epochs, rule, averaged=averaged)
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:
         """Epochs that the runs told of, where they are fewer and alone; `None` if they are not."""
@@ -398,6 +397,7 @@ def _noise_scale(progress: Progress, batch: int, in_training: str) -> Chosen[str
 
 
 _EXPECTED = "as other tasks' trainings lead to expect"
+_ONE_RUN = "The interval is for a run of one seed, counted on the held-out images."
 
 
 def _epochs(progress: Progress, batch: int, epochs: Estimate) -> Chosen[str]:
@@ -440,19 +440,17 @@ def _accuracy(progress: Progress, batch: int) -> Chosen[str]:
     why, law = f"Held out, after {counted(trained, 'epoch')}", progress.law
     source: Source = "predicted"
     if law is None:
-        why += ", by the runs given at equal progress."
+        why += f", by the runs given at equal progress. {_ONE_RUN}"
     elif progress.assumed:
         source = "assumed"
-        why += (
-            f", {_EXPECTED}: nothing of it was measured. The interval is for one seed. {law.note}"
-        )
+        why += f", {_EXPECTED}: nothing of it was measured. {_ONE_RUN} {law.note}"
     else:
         trials = counted(len(law.model.observed) - law.runs, "trial")
         told = [f"{trials}, short trainings of up to {law.longest:,} images"] * bool(law.longest)
         told += [f"{counted(law.runs, 'run')} given"] * bool(law.runs)
         why = (
             f"{why}: {' and '.join(told)}, continued by the law of learning and by what other "
-            f"tasks showed. The interval is for one seed. {law.note}"
+            f"tasks showed. {_ONE_RUN} {law.note}"
         ).rstrip()
     until = progress.accuracy_until(batch, trained)
     if until is not None:

@@ -175,9 +175,8 @@ class LearningModel:
         law, row = self._at(candidate)
         middle = law - short.mean
         error = hypot(self._error(row, candidate.samples), short.error)
-        if held_out:
-            error = hypot(error, _noise(_unit(middle), held_out, self.classes, 0.0))
-        wide = Z_975 * error * self._few
+        counting = _noise(_unit(middle), held_out, self.classes, 0.0) if held_out else 0.0
+        wide = Z_975 * hypot(error, counting) * self._few
         low, high = middle - wide, middle + wide
         if not self.observed:  # the usual approximation (MacKay 1992) of a normal logit's mean
             middle = min(high, max(low, middle / sqrt(1 + pi * error**2 / 8)))

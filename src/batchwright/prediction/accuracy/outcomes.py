@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp, hypot, inf, log
+from math import exp, hypot, inf, log, sqrt
 from statistics import fmean, median
 
 from batchwright.records import RunSummary
@@ -25,6 +25,7 @@ class Run:
     curve: tuple[tuple[float, float], ...]
     to_target: float | None  # epochs to the target; `None` if not reached or none given
     noise_scale: float | None  # geometric mean up to the target, in samples; `None` if not known
+    held_out: int  # images that its accuracy is counted on
 
     @property
     def length(self) -> float:
@@ -70,7 +71,9 @@ def read_run(run: RunSummary, target: float | None) -> Run:
     scales = [e.noise_scale for e in run.epochs if e.noise_scale and e.epoch < until]
     mean = exp(fmean(map(log, scales))) if scales else None
     batch = run.epochs[0].global_batch_size
-    return Run(batch, run.plan.learning_rate.scaling, tuple(curve), to_target, mean)
+    counts = [epoch.val_count for epoch in run.epochs if epoch.val_count]
+    held_out = counts[-1] if counts else max(1, run.plan.data.val_samples)
+    return Run(batch, run.plan.learning_rate.scaling, tuple(curve), to_target, mean, held_out)
 
 
 def _accuracies(run: RunSummary) -> list[tuple[float, float]]:
@@ -146,3 +149,12 @@ def accuracy_at(curve: Sequence[tuple[float, float]], epochs: float) -> float:
         if epochs <= e1:
             return a0 + (a1 - a0) * (max(epochs, e0) - e0) / (e1 - e0)
     return curve[-1][1]
+
+
+def counting_error(accuracy: float, held_out: float) -> float:
+    """Standard error of an accuracy by the chance of which images are counted, binomial, a share.
+
+    All right, or none, is counted as half an image less, or more.
+    """
+    share = min(1 - 0.5 / held_out, max(0.5 / held_out, accuracy))
+    return sqrt(share * (1 - share) / held_out)

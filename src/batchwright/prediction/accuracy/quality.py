@@ -32,6 +32,7 @@ from batchwright.prediction.accuracy.outcomes import (
     Outcomes,
     Run,
     accuracy_at,
+    counting_error,
     one_batch,
     outcomes_of,
     read_run,
@@ -64,7 +65,8 @@ digits, batches 32 to 512 and accuracies of 80 to 95 %, they were 0.03 to 0.3 of
 """
 
 SEED_ERROR = 0.01
-"""Least standard deviation of a held-out accuracy from seed to seed: few seeds may show less."""
+"""Least standard deviation of a held-out accuracy from seed to seed, beside what chance makes of
+the images that are counted: few seeds may show less."""
 
 FORM_ERROR = 0.05
 """Assumed standard error of the form of the law, which no number of runs mends."""
@@ -174,7 +176,8 @@ class ProgressModel:
 
         The mean over the runs with the nearest batch, read off where they had made the same
         progress; `None` without a run. Past their end it is the last, and the interval reaches up
-        to where an error that falls with the square of the epochs would come.
+        to where an error that falls with the square of the epochs would come. The interval is for
+        what one more run will count.
         """
         found = self._read_from(batch, epochs)
         if found is None:
@@ -188,8 +191,11 @@ class ProgressModel:
         if places[1] > length:
             ends.append(1 - (1 - max(ends)) * (length / places[1]) ** _STEEPEST)
         scatter = fmean(scatter_of(run.curve, c) for run, c in zip(runs, curves, strict=True))
-        seeds = max(SEED_ERROR, stdev(values) if len(values) > 1 else 0.0)
-        off = Z_975 * hypot(scatter, seeds * sqrt(1 + 1 / len(values)))
+        counting = counting_error(value, fmean(run.held_out for run in runs))
+        error, quantile = _between_runs(values, counting)
+        # Epochs are counted on few images as well: that part of their scatter is in `error`.
+        beyond = sqrt(max(0.0, scatter**2 - counting**2))
+        off = quantile * hypot(beyond, error * sqrt(1 + 1 / len(values)))
         return Estimate(
             value=value,
             low=max(0.0, min(value, *ends) - off),
@@ -281,6 +287,19 @@ def fit_progress(
         notes.append(_epochs_note(target, told, found, law, rule))
     reference = _reference(found) if len(found.reached) == 1 else None
     return ProgressModel(scale, tuple(notes), base_batch, rule, law, reference, told, found)
+
+
+def _between_runs(values: Sequence[float], counting: float) -> tuple[float, float]:
+    """Standard error of one run's accuracy, and what times it makes a 95 % interval.
+
+    Few runs may be alike by chance, and one tells nothing of it: then it is no less than chance
+    makes of the images, ``counting``, and of seeds. That is the most that counting can make: runs
+    are counted on the same images, of which some are right, or wrong, in all of them.
+    """
+    spread = stdev(values) if len(values) > 1 else 0.0
+    if len(values) - 1 >= _MIN_DEGREES:
+        return max(SEED_ERROR, spread), student_t_975(len(values) - 1)
+    return max(spread, hypot(counting, SEED_ERROR)), Z_975
 
 
 def _noise_scale(noise: GradientNoise | None, runs: Sequence[Run]) -> tuple[Estimate | None, str]:
