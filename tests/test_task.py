@@ -18,6 +18,7 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
 from batchwright.records.registries.networks import NETWORKS
 from batchwright.training import loop
+from batchwright.workflows.prepare_job import ready_for
 from batchwright.workload import task
 from batchwright.workload.data.sources import open_data
 from samples import make_job, make_network
@@ -25,6 +26,7 @@ from samples import make_job, make_network
 USER_MODULE = """
 import torch
 from torch import nn
+from torch.nn import functional
 
 class Holder:
     @staticmethod
@@ -72,6 +74,37 @@ class Alone(nn.Module):
         return outputs.sum()
 
 five = 5
+
+def added(outputs, labels):
+    return functional.cross_entropy(outputs, labels, reduction="sum")
+
+class Added(nn.Module):
+    def forward(self, outputs, labels):
+        return added(outputs, labels)
+
+def hundredth(outputs, labels):
+    return added(outputs, labels) / 100
+
+def mean(outputs, labels):
+    return functional.cross_entropy(outputs, labels)
+
+def pairs(outputs, labels):
+    return (outputs @ outputs.T).sum()
+
+calls = []
+
+def counting(outputs, labels):
+    calls.append(1)
+    return len(calls) * mean(outputs, labels)
+
+def drawn(outputs, labels):
+    return torch.rand(()) * mean(outputs, labels)
+
+def failing(outputs, labels):
+    return functional.cross_entropy(outputs.T, labels)
+
+def none(outputs, labels):
+    pass
 """
 
 
@@ -424,6 +457,29 @@ def test_a_loss_may_be_imported_as_a_function_or_a_module():
 def test_a_loss_of_another_form_is_told_what_it_has_to_be(name, said):
     with pytest.raises(JobError, match=f"^loss=mine:{name}: {said}"):
         task.build_loss(Job(loss=f"mine:{name}"))(torch.ones(3), torch.ones(3))
+
+
+@pytest.mark.usefixtures("user_module")
+@pytest.mark.parametrize("name", ["added", "Added", "hundredth"])
+def test_a_loss_that_adds_samples_up_is_refused(name):
+    job = Job(loss=f"mine:{name}")
+    with pytest.raises(JobError, match=rf"^loss=mine:{name}: adds the samples .* their mean loss"):
+        task.check_mean(job, task.build_loss(job), classes=4)
+
+
+@pytest.mark.usefixtures("user_module")
+@pytest.mark.parametrize("name", ["mean", "pairs", "counting", "drawn", "failing", "each", "none"])
+def test_a_loss_that_is_no_clear_sum_is_left_to_the_run(name):
+    before, job = torch.random.get_rng_state(), Job(loss=f"mine:{name}")
+    task.check_mean(job, task.build_loss(job), classes=4)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.usefixtures("user_module")
+def test_a_sum_is_refused_before_anything_is_measured():
+    job = Job(loss="mine:added", device="cpu")
+    with pytest.raises(JobError, match=r"^loss=mine:added: adds the samples up"):
+        ready_for(job, open_data(job).facts)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

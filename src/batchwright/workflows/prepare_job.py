@@ -371,11 +371,12 @@ def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:
 
 
 def _check_network(job: Job, data: DataFacts) -> nn.Module:
-    """Build the network here, so that a wrong name, file or pattern is refused at once."""
+    """Build network and loss here, so that a wrong name, file or pattern is refused at once."""
     from batchwright.workload.passes.recomputation import recompute
     from batchwright.workload.task import (
         build_loss,
         build_network,
+        check_mean,
         check_sides,
         freeze,
         load_weights,
@@ -400,7 +401,7 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
     freeze(network, job.frozen)
     if job.activation_checkpointing == "on":
         recompute(network)
-    build_loss(job)
+    check_mean(job, build_loss(job), len(data.classes))
     return network
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import pickle
 import sys
 import sysconfig
@@ -37,6 +38,7 @@ _LOSS_FORM = (
 )
 CHANNELS = 3  # of images of all sources but data of one's own
 _SHOWN = 3  # names in a message
+_TRIED = 6  # made-up samples
 
 
 def import_object(text: str, what: str) -> Any:
@@ -495,6 +497,34 @@ def build_loss(job: Job) -> Loss:
         raise JobError(f"loss={job.loss}: gave {what}; {_LOSS_FORM}")
 
     return mean_loss
+
+
+def check_mean(job: Job, loss: Loss, classes: int) -> None:
+    """Refuse a loss that adds the samples up: each gradient would be many times too large.
+
+    It is called with made-up outputs and labels, and with the same twice over, which doubles a sum.
+    What fails then, or differs in another way, says nothing: the run shows it.
+
+    Raises:
+        JobError: It is a sum.
+    """
+    if job.loss == "cross_entropy":
+        return
+    outputs = torch.randn(_TRIED, classes, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(_TRIED) % classes
+    with warnings.catch_warnings(), torch.random.fork_rng([]):
+        warnings.simplefilter("ignore")
+        try:
+            once = float(loss(outputs, labels))
+            twice = float(loss(outputs.repeat(2, 1), labels.repeat(2)))
+            again = float(loss(outputs, labels))  # one that changes by itself tells nothing
+        except Exception:  # noqa: BLE001 - the user's code may fail in any way
+            return
+    if once and once == again and math.isclose(twice, 2 * once, rel_tol=1e-4):
+        raise JobError(
+            f"loss={job.loss}: adds the samples up, as it doubles where the same outputs and "
+            f'labels come twice: give their mean (reduction="mean"); {_LOSS_FORM}'
+        )
 
 
 def _check_loss(name: str, loss: Callable[..., Any]) -> None:
