@@ -82,6 +82,16 @@ class Added(nn.Module):
     def forward(self, outputs, labels):
         return added(outputs, labels)
 
+class Learned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, outputs, labels):
+        return self.weight * outputs.sum()
+
+learned, frozen = Learned(), Learned().requires_grad_(False)
+
 def hundredth(outputs, labels):
     return added(outputs, labels) / 100
 
@@ -436,6 +446,7 @@ def test_cross_entropy_is_a_mean_in_float32_with_the_jobs_smoothing():
 def test_a_loss_may_be_imported_as_a_function_or_a_module():
     assert task.build_loss(Job(loss="mine:summed"))(torch.ones(3), torch.ones(3)) == 3
     assert task.build_loss(Job(loss="torch.nn:MSELoss"))(torch.ones(3), torch.zeros(3)) == 1
+    assert task.build_loss(Job(loss="mine:frozen"))(torch.ones(3), torch.zeros(3)) == 3
     with pytest.raises(JobError, match="a int cannot be called"):
         task.build_loss(Job(loss="mine:five"))
     with pytest.raises(JobError, match="loss=mse: unknown"):
@@ -451,6 +462,8 @@ def test_a_loss_may_be_imported_as_a_function_or_a_module():
         ("more", r"cannot be called as .*, missing a required argument: 'weight'; it takes"),
         ("Weighted", r"cannot be built without arguments \(TypeError: .*'weight'\): name"),
         ("each", r"gave a tensor of shape \(3,\); it takes the network's outputs"),
+        ("Learned", r"has parameters of its own, .* with them in the optimizer, or set requires"),
+        ("learned", r"has parameters of its own, which no run trains: train in a loop of your own"),
         ("number", r"gave the float 0\.5; it takes .* their mean loss, a tensor with one number"),
     ],
 )

@@ -485,6 +485,11 @@ def build_loss(job: Job) -> Loss:
             ) from error
     if not callable(loss):
         raise JobError(f"loss={job.loss}: a {type(loss).__name__} cannot be called")
+    if isinstance(loss, nn.Module) and any(one.requires_grad for one in loss.parameters()):
+        raise JobError(
+            f"loss={job.loss}: has parameters of its own, which no run trains: train in a loop of "
+            "your own, with them in the optimizer, or set requires_grad to False in them"
+        )
     _check_loss(job.loss, loss)
 
     def mean_loss(outputs: Tensor, labels: Tensor) -> Tensor:
