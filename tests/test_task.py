@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from batchwright.errors import FileError, JobError
+from batchwright.errors import FileError, JobError, WorkerError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
 from batchwright.records.registries.networks import NETWORKS
@@ -115,6 +116,9 @@ def failing(outputs, labels):
 
 def none(outputs, labels):
     pass
+
+def raising(outputs, labels):
+    raise raised
 """
 
 
@@ -470,6 +474,34 @@ def test_a_loss_may_be_imported_as_a_function_or_a_module():
 def test_a_loss_of_another_form_is_told_what_it_has_to_be(name, said):
     with pytest.raises(JobError, match=f"^loss=mine:{name}: {said}"):
         task.build_loss(Job(loss=f"mine:{name}"))(torch.ones(3), torch.ones(3))
+
+
+@pytest.mark.usefixtures("user_module")
+def test_an_error_inside_a_loss_names_the_loss_and_the_line():
+    said = r"^loss=mine:failing: \S+mine\.py, line \d+: ValueError: Expected input .*; it takes"
+    with pytest.raises(JobError, match=said):
+        task.build_loss(Job(loss="mine:failing"))(torch.ones(3, 4), torch.zeros(3).long())
+
+
+@pytest.mark.usefixtures("user_module")
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        RuntimeError("CUDA error: operation not permitted when stream is capturing"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        torch._dynamo.exc.Unsupported("a call"),
+        WorkerError("of ours"),
+    ],
+    ids=str,
+)
+def test_errors_that_are_not_of_the_loss_itself_pass_through_it(error):
+    import_module("mine").raised = error
+    with pytest.raises(type(error)) as raised:
+        task.build_loss(Job(loss="mine:raising"))(torch.ones(3, 4), torch.zeros(3).long())
+    assert raised.value is error
 
 
 @pytest.mark.usefixtures("user_module")

@@ -238,9 +238,10 @@ def _refuse_surroundings(job: Job) -> None:
 
     Where another launcher has started the workers, the port may be its own.
     """
-    from batchwright.workload.host import given_threads
+    from batchwright.workload.host import given_threads, openmp_threads
 
     given_threads()
+    openmp_threads()
     if not (job.launcher.joins and joined()):
         refuse_busy_port(job.port)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import pickle
+import re
 import sys
 import sysconfig
 import warnings
@@ -13,6 +14,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
-from batchwright.errors import FileError, JobError
+from batchwright.errors import BatchwrightError, FileError, JobError
 from batchwright.records import DataFacts, Job, NetworkFacts
 from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.records.registries.optimizers import OPTIMIZERS
@@ -39,6 +41,7 @@ _LOSS_FORM = (
 CHANNELS = 3  # of images of all sources but data of one's own
 _SHOWN = 3  # names in a message
 _TRIED = 6  # made-up samples
+_OF_DEVICE = re.compile(r"\b(CUDA|HIP|cuDNN|MIOpen|NCCL|Triton)\w* (error|graph)", re.IGNORECASE)
 
 
 def import_object(text: str, what: str) -> Any:
@@ -467,7 +470,7 @@ def build_loss(job: Job) -> Loss:
 
     Raises:
         JobError: The job's import string names nothing that can be called with outputs and labels;
-            the loss itself raises it where what comes back is no mean.
+            the loss itself raises it where it fails by itself, or what comes back is no mean.
     """
     if job.loss == "cross_entropy":
         cross_entropy = nn.CrossEntropyLoss(label_smoothing=job.label_smoothing)
@@ -493,7 +496,13 @@ def build_loss(job: Job) -> Loss:
     _check_loss(job.loss, loss)
 
     def mean_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-        found = loss(outputs, labels)
+        try:
+            found = loss(outputs, labels)
+        except Exception as error:
+            if not _is_of_users_code(error):
+                raise
+            said = f"{_place(error)}{in_words(error).rstrip('.')}"
+            raise JobError(f"loss={job.loss}: {said}; {_LOSS_FORM}") from error
         if isinstance(found, Tensor) and found.numel() == 1:
             return found
         what = described(found)
@@ -502,6 +511,28 @@ def build_loss(job: Job) -> Loss:
         raise JobError(f"loss={job.loss}: gave {what}; {_LOSS_FORM}")
 
     return mean_loss
+
+
+def _is_of_users_code(error: Exception) -> bool:
+    """Whether an error inside a loss is neither ours, nor one of a device, compiler or exchange.
+
+    Whoever trains goes on after some of these, and the others may come from an earlier kernel.
+    """
+    if isinstance(error, BatchwrightError) or is_out_of_memory(error):
+        return False
+    library = type(error).__module__.partition(".")[0]
+    return library not in ("torch", "triton") and not _OF_DEVICE.search(str(error))
+
+
+def _place(error: Exception) -> str:
+    """File and line of the last call before PyTorch's, or nothing."""
+    torch_folder = str(Path(torch.__file__).parent)
+    called = [
+        one
+        for one in extract_tb(error.__traceback__)[1:]
+        if not one.filename.startswith((torch_folder, "<"))
+    ]
+    return f"{called[-1].filename}, line {called[-1].lineno}: " if called else ""
 
 
 def check_mean(job: Job, loss: Loss, classes: int) -> None:
