@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, median
 
-from batchwright.records import Check, EpochRecord, Estimate, RunSummary, Stage
+from batchwright.records import Check, EpochRecord, Estimate, Plan, RunSummary, Stage
 from batchwright.records.run import reached_epoch
 from batchwright.records.text.formatting import (
     counted,
@@ -414,6 +414,12 @@ def overall(summary: RunSummary) -> Comparison:
         )
     )
     return Comparison(0, Estimate(value=value, low=low, high=high), measured, None, None)
+
+
+def held_out_loss(plan: Plan | None) -> str:
+    """What the held-out loss is called; it is cross entropy whatever loss is trained with."""
+    own = plan is not None and plan.job.loss != "cross_entropy"
+    return "held-out cross entropy" if own else "held-out loss"
 
 
 def check_words(check: Check) -> str:

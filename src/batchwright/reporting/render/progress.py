@@ -28,6 +28,7 @@ from batchwright.records.run import reached_epoch
 from batchwright.records.text.formatting import duration, number, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.live_run import forecast_words
+from batchwright.reporting.data.reading import held_out_loss
 from batchwright.reporting.render.live_tables import LiveRounds, LiveWorkers
 
 if TYPE_CHECKING:
@@ -165,7 +166,8 @@ class RunProgress:
         if line.record.top1 is not None:
             self._likely_epochs = line.likely_epochs
         words = self._side(epoch)
-        words += epoch_words(line, brief=brief, simulated=self._simulated)
+        held_out = held_out_loss(self._plan)
+        words += epoch_words(line, brief=brief, simulated=self._simulated, held_out=held_out)
         left = spent * (self._likely(epoch + 1) - epoch - 1)
         ends = self._plan is not None and reached_epoch(self._plan, [line.record]) is not None
         if not ends and (self._simulated or self._rounds):
@@ -330,7 +332,9 @@ def step_words(
     )
 
 
-def epoch_words(line: EpochLine, *, brief: bool, simulated: bool) -> list[Word]:
+def epoch_words(
+    line: EpochLine, *, brief: bool, simulated: bool, held_out: str = "held-out loss"
+) -> list[Word]:
     """What an epoch was like; ``brief`` on a terminal."""
     clock, record, predicted = " simulated" if simulated else "", line.record, line.predicted_top1
     expected = took = ""
@@ -342,7 +346,7 @@ def epoch_words(line: EpochLine, *, brief: bool, simulated: bool) -> list[Word]:
         took = f" (predicted {duration(line.predicted_seconds)})"
     return _words(
         (record.train_loss, 3, lambda v: f"loss {number(v)}"),
-        (None if brief else record.val_loss, 6, lambda v: f"held-out loss {number(v)}"),
+        (None if brief else record.val_loss, 6, lambda v: f"{held_out} {number(v)}"),
         (record.top1, 0, lambda v: f"accuracy {percent(v)}{expected}"),
         (record.samples_per_second, 5, lambda v: f"{number(v)}{clock} images/s"),
         (record.training_seconds, 2, lambda v: f"{duration(v)}{clock}{took}"),
