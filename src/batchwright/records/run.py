@@ -130,7 +130,7 @@ class EpochRecord(Record):
     learning_rate: NonNegative = Field(description="Rate of the last step, per step.")
     train_loss: Loss | None = Field(description="Mean loss over the epoch; null if not finite.")
     val_loss: Loss | None = Field(
-        None, description="Held-out mean cross entropy; null if not evaluated."
+        None, description="Held-out cross entropy; null if not evaluated."
     )
     val_correct: Index | None = Field(None, description="Held-out images classified correctly.")
     val_count: Index | None = Field(None, description="Held-out images evaluated.")
