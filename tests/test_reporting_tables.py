@@ -217,8 +217,19 @@ def test_a_check_is_shown_point_by_point_and_in_a_sentence():
     assert found == ["inside", "inside", "outside"]
     words = check_words(check)
     assert "miss the measured ones by 4.8 % in the median, within the 10.0 % of" in words
-    assert "20.0 % at worst; 2 of 3 measurements lie inside" in words
+    assert "20.0 % at worst; 2 of 3 step times lie inside" in words
     assert "more than the 2.0 % of goal.tolerance" in check_words(make_check(1.05, tolerance=0.02))
+
+
+def test_a_checks_sentence_says_what_its_figures_are_of():
+    own, other = make_check(0.78, 0.733).points
+    peak = other.model_copy(update={"quantity": "peak_bytes", "measured": 1.0})
+    check = make_check(points=(own.model_copy(update={"planned": True}), other, peak))
+    words = check_words(check)
+    assert "own step (2 x 24, 32 px) was predicted 28.2 % too high. Predicted step times" in words
+    assert "with the plan's own, miss the measured ones by 32.3 % in the median, more than" in words
+    assert "by 36.4 % at worst; 0 of 2 step times and 1 of 1 memory peak lie inside" in words
+    assert dict(check._facts())["median error"] == "32.3 %"
 
 
 def test_the_held_out_loss_is_called_cross_entropy_where_another_one_is_trained():
