@@ -241,7 +241,7 @@ def test_the_held_out_loss_is_called_cross_entropy_where_another_one_is_trained(
     assert "held-out loss" in page(make_summary())
     assert "cross entropy" not in page(make_summary()) + shown(summary_table(make_summary()))
     line = EpochLine(kind="epoch", record=make_epoch(0), epochs=30)
-    for told, name in ((plan, "held-out cross entropy 2"), (make_plan(), "held-out loss 2")):
+    for told, name in ((plan, "held-out cross entropy 1.72"), (make_plan(), "held-out loss 1.72")):
         console = Console(file=io.StringIO(), force_terminal=False, width=100)
         with progress(console, epochs=30, plan=told) as lines:
             lines.update(line)

@@ -222,7 +222,7 @@ def test_workers_of_a_server_have_no_global_batch():
 
 
 def test_training_says_it_before_it_starts(capsys):
-    run_training._tell_rate(plan_of(global_batch=64))
+    run_training._tell_rate(plan_of(global_batch=64, learning_rate=0.1))
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["warning", "learning rate", "warm-up"]
 

@@ -21,8 +21,8 @@ from batchwright.records.text.plan_text import (
     expects_accuracy,
     kept_candidates,
     knee_rows,
-    target_heading,
     planned_sizes,
+    target_heading,
 )
 from batchwright.reporting.charts import plan as charts
 from batchwright.reporting.charts.memory import memory_chart
