@@ -195,7 +195,7 @@ def test_every_quantity_that_was_predicted_and_measured_is_compared():
     ]
     assert check.points[0].error == pytest.approx(1 / 1.02 - 1)
     assert len(check.points[0].visits) == 3
-    assert check.missed  # the upper of two errors
+    assert check.missed
     assert check.profile is None
     assert Check.model_validate_json(check.model_dump_json()) == check
 

@@ -210,6 +210,13 @@ def test_threads_that_are_no_number_are_refused(refused, monkeypatch, verb, thre
     assert message.startswith(f"BATCHWRIGHT_THREADS={threads[:60]}: give the compute threads of a ")
 
 
+@pytest.mark.parametrize("threads", ["x", "-1", "1.5", "2,x"])
+def test_openmp_threads_that_are_no_number_are_refused(refused, monkeypatch, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    message = refused("run")
+    assert message.startswith(f"OMP_NUM_THREADS={threads}: give compute threads, a whole number")
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [

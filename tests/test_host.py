@@ -60,6 +60,8 @@ def test_cores_stay_below_the_limit_of_a_version_1_group(kernel, monkeypatch, qu
         ({}, 4),
         ({"OMP_NUM_THREADS": "1"}, 4),  # as torchrun sets it
         ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "3, 2"}, 3),  # of nested levels
+        ({"OMP_NUM_THREADS": ""}, 4),
         ({"OMP_NUM_THREADS": "1", "RAY_RAYLET_PID": "7"}, 1),  # as Ray does for a task of a core
         ({"OMP_NUM_THREADS": "1", "RAY_RAYLET_PID": "7", host.THREADS: "2"}, 2),
     ],

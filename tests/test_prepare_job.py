@@ -262,8 +262,8 @@ class Narrow(nn.Module):
         return self.layers(images)
 
 
-def summed(outputs, labels):
-    return outputs.sum()
+def averaged(outputs, labels):
+    return outputs.mean()
 
 
 def test_a_network_with_fewer_outputs_than_classes_is_refused_before_anything_is_measured(cache):
@@ -271,7 +271,7 @@ def test_a_network_with_fewer_outputs_than_classes_is_refused_before_anything_is
     said = r"Narrow: gives 2 outputs for an image, and data=digits has 10 classes: have it give"
     with pytest.raises(JobError, match=said):
         ready(job)
-    settled = ready(job.model_copy(update={"loss": f"{__name__}:summed"}))  # wants none of them
+    settled = ready(job.model_copy(update={"loss": f"{__name__}:averaged"}))  # wants none of them
     plan = plan_without_profile(settled, open_data(settled).facts, make_network(name=job.network))
     check_workload(plan)
     with pytest.raises(JobError, match=said):

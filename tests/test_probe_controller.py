@@ -770,7 +770,8 @@ def test_trials_go_on_from_those_that_were_kept():
         (
             {"learning": 0.001},
             {},
-            r"as probe.learning=0.001 of the training, 0.\d+ s, is too little for one",
+            r"as probe.learning=0.001 of the training that was probed for \(\d+ epochs?\), "
+            r"0.\d+ s, is too little for one",
         ),
         (
             {"learning": 1.0},

@@ -32,6 +32,7 @@ from batchwright.reporting.data.plan_curves import (
     units_of,
 )
 from batchwright.reporting.pages.page import page
+from batchwright.reporting.pages.page_plan import candidates_table
 from batchwright.reporting.render.figures import draw_plan, plan_figure_data, write_plan_figure
 from clusters import (
     EPOCHS,
@@ -290,6 +291,20 @@ def test_a_panel_begins_where_its_first_curve_does_and_measured_points_above_it_
     for axes in figure.axes[:2]:
         assert axes.get_xlim()[0] == pytest.approx(8 / 1.15)
     assert "measured" not in said(figure)
+
+
+def test_seconds_are_to_the_target_only_where_its_epochs_are_known():
+    some_of_it = Estimate(value=9.0, low=8.0, high=10.0)
+    for epochs, there, missing in (
+        (None, "s to equal progress", "s to target"),
+        (some_of_it, "s to target", "s to equal progress"),
+    ):
+        told = {"target_seconds": some_of_it, "epochs": epochs}
+        considered = tuple(make_candidate(1, b).model_copy(update=told) for b in LOCAL_BATCHES)
+        plan = make_choice(considered=considered)
+        for table in (explain(plan), candidates_table(plan)):
+            assert there in table
+            assert missing not in table
 
 
 def test_the_numbers_of_stages_are_beside_the_figure(tmp_path):

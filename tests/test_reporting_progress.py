@@ -80,6 +80,23 @@ def test_time_left_uses_the_pace_of_the_first_epoch_until_one_is_finished():
     assert "10 s left" in second
 
 
+def test_time_left_goes_by_the_median_of_the_last_five_epochs():
+    spent = [9.0, 9.0, 19.0, 9.0, 99.0, 19.0, 19.0]  # and a second of evaluation each
+    told = [epoch_end(n, **{"time/epoch_s": seconds}) for n, seconds in enumerate(spent)]
+    said = lines(a_console(), told, epochs=11)
+    assert [line.rpartition(", ")[2] for line in said] == [
+        *("1 min 40 s left", "1 min 30 s left", "1 min 20 s left", "1 min 10 s left"),
+        *("1 min 00 s left", "1 min 40 s left", "1 min 20 s left"),
+    ]
+
+
+@pytest.mark.parametrize("changed", [{"resolution": 64}, {"batch/global": 512}])
+def test_time_left_begins_anew_with_another_resolution_or_batch(changed):
+    before = [epoch_end(n, **{"time/epoch_s": 9.0}) for n in range(3)]
+    *_, last = lines(a_console(), [*before, epoch_end(3, **changed)], epochs=5)
+    assert last.endswith(", 21 s left")
+
+
 def test_a_line_does_not_wrap_however_narrow_the_console():
     console = Console(file=io.StringIO(), force_terminal=False, width=20)
     assert len(lines(console, [epoch_end(0)])) == 1

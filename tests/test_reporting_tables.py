@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from rich.console import Console
 
 from batchwright.records import (
     Check,
@@ -13,6 +16,7 @@ from batchwright.records import (
     OutOfMemory,
     RoundCheck,
 )
+from batchwright.records.lines.run_lines import EpochLine
 from batchwright.reporting.data.reading import (
     accounting,
     check_words,
@@ -23,12 +27,14 @@ from batchwright.reporting.data.reading import (
 )
 from batchwright.reporting.data.worker_curves import worker_curves
 from batchwright.reporting.pages.page import page
+from batchwright.reporting.render.progress import progress
 from batchwright.reporting.render.tables import check_table, profile_table, summary_table
 from clusters import make_measured
 from dynamic_runs import dynamic_summary
 from samples import (
     make_data,
     make_epoch,
+    make_job,
     make_network,
     make_pair,
     make_plan,
@@ -211,8 +217,35 @@ def test_a_check_is_shown_point_by_point_and_in_a_sentence():
     assert found == ["inside", "inside", "outside"]
     words = check_words(check)
     assert "miss the measured ones by 4.8 % in the median, within the 10.0 % of" in words
-    assert "20.0 % at worst; 2 of 3 measurements lie inside" in words
+    assert "20.0 % at worst; 2 of 3 step times lie inside" in words
     assert "more than the 2.0 % of goal.tolerance" in check_words(make_check(1.05, tolerance=0.02))
+
+
+def test_a_checks_sentence_says_what_its_figures_are_of():
+    own, other = make_check(0.78, 0.733).points
+    peak = other.model_copy(update={"quantity": "peak_bytes", "measured": 1.0})
+    check = make_check(points=(own.model_copy(update={"planned": True}), other, peak))
+    words = check_words(check)
+    assert "own step (2 x 24, 32 px) was predicted 28.2 % too high. Predicted step times" in words
+    assert "with the plan's own, miss the measured ones by 32.3 % in the median, more than" in words
+    assert "by 36.4 % at worst; 0 of 2 step times and 1 of 1 memory peak lie inside" in words
+    assert dict(check._facts())["median error"] == "32.3 %"
+
+
+def test_the_held_out_loss_is_called_cross_entropy_where_another_one_is_trained():
+    plan = make_plan(job=make_job(loss="mine:focal"))
+    own = make_summary(plan=plan)
+    assert "held-out cross entropy" in page(own)
+    assert "held-out loss" not in page(own)
+    assert "cross entropy" in shown(summary_table(own), width=100)
+    assert "held-out loss" in page(make_summary())
+    assert "cross entropy" not in page(make_summary()) + shown(summary_table(make_summary()))
+    line = EpochLine(kind="epoch", record=make_epoch(0), epochs=30)
+    for told, name in ((plan, "held-out cross entropy 1.72"), (make_plan(), "held-out loss 1.72")):
+        console = Console(file=io.StringIO(), force_terminal=False, width=100)
+        with progress(console, epochs=30, plan=told) as lines:
+            lines.update(line)
+        assert f", {name}" in console.file.getvalue()
 
 
 PAIR = make_pair(ratios=(0.19, 0.2, 0.21))

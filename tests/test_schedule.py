@@ -132,9 +132,10 @@ def test_a_gain_is_bounded_by_the_batch_and_the_rate_without_it_is_shown():
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        ({"global_batch": 64}, "global_batch=64 is below base_batch=128"),
-        ({"global_batch": 64, "scaling": "none"}, ""),
-        ({"global_batch": "auto", "base_batch": 6000}, ""),
+        ({"global_batch": 64, "learning_rate": 0.1}, "global_batch=64 is below base_batch=128"),
+        ({"global_batch": 64}, ""),  # the rate, too, is the plan's
+        ({"global_batch": 64, "learning_rate": 0.1, "scaling": "none"}, ""),
+        ({"global_batch": "auto", "learning_rate": 0.1, "base_batch": 6000}, ""),
         ({"global_batch": 128, "scaling": "gain"}, "nothing to gain"),
         ({}, ""),
     ],
@@ -221,7 +222,7 @@ def test_workers_of_a_server_have_no_global_batch():
 
 
 def test_training_says_it_before_it_starts(capsys):
-    run_training._tell_rate(plan_of(global_batch=64))
+    run_training._tell_rate(plan_of(global_batch=64, learning_rate=0.1))
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["warning", "learning rate", "warm-up"]
 
@@ -342,7 +343,7 @@ def test_the_command_prints_a_table_a_figure_and_json(command, place):
 
 
 def test_the_command_warns_of_a_batch_below_the_base_batch(command, place):
-    code, out, err = command("schedule", "global_batch=64", "epochs=2")
+    code, out, err = command("schedule", "global_batch=64", "learning_rate=0.1", "epochs=2")
     assert (code, out) == (0, "")
     assert "warning: global_batch=64 is below base_batch=128" in err
 

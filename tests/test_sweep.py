@@ -398,10 +398,15 @@ def test_a_sweep_leaves_record_table_figures_and_page(place, instantly):
 
 
 def test_what_may_not_be_meant_is_said_once_for_each_setting(place, instantly, capsys):
-    bw.sweep(Job(**SHORT, optimizer="sgd"), {"base_batch": [128, 1024]}, seeds=2, out="a")
+    job = Job(**SHORT, optimizer="sgd", learning_rate=0.1)
+    bw.sweep(job, {"base_batch": [128, 1024]}, seeds=2, out="a")
     doubts = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(doubts) == 1
     assert doubts[0].startswith("warning: base_batch=1024: global_batch=512 is below base_batch")
+    bw.sweep(job, {"global_batch": [64, 512]}, seeds=1, out="b")
+    doubts = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(doubts) == 1
+    assert doubts[0].startswith("warning: global_batch=64 is below base_batch=128")  # once
 
 
 def test_settings_that_take_different_optimizers_are_said_not_to_compare(place, instantly, capsys):

@@ -328,7 +328,7 @@ def _become(order: _Order, files: list[int], parent: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:  # else all workers would draw the same numbers until they are seeded
         numpy.random.seed()
-        threads = int(order.environment.get("OMP_NUM_THREADS", "0"))
+        threads = int(order.environment.get("OMP_NUM_THREADS", "").partition(",")[0] or 0)
         if threads:  # its BLAS has read the server's number as it was loaded
             from threadpoolctl import threadpool_limits
 

@@ -164,7 +164,8 @@ def _point(
 def _doubts(plan: Plan) -> tuple[str, ...]:
     """What was asked for and may not be meant; a plan's own choice has its reason instead."""
     rule, job, served = plan.learning_rate, plan.job, plan.server is not None
-    asked = job.global_batch != "auto" or (served and isinstance(job.dual.large_batches, tuple))
+    given = job.global_batch != "auto" or (served and isinstance(job.dual.large_batches, tuple))
+    asked = given and job.learning_rate != "auto"  # else both are the plan's, which fit
     batch = _top_batch(plan)
     found = []
     if asked and batch < rule.base_batch and rule.scaling in ("linear", "sqrt"):

@@ -19,7 +19,7 @@ from batchwright.probing.commands import RunTrial, TrialRun
 from batchwright.probing.visiting import Visitor
 from batchwright.records import Job, OptimizerName, Plan, Prediction, Profile, Trial
 from batchwright.records.registries.optimizers import SGD
-from batchwright.records.text.formatting import duration, percent
+from batchwright.records.text.formatting import counted, duration, percent
 
 MAX_TIMES = 2
 """Trials that take longer than they should, as beside others' work, end after so many times the
@@ -150,7 +150,9 @@ def _why_none(profile: Profile, question: Question, budget: float) -> str:
             "images): give more epochs or a smaller batch"
         )
     if least > budget:
-        share = f"probe.learning={asked:g}" + (" of the training" if asked < 1 else "")
+        share = f"probe.learning={asked:g}"
+        if asked < 1:  # a plan of other epochs shows this, too
+            share += f" of the training that was probed for ({counted(question.epochs, 'epoch')})"
         return (
             f"there are no trials, as {share}, {duration(budget)}, is too little for one: give "
             f"probe.learning={ceil(max(1.0, least))}, in seconds, or more"

@@ -92,7 +92,9 @@ class JobFields(Keys):
     loss: str = Field(
         "cross_entropy",
         min_length=1,
-        description="`cross_entropy`, or an import string: f(outputs, labels) -> mean loss.",
+        description="`cross_entropy`, or an import string: f(outputs, labels) -> mean loss. Also "
+        "of a `torch.nn.Module` that takes the same, or of its class, which is built without "
+        "arguments, such as `torch.nn:MultiMarginLoss`; it has no parameters to train.",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="For `cross_entropy`: share.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the classifier: share.")

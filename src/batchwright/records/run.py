@@ -129,7 +129,9 @@ class EpochRecord(Record):
     samples: Index = Field(description="Training samples seen this epoch.")
     learning_rate: NonNegative = Field(description="Rate of the last step, per step.")
     train_loss: Loss | None = Field(description="Mean loss over the epoch; null if not finite.")
-    val_loss: Loss | None = Field(None, description="Held-out mean loss; null if not evaluated.")
+    val_loss: Loss | None = Field(
+        None, description="Held-out cross entropy; null if not evaluated."
+    )
     val_correct: Index | None = Field(None, description="Held-out images classified correctly.")
     val_count: Index | None = Field(None, description="Held-out images evaluated.")
     noise_scale: Positive | None = Field(None, description="Gradient noise scale, in samples.")

@@ -238,9 +238,10 @@ def _refuse_surroundings(job: Job) -> None:
 
     Where another launcher has started the workers, the port may be its own.
     """
-    from batchwright.workload.host import given_threads
+    from batchwright.workload.host import given_threads, openmp_threads
 
     given_threads()
+    openmp_threads()
     if not (job.launcher.joins and joined()):
         refuse_busy_port(job.port)
 
@@ -371,11 +372,12 @@ def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:
 
 
 def _check_network(job: Job, data: DataFacts) -> nn.Module:
-    """Build the network here, so that a wrong name, file or pattern is refused at once."""
+    """Build network and loss here, so that a wrong name, file or pattern is refused at once."""
     from batchwright.workload.passes.recomputation import recompute
     from batchwright.workload.task import (
         build_loss,
         build_network,
+        check_mean,
         check_sides,
         freeze,
         load_weights,
@@ -400,7 +402,7 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
     freeze(network, job.frozen)
     if job.activation_checkpointing == "on":
         recompute(network)
-    build_loss(job)
+    check_mean(job, build_loss(job), len(data.classes))
     return network
 
 

@@ -24,6 +24,8 @@ from batchwright.workload import allocator
 THREADS = "BATCHWRIGHT_THREADS"
 """Environment variable: compute threads of a worker, as a sweep divides the cores."""
 
+OPENMP_THREADS = "OMP_NUM_THREADS"  # which also is what launchers tell a worker's threads by
+
 _RAY = "RAY_RAYLET_PID"  # in all processes that Ray starts, and those below them
 
 CPU_WORKERS = 2
@@ -64,6 +66,21 @@ def given_threads() -> int | None:
     return int(given)
 
 
+def openmp_threads() -> int:
+    """What `OPENMP_THREADS` says, the first of a list of levels; 0: nothing.
+
+    Raises:
+        BatchwrightError: It is no number of threads.
+    """
+    given = os.environ.get(OPENMP_THREADS, "").strip()
+    if not re.fullmatch(r"([0-9]{1,6}(\s*,\s*[0-9]{1,6})*)?", given):
+        raise BatchwrightError(
+            f"{OPENMP_THREADS}={given[:60]}: give compute threads, a whole number such as "
+            f"{usable_cores()}, or unset it"
+        )
+    return int(given.partition(",")[0] or 0)
+
+
 def worker_threads(local_workers: int) -> int:
     """Compute threads of each of ``local_workers`` on this machine: an equal share of its cores.
 
@@ -72,13 +89,13 @@ def worker_threads(local_workers: int) -> int:
     an actor has reserved, where others have the rest.
 
     Raises:
-        BatchwrightError: As `given_threads` raises.
+        BatchwrightError: As `given_threads` and `openmp_threads` raise.
     """
     if (given := given_threads()) is not None:
         return given
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > (0 if _RAY in os.environ else 1):
-        return int(asked)
+    asked = openmp_threads()
+    if asked > (0 if _RAY in os.environ else 1):
+        return asked
     return max(1, usable_cores() // local_workers)
 
 

@@ -399,8 +399,8 @@ class _ToTarget(Objective):
         return (
             f"The least predicted {self.goal.least} to any accuracy, so to {aim}, by epoch time "
             "over progress per sample (efficiency). No run with such a batch reached it, so the "
-            "number of epochs is not known: seconds to the target are for as much progress as an "
-            f"epoch with the base batch makes.{more}"
+            "number of epochs is not known: seconds to equal progress are for as much as an epoch "
+            f"with the base batch makes.{more}"
         )
 
 

@@ -317,7 +317,7 @@ def _candidate_lines(plan: PlanFields, width: int | None) -> list[str]:
         "cost": any(one.cost for one in plan.considered),
         "worth of an image": any(one.efficiency for one in plan.considered),
         "epochs to target": not chosen and any(one.epochs for one in plan.considered),
-        "s to target": any(one.target_seconds for one in plan.considered),
+        target_heading(plan): any(one.target_seconds for one in plan.considered),
         "accuracy": any(one.accuracy for one in plan.considered),
         "peak": True,
     }
@@ -360,6 +360,12 @@ def _order(one: Prediction) -> tuple[int, int, str, int]:
     return one.resolution, one.workers, kinds, one.global_batch_size
 
 
+def target_heading(plan: PlanFields) -> str:
+    """Of candidates' `target_seconds`, which without known epochs are no time to any accuracy."""
+    known = any(one.trained_epochs or one.epochs for one in plan.considered)
+    return "s to target" if known else "s to equal progress"
+
+
 def _candidate_row(plan: PlanFields, one: Prediction, columns: Iterable[str]) -> list[str]:
     values = {
         "s / epoch": between(one.epoch_seconds),
@@ -368,7 +374,7 @@ def _candidate_row(plan: PlanFields, one: Prediction, columns: Iterable[str]) ->
         "cost": "-" if one.cost is None else between(one.cost),
         "worth of an image": _or_dash(one.efficiency, percent),
         "epochs to target": "-" if one.epochs is None else between(one.epochs),
-        "s to target": "-" if one.target_seconds is None else between(one.target_seconds),
+        target_heading(plan): "-" if one.target_seconds is None else between(one.target_seconds),
         "accuracy": _or_dash(one.accuracy, percent),
         "peak": size(one.peak_bytes.high),
     }

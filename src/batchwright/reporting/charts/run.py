@@ -30,6 +30,7 @@ from batchwright.reporting.data.reading import (
     accounting,
     accuracy,
     comparisons,
+    held_out_loss,
     measured_word,
     simulated_word,
     training_clock,
@@ -168,9 +169,10 @@ def learning_charts(summary: RunSummary, forecast: EpochLine | None = None) -> t
         epochs[-1].epoch + 1.5,
         tuple((epochs[i].epoch + 1.0, labels[i]) for i in evenly(range(len(epochs)), 6)),
     )
+    held_out = held_out_loss(summary.plan)
     losses = [
         _over_epochs(epochs, "training loss", "blue", "circle", [e.train_loss for e in epochs]),
-        _over_epochs(epochs, "held-out loss", "orange", "square", [e.val_loss for e in epochs]),
+        _over_epochs(epochs, held_out, "orange", "square", [e.val_loss for e in epochs]),
     ]
     shares = [None if e.top1 is None else 100 * e.top1 for e in epochs]
     right = [_over_epochs(epochs, "held-out accuracy (%)", "green", "square", shares)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, median
 
-from batchwright.records import Check, EpochRecord, Estimate, RunSummary, Stage
+from batchwright.records import Check, EpochRecord, Estimate, Plan, RunSummary, Stage
 from batchwright.records.run import reached_epoch
 from batchwright.records.text.formatting import (
     counted,
@@ -416,9 +416,16 @@ def overall(summary: RunSummary) -> Comparison:
     return Comparison(0, Estimate(value=value, low=low, high=high), measured, None, None)
 
 
+def held_out_loss(plan: Plan | None) -> str:
+    """What the held-out loss is called; it is cross entropy whatever loss is trained with."""
+    own = plan is not None and plan.job.loss != "cross_entropy"
+    return "held-out cross entropy" if own else "held-out loss"
+
+
 def check_words(check: Check) -> str:
     """How right a plan's predictions were, in a sentence or two."""
-    steps = sorted(abs(one.error) for one in check.points if one.quantity == "step_seconds")
+    times = [one for one in check.points if one.quantity == "step_seconds"]
+    peaks = [one for one in check.points if one.quantity != "step_seconds"]
     rounds = ""
     if check.rounds:
         worst = max(check.rounds, key=lambda one: abs(one.difference))
@@ -427,21 +434,24 @@ def check_words(check: Check) -> str:
             f"planned to end together, differ by {percent(abs(worst.difference))}"
             + (" at worst." if len(check.rounds) > 1 else ".")
         )
-    if not steps:
+    if check.median_error is None:
         return "No step could be measured." + rounds
-    own = [one for one in check.points if one.planned and one.quantity == "step_seconds"]
     told = "".join(
         f"The plan's own step ({one.workers} x {one.local_batch_size}, {one.resolution} px) was "
         f"predicted {percent(abs(one.error))} too {'high' if one.error > 0 else 'low'}. "
-        for one in own
+        for one in times
+        if one.planned
     )
-    inside = sum(one.inside for one in check.points)
+    which = ", with the plan's own," if told else ""
     verdict = "more than" if check.missed else "within"
+    inside = f"{sum(one.inside for one in times)} of {counted(len(times), 'step time')}"
+    if peaks:
+        inside += f" and {sum(one.inside for one in peaks)} of {counted(len(peaks), 'memory peak')}"
     return (
-        f"{told}Predicted step times miss the measured ones by {percent(steps[len(steps) // 2])} "
-        f"in the median, {verdict} the {percent(check.tolerance)} of goal.tolerance, and by "
-        f"{percent(steps[-1])} at worst; {inside} of {len(check.points)} measurements lie inside "
-        "their 95 % interval." + rounds
+        f"{told}Predicted step times{which} miss the measured ones by "
+        f"{percent(check.median_error)} in the median, {verdict} the {percent(check.tolerance)} of "
+        f"goal.tolerance, and by {percent(max(abs(one.error) for one in times))} at worst; "
+        f"{inside} lie inside their 95 % interval." + rounds
     )
 
 

@@ -43,6 +43,7 @@ from batchwright.reporting.data.reading import (
     accuracy_words,
     compared_rows,
     epoch_accuracies,
+    held_out_loss,
     last_evaluated,
     learnt_words,
     measured_word,
@@ -329,7 +330,8 @@ def _learning_charts(summary: RunSummary, forecast: EpochLine | None) -> str:
     epochs, word = summary.epochs, simulated_word(summary)
     timed = list(zip(epochs, training_clock(summary), strict=True))
     told = epoch_accuracies(summary)
-    head = ["epoch", f"training ({word}s)", "training loss", "held-out loss", "held-out accuracy"]
+    head = ["epoch", f"training ({word}s)", "training loss", held_out_loss(summary.plan)]
+    head.append("held-out accuracy")
     table = markup.table(
         "Epochs" + markup.left_out(epochs, _MAX_ROWS, "; all are in summary.json"),
         [*head, *(["predicted (95 %)", "it was"] if told else [])],

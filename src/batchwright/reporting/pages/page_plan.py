@@ -22,6 +22,7 @@ from batchwright.records.text.plan_text import (
     kept_candidates,
     knee_rows,
     planned_sizes,
+    target_heading,
 )
 from batchwright.reporting.charts import plan as charts
 from batchwright.reporting.charts.memory import memory_chart
@@ -166,7 +167,8 @@ def candidates_table(plan: Plan) -> str:
     sides, planned = len({one.resolution for one in kept}) > 1, planned_sizes(plan)
     priced = any(one.cost for one in kept)
     head = ["global batch", "cluster", *["side"] * sides, "steps", "s / step", "s / epoch"]
-    head += ["s of training", *["s to target"] * aimed, *["cost"] * priced, *["accuracy"] * told]
+    head += ["s of training", *[target_heading(plan)] * aimed, *["cost"] * priced]
+    head += ["accuracy"] * told
     rows = []
     for one in kept:
         target = between(one.target_seconds) if one.target_seconds else "-"

@@ -11,7 +11,9 @@ console given, by default standard error, so that standard output stays free for
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from statistics import median
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -24,10 +26,11 @@ from batchwright.records.lines.run_lines import (
     SharesLine,
     StepLine,
 )
-from batchwright.records.run import reached_epoch
+from batchwright.records.run import EpochRecord, reached_epoch
 from batchwright.records.text.formatting import duration, number, percent
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.live_run import forecast_words
+from batchwright.reporting.data.reading import held_out_loss
 from batchwright.reporting.render.live_tables import LiveRounds, LiveWorkers
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 10.0
 REDRAW_SECONDS = 0.05
+PACE_EPOCHS = 5  # the last so many tell the time left
 REFRESH_SECONDS = 0.25  # between two pictures of a run, whose lines come every half second
 BAR_WIDTH = 16
 OTHER_LINES = 6  # of a terminal, beside the workers: bar, head of the table, room to write
@@ -78,7 +82,8 @@ class RunProgress:
         self._bar: Progress | None = _bar(console) if is_live(console) else None
         self._live: Live | None = live_picture(console, self._picture) if self._bar else None
         self._task: TaskID | None = None
-        self._epoch_seconds: float | None = None
+        self._epoch_seconds: deque[float] = deque(maxlen=PACE_EPOCHS)
+        self._paced_by: tuple[int, int] | None = None  # resolution and batch of these epochs
         self._likely_epochs: int | None = None
         self._shown = (-1, 0.0)
 
@@ -160,13 +165,13 @@ class RunProgress:
 
     def _epoch(self, line: EpochLine) -> None:
         epoch, brief = line.record.epoch, self._bar is not None
-        spent = line.record.training_seconds + line.record.evaluation_seconds
-        self._epoch_seconds = spent or None
+        self._take_seconds(line.record)
         if line.record.top1 is not None:
             self._likely_epochs = line.likely_epochs
         words = self._side(epoch)
-        words += epoch_words(line, brief=brief, simulated=self._simulated)
-        left = spent * (self._likely(epoch + 1) - epoch - 1)
+        held_out = held_out_loss(self._plan)
+        words += epoch_words(line, brief=brief, simulated=self._simulated, held_out=held_out)
+        left = (self._seconds() or 0.0) * (self._likely(epoch + 1) - epoch - 1)
         ends = self._plan is not None and reached_epoch(self._plan, [line.record]) is not None
         if not ends and (self._simulated or self._rounds):
             words += self._paced(epoch + 1, self._clock())
@@ -178,6 +183,20 @@ class RunProgress:
             self._say(part)
         if self._rounds is None:
             self._draw(epoch, 1, 1, [])
+
+    def _take_seconds(self, record: EpochRecord) -> None:
+        """Keep an epoch's seconds; with another resolution or batch, none from before."""
+        paced_by = record.resolution, record.global_batch_size
+        if paced_by != self._paced_by:
+            self._paced_by = paced_by
+            self._epoch_seconds.clear()
+        spent = record.training_seconds + record.evaluation_seconds
+        if spent and record.whole:
+            self._epoch_seconds.append(spent)
+
+    def _seconds(self) -> float | None:
+        """Of an epoch, by the last few: the median, as one of them may have been disturbed."""
+        return median(self._epoch_seconds) if self._epoch_seconds else None
 
     def _picture(self) -> RenderableType:
         """What the terminal shows at this moment: the bar, and the workers below it."""
@@ -200,11 +219,11 @@ class RunProgress:
         return [(0, left_words(left))] if left else []
 
     def _time_left(self, line: StepLine) -> list[Word]:
-        """The rest of the run: at the last epoch's pace, in the first epoch at its own so far."""
+        """The rest of the run: at the pace of the last epochs, in the first at its own so far."""
         done = line.step / line.steps if line.steps else 0.0
         if self._simulated:
             return self._paced(line.epoch + done, self._clock())
-        seconds = self._epoch_seconds
+        seconds = self._seconds()
         if seconds is None:
             if not done or not line.training_seconds:
                 return []
@@ -330,7 +349,9 @@ def step_words(
     )
 
 
-def epoch_words(line: EpochLine, *, brief: bool, simulated: bool) -> list[Word]:
+def epoch_words(
+    line: EpochLine, *, brief: bool, simulated: bool, held_out: str = "held-out loss"
+) -> list[Word]:
     """What an epoch was like; ``brief`` on a terminal."""
     clock, record, predicted = " simulated" if simulated else "", line.record, line.predicted_top1
     expected = took = ""
@@ -342,7 +363,7 @@ def epoch_words(line: EpochLine, *, brief: bool, simulated: bool) -> list[Word]:
         took = f" (predicted {duration(line.predicted_seconds)})"
     return _words(
         (record.train_loss, 3, lambda v: f"loss {number(v)}"),
-        (None if brief else record.val_loss, 6, lambda v: f"held-out loss {number(v)}"),
+        (None if brief else record.val_loss, 6, lambda v: f"{held_out} {number(v)}"),
         (record.top1, 0, lambda v: f"accuracy {percent(v)}{expected}"),
         (record.samples_per_second, 5, lambda v: f"{number(v)}{clock} images/s"),
         (record.training_seconds, 2, lambda v: f"{duration(v)}{clock}{took}"),

@@ -40,6 +40,7 @@ from batchwright.reporting.data.reading import (
     accuracy,
     accuracy_words,
     compared_rows,
+    held_out_loss,
     last_evaluated,
     measured_word,
     memory_measured,
@@ -230,7 +231,7 @@ def summary_table(summary: RunSummary) -> RenderableType:
         compared.caption = memory_note(summary)
     accuracies = table(
         "held-out accuracy",
-        ["", "epoch", "accuracy", "loss"],
+        ["", "epoch", "accuracy", held_out_loss(summary.plan).removeprefix("held-out ")],
         (
             [
                 word,

@@ -211,10 +211,10 @@ def _tell_doubts(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str, Pl
     told: dict[str, None] = {}
     for cell in cells:
         plan = plans.get(cell.name)
+        name = setting_words(keys, cell.values)
         for doubt in rate_schedule(plan).doubts if plan else ():
-            told[f"warning: {printable(setting_words(keys, cell.values))}: {printable(doubt)}"] = (
-                None
-            )
+            said = doubt if doubt.startswith(f"{name} ") else f"{name}: {doubt}"
+            told[f"warning: {printable(said)}"] = None
     for line in told:
         _say(line)
 
