@@ -92,6 +92,7 @@ class Learned(nn.Module):
         return self.weight * outputs.sum()
 
 learned, frozen = Learned(), Learned().requires_grad_(False)
+of_classes = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))
 
 def hundredth(outputs, labels):
     return added(outputs, labels) / 100
@@ -455,6 +456,14 @@ def test_a_loss_may_be_imported_as_a_function_or_a_module():
         task.build_loss(Job(loss="mine:five"))
     with pytest.raises(JobError, match="loss=mse: unknown"):
         task.build_loss(Job(loss="mse"))
+
+
+@pytest.mark.usefixtures("user_module")
+def test_a_loss_that_is_a_module_computes_where_the_outputs_are():
+    there = torch.device("meta")
+    loss = task.build_loss(Job(loss="mine:of_classes"), there)
+    outputs, labels = torch.ones(3, 2, device=there), torch.zeros(3, device=there).long()
+    assert loss(outputs, labels).device == there
 
 
 @pytest.mark.usefixtures("user_module")

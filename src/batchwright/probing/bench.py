@@ -119,7 +119,7 @@ class Bench:
         usual = OPTIMIZERS[job.optimizer].rate  # `auto` measures with SGD
         rate = usual if job.learning_rate == "auto" else job.learning_rate
         self.optimizer = build_optimizer(self.network, job, rate)
-        self._loss = build_loss(job)
+        self._loss = build_loss(job, self.device)
         self._precision: Precision = "float32" if job.precision == "auto" else job.precision
         self.scale = LossScale.of(self._precision)
         self.batches = Batches(

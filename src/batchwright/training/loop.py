@@ -151,7 +151,7 @@ def open_task(plan: Plan, device: torch.device) -> Task:
     return Task(
         network,
         build_optimizer(network, job, plan.learning_rate.base, name=plan.update),
-        build_loss(job),
+        build_loss(job, device),
         training,
         held_out,
         _sample_weights(job, data.train),

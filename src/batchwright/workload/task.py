@@ -465,8 +465,12 @@ def _read_weights(path: str | Path) -> dict[str, Tensor]:
 # ---------------------------------------------------------------------------- loss and optimizer
 
 
-def build_loss(job: Job) -> Loss:
+def build_loss(job: Job, device: torch.device | None = None) -> Loss:
     """The job's loss; cross entropy is computed in float32 whatever the outputs' format.
+
+    Args:
+        job: Names it.
+        device: Where outputs and labels will be: weights of classes and the like go there.
 
     Raises:
         JobError: The job's import string names nothing that can be called with outputs and labels;
@@ -493,6 +497,8 @@ def build_loss(job: Job) -> Loss:
             f"loss={job.loss}: has parameters of its own, which no run trains: train in a loop of "
             "your own, with them in the optimizer, or set requires_grad to False in them"
         )
+    if isinstance(loss, nn.Module) and device is not None:
+        loss = loss.to(device)
     _check_loss(job.loss, loss)
 
     def mean_loss(outputs: Tensor, labels: Tensor) -> Tensor:
