@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from batchwright.records import Job
 from batchwright.training.checkpoints.checkpoint import save_checkpoint
-from batchwright.training.checkpoints.checkpoint_lookup import LAST, PREVIOUS
+from batchwright.training.checkpoints.checkpoint_lookup import CHECKPOINTED, LAST, PREVIOUS
 
 
 class Writer:
@@ -20,7 +21,8 @@ class Writer:
     so at most one of each name waits, beside the one that is being written.
 
     Args:
-        folder: Where they go. What was ``last.pt`` becomes ``previous.pt``.
+        folder: Where they go. What was ``last.pt`` becomes ``previous.pt``, and the folder above
+            notes that there is one.
         job: Says how often ``last`` is due.
         first: The name that goes before others where several wait.
 
@@ -103,6 +105,9 @@ class Writer:
         former = self._folder / f"{PREVIOUS}.pt" if name == LAST else None
         try:
             save_checkpoint(self._folder / f"{name}.pt", content, former=former)
+            if name == LAST:
+                with suppress(OSError):  # the checkpoint is there, which is what counts
+                    (self._folder.parent / CHECKPOINTED).touch()
         finally:
             with self._lock:
                 self._at_work = ""
