@@ -24,16 +24,16 @@ from PIL import Image
 
 import batchwright as bw
 from batchwright.cli import output
-from batchwright.errors import BatchwrightError, JobError, PlanError, WorkerError
+from batchwright.errors import BatchwrightError, DeadlineReached, JobError, PlanError, WorkerError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.probing.probe import Measured
 from batchwright.records import Check, Job, KindCount, MemoryPoint, PairTime, Plan, Profile
-from batchwright.records.documents import job_yaml, write_record
+from batchwright.records.documents import change_job, job_yaml, write_record
 from batchwright.records.run_folder import resuming_command, telling_how_to_resume
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.reading import overall
 from batchwright.storage.locks import LOCK_FILE
-from batchwright.workflows.prepare_job import refuse_unconfirmed_code
+from batchwright.workflows.prepare_job import refuse_unconfirmed_code, with_job
 from batchwright.workload.data.sources import open_data
 from clusters import make_step
 from samples import (
@@ -558,6 +558,15 @@ def test_training_without_a_plan_or_a_run_is_refused(refused, place):
 
 
 @pytest.mark.parametrize("verb", ["run", "train"])
+def test_the_run_of_a_session_is_not_the_commands_to_go_on_with(refused, place, verb):
+    (place / "mine" / "checkpoints").mkdir(parents=True)
+    message = refused(verb, "--resume", "--out", "mine")
+    assert message.endswith(
+        ", as of a loop of your own: continue the run as it was begun (Session(resume=True))"
+    )
+
+
+@pytest.mark.parametrize("verb", ["run", "train"])
 def test_a_trained_run_whose_plan_is_lost_is_told_so_and_how_to_have_it_back(
     refused, command, place, verb
 ):
@@ -639,6 +648,19 @@ def test_a_stop_says_the_whole_command_that_goes_on(key, value, words):
     command = f"batchwright run --resume --out 'runs/a b'{words}"
     assert str(stopped.value) == f"stopped; continue with `{command}`"
     refuse_unconfirmed_code(job, (), shlex.split(command)[5:])  # is not refused
+
+
+@pytest.mark.parametrize(("deadline", "later"), [(4.0, "60"), (3e6, "6000000"), (90.5, "181")])
+def test_a_deadline_that_is_reached_says_a_command_with_a_later_one(deadline, later):
+    job = make_job(goal={"deadline": deadline})
+    with (
+        pytest.raises(bw.Interrupted) as stopped,
+        telling_how_to_resume(resuming_command("dd", job), deadline=deadline),
+    ):
+        raise DeadlineReached("reached")
+    command = f"batchwright run --resume --out dd goal.deadline={later}"
+    assert str(stopped.value) == f"reached; continue with `{command}`"
+    with_job(make_plan(job=job), change_job(job, {}, [command.split()[-1]]))  # is not refused
 
 
 def test_a_run_that_has_not_finished_says_how_to_go_on(refused, place):
