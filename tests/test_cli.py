@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -332,6 +333,23 @@ def test_a_record_is_written_over_nothing_but_one_of_its_kind(refused, place, ve
     assert f"{file} holds {holds}" in refused(verb, file, "--out", file)
     with pytest.raises(BatchwrightError, match=r"plan\.json holds a plan"):
         bw.probe(epochs=3, out=place / "plan.json")
+
+
+def test_the_records_of_a_run_that_has_trained_stay_as_they_are(refused, command, place):
+    run = place / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "job.yaml").touch()
+    (run / LOCK_FILE).touch()
+    write_record(make_profile(), run / "profile.json")
+    write_record(make_plan(), run / "plan.json")
+    before = (run / "plan.json").read_bytes()
+    said = "{0} is a record of the run in run, which has trained, and stays as it is: name another"
+    to = "run/plan.json"
+    assert said.format(to) in refused("plan", "run", "epochs=7", "--out", to)
+    to = "run/profile.json"
+    assert said.format(to) in refused("check", "run", "--profile", "run", "--out", to)
+    assert (run / "plan.json").read_bytes() == before
+    assert command("plan", "run", "epochs=7", "--out", "run/longer.json")[0] == 0
 
 
 def test_a_record_is_written_over_an_earlier_one_of_its_kind(command, place):
@@ -734,6 +752,16 @@ def test_a_run_folder_stands_for_the_plan_or_the_profile_in_it(command, refused,
         assert "the plan was made for other data than data=digits" in refused(verb, "run")
     (place / "run" / "profile.json").unlink()
     assert "cannot read run: Is a directory; there is plan.json in it" in refused("plan", "run")
+
+
+def test_the_plan_of_a_loops_own_run_is_in_its_summary(refused, command, place):
+    (place / "run" / "checkpoints").mkdir(parents=True)
+    message = refused("explain", "run")
+    assert message.startswith("run holds no plan.json, as of a loop of your own: explain the plan")
+    write_record(make_summary(), place / "run" / "summary.json")
+    told = make_plan().explain() + "\n"
+    for words in ("run", "run/summary.json"):
+        assert command("explain", words) == (0, told, "")
 
 
 def test_a_file_that_is_not_there_is_told_with_what_writes_it(refused, place):
@@ -1169,6 +1197,11 @@ def test_a_check_adds_its_points_to_the_profile_and_says_what_a_new_plan_would_c
     assert command("plan", "better.json")[0] == 0
     ((_, points),) = measuring.asked
     assert len(points) == 2
+    (place / "run").mkdir()
+    for name in ("plan.json", "profile.json"):
+        shutil.copy(place / name, place / "run")
+    assert command("check", "run", "--points", 2, "--out", "again.json")[:2] == (0, "")
+    assert len(bw.load(place / "again.json").steps) == len(better.steps)
 
 
 @pytest.mark.parametrize(

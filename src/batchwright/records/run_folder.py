@@ -30,7 +30,9 @@ from batchwright.records import (
     Sweep,
 )
 from batchwright.records.documents import (
+    TRAINED,
     job_yaml,
+    kind_in,
     load_job,
     read_one_of,
     read_record,
@@ -50,7 +52,6 @@ GOES_ON_BY_ITSELF = "continue the run as it was begun (Session(resume=True))"
 _SHORTEST_DEADLINE = 60.0  # seconds, of those that are suggested
 
 _WHOLE = ("sweep.json", "summary.json", "plan.json")  # what tells most of a folder, in order
-_TRAINED = ("summary.json", "metrics.jsonl", "checkpoints")  # what only a run with a plan leaves
 
 
 @contextmanager
@@ -115,7 +116,7 @@ def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
                 "start it anew without --resume"
             )
         how = "so no run to resume; start it anew"
-        if any((folder / name).exists() for name in _TRAINED) and "plan.json" in needed:
+        if any((folder / name).exists() for name in TRAINED) and "plan.json" in needed:
             how = f"as of a loop of your own: {GOES_ON_BY_ITSELF}"
         raise FileError(f"{folder} holds no {needed[-1]}, {how}")
     with writing(folder):
@@ -128,7 +129,7 @@ def _refuse_lost_plan(folder: Path) -> None:
     Raises:
         FileError: The folder has a job and what training leaves, and no plan.
     """
-    begun = any((folder / name).exists() for name in _TRAINED)
+    begun = any((folder / name).exists() for name in TRAINED)
     if (folder / "plan.json").exists() or not (begun and (folder / "job.yaml").exists()):
         return
     how = "put it back from a copy"
@@ -218,6 +219,26 @@ def read_summary(run: str | Path) -> RunSummary:
                 how = f"continue it with `{resuming_command(run, job)}`"
             raise FileError(f"{run} holds no summary.json: no run has finished there; {how}")
     return read_record(path, RunSummary).model_copy(update={"run_folder": str(path.parent)})
+
+
+def read_plan(place: str | Path) -> Plan:
+    """The plan in a plan's file, in a run's summary, or of a run folder; ``-`` is stdin.
+
+    Raises:
+        FileError: There is none, or it is something else.
+    """
+    path = Path(place)
+    if str(place) != "-" and path.is_dir() and not (path / "plan.json").exists():
+        if (path / "summary.json").exists():
+            path = path / "summary.json"
+        elif any((path / name).exists() for name in TRAINED):
+            raise FileError(
+                f"{place} holds no plan.json, as of a loop of your own: explain the plan's file "
+                "that the loop was given (Session(plan=...)), or this folder once its run has ended"
+            )
+    if str(place) != "-" and path.is_file() and kind_in(path) == "summary":
+        return read_record(path, RunSummary).plan
+    return read_record(place, Plan)
 
 
 def load(path: str | Path) -> Any:
