@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -102,12 +101,11 @@ class Writer:
             self._at_work = name
         if content is None:  # a newer one took its place, and is written already
             return
-        former = self._folder / f"{PREVIOUS}.pt" if name == LAST else None
+        former = mark = None
+        if name == LAST:
+            former, mark = self._folder / f"{PREVIOUS}.pt", self._folder.parent / CHECKPOINTED
         try:
-            save_checkpoint(self._folder / f"{name}.pt", content, former=former)
-            if name == LAST:
-                with suppress(OSError):  # the checkpoint is there, which is what counts
-                    (self._folder.parent / CHECKPOINTED).touch()
+            save_checkpoint(self._folder / f"{name}.pt", content, former=former, mark=mark)
         finally:
             with self._lock:
                 self._at_work = ""
