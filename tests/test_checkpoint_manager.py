@@ -318,6 +318,28 @@ def test_two_bad_checkpoints_are_both_named(saved):
     assert f"{saved.path('previous')} is not a checkpoint of batchwright" in str(refused.value)
 
 
+def test_lost_checkpoints_are_not_a_run_that_had_none_yet(saved):
+    for lost in (saved.path(), saved.path("previous")):
+        lost.unlink()
+    with pytest.raises(FileError, match=r"holds no readable checkpoint .* put a copy of one back"):
+        saved.keeper.restore(saved.state)
+    shutil.rmtree(saved.path().parent)
+    with pytest.raises(FileError, match="or begin again in another folder"):
+        saved.keeper.restore(saved.state)
+    saved.keeper.prepare(may_exist=False)  # whoever has cleared the folder begins another run
+    assert not saved.keeper.restore(saved.state)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(run):
+    run.train(2)
+    run.save("best")  # an epoch has ended, and its line is written
+    run.keeper.settle()
+    (run.folder / "metrics.jsonl").touch()
+    again = Run(run.folder)
+    again.keeper.prepare(may_exist=True)
+    assert not again.keeper.restore(again.state)
+
+
 class Foreign:
     """What only a reader that runs code could build."""
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,16 +25,16 @@ from PIL import Image
 
 import batchwright as bw
 from batchwright.cli import output
-from batchwright.errors import BatchwrightError, JobError, PlanError, WorkerError
+from batchwright.errors import BatchwrightError, DeadlineReached, JobError, PlanError, WorkerError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.probing.probe import Measured
 from batchwright.records import Check, Job, KindCount, MemoryPoint, PairTime, Plan, Profile
-from batchwright.records.documents import job_yaml, write_record
+from batchwright.records.documents import change_job, job_yaml, write_record
 from batchwright.records.run_folder import resuming_command, telling_how_to_resume
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.reporting.data.reading import overall
 from batchwright.storage.locks import LOCK_FILE
-from batchwright.workflows.prepare_job import refuse_unconfirmed_code
+from batchwright.workflows.prepare_job import refuse_unconfirmed_code, with_job
 from batchwright.workload.data.sources import open_data
 from clusters import make_step
 from samples import (
@@ -341,6 +342,23 @@ def test_a_record_is_written_over_nothing_but_one_of_its_kind(refused, place, ve
         bw.probe(epochs=3, out=place / "plan.json")
 
 
+def test_the_records_of_a_run_that_has_trained_stay_as_they_are(refused, command, place):
+    run = place / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "job.yaml").touch()
+    (run / LOCK_FILE).touch()
+    write_record(make_profile(), run / "profile.json")
+    write_record(make_plan(), run / "plan.json")
+    before = (run / "plan.json").read_bytes()
+    said = "{0} is a record of the run in run, which has trained, and stays as it is: name another"
+    to = "run/plan.json"
+    assert said.format(to) in refused("plan", "run", "epochs=7", "--out", to)
+    to = "run/profile.json"
+    assert said.format(to) in refused("check", "run", "--profile", "run", "--out", to)
+    assert (run / "plan.json").read_bytes() == before
+    assert command("plan", "run", "epochs=7", "--out", "run/longer.json")[0] == 0
+
+
 def test_a_record_is_written_over_an_earlier_one_of_its_kind(command, place):
     write_record(make_profile(), place / "profile.json")
     write_record(make_plan(), place / "plan.json")
@@ -565,6 +583,15 @@ def test_training_without_a_plan_or_a_run_is_refused(refused, place):
 
 
 @pytest.mark.parametrize("verb", ["run", "train"])
+def test_the_run_of_a_session_is_not_the_commands_to_go_on_with(refused, place, verb):
+    (place / "mine" / "checkpoints").mkdir(parents=True)
+    message = refused(verb, "--resume", "--out", "mine")
+    assert message.endswith(
+        ", as of a loop of your own: continue the run as it was begun (Session(resume=True))"
+    )
+
+
+@pytest.mark.parametrize("verb", ["run", "train"])
 def test_a_trained_run_whose_plan_is_lost_is_told_so_and_how_to_have_it_back(
     refused, command, place, verb
 ):
@@ -648,6 +675,19 @@ def test_a_stop_says_the_whole_command_that_goes_on(key, value, words):
     refuse_unconfirmed_code(job, (), shlex.split(command)[5:])  # is not refused
 
 
+@pytest.mark.parametrize(("deadline", "later"), [(4.0, "60"), (3e6, "6000000"), (90.5, "181")])
+def test_a_deadline_that_is_reached_says_a_command_with_a_later_one(deadline, later):
+    job = make_job(goal={"deadline": deadline})
+    with (
+        pytest.raises(bw.Interrupted) as stopped,
+        telling_how_to_resume(resuming_command("dd", job), deadline=deadline),
+    ):
+        raise DeadlineReached("reached")
+    command = f"batchwright run --resume --out dd goal.deadline={later}"
+    assert str(stopped.value) == f"reached; continue with `{command}`"
+    with_job(make_plan(job=job), change_job(job, {}, [command.split()[-1]]))  # is not refused
+
+
 def test_a_run_that_has_not_finished_says_how_to_go_on(refused, place):
     (place / "run").mkdir()
     assert "(Session(resume=True))" in refused("report", "run")
@@ -719,6 +759,16 @@ def test_a_run_folder_stands_for_the_plan_or_the_profile_in_it(command, refused,
         assert "the plan was made for other data than data=digits" in refused(verb, "run")
     (place / "run" / "profile.json").unlink()
     assert "cannot read run: Is a directory; there is plan.json in it" in refused("plan", "run")
+
+
+def test_the_plan_of_a_loops_own_run_is_in_its_summary(refused, command, place):
+    (place / "run" / "checkpoints").mkdir(parents=True)
+    message = refused("explain", "run")
+    assert message.startswith("run holds no plan.json, as of a loop of your own: explain the plan")
+    write_record(make_summary(), place / "run" / "summary.json")
+    told = make_plan().explain() + "\n"
+    for words in ("run", "run/summary.json"):
+        assert command("explain", words) == (0, told, "")
 
 
 def test_a_file_that_is_not_there_is_told_with_what_writes_it(refused, place):
@@ -1154,6 +1204,11 @@ def test_a_check_adds_its_points_to_the_profile_and_says_what_a_new_plan_would_c
     assert command("plan", "better.json")[0] == 0
     ((_, points),) = measuring.asked
     assert len(points) == 2
+    (place / "run").mkdir()
+    for name in ("plan.json", "profile.json"):
+        shutil.copy(place / name, place / "run")
+    assert command("check", "run", "--points", 2, "--out", "again.json")[:2] == (0, "")
+    assert len(bw.load(place / "again.json").steps) == len(better.steps)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -14,10 +15,12 @@ import yaml
 import batchwright as bw
 from batchwright.errors import ArgumentError, FileError, PlanError
 from batchwright.planning.planner import plan_without_profile
-from batchwright.records import Job
+from batchwright.records import Estimate, Job
 from batchwright.records.documents import write_record
+from batchwright.records.text.formatting import percent
+from batchwright.workflows.delivery.model_card import model_card
 from batchwright.workload.data.sources import open_data
-from samples import make_network
+from samples import make_network, make_plan, make_summary
 
 pytest.importorskip("safetensors", reason="pip install 'batchwright[delivery]'")
 
@@ -44,6 +47,7 @@ def test_a_delivered_network_classifies_as_the_run_said(run, tmp_path):
     assert f"{best.val_correct} of {best.val_count}" in card
     for told in (run.plan.data.digest, "resnet8 on digits", "seconds per epoch", "1,437"):
         assert told in card
+    assert f"After epoch {best.epoch + 1}: {percent(best.top1)} of the held-out images" in card
     scope = {}
     model = bw.load_model(tmp_path / "model")
     held = open_data(run.plan.job).val
@@ -64,6 +68,24 @@ def test_a_delivered_network_classifies_as_the_run_said(run, tmp_path):
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(FileError, match=r"model\.safetensors is damaged"):
         bw.load_model(tmp_path / "model")
+
+
+def test_a_card_says_of_which_epoch_an_accuracy_is_and_rounds_its_numbers():
+    seconds = Estimate(value=0.5541371716710273, low=0.4912345678, high=0.6212345678)
+    shares = tuple(
+        Estimate(value=v, low=v - 0.1, high=v + 0.1) for v in (0.50123, 0.60123, 0.64623)
+    )
+    plan = make_plan()
+    stages = (plan.stages[0].model_copy(update={"predicted_epoch_seconds": seconds}),)
+    plan = plan.model_copy(update={"stages": stages, "epoch_accuracy": shares})
+    summary = make_summary(plan=plan)
+    config = {"side": 32, "network_args": {}, "mean": []}
+    card = model_card(summary, summary.epochs[0], config, onnx=False)
+    assert "\nAfter epoch 1: " in card
+    assert "| held-out accuracy, epoch 3 | 64.6 %" in card
+    assert "| predicted epoch seconds | 0.554 |" in card
+    assert "| predicted accuracy, epoch 3 | 64.6 % |" in card
+    assert not re.search(r"\d\.\d{5}", card)
 
 
 @pytest.mark.slow

@@ -269,7 +269,9 @@ def test_a_folder_that_is_laid_out_otherwise_is_refused_in_words(root: Path) -> 
         open_folder(root / "train" / "cat", val=0.1)
     (root / "train" / "fox").mkdir()
     (root / "val" / "fox").mkdir()
-    with pytest.raises(DataError, match="train/fox holds no image"):
+    with pytest.raises(
+        DataError, match=r"train/fox holds no image: put .*\.png.* or remove the folder"
+    ):
         open_folder(root)
     draw(root / "train" / "fox" / "1.png", grey=0)
     with pytest.raises(DataError, match="class fox has a single image"):

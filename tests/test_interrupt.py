@@ -68,6 +68,16 @@ def test_ctrl_c_closes_what_a_command_has_open(interrupted, tmp_path):
     assert (tmp_path / "closed").exists()
 
 
+def test_a_second_ctrl_c_leaves_what_the_first_had_to_say(interrupted, tmp_path):
+    (tmp_path / "pauses.py").write_text(PAUSE)
+    for meanwhile in (PAUSE, "\nimport pauses\n"):  # where it unwinds, and where it cannot
+        again = "def network(**_):\n    from batchwright.errors import Interrupted\n    try:\n"
+        again += "        raise Interrupted(2, 'stopped; continue with `that`')\n    finally:"
+        again += meanwhile.replace("\n", "\n        ")
+        code, err = interrupted("again", again, "run", "network=again:network")
+        assert (code, err) == (130, "error: stopped; continue with `that`\n")
+
+
 def test_ctrl_c_in_a_finalizer_is_not_lost(interrupted):
     """Python prints what is raised in `__del__`, and goes on."""
     late = "class Late:\n    def __del__(self):" + PAUSE.replace("\n", "\n        ")

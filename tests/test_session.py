@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -1038,6 +1039,17 @@ def test_a_damaged_checkpoint_is_named(tmp_path, content):
     path.write_bytes(path.read_bytes()[:-500] if content is None else content)
     with pytest.raises(FileError, match=f"{path} is no readable checkpoint"):
         make_session(run_folder=tmp_path / "run", resume=True)
+
+
+def test_a_run_that_has_lost_its_checkpoints_does_not_begin_again(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(SystemExit), make_session(run_folder=folder) as one:
+        train(one, until=7)
+    shutil.rmtree(folder / "checkpoints")
+    lines = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(FileError, match="no readable checkpoint"):
+        make_session(run_folder=folder, resume=True)
+    assert (folder / "metrics.jsonl").read_bytes() == lines
 
 
 def test_checkpoints_open_without_us_and_hold_plain_values(tmp_path):

@@ -44,7 +44,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     """End at once: nothing is open that would have to be closed."""
     del frame
     _leave_to_parent(number)
-    _tell(number)
+    _tell(number, sys.exception())
     os._exit(128 + number)
 
 
@@ -63,9 +63,16 @@ def _in_import(frame: FrameType | None) -> bool:
     return False
 
 
-def _tell(number: int) -> None:
+def _tell(number: int, during: BaseException | None = None) -> None:
+    """Say what ended the command: of two signals, the first, whose line says how to go on."""
+    said = f"stopped by signal {number:d}"
+    while during is not None:
+        if hasattr(during, "signal_number"):  # `errors.Interrupted`, which is not imported here
+            said = " ".join(str(during).split())
+            break
+        during = during.__context__
     with suppress(OSError):
-        os.write(_OUT, f"error: stopped by signal {number:d}\n".encode())
+        os.write(_OUT, f"error: {said}\n".encode(errors="backslashreplace"))
 
 
 def _on_stop(do: Callable[[int, FrameType | None], None]) -> None:
@@ -111,15 +118,15 @@ def main() -> None:
         finally:
             _on_stop(_end)
             sys.unraisablehook = former
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop_now:
         number = stopped or signal.SIGINT
-        _tell(number)
+        _tell(number, stop_now)
         sys.exit(128 + number)
     except SystemExit as end:
         told = hasattr(end.__context__, "signal_number")  # by a line of ours
         if told or not (stopped and end.code):
             raise
-        _tell(stopped)  # the commands' own parser says nothing of it
+        _tell(stopped, end)  # the commands' own parser says nothing of it
         sys.exit(128 + stopped)
 
 

@@ -99,10 +99,9 @@ def plan(
 
 def explain(plan: Annotated[str, PLAN]) -> None:
     """Show why a plan is as it is, choice by choice, by its file alone. Needs no torch."""
-    from batchwright.records import Plan
-    from batchwright.records.documents import read_record
+    from batchwright.records.run_folder import read_plan
 
-    print(explained(read_record(plan, Plan), sys.stdout))
+    print(explained(read_plan(plan), sys.stdout))
 
 
 def check(
@@ -119,7 +118,8 @@ def check(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="File for the profile with the new points; needs --profile."
+            metavar="FILE",
+            help="File for the profile with the new points; needs --profile, or a run's folder.",
         ),
     ] = None,
     as_json: JsonFlag = False,
@@ -132,6 +132,8 @@ def check(
     from batchwright.workflows import verbs
     from batchwright.workflows.prepare_job import refuse_unconfirmed_code
 
+    if out is not None and profile is None and Path(plan, "profile.json").is_file():
+        profile = plan  # the run folder's own
     if out is not None and profile is None:
         raise PlanError(f"nothing to write to {out}: name the profile to add to with --profile")
     if as_json and str(out) == "-":

@@ -24,6 +24,7 @@ from batchwright.records.text.job_keys import job_keys, unknown_key, value_probl
 from batchwright.records.text.problems import described, first_problem, key_of, shorten
 from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
 from batchwright.storage.files import is_file, is_there, write_whole
+from batchwright.storage.locks import LOCK_FILE
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
@@ -57,6 +58,7 @@ _ARGUMENTS = ("data_args", "network_args")  # whose parts may have any name
 _ONE_OR_EACH = ("virtual.sample_seconds", "virtual.step_seconds")  # a single value is no list
 _WORDS = ("auto", "knee", "memory")  # which some of them may have instead
 _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
+TRAINED = ("summary.json", "metrics.jsonl", "checkpoints")  # what only a run with a plan leaves
 _MAX_BRACKETS = 500
 """Open brackets in the text of a table: a parser's time grows with their square."""
 _MAX_CHARACTERS = 16 * 1024
@@ -260,20 +262,32 @@ def _kind_of(values: Any) -> str:
     return found[1] if found else ""
 
 
+def kind_in(path: Path) -> str:
+    """The kind of record that a file says it holds; empty: none of ours, or unreadable."""
+    try:
+        return _kind_of(json.loads(path.read_bytes()))
+    except (ValueError, RecursionError, OSError):
+        return ""
+
+
 def refuse_other(path: Path, model: type[Record]) -> None:
     """Refuse to write a record over a file that holds anything but an earlier one of its kind.
 
     Raises:
-        FileError: It does, such as a profile where a plan is to be written.
+        FileError: It does, such as a profile where a plan is to be written; or it is a record of a
+            run that has trained by it.
     """
+    kind = _KINDS.get(model.__name__, model.__name__)
+    run = path.parent
+    is_run = all(is_there(run / name) for name in ("job.yaml", LOCK_FILE))
+    if path.name in _IN_A_RUN and is_run and any(is_there(run / name) for name in TRAINED):
+        raise FileError(
+            f"{path} is a record of the run in {run}, which has trained, and stays as it is: name "
+            f"another file for the {kind}"
+        )
     if not is_file(path) or not path.stat().st_size:
         return
-    kind = _KINDS.get(model.__name__, model.__name__)
-    try:
-        found = _kind_of(json.loads(path.read_bytes()))
-    except (ValueError, RecursionError, OSError):
-        found = ""
-    if found != kind:
+    if (found := kind_in(path)) != kind:
         what = f"a {found}" if found else f"something else than a {kind}"
         raise FileError(f"{path} holds {what} and stays as it is: name another file for the {kind}")
 

@@ -11,7 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from batchwright.errors import ArgumentError, BatchwrightError, FileError, Interrupted, WorkerError
+from batchwright.errors import (
+    ArgumentError,
+    BatchwrightError,
+    DeadlineReached,
+    FileError,
+    Interrupted,
+    WorkerError,
+)
 from batchwright.records import (
     Check,
     Job,
@@ -23,7 +30,9 @@ from batchwright.records import (
     Sweep,
 )
 from batchwright.records.documents import (
+    TRAINED,
     job_yaml,
+    kind_in,
     load_job,
     read_one_of,
     read_record,
@@ -37,8 +46,12 @@ from batchwright.storage.locks import LOCK_FILE, writing
 LAUNCH_FILE = "launch.json"
 """Which launches have opened the folder."""
 
+GOES_ON_BY_ITSELF = "continue the run as it was begun (Session(resume=True))"
+"""What to do with the folder of a session, which is no command's to go on with."""
+
+_SHORTEST_DEADLINE = 60.0  # seconds, of those that are suggested
+
 _WHOLE = ("sweep.json", "summary.json", "plan.json")  # what tells most of a folder, in order
-_TRAINED = ("summary.json", "metrics.jsonl", "checkpoints")  # what only a run with a plan leaves
 
 
 @contextmanager
@@ -102,7 +115,10 @@ def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
                 f"there is no folder {folder}, so no run to resume: name another with --out, or "
                 "start it anew without --resume"
             )
-        raise FileError(f"{folder} holds no {needed[-1]}, so no run to resume; start it anew")
+        how = "so no run to resume; start it anew"
+        if any((folder / name).exists() for name in TRAINED) and "plan.json" in needed:
+            how = f"as of a loop of your own: {GOES_ON_BY_ITSELF}"
+        raise FileError(f"{folder} holds no {needed[-1]}, {how}")
     with writing(folder):
         yield folder
 
@@ -113,7 +129,7 @@ def _refuse_lost_plan(folder: Path) -> None:
     Raises:
         FileError: The folder has a job and what training leaves, and no plan.
     """
-    begun = any((folder / name).exists() for name in _TRAINED)
+    begun = any((folder / name).exists() for name in TRAINED)
     if (folder / "plan.json").exists() or not (begun and (folder / "job.yaml").exists()):
         return
     how = "put it back from a copy"
@@ -137,7 +153,9 @@ def write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:
 
 
 @contextmanager
-def telling_how_to_resume(command: str, *errors: type[WorkerError]) -> Iterator[None]:
+def telling_how_to_resume(
+    command: str, *errors: type[WorkerError], deadline: float | None = None
+) -> Iterator[None]:
     """Add to the message of a stop that was asked for which command goes on from it.
 
     The command line's handler of signals unwinds by a `KeyboardInterrupt` with the signal's number;
@@ -146,6 +164,8 @@ def telling_how_to_resume(command: str, *errors: type[WorkerError]) -> Iterator[
     Args:
         command: What goes on.
         errors: Other ends from which it does.
+        deadline: The job's ``goal.deadline``, in seconds: when that has ended the run, the command
+            needs a later one.
     """
     try:
         yield
@@ -156,6 +176,9 @@ def telling_how_to_resume(command: str, *errors: type[WorkerError]) -> Iterator[
         said = f"stopped by signal {number}; continue with `{command}`"
         raise Interrupted(number, said) from None
     except BatchwrightError as stop:
+        if isinstance(stop, DeadlineReached) and deadline is not None:
+            # Starting counts as well, and with less than that the run would end at its first step.
+            command += f" goal.deadline={max(2 * deadline, _SHORTEST_DEADLINE):.10g}"
         if isinstance(stop, (Interrupted, *errors)):
             stop.args = (f"{stop}; continue with `{command}`",)
         raise
@@ -190,12 +213,32 @@ def read_summary(run: str | Path) -> RunSummary:
                 f"{run} is the folder of a sweep: its page is sweep.html, its runs are in cells/"
             )
         if not path.exists():
-            how = "name a run's folder, or continue the run as it was begun (Session(resume=True))"
+            how = f"name a run's folder, or {GOES_ON_BY_ITSELF}"
             with suppress(BatchwrightError):  # a loop of somebody's own leaves no job there
                 job = load_job(Path(run) / "job.yaml")
                 how = f"continue it with `{resuming_command(run, job)}`"
             raise FileError(f"{run} holds no summary.json: no run has finished there; {how}")
     return read_record(path, RunSummary).model_copy(update={"run_folder": str(path.parent)})
+
+
+def read_plan(place: str | Path) -> Plan:
+    """The plan in a plan's file, in a run's summary, or of a run folder; ``-`` is stdin.
+
+    Raises:
+        FileError: There is none, or it is something else.
+    """
+    path = Path(place)
+    if str(place) != "-" and path.is_dir() and not (path / "plan.json").exists():
+        if (path / "summary.json").exists():
+            path = path / "summary.json"
+        elif any((path / name).exists() for name in TRAINED):
+            raise FileError(
+                f"{place} holds no plan.json, as of a loop of your own: explain the plan's file "
+                "that the loop was given (Session(plan=...)), or this folder once its run has ended"
+            )
+    if str(place) != "-" and path.is_file() and kind_in(path) == "summary":
+        return read_record(path, RunSummary).plan
+    return read_record(place, Plan)
 
 
 def load(path: str | Path) -> Any:

@@ -57,5 +57,5 @@ def stopped(number: int, deadline: float | None, where: str) -> Interrupted:
     if number:
         return Interrupted(number, f"stopped by signal {number} {where}")
     return DeadlineReached(
-        f"goal.deadline={deadline:g} s was reached {where}; to go on, resume with a later one"
+        f"goal.deadline={deadline:g} s was reached {where}: a later one lets the run go on"
     )

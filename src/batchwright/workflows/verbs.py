@@ -550,7 +550,7 @@ def _reported(summary: RunSummary) -> RunSummary:
 
 def _resumable(folder: Path, job: Job) -> AbstractContextManager[None]:
     """Inside, a stop says what goes on with the run; its folder holds the job."""
-    return telling_how_to_resume(resuming_command(folder, job))
+    return telling_how_to_resume(resuming_command(folder, job), deadline=job.goal.deadline)
 
 
 def _workers_of(job: Job) -> AbstractContextManager[None]:

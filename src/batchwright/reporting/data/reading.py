@@ -333,10 +333,14 @@ def comparisons(summary: RunSummary) -> list[Comparison]:
     return found
 
 
-def compared_rows(summary: RunSummary) -> list[list[str]]:
+def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[list[str]]:
     """Seconds per epoch, accuracy if predicted, peak memory if measured: head first, then rows.
 
     Of a simulated cluster nothing is said of how right the prediction was: it is what it goes by.
+
+    Args:
+        summary: Of the run.
+        naming_epoch: Say after which epoch the accuracy is also where that is the plan's last.
     """
     plan, measured = summary.plan, measured_word(summary)
 
@@ -358,7 +362,10 @@ def compared_rows(summary: RunSummary) -> list[list[str]]:
     learnt = accuracy_comparison(summary)
     if (told := learnt.predicted) is not None:
         early = ended_at_its_target(summary) and learnt.measured is not None
-        word = f"held-out accuracy, epoch {len(summary.epochs)}" if early else "held-out accuracy"
+        word = "held-out accuracy"
+        if early or naming_epoch:
+            planned = len(plan.epoch_accuracy) or plan.epochs
+            word += f", epoch {len(summary.epochs) if early else planned}"
         times.append(row(word, learnt, shares_between(told), percent))
     if summary.simulated:
         return [cells[:-1] for cells in (head, *times)]

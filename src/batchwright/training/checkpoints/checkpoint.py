@@ -27,13 +27,16 @@ from batchwright.workload.task import load_tensors
 FORMAT = "batchwright-checkpoint/1"
 
 
-def save_checkpoint(path: Path, content: dict[str, Any], *, former: Path | None = None) -> None:
+def save_checkpoint(
+    path: Path, content: dict[str, Any], *, former: Path | None = None, mark: Path | None = None
+) -> None:
     """Write a checkpoint whole or not at all; ``written`` in it says when, in ns of Unix time.
 
     Args:
         path: Where it goes.
         content: Tensors on the CPU, and what else `to_plain` takes.
         former: Where the file that was at ``path`` goes; unset: nowhere, it is replaced.
+        mark: A file that is made once the checkpoint is there.
 
     Raises:
         FileError: It cannot be written, or could not be read back; the previous file is still
@@ -50,6 +53,9 @@ def save_checkpoint(path: Path, content: dict[str, Any], *, former: Path | None 
         if former is not None and path.exists():
             path.replace(former)
         aside.replace(path)
+        if mark is not None:  # before the sync, which takes long enough to be killed in
+            with suppress(OSError):
+                mark.touch()
         _sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
         aside.unlink(missing_ok=True)

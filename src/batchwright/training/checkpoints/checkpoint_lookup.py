@@ -13,6 +13,8 @@ from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.training.recorder import Recorder
 
 LAST, PREVIOUS = "last", "previous"
+CHECKPOINTED = "checkpointed"
+"""File of the run folder, outside ``checkpoints/``: that there has been a ``last.pt``."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ def find_checkpoint(folder: Path, group: Group) -> Found | None:
         group: The workers.
 
     Returns:
-        The checkpoint; ``None`` if there is none anywhere.
+        The checkpoint; ``None`` if there is none anywhere, and has been none.
 
     Raises:
-        FileError: There are some, and nobody can read any.
+        FileError: There are some, or have been, and nobody can read any.
     """
     path, content, problems = _read_newest(folder)
     position = _position(content) if content is not None else None
@@ -82,8 +84,13 @@ def _read_newest(folder: Path) -> tuple[Path | None, dict[str, Any] | None, list
             return path, load_checkpoint(path), problems
         except FileError as error:
             problems.append(str(error))
-    there = any((folder / f"{name}.pt").exists() for name in (LAST, PREVIOUS))
-    return None, None, problems if there else []
+    if any((folder / f"{name}.pt").exists() for name in (LAST, PREVIOUS)):
+        return None, None, problems
+    # Neither metrics.jsonl nor best.pt tells a run that was killed before its first checkpoint,
+    # which begins again, from one whose checkpoints were lost. A summary follows the last one.
+    if any((folder.parent / name).exists() for name in (CHECKPOINTED, "summary.json")):
+        return None, None, [f"{folder} holds no readable checkpoint (last.pt) any more"]
+    return None, None, []
 
 
 def _position(content: dict[str, Any]) -> tuple[int, int, int]:

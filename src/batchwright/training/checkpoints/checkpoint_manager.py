@@ -24,7 +24,7 @@ from batchwright.training.batches.randomness import (
     seed_worker,
 )
 from batchwright.training.checkpoints.checkpoint import about_network
-from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
+from batchwright.training.checkpoints.checkpoint_lookup import CHECKPOINTED, find_checkpoint
 from batchwright.training.checkpoints.checkpoint_writer import Writer
 from batchwright.training.checkpoints.saved_values import copied, refuse_unsaveable, to_plain
 from batchwright.training.evaluate.evaluation import merged_batch_norm
@@ -291,7 +291,7 @@ class CheckpointManager:
             Whether there was one; if not, the run begins at its start.
 
         Raises:
-            FileError: Neither ``last.pt`` nor ``previous.pt`` can be read.
+            FileError: Neither ``last.pt`` nor ``previous.pt`` can be read, and there has been one.
             PlanError: It was written under another plan.
         """
         if self._folder is None or self._writer is None:
@@ -352,6 +352,8 @@ def folder_problem(folder: Path, may_exist: bool) -> str | None:
         return f"{folder} holds a run already: choose another folder, or resume it"
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        if not may_exist:  # of a run that somebody has removed, but for this
+            (folder / CHECKPOINTED).unlink(missing_ok=True)
     except OSError as error:
         return f"cannot make {folder}/checkpoints: {error.strerror}; choose another folder"
     return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from batchwright.records import Job
 from batchwright.training.checkpoints.checkpoint import save_checkpoint
-from batchwright.training.checkpoints.checkpoint_lookup import LAST, PREVIOUS
+from batchwright.training.checkpoints.checkpoint_lookup import CHECKPOINTED, LAST, PREVIOUS
 
 
 class Writer:
@@ -20,7 +20,8 @@ class Writer:
     so at most one of each name waits, beside the one that is being written.
 
     Args:
-        folder: Where they go. What was ``last.pt`` becomes ``previous.pt``.
+        folder: Where they go. What was ``last.pt`` becomes ``previous.pt``, and the folder above
+            notes that there is one.
         job: Says how often ``last`` is due.
         first: The name that goes before others where several wait.
 
@@ -100,9 +101,11 @@ class Writer:
             self._at_work = name
         if content is None:  # a newer one took its place, and is written already
             return
-        former = self._folder / f"{PREVIOUS}.pt" if name == LAST else None
+        former = mark = None
+        if name == LAST:
+            former, mark = self._folder / f"{PREVIOUS}.pt", self._folder.parent / CHECKPOINTED
         try:
-            save_checkpoint(self._folder / f"{name}.pt", content, former=former)
+            save_checkpoint(self._folder / f"{name}.pt", content, former=former, mark=mark)
         finally:
             with self._lock:
                 self._at_work = ""

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from batchwright.records import EpochRecord, RunSummary
+from batchwright.records import EpochRecord, Plan, RunSummary
 from batchwright.records.registries.networks import network_spec
-from batchwright.records.text.formatting import counted, percent
-from batchwright.records.text.plan_facts import plan_facts
+from batchwright.records.text.formatting import counted, percent, significant
+from batchwright.records.text.plan_facts import Fact, plan_facts
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.reading import compared_rows
 
@@ -69,7 +69,7 @@ def model_card(
         + (" `model.onnx` is the same network, with that in it." if onnx else ""),
         "## What it reached",
         _accuracy(summary, epoch),
-        _table(compared_rows(summary)),
+        _table(compared_rows(summary, naming_epoch=True)),
         "## Data",
         _table(
             [
@@ -82,7 +82,7 @@ def model_card(
             ]
         ),
         "## Training",
-        _table([["choice", "value"], *([k.replace("_", " "), str(v)] for k, v in facts)]),
+        _table([["choice", "value"], *(_fact(plan, k, v) for k, v in facts)]),
         "## Licence",
         which,
     ]
@@ -99,9 +99,17 @@ def _accuracy(summary: RunSummary, epoch: EpochRecord | None) -> str:
             "little lower."
         )
     return (
-        f"{percent(epoch.top1)} of the held-out images, {epoch.val_correct:,} of "
-        f"{epoch.val_count:,}.{chosen}"
+        f"After epoch {epoch.epoch + 1}: {percent(epoch.top1)} of the held-out images, "
+        f"{epoch.val_correct:,} of {epoch.val_count:,}.{chosen}"
     )
+
+
+def _fact(plan: Plan, name: str, value: Fact) -> list[str]:
+    """The row of a plan's value; an accuracy is that after the plan's last epoch."""
+    words = name.replace("_", " ")
+    if name.startswith("predicted_accuracy") and isinstance(value, float):
+        return [f"{words}, epoch {len(plan.epoch_accuracy)}", percent(value)]
+    return [words, significant(value) if isinstance(value, float) else str(value)]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

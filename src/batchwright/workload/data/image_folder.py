@@ -152,7 +152,10 @@ class _Folder:
                 name = entry.path[prefix:]
                 found.append(ImageFile(name, label, state.st_size, state.st_mtime_ns))
             if len(found) == before:
-                raise DataError(f"class folder {folder} holds no image{self._hint()}")
+                raise DataError(
+                    f"class folder {folder} holds no image{self._hint()}: put images of the class "
+                    f"into it ({', '.join(sorted(SUFFIXES))}), or remove the folder"
+                )
         return sorted(found, key=lambda file: file.name)
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
