@@ -162,6 +162,15 @@ def test_shares_of_equal_workers_rest_where_one_or_the_other_is_slow_for_an_epoc
     assert sum(moves) / len(moves) < 20  # of 49; believed at once, they were 43
 
 
+def test_a_slow_down_soon_after_the_start_hides_no_recovery():
+    workers, balancer = Workers([1.0, 1.0]), make_balancer(2)
+    assert run(workers, balancer, (60, 60), 20)[-1] == (60, 60)
+    workers.speeds[0] = 0.7
+    assert run(workers, balancer, (60, 60), 10)[-1] == (49, 71)
+    workers.speeds[0] = 1.0
+    assert run(workers, balancer, (49, 71), 10)[-1] == (60, 60)
+
+
 def test_workers_that_were_not_measured_keep_their_relative_speed():
     found = followed({"a": 100.0, "gone": 50.0}, {"a": 50.0, "new": 10.0})
     assert found == pytest.approx({"a": 50.0, "gone": 25.0, "new": 10.0})

@@ -20,8 +20,8 @@ from batchwright.algorithms.rebalancing import (
 from batchwright.records import Job
 
 FEWEST_STEPS = 5  # that an epoch's end is judged by
-_JUMPS = 8  # measurements whose distances tell their noise
-_FEWEST = 3  # of them
+_MEASUREMENTS = 8  # whose jumps from one to the next tell their noise
+_FEWEST_MEASUREMENTS = 4  # of two jumps, one that is a change of speed would be half
 
 
 def balancer_of(job: Job, places: Sequence[str], **known: Any) -> Balancer:
@@ -63,7 +63,7 @@ class Balancer:
         self._batches: tuple[int, ...] = ()
         self._times: list[Sequence[float]] = []
         self._before: tuple[tuple[int, ...], list[float]] | None = None
-        self._measured: deque[dict[str, float]] = deque(maxlen=_JUMPS)
+        self._measured: deque[dict[str, float]] = deque(maxlen=_MEASUREMENTS)
 
     def watch(self, batches: tuple[int, ...], seconds: Sequence[float], *, usual: bool) -> None:
         """Take a step's local batches and seconds of computing, by rank.
@@ -90,7 +90,8 @@ class Balancer:
             return None
         seconds = [midmean(one) for one in zip(*self._times, strict=True)]
         noise = noise_within(self._times)
-        if len(self._measured) >= _FEWEST:
+        # Those before: what is new now is to be told from noise, not to be counted as noise.
+        if len(self._measured) >= _FEWEST_MEASUREMENTS:
             noise = max(noise, noise_between(self._measured))
         if self._before is not None:
             told = fixed_cost(self._before, (self._batches, seconds), noise)

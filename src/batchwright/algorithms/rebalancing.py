@@ -25,17 +25,18 @@ DEAD_BAND = 0.03
 """Batches stay as they are while none would change by more than this share."""
 
 SUDDEN = 3 * DEAD_BAND
-"""A change of a worker's relative speed beyond this, and `CERTAIN` times its noise, is believed at
-once."""
+"""A change of a worker's relative speed that is larger than this, and than `CERTAIN` standard
+errors of its measurement, is believed at once."""
 
 CERTAIN = 3.0
-"""Standard errors that noise hardly ever reaches."""
+"""Standard errors of a measurement beyond which a change is hardly ever noise."""
 
 SMOOTHING = 0.3
 """Weight of the newest measurement in all others."""
 
 NOISE_BAND = 1.5 * sqrt(SMOOTHING / (2 - SMOOTHING))
-"""The same for one and a half standard errors of a smoothed speed, over that of a measurement."""
+"""Dead band over the standard error of a measurement: one and a half of a smoothed speed's, whose
+variance is `SMOOTHING` / (2 - `SMOOTHING`) of a measurement's."""
 
 _MIN_CHANGE = 0.75  # samples: less only goes back and forth between two whole numbers
 _TELLING = 0.25  # batches must have changed by this share, or noise drowns the fixed cost
@@ -91,7 +92,7 @@ def noise_within(times: Sequence[Sequence[float]]) -> float:
 
 
 def noise_between(measured: Sequence[Mapping[str, float]]) -> float:
-    """The same by how far measurements jump from one to the next.
+    """Standard error of a worker's relative speed by how far measurements jump to the next.
 
     The median jump, so that a worker that came to be slower once does not count as noise.
 

@@ -157,8 +157,8 @@ def _by_usual_update(
 ) -> tuple[StepTime, ...]:
     """Own steps of a plan as the profile's optimizer would take them.
 
-    A plan adds the same seconds to them again. None of those to which nothing was measured of the
-    updates, or whose visits are shorter than what one takes longer.
+    A plan adds the same seconds to them again. Steps are left out where the probe timed no updates,
+    and where a visit is shorter than what the plan's update takes longer.
     """
     found = []
     for step in steps:

@@ -261,6 +261,11 @@ class Search(Record):
         (), description="Combinations with which the training would as good as never end."
     )
 
+    @property
+    def unit(self) -> str:
+        """What values are compared by, in a word: ``cost``, or ``seconds`` without a price."""
+        return "cost" if any(one.cost for one in self.tried) else "seconds"
+
     def along(self, key: str) -> list[tuple[float, Tried]]:
         """Values of one key, each with the others at their best."""
         at = self.keys.index(key)

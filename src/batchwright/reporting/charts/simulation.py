@@ -136,8 +136,7 @@ def _against_workers(
 def search_chart(search: Search, key: str) -> Chart:
     """What each value of a key costs more than the best one, with the others at their best."""
     values = search.along(key)
-    priced = search.tried[0].cost is not None
-    label = "cost over the best" if priced else "seconds over the best"
+    label = f"{search.unit} over the best"
     points = [
         Point(
             value,

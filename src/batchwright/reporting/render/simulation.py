@@ -66,10 +66,9 @@ def _apart(one: SimulatedCluster, end: str) -> str:
 
 def _search_table(search: Search) -> Table:
     """Values of a key in their order, or combinations of several, the best first."""
-    unit = "cost" if any(one.cost for one in search.tried) else "seconds"
     made = table(
         f"searched with {counted(search.workers, 'worker')}",
-        [*search.keys, "training", "cost", f"{unit} over the best (95 %)", ""],
+        [*search.keys, "training", "cost", f"{search.unit} over the best (95 %)", ""],
         left=[len(search.keys) + 3],
     )
     tried = list(search.tried)
