@@ -137,10 +137,13 @@ def test_the_chosen_epochs_are_the_fewest_that_reach_the_target(
     learnt = learnt_of_truth()
 
     def chance(epochs):
-        """By the interval of a single seed, which is normal in the logit; none of too few steps."""
-        found = learnt.accuracy(name, batch, epochs)
-        if found is None:
+        """By the interval of a single seed, which is normal in the logit; none of too few steps.
+
+        The law's own: what chance makes of few held-out images lets a run end sooner or later.
+        """
+        if not learnt.tells(batch, epochs):
             return 0.0
+        found = learnt.model.accuracy(learnt.candidate(name, batch, epochs))
         units = [(end - 1 / CLASSES) / (1 - 1 / CLASSES) for end in (found.value, found.low)]
         unit = (accuracy - 1 / CLASSES) / (1 - 1 / CLASSES)
         if unit <= 0:
