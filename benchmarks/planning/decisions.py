@@ -38,7 +38,7 @@ of all samples with batch 128 or 512 that has at least 25 steps is made with a t
 of a 16th with a ninth and nine times it, too.
 
     python -m benchmarks.planning.decisions_runs look|look-rates|truth
-        [--data DIR] [--limit-minutes M]
+        [--data DIR] [--task NAME] [--limit-minutes M]
 
 makes the runs that are missing, and adds a line for each to benchmarks/results/decisions-runs.jsonl
 or benchmarks/results/learning-curves.jsonl. The order is: seed 0, task by task, those of the

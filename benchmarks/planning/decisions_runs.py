@@ -1,7 +1,7 @@
 """Trainings for `planning.decisions`: two at a time, kept line by line in the repository.
 
     python -m benchmarks.planning.decisions_runs look|look-rates|truth
-        [--data DIR] [--limit-minutes M] [--lines FILE]
+        [--data DIR] [--task NAME] [--limit-minutes M] [--lines FILE]
 
 Tasks, sizes and what the two sets are for stand in the head of `benchmarks.planning.decisions`. A
 training that a line tells of is not made again as long as its plan is the same, so either set can
@@ -300,6 +300,7 @@ def gather_look(
     data: Path,
     folder: Path,
     until: float,
+    tasks: Sequence[str] = tuple(TASKS),
     cells_of: Callable[[str], list[tuple[Cell, int]]] = look_cells,
 ) -> None:
     """Make the look set: part by part of the lengths, the nearest rates first, task by task."""
@@ -325,7 +326,7 @@ def gather_look(
         part = max(task.epochs) * task.look_images // (images * cell.epochs)
         return -part, abs(log(cell.rate_scale))
 
-    cells = sorted((pair for name in TASKS for pair in cells_of(name)), key=turn)
+    cells = sorted((pair for name in tasks for pair in cells_of(name)), key=turn)
     runs.gather((one(cell, images) for cell, images in cells), until)
 
 
@@ -350,7 +351,9 @@ def beyond(accuracies: Mapping[float, float]) -> float | None:
     return further if further and low * 0.99 < further < high * 1.01 else None
 
 
-def gather_truth(runs: RunLines, data: Path, folder: Path, until: float) -> None:
+def gather_truth(
+    runs: RunLines, data: Path, folder: Path, until: float, tasks: Sequence[str] = tuple(TASKS)
+) -> None:
     """Make the grid seed by seed and in it task by task, each with what is beyond its ends where
     seed 0 was best there.
     """
@@ -363,7 +366,7 @@ def gather_truth(runs: RunLines, data: Path, folder: Path, until: float) -> None
         return wanted(cell, seed, images_of(cell.task))
 
     grid: list[Cell] = []
-    for name in TASKS:
+    for name in tasks:
         cells = more = list(cells_of(name))
         while more and time.monotonic() < until:
             runs.gather(map(one, more), until)
@@ -400,11 +403,13 @@ def main(words: Sequence[str] | None = None) -> None:
     """Gather one of the sets."""
     parser = make_parser(__doc__)
     parser.add_argument("which", choices=tuple(GATHERED))
+    parser.add_argument("--task", choices=TASKS, help="this one alone")
     add_gathering(parser, None)
     asked = parser.parse_args(words)
     lines = asked.lines or (TRUTH_LINES if asked.which == "truth" else LOOK_LINES)
+    tasks = (asked.task,) if asked.task else tuple(TASKS)
     with scratch() as folder:
-        GATHERED[asked.which](RunLines(lines, folder), asked.data, folder, asked.until)
+        GATHERED[asked.which](RunLines(lines, folder), asked.data, folder, asked.until, tasks)
     say(f"kept in {lines}")
 
 
