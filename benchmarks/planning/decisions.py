@@ -34,8 +34,8 @@ others: their look set has 1,152 of them, 285 are held out, and 256 is the large
 
 What is known beforehand of rates is tuned on the look set, too: there each training of a 16th with
 batch 32 or 128, of a 4th with batch 128 or 512 (of Imagenette and the digits with 32 as well), and
-of all samples with batch 128 or 512 that has at least 25 steps is made with a third and three times the rate of a plan besides, those
-of a 16th with a ninth and nine times it, too.
+of all samples with batch 128 or 512 that has at least 25 steps is made with a third and three times
+the rate of a plan besides, those of a 16th with a ninth and nine times it, too.
 
     python -m benchmarks.planning.decisions_runs look|look-rates|truth
         [--data DIR] [--task NAME] [--limit-minutes M]

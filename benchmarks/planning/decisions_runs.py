@@ -55,7 +55,8 @@ LOOK_SEED = 10
 LOOK_BATCHES = (32, 128, 512, 2048)
 LOOK_PARTS = (16, 4, 1)  # of the long training
 LOOK_RATES = (1 / 3, 3.0, 1 / 9, 9.0)  # of the rate that a plan gives
-LOOK_RATES_BATCHES = {16: (32, 128), 4: (32, 128, 512), 1: (128, 512)}  # by part of the long training
+# by part of the long training
+LOOK_RATES_BATCHES = {16: (32, 128), 4: (32, 128, 512), 1: (128, 512)}
 LOOK_RATES_NEAR = 2  # of the rates alone for trainings longer than a 16th
 LOOK_RATES_STEPS = 25  # fewer tell nothing
 LOOK_RATES_MAX = 12_288
