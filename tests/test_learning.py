@@ -3,7 +3,7 @@
 import random
 import re
 from dataclasses import replace
-from math import exp, log
+from math import exp, log, sqrt
 from types import SimpleNamespace
 
 import numpy as np
@@ -284,6 +284,23 @@ def test_no_rate_is_taken_beyond_those_that_were_tried():
         seen = at_rates(best, steps=(0, end))
         found = fit_learning(seen, classes=CLASSES, prior=sharp(PRIOR)).offset("sgd")
         assert found == pytest.approx(end * log(3), abs=0.002)
+
+
+def test_where_high_rates_end_training_none_is_taken_above_the_highest_that_has_learnt():
+    seen = at_rates(1.1)
+    free = fit_learning(seen, classes=CLASSES, prior=sharp(PRIOR))
+    bounded = fit_learning(seen, classes=CLASSES, prior=sharp(PRIOR), usual_rate=sqrt)
+    found = exp(free.offset("sgd"))
+    assert found == pytest.approx(3, rel=0.1)
+    # Trials had a batch of 128 and up to three times its usual rate, so sqrt(128) * 3.
+    for batch, most in ((64, found), (128, found), (512, 3 / 2), (2048, 1)):
+        assert exp(free.offset("sgd", batch)) == pytest.approx(found)
+        assert exp(bounded.offset("sgd", batch)) == pytest.approx(min(found, most), rel=0.01)
+        aims = (bounded.aim("sgd", batch, 0.5, one) for one in (None, bounded.offset("sgd", batch)))
+        assert len({one.samples for one in aims}) == 1
+    lower = at_rates(-1.0)  # which are safe with any batch
+    low = fit_learning(lower, classes=CLASSES, prior=sharp(PRIOR), usual_rate=sqrt)
+    assert low.offset("sgd", 2048) == low.offset("sgd") < 0
 
 
 def test_trainings_at_the_usual_rate_tell_as_much_whatever_is_known_of_others():
@@ -774,6 +791,19 @@ def test_the_plan_takes_the_rate_that_trials_found(best):
     assert usual.learning_rate.tried == 1
     assert "Trials at" not in reason(usual, "learning rate").why
     assert chosen(plan).accuracy.value > chosen(usual).accuracy.value
+
+
+@pytest.mark.parametrize(("batch", "most"), [(128, 3.0), (512, 1.5), (1152, 1.0)])
+def test_without_batch_normalization_the_plan_trusts_no_rate_above_those_that_learnt(batch, most):
+    profile, _ = with_rates(1.1)
+    job = profile.job.model_copy(update={"global_batch": batch})
+    normalized = make_plan(profile, job).learning_rate.tried
+    bare = profile.network.model_copy(update={"batch_norm": False})
+    plan = make_plan(profile.model_copy(update={"network": bare}), job)
+    assert plan.learning_rate.tried == pytest.approx(min(normalized, most), rel=0.01)
+    why = reason(plan, "learning rate").why
+    assert ("Without batch normalization" in why) == (batch > 128)
+    assert ("reached more with smaller batches" in why) == (most == 1)
 
 
 def test_a_rate_that_is_given_stays_whatever_trials_found():

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from math import exp, hypot, log, sqrt
 from statistics import fmean, median
@@ -37,6 +38,7 @@ from batchwright.planning.candidates.trial_choice import RATE_STEP, Arm, Questio
 from batchwright.prediction.accuracy.learning import PRIOR, LearningModel, Prior, fit_learning
 from batchwright.prediction.accuracy.trainings import MIN_STEPS, OFFSET_DIGITS, Candidate, Observed
 from batchwright.records.registries.optimizers import Normal
+from batchwright.workload.task import build_network, has_batch_norm
 from benchmarks.harness.benchmark import make_parser, say
 from benchmarks.harness.kept_runs import read_lines
 from benchmarks.planning.decisions_runs import LOOK_LINES, OPTIMIZERS, TASKS
@@ -86,6 +88,13 @@ def classes_of(task: str) -> int:
     return next(line["classes"] for line in read_lines(LOOK_LINES) if line["task"] == task)
 
 
+@cache
+def normalized(task: str) -> bool:
+    """Whether a task's network has batch normalization."""
+    one = TASKS[task]
+    return has_batch_norm(build_network(one.network, classes=classes_of(task), side=one.side))
+
+
 def best_and_weight(
     cells: Mapping[Cell, Sequence[Observed]], task: str, optimizer: str
 ) -> tuple[float, float]:
@@ -110,15 +119,22 @@ def prior_of(numbers: Mapping[tuple[str, str], tuple[float, float]], tasks: Iter
     return replace(PRIOR, optimizers=known)
 
 
-def found_offset(trials: Sequence[Observed], wrong: int, classes: int, prior: Prior) -> float:
-    """Of the rate that trials lead to, where the usual one is 3 to the power of ``wrong`` off."""
+def found_offset(
+    trials: Sequence[Observed], wrong: int, task: str, prior: Prior, batch: int
+) -> float:
+    """Of the rate that trials lead to with a batch, where the usual one is 3 to the power of
+    ``wrong`` off.
+    """
     shifted = {round(one.offset / RATE_STEP) - wrong: one for one in trials}
     given = [step for step in (-1, 0, 1) if step in shifted]
     best = max(given, key=lambda step: shifted[step].accuracy)
     given += [step for step in (2 * best,) if best and step in shifted]
     seen = [shifted[step]._replace(offset=round(step * RATE_STEP, OFFSET_DIGITS)) for step in given]
     name = trials[0].optimizer
-    return fit_learning(seen, classes=classes, optimizers=OPTIMIZERS, prior=prior).offset(name)
+    usual_rate = None if normalized(task) else sqrt
+    known: dict[str, Any] = {"prior": prior, "usual_rate": usual_rate}
+    model = fit_learning(seen, classes=classes_of(task), optimizers=OPTIMIZERS, **known)
+    return model.offset(name, batch)
 
 
 def accuracy_at(trainings: Sequence[Observed], offset: float) -> float:
@@ -265,7 +281,7 @@ def main(words: Sequence[str] | None = None) -> None:
             if not alike or judged.samples == cell.samples or len(longer) < 3:
                 continue
             for wrong in (-1, 0, 1):
-                found = found_offset(trials, wrong, classes_of(cell.task), prior)
+                found = found_offset(trials, wrong, cell.task, prior, judged.batch)
                 best = max(100 * one.accuracy for one in longer)
                 regret, without = (
                     best - accuracy_at(longer, x + wrong * RATE_STEP) for x in (found, 0.0)

@@ -56,7 +56,7 @@ def rate_of(
 
     ``learnt`` is what trials tell of rates.
     """
-    scale = learnt.rate_scale(update) if learnt else 1.0
+    scale = learnt.rate_scale(update, batch) if learnt else 1.0
     rule = rule_for(job, batch, data, network, update, scale)
     rate = _rate(rule, batch, remark_on_rate(job, rule, update))
     if tried := _rates_tried(job, batch, update, learnt):
@@ -176,7 +176,10 @@ def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt 
         return ""
     best, usual = (model.accuracy(one).value for one in (planned, planned._replace(offset=0.0)))
     whence = learnt.by.removeprefix("the ").capitalize()
+    bounded = model.offset(optimizer) > planned.offset
     does_best = "the usual one reaches most"
+    if bounded:
+        does_best = "more than the usual one reached more with smaller batches"
     if planned.offset:
         more = f"{100 * (best - usual):.1f} points more"
         does_best = f"{exp(planned.offset):.3g} times it reaches {more} than the usual one"
@@ -184,6 +187,11 @@ def _rates_tried(job: Job, batch: int, optimizer: OptimizerName, learnt: Learnt 
         f"{whence} at {', '.join(f'{one:.3g}' for one in scales)} times the usual rate, continued "
         f"by the law of learning{few}: {does_best}."
     )
+    if bounded:
+        told += (
+            " Without batch normalization no rate above the highest at which something was learnt "
+            "is taken, but the usual one."
+        )
     if (failing := model.least_failing(optimizer)) < inf:
         told += f" At {exp(failing):.3g} times it nothing was learnt."
     return told

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import ceil, inf
 
 from batchwright.errors import BatchwrightError, PlanError
-from batchwright.planning.candidates.learnt import NO_ACCURACY, teaches, untaught
+from batchwright.planning.candidates.learnt import NO_ACCURACY, bounded_rate, teaches, untaught
 from batchwright.planning.candidates.optimizer import optimizers_to_try
 from batchwright.planning.candidates.trial_choice import MIN_BATCH, MIN_SAMPLES, Arm, Question
 from batchwright.planning.planner import plan_to_measure
@@ -230,6 +230,7 @@ def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
         rates=job.learning_rate == "auto",
         target=job.goal.target,
         confidence=job.goal.confidence,
+        usual_rate=bounded_rate(job, profile.network),
     )
     return replace(question, judging_seconds=judging * question.held_out)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import TYPE_CHECKING
 
-from batchwright.algorithms.learning_rate import rate_factor
+from batchwright.algorithms.learning_rate import rate_factor, scaled_rate
 from batchwright.planning.candidates.optimizer import Compared, optimizers_of, optimizers_to_try
 from batchwright.planning.resolution import sides
 from batchwright.prediction.accuracy.trainings import MIN_STEPS, Candidate, Observed, of_trials
@@ -21,6 +21,7 @@ from batchwright.records import (
     FirstAnswers,
     Job,
     LearningRateRule,
+    NetworkFacts,
     OptimizerName,
     Profile,
 )
@@ -162,12 +163,12 @@ class Learnt:
 
     def candidate(self, optimizer: OptimizerName, batch: int, epochs: float) -> Candidate:
         """A training as the law sees it."""
-        offset = self.model.offset(optimizer)
+        offset = self.model.offset(optimizer, batch)
         return Candidate(optimizer, batch, epochs * self.train_samples, offset)
 
-    def rate_scale(self, optimizer: OptimizerName) -> float:
+    def rate_scale(self, optimizer: OptimizerName, batch: int) -> float:
         """The best rate over the usual one, as far as trials had other rates."""
-        return exp(self.model.offset(optimizer))
+        return exp(self.model.offset(optimizer, batch))
 
     def compared(
         self, job: Job, longer: Callable[[int], float] | None = None
@@ -247,7 +248,9 @@ def learnt_of(
     note = _note(profiles) if observed else why_unknown(profiles, job)
     # A run of fewer steps than any trial has shows what comes of so few.
     steps = min([MIN_STEPS, *(max(1, int(one.samples // one.batch)) for one in whole)])
-    return _fitted([*observed, *whole], names, profile.data, longest, len(whole), note, steps)
+    usual = bounded_rate(job, profile.network)
+    found = [*observed, *whole]
+    return _fitted(found, names, profile.data, longest, len(whole), note, steps, usual)
 
 
 def expected_of(job: Job, data: DataFacts) -> Learnt | None:
@@ -265,13 +268,27 @@ def _fitted(
     runs: int = 0,
     note: str = "",
     steps: int = MIN_STEPS,
+    usual_rate: Callable[[int], float] | None = None,
 ) -> Learnt:
     # It loads NumPy, which a plan that goes by time alone does not need.
     from batchwright.prediction.accuracy.learning import fit_learning
 
-    model = fit_learning(observed, classes=len(data.classes), optimizers=optimizers)
+    model = fit_learning(
+        observed, classes=len(data.classes), optimizers=optimizers, usual_rate=usual_rate
+    )
     counts = data.train_samples, data.val_samples
     return Learnt(model, optimizers, *counts, longest, runs, note, steps)
+
+
+def bounded_rate(job: Job, network: NetworkFacts) -> Callable[[int], float] | None:
+    """So many times the usual rate, by the batch, where no rate above one that learnt is safe.
+
+    That is in networks without batch normalization: rates that short trainings like end longer ones
+    with a larger batch, whose usual rate is higher (docs/log.md). `None` for others.
+    """
+    if network.batch_norm:
+        return None
+    return lambda batch: scaled_rate(1.0, job.base_batch, batch, job.rate_scaling)
 
 
 def _expects(job: Job, data: DataFacts, first: FirstAnswers | None = None) -> bool:

@@ -20,7 +20,7 @@ nothing is told of the target without.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import erf, exp, inf, log, pi, sqrt
 from statistics import NormalDist
@@ -124,6 +124,7 @@ class Question:
         rates: Whether the learning rate is open, too.
         target: Accuracy to reach, a share; `None`: what counts is accuracy after all epochs.
         confidence: Probability with which it is to be reached.
+        usual_rate: As for `fit_learning`.
     """
 
     arms: tuple[Arm, ...]
@@ -135,6 +136,7 @@ class Question:
     rates: bool = False
     target: float | None = None
     confidence: float = 0.8
+    usual_rate: Callable[[int], float] | None = None
 
     @property
     def optimizers(self) -> tuple[OptimizerName, ...]:
@@ -169,7 +171,7 @@ class Question:
         """
         if not self.held_out:
             return None
-        model = fit_learning(observed, classes=self.classes, optimizers=self.optimizers)
+        model = self._model(observed)
         offsets = {name: self.offsets(model, name) for name in self.optimizers}
         made = {one.training for one in observed}  # the same again would end the same
         trials = [
@@ -188,10 +190,10 @@ class Question:
             Candidate(arm.optimizer, arm.batch, self.epochs * self.samples, offset): arm
             for arm in self.arms
             if self.epochs * self.samples >= MIN_STEPS * arm.batch  # or the plan takes none such
-            for offset in {model.offset(arm.optimizer), *offsets[arm.optimizer]}
+            for offset in {model.offset(arm.optimizer, arm.batch), *offsets[arm.optimizer]}
         }
         accuracies = {one: model.accuracy(one).value for one in trainings}
-        open_ = [one for one in trainings if one.offset == model.offset(one.optimizer)]
+        open_ = [one for one in trainings if one.offset == model.offset(one.optimizer, one.batch)]
         best = max(open_, key=accuracies.__getitem__)
         near = [one for one in open_ if accuracies[one] >= accuracies[best] - self.tolerance]
         chosen = min(near, key=lambda one: trainings[one].epoch_seconds)
@@ -287,7 +289,7 @@ class Question:
         """
         if self.target is None:
             raise ValueError("there is no target")
-        model = fit_learning(observed, classes=self.classes, optimizers=self.optimizers)
+        model = self._model(observed)
         offsets = {name: self.offsets(model, name) for name in self.optimizers}
         aims = [one for one in self._aims(model, offsets, self.target) if one.open]
         if not aims:
@@ -299,6 +301,14 @@ class Question:
             return share * likely
         return max(share * likely, min(share * surely, self.least_budget))
 
+    def _model(self, observed: Sequence[Observed]) -> LearningModel:
+        return fit_learning(
+            observed,
+            classes=self.classes,
+            optimizers=self.optimizers,
+            usual_rate=self.usual_rate,
+        )
+
     def _aims(
         self, model: LearningModel, offsets: Mapping[OptimizerName, Sequence[float]], target: float
     ) -> list[_Aimed]:
@@ -307,12 +317,13 @@ class Question:
         found = []
         for arm in self.arms:
             name = arm.optimizer
-            for offset in {model.offset(name), *offsets[name]}:
+            best = model.offset(name, arm.batch)
+            for offset in {best, *offsets[name]}:
                 aim = model.aim(name, arm.batch, target, offset)
                 if aim is not None:
                     seconds = log(aim.samples * self._each(arm))
                     surely = max(self._least(arm), seconds + sure * model.aim_error(aim))
-                    found.append(_Aimed(aim, arm, offset == model.offset(name), seconds, surely))
+                    found.append(_Aimed(aim, arm, offset == best, seconds, surely))
         return found
 
     def _trained(self, one: _Aimed, log_seconds: float) -> float:

@@ -38,7 +38,7 @@ interval says which.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import exp, hypot, inf, log, pi, sqrt
@@ -129,6 +129,7 @@ class LearningModel:
     _mean: np.ndarray
     _covariance: np.ndarray
     _seed: float
+    _usual_rate: Callable[[int], float] | None = None
 
     @cached_property
     def known_from(self) -> int:
@@ -221,17 +222,24 @@ class LearningModel:
         best, weight = _rate_places(self._names, optimizer)
         return float(self._mean[best]), float(self._mean[weight])
 
-    def offset(self, optimizer: str) -> float:
+    def offset(self, optimizer: str, batch: int | None = None) -> float:
         """Offset of the best rate by what is known, as of a `Candidate`, within what was tried.
 
         Rounded to a rate of three digits: more would look as if they were known.
+
+        Args:
+            optimizer: As in a job.
+            batch: Global batch, in samples; `None`: of those that were tried.
         """
         known = [one for one in self.observed if one.optimizer == optimizer]
-        learnt = [one.offset for one in known if not _fails(one, self.classes)]
-        most = self.least_failing(optimizer)
-        low = min([0.0, *learnt])
-        high = max((one for one in [0.0, *learnt] if one < most), default=0.0)
-        best = min(max(self.rate_of(optimizer)[0], low), high)
+        learnt = [one for one in known if not _fails(one, self.classes)]
+        offsets, most = [0.0, *(one.offset for one in learnt)], self.least_failing(optimizer)
+        high = max((one for one in offsets if one < most), default=0.0)
+        best = min(max(self.rate_of(optimizer)[0], min(offsets)), high)
+        if batch is not None and self._usual_rate is not None:
+            usual = self._usual_rate(batch)
+            rates = (self._usual_rate(one.batch) * exp(one.offset) for one in learnt)
+            best = min(best, log(max([usual, *rates]) / usual))
         return log(float(f"{exp(best):.3g}"))
 
     def least_failing(self, optimizer: str) -> float:
@@ -258,7 +266,7 @@ class LearningModel:
         if not 0 < unit < 1:
             return None
         slope = exp(self._mean[3 * self._names.index(optimizer) + 1])
-        offset = self.offset(optimizer) if offset is None else offset
+        offset = self.offset(optimizer, batch) if offset is None else offset
         batch = max(batch, self.known_from)
         start, _ = self._at(Candidate(optimizer, batch, _needed(1.0, batch), offset))
         # At least one sample: trials that contradict each other may put a target before the first.
@@ -354,6 +362,7 @@ def fit_learning(
     classes: int,
     optimizers: Iterable[str] = (),
     prior: Prior = PRIOR,
+    usual_rate: Callable[[int], float] | None = None,
 ) -> LearningModel:
     """The law for a task.
 
@@ -362,6 +371,9 @@ def fit_learning(
         classes: Of the data, at least 2.
         optimizers: To predict for, beside those observed.
         prior: What is known of tasks.
+        usual_rate: Usual rate of a batch, or so many times it, of a network in which too high a
+            rate ends training whatever the batch: none is then taken above the highest that has
+            learnt, but the usual one.
     """
     names = tuple(dict.fromkeys((SGD.name, *optimizers, *(one.optimizer for one in observed))))
     weights, wanted = _prior_rows(names, prior)
@@ -395,9 +407,8 @@ def fit_learning(
         mean = mean + step
     jacobian, _ = linear_at(mean)
     precision = jacobian.T @ jacobian
-    return LearningModel(
-        classes, tuple(observed), names, mean, np.linalg.inv(precision), prior.seed
-    )
+    covariance = np.linalg.inv(precision)
+    return LearningModel(classes, tuple(observed), names, mean, covariance, prior.seed, usual_rate)
 
 
 AT_PEAK = Normal(0.0, 0.3)
