@@ -1032,9 +1032,29 @@ def test_trials_go_on_while_they_save_more_of_the_training_than_they_take():
     assert dear.next_trial(seen, budget=200, left=200) is None
 
 
-def test_one_candidate_needs_no_trial():
+def test_one_candidate_needs_no_trial_unless_nothing_is_told_of_it():
     asks = question(arms=(Arm("sgd", 64, 1, 64, 10.0),))
     assert asks.next_trial([], budget=100, left=100) is None
+    blind = replace(asks, blind=True)
+    _, made = asked(blind, budget=100.0)
+    assert len(made) == 1
+
+
+def test_where_a_plan_knows_nothing_without_one_a_trial_is_made_though_the_law_has_it_settled():
+    """As with a rate of one's own: the plan does not expect what other tasks' trainings showed."""
+    asks = question(epochs=30, optimizers=("sgd",), tolerance=0.9)
+    assert asks.next_trial([], budget=20, left=20) is None
+    first = replace(asks, blind=True).next_trial([], budget=20, left=20)
+    assert not first.offset
+    assert first.seconds <= 20 / 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_other_rate_is_tried_before_each_optimizer_was(seed):
+    _, made = asked(question(rates=True), budget=12.0, seed=seed)
+    others = [index for index, one in enumerate(made) if one.offset]
+    assert others
+    assert {one.arm.optimizer for one in made[: others[0]]} == {"sgd", "muon"}
 
 
 def test_a_target_takes_trials_that_save_more_training_than_they_take():

@@ -9,7 +9,13 @@ from dataclasses import replace
 from math import ceil, inf
 
 from batchwright.errors import BatchwrightError, PlanError
-from batchwright.planning.candidates.learnt import NO_ACCURACY, bounded_rate, teaches, untaught
+from batchwright.planning.candidates.learnt import (
+    NO_ACCURACY,
+    bounded_rate,
+    learnt_of,
+    teaches,
+    untaught,
+)
 from batchwright.planning.candidates.optimizer import optimizers_to_try
 from batchwright.planning.candidates.trial_choice import MIN_BATCH, MIN_SAMPLES, Arm, Question
 from batchwright.planning.planner import plan_to_measure
@@ -231,6 +237,7 @@ def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
         target=job.goal.target,
         confidence=job.goal.confidence,
         usual_rate=bounded_rate(job, profile.network),
+        blind=learnt_of([profile.model_copy(update={"trials": ()})], job) is None,
     )
     return replace(question, judging_seconds=judging * question.held_out)
 

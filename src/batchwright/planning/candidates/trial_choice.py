@@ -125,6 +125,8 @@ class Question:
         target: Accuracy to reach, a share; `None`: what counts is accuracy after all epochs.
         confidence: Probability with which it is to be reached.
         usual_rate: As for `fit_learning`.
+        blind: Whether a plan knows nothing of accuracy without trials, though the law expects
+            something of other tasks: then one is made in any case.
     """
 
     arms: tuple[Arm, ...]
@@ -137,6 +139,7 @@ class Question:
     target: float | None = None
     confidence: float = 0.8
     usual_rate: Callable[[int], float] | None = None
+    blind: bool = False
 
     @property
     def optimizers(self) -> tuple[OptimizerName, ...]:
@@ -177,11 +180,15 @@ class Question:
         trials = [
             one
             for one in self._affordable(budget, offsets)
-            if one.seconds <= left
-            and one.training not in made
-            # A rate tells little of itself beside none.
-            and (not one.offset or one.arm.optimizer in {name for name, *_ in made})
+            if one.seconds <= left and one.training not in made
         ]
+        # A rate tells little of itself beside none, and nothing of the other optimizer, which would
+        # be decided against unseen.
+        tried = {one.optimizer for one in observed}
+        if {one.arm.optimizer for one in trials if not one.offset} <= tried:
+            trials = [one for one in trials if one.arm.optimizer in tried]
+        else:
+            trials = [one for one in trials if not one.offset]
         if not trials:
             return None
         if self.target is not None:
@@ -197,6 +204,8 @@ class Question:
         best = max(open_, key=accuracies.__getitem__)
         near = [one for one in open_ if accuracies[one] >= accuracies[best] - self.tolerance]
         chosen = min(near, key=lambda one: trainings[one].epoch_seconds)
+        if self.blind and not observed:
+            return max(trials, key=lambda one: model.tells(one.training, self.held_out, chosen))
         losses = {
             one: _expected_above(*model.apart(one, chosen), self.tolerance)
             for one in trainings
