@@ -373,11 +373,10 @@ def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:
 
 def _check_network(job: Job, data: DataFacts) -> nn.Module:
     """Build network and loss here, so that a wrong name, file or pattern is refused at once."""
+    from batchwright.workload.loss import build_loss, check_mean
     from batchwright.workload.passes.recomputation import recompute
     from batchwright.workload.task import (
-        build_loss,
         build_network,
-        check_mean,
         check_sides,
         freeze,
         load_weights,
