@@ -13,7 +13,7 @@ from batchwright.errors import JobError, WorkerError
 from batchwright.records import Job
 from batchwright.workflows.prepare_job import ready_for
 from batchwright.workload.data.sources import open_data
-from batchwright.workload.loss import build_loss, check_mean
+from batchwright.workload.loss import build_loss, check_loss
 
 USER_MODULE = """
 import torch
@@ -86,6 +86,25 @@ def failing(outputs, labels):
 
 def none(outputs, labels):
     pass
+
+def of_labels(outputs, labels):
+    return labels.float().mean()
+
+def detached(outputs, labels):
+    return mean(outputs.detach(), labels)
+
+@torch.no_grad()
+def ungraded(outputs, labels):
+    return mean(outputs, labels)
+
+def wrong(outputs, labels):
+    return (outputs.argmax(1) != labels).float().mean()
+
+def clamped(outputs, labels):
+    return mean(outputs.clamp_(-1, 1), labels)
+
+def none_sure(outputs, labels):
+    return (functional.relu(outputs - 100)).mean()
 
 def raising(outputs, labels):
     raise raised
@@ -175,24 +194,44 @@ def test_errors_that_are_not_of_the_loss_itself_pass_through_it(error):
     assert raised.value is error
 
 
+OTHERS = ("mean", "pairs", "counting", "drawn", "failing", "each", "none", "clamped", "none_sure")
+
+
 @pytest.mark.usefixtures("user_module")
 @pytest.mark.parametrize("name", ["added", "Added", "hundredth"])
 def test_a_loss_that_adds_samples_up_is_refused(name):
     job = Job(loss=f"mine:{name}")
     with pytest.raises(JobError, match=rf"^loss=mine:{name}: adds the samples .* their mean loss"):
-        check_mean(job, build_loss(job), classes=4)
+        check_loss(job, build_loss(job), classes=4)
 
 
 @pytest.mark.usefixtures("user_module")
-@pytest.mark.parametrize("name", ["mean", "pairs", "counting", "drawn", "failing", "each", "none"])
+@pytest.mark.parametrize("name", OTHERS)
 def test_a_loss_that_is_no_clear_sum_is_left_to_the_run(name):
     before, job = torch.random.get_rng_state(), Job(loss=f"mine:{name}")
-    check_mean(job, build_loss(job), classes=4)
+    check_loss(job, build_loss(job), classes=4)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.usefixtures("user_module")
-def test_a_sum_is_refused_before_anything_is_measured():
-    job = Job(loss="mine:added", device="cpu")
-    with pytest.raises(JobError, match=r"^loss=mine:added: adds the samples up"):
+@pytest.mark.parametrize("name", ["of_labels", "detached", "ungraded", "wrong"])
+def test_a_loss_without_a_gradient_is_refused(name):
+    job = Job(loss=f"mine:{name}")
+    loss, said = build_loss(job), rf"^loss=mine:{name}: has no gradient, .* from the outputs, with"
+    with pytest.raises(JobError, match=said):
+        check_loss(job, loss, classes=4)
+    outputs, labels = torch.ones(3, 4, requires_grad=True), torch.zeros(3).long()
+    with pytest.raises(JobError, match=said):  # where made-up outputs tell nothing
+        loss(outputs, labels)
+    with torch.no_grad():  # as an evaluation does
+        assert not loss(outputs, labels).requires_grad
+
+
+@pytest.mark.usefixtures("user_module")
+@pytest.mark.parametrize(
+    ("name", "said"), [("added", "adds the samples up"), ("detached", "has no gradient")]
+)
+def test_both_are_refused_before_anything_is_measured(name, said):
+    job = Job(loss=f"mine:{name}", device="cpu")
+    with pytest.raises(JobError, match=rf"^loss=mine:{name}: {said}"):
         ready_for(job, open_data(job).facts)

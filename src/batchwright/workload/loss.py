@@ -66,7 +66,7 @@ def build_loss(job: Job, device: torch.device | None = None) -> Loss:
         )
     if isinstance(loss, nn.Module) and device is not None:
         loss = loss.to(device)
-    _check_loss(job.loss, loss)
+    _check_call(job.loss, loss)
 
     def mean_loss(outputs: Tensor, labels: Tensor) -> Tensor:
         try:
@@ -77,6 +77,12 @@ def build_loss(job: Job, device: torch.device | None = None) -> Loss:
             said = f"{_place(error)}{in_words(error).rstrip('.')}"
             raise JobError(f"loss={job.loss}: {said}; {_LOSS_FORM}") from error
         if isinstance(found, Tensor) and found.numel() == 1:
+            # While one trains; an evaluation asks for no gradient.
+            if torch.is_grad_enabled() and outputs.requires_grad and not found.requires_grad:
+                raise _ConstantLossError(
+                    f"loss={job.loss}: has no gradient, so nothing would be learned: take it from "
+                    f"the outputs, without detach(), no_grad(), argmax() or item(); {_LOSS_FORM}"
+                )
             return found
         what = described(found)
         if isinstance(found, Tensor):
@@ -108,25 +114,34 @@ def _place(error: Exception) -> str:
     return f"{called[-1].filename}, line {called[-1].lineno}: " if called else ""
 
 
-def check_mean(job: Job, loss: Loss, classes: int) -> None:
-    """Refuse a loss that adds the samples up: each gradient would be many times too large.
+class _ConstantLossError(JobError):
+    """A loss does not depend on the outputs, as far as gradients go."""
 
-    It is called with made-up outputs and labels, and with the same twice over, which doubles a sum.
-    What fails then, or differs in another way, says nothing: the run shows it.
+
+def check_loss(job: Job, loss: Loss, classes: int) -> None:
+    """Refuse a loss that adds the samples up, or that has no gradient.
+
+    Each gradient of a sum would be many times too large. It is called with made-up outputs and
+    labels, and with the same twice over, which doubles a sum. What fails then, or differs in
+    another way, says nothing: the run shows it. Nor does a gradient of zeros, as of a loss that
+    leaves out what the network is not sure of.
 
     Raises:
-        JobError: It is a sum.
+        JobError: It is a sum, or has no gradient.
     """
     if job.loss == "cross_entropy":
         return
     outputs = torch.randn(_TRIED, classes, generator=torch.Generator().manual_seed(0))
+    outputs.requires_grad_()
     labels = torch.arange(_TRIED) % classes
     with warnings.catch_warnings(), torch.random.fork_rng([]):
         warnings.simplefilter("ignore")
         try:
-            once = float(loss(outputs, labels))
+            once = float(loss(outputs.clone(), labels))  # which a loss may change in place
             twice = float(loss(outputs.repeat(2, 1), labels.repeat(2)))
-            again = float(loss(outputs, labels))  # one that changes by itself tells nothing
+            again = float(loss(outputs.clone(), labels))  # one that changes by itself tells nothing
+        except _ConstantLossError:
+            raise
         except Exception:  # noqa: BLE001 - the user's code may fail in any way
             return
     if once and once == again and math.isclose(twice, 2 * once, rel_tol=1e-4):
@@ -136,7 +151,7 @@ def check_mean(job: Job, loss: Loss, classes: int) -> None:
         )
 
 
-def _check_loss(name: str, loss: Callable[..., Any]) -> None:
+def _check_call(name: str, loss: Callable[..., Any]) -> None:
     """Refuse a loss that does not take outputs and labels, as far as that can be seen."""
     try:
         taken = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
