@@ -9,16 +9,19 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import distributed as dist
 
-from batchwright.distributed import heartbeat
+from batchwright.distributed import heartbeat, rendezvous
 from batchwright.distributed.group import Group
 from batchwright.distributed.heartbeat import Presence, RollCall, machine_name
 from batchwright.distributed.joining import environments
+from batchwright.distributed.joining.environments import Started
+from batchwright.distributed.joining.gathering import Gathering
 from batchwright.distributed.processes import LAUNCH
 from batchwright.distributed.rendezvous import choose_interface, interface_towards, meet
 from batchwright.errors import LostWorkerError
@@ -225,6 +228,44 @@ def test_who_meets_does_not_wait_for_a_worker_that_is_known_to_be_gone(
     roll_calls[1].close()
     said = "lost contact with another worker: worker 1 (node1/cpu:0) left the run, worker 2 "
     assert start(ranks, 3)[ranks[0]].startswith(said)
+
+
+def test_who_comes_late_has_the_whole_limit_for_what_follows(agent_store, monkeypatch):
+    connect = rendezvous._connect
+    left = lambda timeout, **how: connect(min(timeout, 5.0), **how)  # noqa: E731
+    monkeypatch.setattr(rendezvous, "_connect", left)
+    first = threading.Thread(target=meet, args=(0, 2, 300.0))
+    first.start()
+    assert meet(1, 2, 300.0).timeout == timedelta(seconds=300)
+    first.join()
+
+
+def waits_for_orders(rank, number):
+    """Of worker 0, which holds the store and gets a signal once both have met."""
+    port = int(os.environ["MASTER_PORT"])
+    here = Started("torchrun", rank, 2, rank, 2, "localhost", port, launch="", how="")
+    with Gathering(here, versions={}, words="run") as joined:
+        if rank == 0:
+            joined._hear("met")
+            os.kill(os.getpid(), number)
+        joined._tell("met", "")
+        joined._store._limit = 1.0
+        with pytest.raises(LostWorkerError) as told:
+            joined.follow(lambda order: None)
+    return str(told.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_nobody_waits_for_ever_at_the_store_of_a_process_that_is_gone_or_stands_still(number):
+    crew, port = [Worker(rank) for rank in range(2)], free_port()
+    try:
+        for one in crew:
+            one.send(waits_for_orders, number, workers=2, port=port)
+        assert crew[1].answer("to miss worker 0").startswith("lost contact with ")
+    finally:
+        for one in crew:
+            one.kill()
 
 
 def test_on_one_host_gloo_uses_the_loopback_interface(monkeypatch):

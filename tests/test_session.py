@@ -496,10 +496,12 @@ def test_leaving_an_epoch_early_is_refused():
         leave_early(make_session())
 
 
-def test_a_loss_that_has_nothing_to_do_with_the_model_is_refused():
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_loss_that_has_nothing_to_do_with_the_model_is_refused(requires_grad):
     one = make_session()
+    loss = torch.zeros((), requires_grad=requires_grad)
     with pytest.raises(RuntimeError, match="no gradient: is the loss computed from"):
-        run_loop(one, lambda features, labels: one.step(torch.zeros((), requires_grad=True) * 2))
+        run_loop(one, lambda features, labels: one.step(loss * 2))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from batchwright.records import Job, Plan, Profile, RunSummary, Sweep
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.lines.line_files import line_text
 from batchwright.records.lines.run_lines import note
-from batchwright.records.run_folder import read_summaries, telling_how_to_resume
+from batchwright.records.run_folder import CHECKPOINTED, read_summaries, telling_how_to_resume
 from batchwright.storage import locks
 from batchwright.workflows.sweep import plans, runner, sharing, verb
 from batchwright.workflows.sweep.grid import cells_of, read_grid
@@ -443,6 +443,22 @@ def test_a_resumed_sweep_runs_only_what_is_missing_and_can_be_widened(place, ins
     assert [cell.state for cell in found.cells].count("failed") == 2
     assert found.failed[0].error == "every gradient is infinite"
     assert [one.done for one in found.settings] == [2, 0, 2]
+
+
+def test_a_run_whose_checkpoints_are_gone_is_said_to_be_trained_anew(place, instantly, capsys):
+    bw.sweep(Job(**SHORT), {"learning_rate": [5.0, 6.0]}, seeds=2, out="a")  # all of them fail
+    runs = [Path("a/cells") / name for name in instantly]
+    for run in runs[:3]:
+        (run / "checkpoints").mkdir(parents=True)
+    for run in runs[:2]:
+        (run / CHECKPOINTED).touch()
+    (runs[0] / "checkpoints/last.pt").touch()
+    capsys.readouterr()
+    bw.sweep(out="a", resume=True)
+    said = [line for line in capsys.readouterr().err.splitlines() if "anew" in line]
+    name = runs[1].name
+    anew = f"warning: {name}: no checkpoint is left in a/cells/{name}, so it is trained anew"
+    assert said == [anew]
 
 
 def test_a_resumed_sweep_keeps_its_job(place, instantly):

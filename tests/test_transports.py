@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import threading
+from contextlib import contextmanager
 from functools import partial
 from threading import get_ident as thread
 from unittest import mock
@@ -231,12 +232,12 @@ def test_weights_whose_numbers_share_memory_get_a_gradient_that_does_not():
 # ---------------------------------------------------------------------------------- real processes
 
 
-def together(work, workers, *, killed=(), stand_in=True, port=None):
+def together(work, workers, *, killed=(), port=None):
     """What ``work(rank)`` returns, or the error it ends with, of workers that are not killed."""
     port, crew = port or free_port(), [Worker(rank) for rank in range(workers)]
     try:
         for one in crew:
-            one.send(_work, work, stand_in, workers=workers, port=port)
+            one.send(_work, work, workers=workers, port=port)
         left = [one for rank, one in enumerate(crew) if rank not in killed]
         told = [one.answer("what each worker does") for one in left]
         for rank, one in enumerate(crew):
@@ -247,23 +248,38 @@ def together(work, workers, *, killed=(), stand_in=True, port=None):
             one.kill()
 
 
-def _work(rank, work, stand_in):
-    if stand_in:
-        silent.use()
+def _work(rank, work):
+    silent.use()
     try:
         return work(rank)
     except Exception as error:  # noqa: BLE001 - the test looks at it
         return f"{type(error).__name__}: {error}"
 
 
-def sums_until_one_is_killed(rank):
+def others_name(victim, work, *, kept=True):
+    """Three workers, of which this one is killed at ``work(rank)``: the others name it and leave.
+
+    ``kept``: whether the store is an agent's and outlives the workers.
+    """
+    server = kept and dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    port = server.port if server else None
+    for one in together(partial(_kept, work) if kept else work, 3, killed=[victim], port=port):
+        assert one.startswith("LostWorkerError: lost contact"), one
+        assert f"worker {victim} " in one
+        assert "ended without a word" in one
+
+
+def _kept(work, rank):
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    return work(rank)
+
+
+@contextmanager
+def joined():
+    """A group that is left as a session leaves it."""
     group = Group(CPU, timeout=SECONDS)
     try:
-        for step in range(5):
-            total = group.sum(torch.ones(1))
-            assert float(total) == 3, "a sum over fewer was taken for that of all"
-            if rank == 1 and step == 2:
-                os.kill(os.getpid(), signal.SIGKILL)
+        yield group
     except LostWorkerError:
         group.give_up()
         raise
@@ -271,17 +287,21 @@ def sums_until_one_is_killed(rank):
         group.close()
 
 
+def sums_until_one_is_killed(rank):
+    with joined() as group:
+        for step in range(5):
+            total = group.sum(torch.ones(1))
+            assert float(total) == 3, "a sum over fewer was taken for that of all"
+            if rank == 1 and step == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.slow
 def test_the_others_name_a_worker_that_is_killed_and_leave():
-    told = together(sums_until_one_is_killed, 3, killed=[1])
-    for one in told:
-        assert one.startswith("LostWorkerError: lost contact"), one
-        assert "worker 1 " in one
-        assert "ended without a word" in one
+    others_name(1, sums_until_one_is_killed, kept=False)
 
 
 def connects_until_one_is_killed(rank, victim):
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store outlives the workers
     if rank == victim:
         silent.Silent.connect = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     Group(CPU, timeout=SECONDS)
@@ -293,16 +313,10 @@ def test_a_worker_killed_before_the_first_exchange_is_named(victim):
     """Of NCCL's, the host itself waits there; for worker 0 it does so at the store."""
     if victim == 0 and not hasattr(dist.TCPStore, "clone"):
         pytest.skip("PyTorch is too old to open a second connection")
-    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    work = partial(connects_until_one_is_killed, victim=victim)
-    for one in together(work, 3, killed=[victim], port=server.port):
-        assert one.startswith("LostWorkerError: lost contact"), one
-        assert f"worker {victim} " in one
-        assert "ended without a word" in one
+    others_name(victim, partial(connects_until_one_is_killed, victim=victim))
 
 
 def exchanges_once_one_is_killed(rank, what):
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store outlives the workers
     group = Group(CPU, timeout=SECONDS)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -317,17 +331,10 @@ def exchanges_once_one_is_killed(rank, what):
 @pytest.mark.parametrize("what", ["weights", "gradients"])
 def test_a_worker_killed_before_the_first_large_exchange_is_named(what):
     """NCCL's host waits in the first of each algorithm, which goes by the size."""
-    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    work = partial(exchanges_once_one_is_killed, what=what)
-    for one in together(work, 3, killed=[1], port=server.port):
-        assert one.startswith("LostWorkerError: lost contact"), one
-        assert "worker 1 " in one
-        assert "ended without a word" in one
+    others_name(1, partial(exchanges_once_one_is_killed, what=what))
 
 
 def measures_until_one_is_killed(rank, what, call):
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store outlives the workers
-    group = Group(CPU, timeout=SECONDS)
     calls = itertools.count()
 
     def until_then(do):
@@ -339,19 +346,14 @@ def measures_until_one_is_killed(rank, what, call):
         return done
 
     link.now = collective.now = silent.now
-    if rank == 1:
-        dist.send, dist.recv = until_then(dist.send), until_then(dist.recv)
-    try:
+    with joined() as group:
+        if rank == 1:
+            dist.send, dist.recv = until_then(dist.send), until_then(dist.recv)
         if what == "link":
             link.time_link(group, TimeLink(workers=3, partner=1, between="hosts", seconds=0.01))
         else:
             collective.time_exchange(group, what, 400, seconds=0.01)
         group.barrier()  # where those wait that have looked on
-    except LostWorkerError:
-        group.give_up()
-        raise
-    finally:
-        group.close()
 
 
 @pytest.mark.slow
@@ -360,12 +362,7 @@ def measures_until_one_is_killed(rank, what, call):
 def test_a_worker_killed_while_messages_are_timed_is_named(what, call):
     """Of NCCL's, the host itself waits in the first message between two; after later ones the
     clock waits for the device."""
-    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    work = partial(measures_until_one_is_killed, what=what, call=call)
-    for one in together(work, 3, killed=[1], port=server.port):
-        assert one.startswith("LostWorkerError: lost contact"), one
-        assert "worker 1 " in one
-        assert "ended without a word" in one
+    others_name(1, partial(measures_until_one_is_killed, what=what, call=call))
 
 
 def test_a_roll_call_gets_a_word_while_something_else_waits_at_the_store():

@@ -19,7 +19,8 @@ from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import prepare_process, usable_cores
-from batchwright.workload.task import build_loss, build_network, build_optimizer
+from batchwright.workload.loss import build_loss
+from batchwright.workload.task import build_network, build_optimizer
 from benchmarks.harness.plans import (
     ONE_WORKER,
     facts_of,

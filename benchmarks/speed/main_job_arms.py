@@ -23,7 +23,8 @@ from batchwright.records import Job, Plan
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.sources import ImageData, open_data
 from batchwright.workload.host import prepare_process, usable_cores
-from batchwright.workload.task import build_loss, build_network, build_optimizer, set_training
+from batchwright.workload.loss import build_loss
+from batchwright.workload.task import build_network, build_optimizer, set_training
 from benchmarks.harness.plans import (
     ENDLESS,
     ONE_WORKER,

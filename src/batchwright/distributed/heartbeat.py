@@ -13,12 +13,14 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
+
+T = TypeVar("T")
 
 BEAT_SECONDS = 0.5
 MISSED_BEATS = 3  # so many in a row, and a worker counts as silent
@@ -270,17 +272,38 @@ def _decoded(beat: str | None) -> dict[str, Any]:
     return decoded
 
 
-def _asked(question: Any, *, seconds: float) -> Any:
-    """A question to the store, given up after some seconds or when the store is gone: ``None``."""
-    answers: list[Any] = []
+def answered(ask: Callable[[], T], seconds: float) -> T:
+    """What a store answers within so many seconds.
 
-    def ask() -> None:
+    By itself PyTorch's gives up waiting for a key that nobody sets, and where the other end closes
+    the connection. Of a host that is gone, or a process that stands still, it hears nothing.
+
+    Raises:
+        RuntimeError: There was no answer in time, or the store is gone.
+    """
+    told: list[T] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
         try:
-            answers.append(question())
-        except RuntimeError:
-            answers.append(None)
+            told.append(ask())
+        except Exception as error:  # noqa: BLE001 - raised below, where the caller is
+            failed.append(error)
 
-    thread = threading.Thread(target=ask, name="roll-call-question", daemon=True)
+    thread = threading.Thread(target=run, name="asking-the-store", daemon=True)
     thread.start()
-    thread.join(timeout=seconds)
-    return answers[0] if answers else None
+    for _ in range(2):  # of a process that was suspended one wait is over as it wakes up
+        thread.join(seconds / 2)
+    if failed:
+        raise failed[0]
+    if not told:
+        raise RuntimeError(f"the store did not answer within {seconds:g} s")
+    return told[0]
+
+
+def _asked(question: Callable[[], T], *, seconds: float) -> T | None:
+    """A question to the store, given up after some seconds or when the store is gone: ``None``."""
+    try:
+        return answered(question, seconds)
+    except RuntimeError:
+        return None

@@ -23,13 +23,14 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public all the same
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from batchwright.distributed.heartbeat import BEAT_SECONDS, RollCall
+from batchwright.distributed.heartbeat import BEAT_SECONDS, RollCall, answered
 from batchwright.distributed.processes import STORE_SOCKET
 from batchwright.errors import LostWorkerError
 from batchwright.workload.host import collective_interface
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "")
 _POLL_SECONDS = 0.02
+_LATE_SECONDS = 5.0  # by which a store may give up by itself later, on a busy machine
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR from <linux/sockios.h>
 
 
@@ -50,16 +51,19 @@ def meet(rank: int, size: int, timeout: float) -> Store:
 
     Raises:
         LostWorkerError: Some did not come in time, or are missed by the current `RollCall`.
-        RuntimeError: The store cannot be reached.
+        RuntimeError: The store cannot be reached, or is silent.
     """
     if rank == 0:
         store = _connect(timeout, serve=not agent_holds_store())
-        return _part(store, _lead(_starts(store), size, timeout))
+        return _part(store, _lead(LimitedStore(_starts(store), timeout), size, timeout))
     end = time.monotonic() + timeout
     while True:
         try:
             store = _connect(end - time.monotonic())
-            return _part(store, _follow(_starts(store), rank, size, end - time.monotonic()))
+            starts, left = LimitedStore(_starts(store), timeout), end - time.monotonic()
+            number = _follow(starts, rank, size, left)
+            store.set_timeout(timedelta(seconds=timeout))  # it has what was left for the meeting
+            return _part(store, number)
         except RuntimeError:  # the store of an earlier start, just about to go
             if time.monotonic() > end:
                 raise
@@ -71,16 +75,20 @@ def _connect(timeout: float, *, serve: bool = False) -> Store:
     port = int(os.environ["MASTER_PORT"])
     if serve and inherited is None:
         _refuse_taken(port)
-    store: Store = TCPStore(
-        os.environ["MASTER_ADDR"],
-        port,
-        is_master=serve,
-        timeout=timedelta(seconds=max(1.0, timeout)),
-        wait_for_workers=False,
-        multi_tenant=True,
-        master_listen_fd=None if inherited is None else int(inherited),
-    )
-    return store
+    seconds = max(1.0, timeout)
+
+    def connected() -> Store:
+        return TCPStore(
+            os.environ["MASTER_ADDR"],
+            port,
+            is_master=serve,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=None if inherited is None else int(inherited),
+        )
+
+    return answered(connected, seconds + _LATE_SECONDS)  # it waits for a first word, too
 
 
 def _refuse_taken(port: int) -> None:
@@ -126,7 +134,33 @@ def _part(store: Store, number: int) -> Store:
     return PrefixStore(f"batchwright/start/{number}", store)
 
 
-def _lead(store: Store, size: int, timeout: float) -> int:
+class LimitedStore:
+    """A store that is given up once it has said nothing for some seconds; see `answered`.
+
+    What it raises then is a `RuntimeError`, as what the store raises by itself.
+    """
+
+    def __init__(self, store: Store, seconds: float) -> None:
+        self._store, self._limit = store, seconds + _LATE_SECONDS
+
+    def add(self, key: str, number: int) -> int:
+        """Add to a number; returns the sum."""
+        return answered(lambda: self._store.add(key, number), self._limit)
+
+    def set(self, key: str, word: str) -> None:
+        """Leave a word."""
+        answered(lambda: self._store.set(key, word), self._limit)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all these words are there."""
+        return answered(lambda: self._store.check(keys), self._limit)
+
+    def get(self, key: str) -> bytes:
+        """A word, which the store waits for."""
+        return answered(lambda: self._store.get(key), self._limit)
+
+
+def _lead(store: LimitedStore, size: int, timeout: float) -> int:
     """Worker 0 opens a new start, and closes it when all others have signed."""
     number: int = store.add("count", 1)
     store.set("current", str(number))
@@ -141,7 +175,7 @@ def _lead(store: Store, size: int, timeout: float) -> int:
     return number
 
 
-def _follow(store: Store, rank: int, size: int, timeout: float) -> int:
+def _follow(store: LimitedStore, rank: int, size: int, timeout: float) -> int:
     """Others sign whatever start is current, until one is closed with this very signature.
 
     The current one may be of workers that are gone: it stays unsigned by this process, or is closed
@@ -164,7 +198,7 @@ def _follow(store: Store, rank: int, size: int, timeout: float) -> int:
         time.sleep(_POLL_SECONDS)
 
 
-def _missing(store: Store, number: str, size: int) -> list[int]:
+def _missing(store: LimitedStore, number: str, size: int) -> list[int]:
     """Who has not signed; worker 0 where it has opened nothing that is still open."""
     if not number or store.check([f"{number}/closed"]):
         return [0]

@@ -25,11 +25,11 @@ from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.updater import Updater
 from batchwright.workload.data.sources import ImageData
 from batchwright.workload.host import NARROW, autocast, dtype_of, is_out_of_memory
+from batchwright.workload.loss import build_loss
 from batchwright.workload.loss_scaling import LossScale
 from batchwright.workload.passes.compilation import Compilation, compile_training
 from batchwright.workload.passes.recomputation import recompute
 from batchwright.workload.task import (
-    build_loss,
     build_network,
     build_optimizer,
     freeze,

@@ -46,6 +46,9 @@ from batchwright.storage.locks import LOCK_FILE, writing
 LAUNCH_FILE = "launch.json"
 """Which launches have opened the folder."""
 
+CHECKPOINTED = "checkpointed"
+"""That there has been a ``last.pt``; outside ``checkpoints/``, to outlast it."""
+
 GOES_ON_BY_ITSELF = "continue the run as it was begun (Session(resume=True))"
 """What to do with the folder of a session, which is no command's to go on with."""
 

@@ -32,9 +32,8 @@ from batchwright.workload.data.loading import loader_processes
 from batchwright.workload.data.pipeline import ImagePipeline
 from batchwright.workload.data.sources import AtResolution, ImageData, open_data, resized
 from batchwright.workload.host import dtype_of, enter, resolve_device
+from batchwright.workload.loss import Loss, build_loss
 from batchwright.workload.task import (
-    Loss,
-    build_loss,
     build_network,
     build_optimizer,
     freeze,

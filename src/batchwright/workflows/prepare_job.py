@@ -373,11 +373,10 @@ def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:
 
 def _check_network(job: Job, data: DataFacts) -> nn.Module:
     """Build network and loss here, so that a wrong name, file or pattern is refused at once."""
+    from batchwright.workload.loss import build_loss, check_loss
     from batchwright.workload.passes.recomputation import recompute
     from batchwright.workload.task import (
-        build_loss,
         build_network,
-        check_mean,
         check_sides,
         freeze,
         load_weights,
@@ -402,7 +401,7 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
     freeze(network, job.frozen)
     if job.activation_checkpointing == "on":
         recompute(network)
-    check_mean(job, build_loss(job), len(data.classes))
+    check_loss(job, build_loss(job), len(data.classes))
     return network
 
 

@@ -1,11 +1,9 @@
-"""The learning task of a job: its network, starting weights, loss and optimizer."""
+"""The learning task of a job: its network, starting weights and optimizer."""
 
 from __future__ import annotations
 
 import inspect
-import math
 import pickle
-import re
 import sys
 import sysconfig
 import warnings
@@ -14,7 +12,6 @@ from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -22,26 +19,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
-from batchwright.errors import BatchwrightError, FileError, JobError
+from batchwright.errors import FileError, JobError
 from batchwright.records import DataFacts, Job, NetworkFacts
 from batchwright.records.registries.networks import NETWORKS, network_spec
 from batchwright.records.registries.optimizers import OPTIMIZERS
 from batchwright.records.text.formatting import counted
-from batchwright.records.text.problems import described
 from batchwright.workload.extras import EXTRAS, in_words, is_installed, missing, nearest
 from batchwright.workload.host import is_out_of_memory
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""From outputs (n, classes) and labels (n,) to the mean loss over the n samples."""
-
-_LOSS_FORM = (
-    "it takes the network's outputs (n, classes) and the labels (n,), and gives their mean loss, a "
-    "tensor with one number"
-)
 CHANNELS = 3  # of images of all sources but data of one's own
 _SHOWN = 3  # names in a message
-_TRIED = 6  # made-up samples
-_OF_DEVICE = re.compile(r"\b(CUDA|HIP|cuDNN|MIOpen|NCCL|Triton)\w* (error|graph)", re.IGNORECASE)
 
 
 def import_object(text: str, what: str) -> Any:
@@ -462,125 +449,7 @@ def _read_weights(path: str | Path) -> dict[str, Tensor]:
     return dict(content)
 
 
-# ---------------------------------------------------------------------------- loss and optimizer
-
-
-def build_loss(job: Job, device: torch.device | None = None) -> Loss:
-    """The job's loss; cross entropy is computed in float32 whatever the outputs' format.
-
-    Args:
-        job: Names it.
-        device: Where outputs and labels will be: weights of classes and the like go there.
-
-    Raises:
-        JobError: The job's import string names nothing that can be called with outputs and labels;
-            the loss itself raises it where it fails by itself, or what comes back is no mean.
-    """
-    if job.loss == "cross_entropy":
-        cross_entropy = nn.CrossEntropyLoss(label_smoothing=job.label_smoothing)
-        return lambda outputs, labels: cross_entropy(outputs.float(), labels)
-    if ":" not in job.loss:
-        raise JobError(f"loss={job.loss}: unknown; try cross_entropy, or module:function")
-    loss = import_object(job.loss, "loss")
-    if isinstance(loss, type) and issubclass(loss, nn.Module):
-        try:
-            loss = loss()
-        except Exception as error:  # the user's code may fail in any way
-            raise JobError(
-                f"loss={job.loss}: cannot be built without arguments ({in_words(error)}): name a "
-                "function, or what you have built"
-            ) from error
-    if not callable(loss):
-        raise JobError(f"loss={job.loss}: a {type(loss).__name__} cannot be called")
-    if isinstance(loss, nn.Module) and any(one.requires_grad for one in loss.parameters()):
-        raise JobError(
-            f"loss={job.loss}: has parameters of its own, which no run trains: train in a loop of "
-            "your own, with them in the optimizer, or set requires_grad to False in them"
-        )
-    if isinstance(loss, nn.Module) and device is not None:
-        loss = loss.to(device)
-    _check_loss(job.loss, loss)
-
-    def mean_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-        try:
-            found = loss(outputs, labels)
-        except Exception as error:
-            if not _is_of_users_code(error):
-                raise
-            said = f"{_place(error)}{in_words(error).rstrip('.')}"
-            raise JobError(f"loss={job.loss}: {said}; {_LOSS_FORM}") from error
-        if isinstance(found, Tensor) and found.numel() == 1:
-            return found
-        what = described(found)
-        if isinstance(found, Tensor):
-            what = f"a tensor of shape {tuple(found.shape)}"
-        raise JobError(f"loss={job.loss}: gave {what}; {_LOSS_FORM}")
-
-    return mean_loss
-
-
-def _is_of_users_code(error: Exception) -> bool:
-    """Whether an error inside a loss is neither ours, nor one of a device, compiler or exchange.
-
-    Whoever trains goes on after some of these, and the others may come from an earlier kernel.
-    """
-    if isinstance(error, BatchwrightError) or is_out_of_memory(error):
-        return False
-    library = type(error).__module__.partition(".")[0]
-    return library not in ("torch", "triton") and not _OF_DEVICE.search(str(error))
-
-
-def _place(error: Exception) -> str:
-    """File and line of the last call before PyTorch's, or nothing."""
-    torch_folder = str(Path(torch.__file__).parent)
-    called = [
-        one
-        for one in extract_tb(error.__traceback__)[1:]
-        if not one.filename.startswith((torch_folder, "<"))
-    ]
-    return f"{called[-1].filename}, line {called[-1].lineno}: " if called else ""
-
-
-def check_mean(job: Job, loss: Loss, classes: int) -> None:
-    """Refuse a loss that adds the samples up: each gradient would be many times too large.
-
-    It is called with made-up outputs and labels, and with the same twice over, which doubles a sum.
-    What fails then, or differs in another way, says nothing: the run shows it.
-
-    Raises:
-        JobError: It is a sum.
-    """
-    if job.loss == "cross_entropy":
-        return
-    outputs = torch.randn(_TRIED, classes, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(_TRIED) % classes
-    with warnings.catch_warnings(), torch.random.fork_rng([]):
-        warnings.simplefilter("ignore")
-        try:
-            once = float(loss(outputs, labels))
-            twice = float(loss(outputs.repeat(2, 1), labels.repeat(2)))
-            again = float(loss(outputs, labels))  # one that changes by itself tells nothing
-        except Exception:  # noqa: BLE001 - the user's code may fail in any way
-            return
-    if once and once == again and math.isclose(twice, 2 * once, rel_tol=1e-4):
-        raise JobError(
-            f"loss={job.loss}: adds the samples up, as it doubles where the same outputs and "
-            f'labels come twice: give their mean (reduction="mean"); {_LOSS_FORM}'
-        )
-
-
-def _check_loss(name: str, loss: Callable[..., Any]) -> None:
-    """Refuse a loss that does not take outputs and labels, as far as that can be seen."""
-    try:
-        taken = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
-    except (TypeError, ValueError):  # as of functions written in C
-        return
-    try:
-        taken.bind("outputs", "labels")
-    except TypeError as error:
-        raise JobError(
-            f"loss={name}: cannot be called as loss(outputs, labels), {error}; {_LOSS_FORM}"
-        ) from None
+# ------------------------------------------------------------------------------------- optimizer
 
 
 def build_optimizer(

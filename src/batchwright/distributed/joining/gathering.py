@@ -30,7 +30,7 @@ from batchwright.distributed.joining.environments import (
     launch_name,
     process_name,
 )
-from batchwright.distributed.rendezvous import meet, store_keeper
+from batchwright.distributed.rendezvous import LimitedStore, meet, store_keeper
 from batchwright.errors import (
     BatchwrightError,
     Interrupted,
@@ -125,9 +125,10 @@ class Gathering:
         self.members: tuple[Member, ...] = (own,)
         self._roll_call: RollCall | None = None
         if started.size > 1:
-            self._store = PrefixStore("batchwright/gathering", _met(started, seconds))
+            store = PrefixStore("batchwright/gathering", _met(started, seconds))
+            self._store = LimitedStore(store, seconds)
             self._tell(f"member/{started.rank}", json.dumps(asdict(own)))
-            self._hear_of_all()
+            self._hear_of_all(store)
         Gathering.current = self
         join(started)
 
@@ -297,7 +298,7 @@ class Gathering:
 
     # ------------------------------------------------------------------------------------- together
 
-    def _hear_of_all(self) -> None:
+    def _hear_of_all(self, store: Store) -> None:
         """All learn who the others are, or what keeps them from working together."""
         size = self.started.size
         if self.started.rank == 0:
@@ -317,7 +318,7 @@ class Gathering:
                 self._let_all("heard")
             raise PlanError(problem)
         self._roll_call = RollCall(
-            self._store,
+            store,
             self.started.rank,
             [one.presence for one in self.members],
             store_keeper(),

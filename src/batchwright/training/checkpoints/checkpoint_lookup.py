@@ -9,12 +9,11 @@ from typing import Any
 
 from batchwright.distributed.group import Group
 from batchwright.errors import FileError
+from batchwright.records.run_folder import CHECKPOINTED
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.training.recorder import Recorder
 
 LAST, PREVIOUS = "last", "previous"
-CHECKPOINTED = "checkpointed"
-"""File of the run folder, outside ``checkpoints/``: that there has been a ``last.pt``."""
 
 
 @dataclass(frozen=True)

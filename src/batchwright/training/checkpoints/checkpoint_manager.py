@@ -17,6 +17,7 @@ from batchwright.distributed.group import Group
 from batchwright.errors import FileError, PlanError
 from batchwright.prediction.noise_scale import NoiseState
 from batchwright.records import Plan, Stage
+from batchwright.records.run_folder import CHECKPOINTED
 from batchwright.records.text.formatting import counted
 from batchwright.training.batches.randomness import (
     random_states,
@@ -24,7 +25,7 @@ from batchwright.training.batches.randomness import (
     seed_worker,
 )
 from batchwright.training.checkpoints.checkpoint import about_network
-from batchwright.training.checkpoints.checkpoint_lookup import CHECKPOINTED, find_checkpoint
+from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
 from batchwright.training.checkpoints.checkpoint_writer import Writer
 from batchwright.training.checkpoints.saved_values import copied, refuse_unsaveable, to_plain
 from batchwright.training.evaluate.evaluation import merged_batch_norm

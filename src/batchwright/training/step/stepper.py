@@ -37,6 +37,11 @@ from batchwright.workload.passes.cuda_graphs import CudaGraphs
 
 MAX_BAD_STEPS = 20  # in a row, before a run with infinite gradients gives up
 
+_NO_GRADIENT = (
+    "session.step() found no gradient: is the loss computed from the session's model, without "
+    "detach() or no_grad(), and is any parameter trained (requires_grad)?"
+)
+
 Loss = Tensor | Callable[[], Tensor]
 """A mean loss, or a function that computes it: forward pass and all."""
 
@@ -175,6 +180,8 @@ class Stepper:
         value: Tensor | None = None
         try:
             value = loss() if callable(loss) else loss
+            if not value.requires_grad:
+                raise RuntimeError(_NO_GRADIENT)
             if self._casting:  # else 16-bit copies of weights outlive the pass through their layer
                 torch.clear_autocast_cache()
             self._take_up()
@@ -219,10 +226,7 @@ class Stepper:
             return False
         expected = self._weight > 0 and not self._missing
         if expected and self._reducer.empty:
-            raise RuntimeError(
-                "session.step() found no gradient: is the loss computed from the session's model, "
-                "and is any parameter trained (requires_grad)?"
-            )
+            raise RuntimeError(_NO_GRADIENT)
         if not self._missing:
             self._early.ask()  # before the others are told what was asked for
         return self._exchange_and_update(micro.step, micro.samples, micro.share)

@@ -103,7 +103,7 @@ class Runner:
 
     def _started(self, cell: Cell, plan: Plan, gpus: tuple[str, ...]) -> _Running:
         folder = run_folder_of(self._folder, cell)
-        resumes = any((folder / "checkpoints").glob("*.pt"))
+        resumes = has_checkpoint(self._folder, cell)
         if not resumes and folder.exists():  # nothing to go on from, and `train` wants it empty
             with suppress(FileError):  # if somebody writes there, `train` will say so
                 take(folder, "another sweep's --out").close()  # one of a killed sweep is ending
@@ -180,6 +180,11 @@ def plan_file_of(folder: Path, cell: Cell) -> Path:
 def log_of(folder: Path, cell: Cell) -> Path:
     """What the cell's process printed, the last time it ran."""
     return folder / "logs" / f"{cell.name}.log"
+
+
+def has_checkpoint(folder: Path, cell: Cell) -> bool:
+    """Whether the cell can go on; else it is trained anew."""
+    return any((run_folder_of(folder, cell) / "checkpoints").glob("*.pt"))
 
 
 def is_done(folder: Path, cell: Cell) -> bool:

@@ -29,7 +29,12 @@ from batchwright.records.documents import (
     write_text,
 )
 from batchwright.records.job import other_keys_come
-from batchwright.records.run_folder import existing_run, new_folder, telling_how_to_resume
+from batchwright.records.run_folder import (
+    CHECKPOINTED,
+    existing_run,
+    new_folder,
+    telling_how_to_resume,
+)
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.problems import printable
 from batchwright.reporting.data.sweep_curves import sweep_csv
@@ -51,7 +56,14 @@ from batchwright.workflows.sweep.grid import (
     widened,
 )
 from batchwright.workflows.sweep.plans import Planner
-from batchwright.workflows.sweep.runner import Runner, State, Watcher, plan_file_of
+from batchwright.workflows.sweep.runner import (
+    Runner,
+    State,
+    Watcher,
+    has_checkpoint,
+    plan_file_of,
+    run_folder_of,
+)
 from batchwright.workflows.sweep.sharing import hand_out, own_machine, take_down
 from batchwright.workflows.sweep.slots import AtOnce, Slots, read_at_once, width_of
 from batchwright.workflows.together import begun_before, find_everywhere, note_begun, together
@@ -249,6 +261,7 @@ def _run(folder: Path, book: Book, cells: Sequence[Cell], planner: Planner, most
     widths = [width_of(plan) for plan in plans.values()]
     todo = [(cell, plans[cell.name]) for cell in cells if book.state_of(cell.name) == "waiting"]
     _write(book)
+    _tell_lost(folder, (cell for cell, _ in todo))
     progress = SweepProgress(total=len(cells), done=len(cells) - len(todo))
     with noting_signals() as noted, progress as shown:
         shown.expect({cell.name: plan.epochs for cell, plan in todo})
@@ -266,6 +279,14 @@ def _run(folder: Path, book: Book, cells: Sequence[Cell], planner: Planner, most
         others = [cell for cell, _ in todo if cell.name not in mine]
         take_down(number, folder, others, watcher, stops)
         return next(iter(stops()), 0)
+
+
+def _tell_lost(folder: Path, cells: Iterable[Cell]) -> None:
+    """Say which runs begin again although they had come to a checkpoint: those are gone."""
+    for cell in cells:
+        run = run_folder_of(folder, cell)
+        if (run / CHECKPOINTED).exists() and not has_checkpoint(folder, cell):
+            _say(f"warning: {cell.name}: no checkpoint is left in {run}, so it is trained anew")
 
 
 def _slots(planner: Planner, most: AtOnce) -> Slots:
