@@ -18,7 +18,7 @@ from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.planner import make_plan, plan_to_measure
 from batchwright.planning.refusals import MIN_CHANCE, _lower
 from batchwright.planning.validation import idle_keys
-from batchwright.records import Estimate, Goal, Job, RunSummary
+from batchwright.records import Estimate, FirstAnswers, Goal, Job, RunSummary
 from batchwright.records.documents import read_record, write_record
 from batchwright.records.text.formatting import counted, percent
 from batchwright.records.text.plan_text import explain
@@ -42,6 +42,11 @@ def planned(profile=PROFILE, *, epochs=30, runs=(), **goal):
         update={"epochs": epochs, "goal": profile.job.goal.model_copy(update=goal)}
     )
     return make_plan(profile, job, runs=runs)
+
+
+def asked_of(profile, goal):
+    """The profile's job with keys of the goal changed."""
+    return profile.job.model_copy(update={"goal": profile.job.goal.model_copy(update=goal)})
 
 
 def learnt_of_truth() -> Learnt:
@@ -80,6 +85,30 @@ def test_the_accuracy_objective_is_refused_where_nothing_tells_accuracy():
     with pytest.raises(PlanError, match=r"goal\.objective=accuracy .*probe\.learning") as caught:
         planned(bare, objective="accuracy")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("goal", "named"),
+    [
+        ({"objective": "accuracy"}, "goal.objective=accuracy"),
+        ({"accuracy": 0.9}, "goal.accuracy=0.9"),
+        ({"objective": "target-accuracy", "accuracy": 0.9}, "goal.accuracy=0.9"),
+    ],
+)
+def test_no_accuracy_is_aimed_for_where_the_network_gives_none(goal, named):
+    """More time for trials was asked for, or a plan made whose training could not be judged."""
+    none = FirstAnswers(images=0, right=0, by_chance=0.0)
+    silent = BARE.model_copy(update={"first_answers": none})
+    with pytest.raises(PlanError, match=rf"^{re.escape(named)} needs accuracy, .* two classes"):
+        planned(silent, **goal)
+    assert planned(silent, objective="time", accuracy=0.9).epochs == 30
+    assert plan_to_measure(silent.model_copy(update={"job": asked_of(silent, goal)})).epochs == 30
+
+
+def test_runs_of_a_loop_of_ones_own_tell_a_target_by_its_own_measure():
+    none = FirstAnswers(images=0, right=0, by_chance=0.0)
+    silent = BARE.model_copy(update={"first_answers": none})
+    assert planned(silent, accuracy=0.7, runs=[run_beside_trials(0.9)]).job.goal.accuracy == 0.7
 
 
 @pytest.mark.parametrize("objective", ["time", "cost", "knee"])

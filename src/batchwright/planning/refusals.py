@@ -7,6 +7,7 @@ from math import ceil, floor, inf, log10
 from operator import attrgetter
 
 from batchwright.errors import PlanError
+from batchwright.planning.candidates.learnt import ACCURACY_TAKES
 from batchwright.planning.candidates.objectives import EQUAL, by_time
 from batchwright.planning.candidates.progress import FAR, Progress, fewest_epochs
 from batchwright.planning.candidates.table import Miss, Row
@@ -39,8 +40,17 @@ def check_progress(job: Job, progress: Progress) -> None:
     """Refuse an objective that needs to know of progress where nothing tells.
 
     Raises:
-        PlanError: A noise scale or trials are missing, and there is no run; or all is too short.
+        PlanError: The network gives no accuracy; a noise scale or trials are missing, and there is
+            no run; or all is too short.
     """
+    aim = "goal.objective=accuracy" if job.goal.objective == "accuracy" else ""
+    if job.goal.target is not None:
+        aim = f"goal.accuracy={job.goal.target:g}"
+    if aim and not progress.judged and not progress.by_runs:  # runs may count by another measure
+        raise PlanError(
+            f"{aim} needs accuracy, which takes {ACCURACY_TAKES}: give goal.objective=knee, time "
+            "or cost, or finished runs of a loop of your own, which counts by its own measure"
+        )
     # What other tasks lead to expect is no reason to go for accuracy at any price.
     tells = progress.tells_accuracy and not progress.assumed
     if job.goal.objective == "accuracy" and not tells:
