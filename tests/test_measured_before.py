@@ -107,6 +107,14 @@ def test_a_run_is_refused_before_its_plan_where_answers_have_no_accuracy(tmp_pat
     assert read_record(tmp_path / "profile.json", type(profile)) == profile
 
 
+def test_a_run_says_that_its_plan_is_below_an_accuracy_that_it_does_not_aim_for(tmp_path, capsys):
+    profile = taught()
+    goal = profile.job.goal.model_copy(update={"objective": "time", "accuracy": 0.999})
+    before = profile.model_copy(update={"job": profile.job.model_copy(update={"goal": goal})})
+    verbs._planned_in(tmp_path, before.job, Stopwatch(), before)
+    assert "%), which is below goal.accuracy=0.999\n" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_run_without_a_plan_measures_nothing_again(tmp_path, monkeypatch, cache):
     monkeypatch.setenv("BATCHWRIGHT_CACHE", str(cache))

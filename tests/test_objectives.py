@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import batchwright as bw
 import forked
 from batchwright.errors import JobError, PlanError
 from batchwright.planning import method_choice
@@ -20,7 +21,7 @@ from batchwright.planning.refusals import MIN_CHANCE, _lower
 from batchwright.planning.validation import idle_keys
 from batchwright.records import Estimate, FirstAnswers, Goal, Job, RunSummary
 from batchwright.records.documents import read_record, write_record
-from batchwright.records.text.formatting import counted, percent
+from batchwright.records.text.formatting import counted, percent, shares_between
 from batchwright.records.text.plan_text import explain
 from batchwright.reporting.data.plan_curves import plan_curves
 from batchwright.reporting.data.spending import spending
@@ -109,6 +110,22 @@ def test_runs_of_a_loop_of_ones_own_tell_a_target_by_its_own_measure():
     none = FirstAnswers(images=0, right=0, by_chance=0.0)
     silent = BARE.model_copy(update={"first_answers": none})
     assert planned(silent, accuracy=0.7, runs=[run_beside_trials(0.9)]).job.goal.accuracy == 0.7
+
+
+@pytest.mark.parametrize("objective", ["time", "cost", "knee", "accuracy"])
+def test_a_plan_below_an_accuracy_that_it_does_not_aim_for_says_so(objective, capsys):
+    """It was warned of that the accuracy ends nothing, and not that it is not reached."""
+    goal = {"objective": objective, "price": 1.0}
+    reached = chosen(bw.plan(PROFILE, goal=goal)).accuracy
+    capsys.readouterr()
+    for accuracy, below in ((reached.value + 0.001, True), (reached.value - 0.001, False)):
+        bw.plan(PROFILE, goal=goal | {"accuracy": accuracy})
+        ends, *more = capsys.readouterr().err.splitlines()
+        assert f"does not end the training with goal.objective={objective}" in ends
+        said = f"warning: the plan is expected to reach {shares_between(reached)}, which is below "
+        assert more == [f"{said}goal.accuracy={accuracy:g}"] * below
+    bw.plan(BARE, goal={"accuracy": 0.999})  # its reasons say how likely that is
+    assert "expected to reach" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("objective", ["time", "cost", "knee"])

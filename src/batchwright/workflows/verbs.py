@@ -95,6 +95,7 @@ from batchwright.workflows.prepare_job import (
     refuse_unconfirmed_code,
     tell_doubts,
     tell_idle,
+    tell_shortfall,
     with_job,
 )
 from batchwright.workflows.prices import priced_here, priced_job
@@ -204,6 +205,7 @@ def plan(
     decided = make_plan(profiles, job, runs=told)
     tell_doubts(decided.job, decided.data)
     tell_idle(decided.job)
+    tell_shortfall(decided)
     return decided
 
 
@@ -548,6 +550,7 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch, before: Profile | None
             settled = settle(decided, profile, measure, make_plan)
         decided = settled.plan
         write_record(settled.profile, folder / "profile.json")
+    tell_shortfall(decided)
     return decided
 
 
