@@ -663,9 +663,22 @@ def test_fewer_epochs_are_advised_only_where_one_keeps_the_limits(limit):
     key = [*limit][-1]
     row = chosen(planned(BARE, epochs=1, price=1.0))
     enough = 2 * (row.cost if key == "max_cost" else row.train_seconds).high
-    with pytest.raises(PlanError, match=rf": raise goal\.{key}, or train fewer epochs$"):
-        planned(BARE, epochs=1000, **limit | {key: enough})
-    assert planned(BARE, epochs=1, **limit | {key: enough})
+    fewer = rf": raise goal\.{key}, or give epochs=(\d+)( or less)?$"
+    for objective in ("time", "auto"):
+        goal = limit | {key: enough, "objective": objective}
+        with pytest.raises(PlanError, match=fewer) as caught:
+            planned(BARE, epochs=1000, **goal)
+        most = int(re.search(fewer, str(caught.value))[1])
+        assert most >= 2
+        assert planned(BARE, epochs=most, **goal)
+        with pytest.raises(PlanError, match=f"epochs={most} or less"):
+            planned(BARE, epochs=most + 1, **goal)
+
+
+def test_the_one_training_that_is_short_enough_is_named_as_such():
+    most = chosen(planned(epochs=1, objective="time")).train_seconds.high
+    with pytest.raises(PlanError, match=r", or give epochs=1$"):
+        planned(epochs=1000, objective="accuracy", deadline=1.001 * most)
 
 
 def test_a_candidate_that_several_objectives_take_is_named_once_with_all_of_them():

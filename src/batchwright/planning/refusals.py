@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from math import ceil, floor, inf, log10
 from operator import attrgetter
@@ -233,15 +234,23 @@ def why_none(job: Job, rows: Sequence[Row], trained: Trained) -> str:
         rows,
         key=lambda row: (len(row.misses), max(miss.times for miss in row.misses), *by_time(row)),
     )
-    shortest = trained(nearest, fewest_epochs(job))
-    kept = OF_LENGTH - {miss.limit for miss in shortest.misses}
+    fewest = fewest_epochs(job)
+    kept = OF_LENGTH - {miss.limit for miss in trained(nearest, fewest).misses}
+
+    def too_long(epochs: int) -> bool:
+        return any(miss.limit in kept for miss in trained(nearest, epochs).misses)
+
+    fewer = "train fewer epochs"
+    if job.method_spec.same_steps:  # others' epochs take other times
+        most = fewest - 1 + bisect_left(range(fewest, nearest.epochs), True, key=too_long)
+        fewer = f"give epochs={most}" + " or less" * (most > fewest)
     names = {kind.name for kind, _ in nearest.cluster.members}
     stated = any(kind.memory for kind in job.goal.kinds if kind.kind in names)
     memory = "the memory of goal.kinds" if stated else "goal.memory"
     advice = "; ".join(
         _ADVICE[miss.limit].format(value=miss.value, memory=memory)
         + (_NARROWER if miss.unsure else "")
-        + (", or train fewer epochs" if miss.limit in kept else "")
+        + (f", or {fewer}" if miss.limit in kept else "")
         for miss in nearest.misses
     )
     what = " and ".join(miss.text for miss in nearest.misses)
