@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import batchwright as bw
 import forked
+from batchwright.cli.output import print_plan
 from batchwright.errors import JobError, PlanError
 from batchwright.planning import method_choice
 from batchwright.planning.candidates.learnt import Learnt
@@ -126,6 +127,19 @@ def test_a_plan_below_an_accuracy_that_it_does_not_aim_for_says_so(objective, ca
         assert more == [f"{said}goal.accuracy={accuracy:g}"] * below
     bw.plan(BARE, goal={"accuracy": 0.999})  # its reasons say how likely that is
     assert "expected to reach" not in capsys.readouterr().err
+
+
+def test_an_accuracy_that_is_hardly_known_is_called_so_wherever_a_plan_tells_it(capsys):
+    """Where 37 % came out a plan had said 67.0 %, with an interval that passed for decoration."""
+    for profile, hardly in ((BARE, True), (PROFILE, False)):
+        plan = planned(profile)
+        known = chosen(plan).accuracy
+        assert (known.high - known.low > 0.5) == hardly
+        print_plan(plan, explain=False)
+        said = f"{percent(known.value)} (hardly known: {100 * known.low:.0f} to "
+        for text in (capsys.readouterr().err, reason(plan, "accuracy").value, explain(plan)):
+            assert percent(known.value) in text
+            assert (said in text) == hardly
 
 
 @pytest.mark.parametrize("objective", ["time", "cost", "knee"])
