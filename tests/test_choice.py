@@ -314,12 +314,18 @@ def test_a_knee_that_misses_the_deadline_gives_way_to_the_next_larger_batch():
 def test_what_nothing_meets_names_the_nearest_candidate():
     nearest = planned().considered[-2]
     assert (nearest.workers, nearest.global_batch_size, nearest.refused) == (2, 142, "")
+
+    def most(seconds):
+        """The epochs that it may be trained in so many seconds."""
+        times = [planned(epochs=n).considered[-2].train_seconds.high for n in range(1, 31)]
+        return sum(one <= seconds for one in times)
+
     with pytest.raises(PlanError) as caught:
         planned(deadline=5)
     assert str(caught.value) == (
         "no candidate is within the limits; the nearest, global batch 142 on 2 workers at 32 px, "
         f"may take {nearest.train_seconds.high:.4g} s, goal.deadline=5: raise goal.deadline, or "
-        "train fewer epochs"
+        f"give epochs={most(5)} or less"
     )
     time = nearest.train_seconds
     between = time.value + 0.5 * (time.high - time.value)
@@ -329,7 +335,7 @@ def test_what_nothing_meets_names_the_nearest_candidate():
         "no candidate is within the limits; the nearest, global batch 142 on 2 workers at 32 px, "
         f"is expected to take {time.value:.3g} s and may take {time.high:.4g} s, "
         f"goal.deadline={between:g}: raise goal.deadline, or measure more for a narrower interval "
-        "(a larger probe.budget), or train fewer epochs"
+        f"(a larger probe.budget), or give epochs={most(between)} or less"
     )
 
 

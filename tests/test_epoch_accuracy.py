@@ -261,6 +261,24 @@ def test_straying_is_told_once_in_a_direction(shares, told_after):
     assert found == told_after
 
 
+@pytest.mark.parametrize(("every", "first"), [(1, 3), (4, 4), (5, 5)])
+def test_a_line_that_comes_too_soon_to_know_the_end_says_from_when_on_it_is_told(every, first):
+    """Later epochs on that side have no line of their own."""
+    plan, strayed = long_plan(), by_the_law(long_plan())
+    job = plan.job.model_copy(update={"evaluate_epochs": every})
+    plan = plan.model_copy(update={"job": job})
+    expected = tuple(Estimate(value=0.02, low=0.01, high=0.03) for _ in plan.epoch_accuracy)
+    plan = plan.model_copy(update={"epoch_accuracy": expected})
+    said = f"; what is expected at the end is told from epoch {first} on"
+    assert straying(plan, strayed[:1], ahead(plan, strayed[:1]).end).endswith(said)
+    seen = [one for one in strayed[:first] if plan.evaluates_after(one.epoch)]
+    assert ahead(plan, seen).end is not None
+    assert not any(ahead(plan, strayed[:done]).end for done in range(1, 3))
+    goal = job.goal.model_copy(update={"accuracy": 0.99})
+    aiming = plan.model_copy(update={"job": job.model_copy(update={"goal": goal})})
+    assert straying(aiming, strayed[:1]).endswith("that the plan predicted")
+
+
 def test_nothing_strays_from_what_was_not_predicted():
     assert straying(told(None, 0.4), epochs_of(0.9)) == ""
     assert straying(bare_plan(), epochs_of(0.9)) == ""

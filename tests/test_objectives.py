@@ -11,16 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import batchwright as bw
 import forked
+from batchwright.cli.output import print_plan
 from batchwright.errors import JobError, PlanError
 from batchwright.planning import method_choice
 from batchwright.planning.candidates.learnt import Learnt
 from batchwright.planning.planner import make_plan, plan_to_measure
 from batchwright.planning.refusals import MIN_CHANCE, _lower
 from batchwright.planning.validation import idle_keys
-from batchwright.records import Estimate, Goal, Job, RunSummary
+from batchwright.records import Estimate, FirstAnswers, Goal, Job, RunSummary
 from batchwright.records.documents import read_record, write_record
-from batchwright.records.text.formatting import counted, percent
+from batchwright.records.text.formatting import counted, percent, shares_between
 from batchwright.records.text.plan_text import explain
 from batchwright.reporting.data.plan_curves import plan_curves
 from batchwright.reporting.data.spending import spending
@@ -42,6 +44,11 @@ def planned(profile=PROFILE, *, epochs=30, runs=(), **goal):
         update={"epochs": epochs, "goal": profile.job.goal.model_copy(update=goal)}
     )
     return make_plan(profile, job, runs=runs)
+
+
+def asked_of(profile, goal):
+    """The profile's job with keys of the goal changed."""
+    return profile.job.model_copy(update={"goal": profile.job.goal.model_copy(update=goal)})
 
 
 def learnt_of_truth() -> Learnt:
@@ -80,6 +87,59 @@ def test_the_accuracy_objective_is_refused_where_nothing_tells_accuracy():
     with pytest.raises(PlanError, match=r"goal\.objective=accuracy .*probe\.learning") as caught:
         planned(bare, objective="accuracy")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("goal", "named"),
+    [
+        ({"objective": "accuracy"}, "goal.objective=accuracy"),
+        ({"accuracy": 0.9}, "goal.accuracy=0.9"),
+        ({"objective": "target-accuracy", "accuracy": 0.9}, "goal.accuracy=0.9"),
+    ],
+)
+def test_no_accuracy_is_aimed_for_where_the_network_gives_none(goal, named):
+    """More time for trials was asked for, or a plan made whose training could not be judged."""
+    none = FirstAnswers(images=0, right=0, by_chance=0.0)
+    silent = BARE.model_copy(update={"first_answers": none})
+    with pytest.raises(PlanError, match=rf"^{re.escape(named)} needs accuracy, .* two classes"):
+        planned(silent, **goal)
+    assert planned(silent, objective="time", accuracy=0.9).epochs == 30
+    assert plan_to_measure(silent.model_copy(update={"job": asked_of(silent, goal)})).epochs == 30
+
+
+def test_runs_of_a_loop_of_ones_own_tell_a_target_by_its_own_measure():
+    none = FirstAnswers(images=0, right=0, by_chance=0.0)
+    silent = BARE.model_copy(update={"first_answers": none})
+    assert planned(silent, accuracy=0.7, runs=[run_beside_trials(0.9)]).job.goal.accuracy == 0.7
+
+
+@pytest.mark.parametrize("objective", ["time", "cost", "knee", "accuracy"])
+def test_a_plan_below_an_accuracy_that_it_does_not_aim_for_says_so(objective, capsys):
+    """It was warned of that the accuracy ends nothing, and not that it is not reached."""
+    goal = {"objective": objective, "price": 1.0}
+    reached = chosen(bw.plan(PROFILE, goal=goal)).accuracy
+    capsys.readouterr()
+    for accuracy, below in ((reached.value + 0.001, True), (reached.value - 0.001, False)):
+        bw.plan(PROFILE, goal=goal | {"accuracy": accuracy})
+        ends, *more = capsys.readouterr().err.splitlines()
+        assert f"does not end the training with goal.objective={objective}" in ends
+        said = f"warning: the plan is expected to reach {shares_between(reached)}, which is below "
+        assert more == [f"{said}goal.accuracy={accuracy:g}"] * below
+    bw.plan(BARE, goal={"accuracy": 0.999})  # its reasons say how likely that is
+    assert "expected to reach" not in capsys.readouterr().err
+
+
+def test_an_accuracy_that_is_hardly_known_is_called_so_wherever_a_plan_tells_it(capsys):
+    """Where 37 % came out a plan had said 67.0 %, with an interval that passed for decoration."""
+    for profile, hardly in ((BARE, True), (PROFILE, False)):
+        plan = planned(profile)
+        known = chosen(plan).accuracy
+        assert (known.high - known.low > 0.5) == hardly
+        print_plan(plan, explain=False)
+        said = f"{percent(known.value)} (hardly known: {100 * known.low:.0f} to "
+        for text in (capsys.readouterr().err, reason(plan, "accuracy").value, explain(plan)):
+            assert percent(known.value) in text
+            assert (said in text) == hardly
 
 
 @pytest.mark.parametrize("objective", ["time", "cost", "knee"])
@@ -617,9 +677,22 @@ def test_fewer_epochs_are_advised_only_where_one_keeps_the_limits(limit):
     key = [*limit][-1]
     row = chosen(planned(BARE, epochs=1, price=1.0))
     enough = 2 * (row.cost if key == "max_cost" else row.train_seconds).high
-    with pytest.raises(PlanError, match=rf": raise goal\.{key}, or train fewer epochs$"):
-        planned(BARE, epochs=1000, **limit | {key: enough})
-    assert planned(BARE, epochs=1, **limit | {key: enough})
+    fewer = rf": raise goal\.{key}, or give epochs=(\d+)( or less)?$"
+    for objective in ("time", "auto"):
+        goal = limit | {key: enough, "objective": objective}
+        with pytest.raises(PlanError, match=fewer) as caught:
+            planned(BARE, epochs=1000, **goal)
+        most = int(re.search(fewer, str(caught.value))[1])
+        assert most >= 2
+        assert planned(BARE, epochs=most, **goal)
+        with pytest.raises(PlanError, match=f"epochs={most} or less"):
+            planned(BARE, epochs=most + 1, **goal)
+
+
+def test_the_one_training_that_is_short_enough_is_named_as_such():
+    most = chosen(planned(epochs=1, objective="time")).train_seconds.high
+    with pytest.raises(PlanError, match=r", or give epochs=1$"):
+        planned(epochs=1000, objective="accuracy", deadline=1.001 * most)
 
 
 def test_a_candidate_that_several_objectives_take_is_named_once_with_all_of_them():

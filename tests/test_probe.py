@@ -16,7 +16,7 @@ from batchwright.errors import JobError, TrainingError
 from batchwright.planning.planner import make_plan
 from batchwright.probing.bench import Bench
 from batchwright.probing.measure import gradient_noise
-from batchwright.probing.measure.evaluation import evaluate
+from batchwright.probing.measure.evaluation import answers, evaluate
 from batchwright.probing.measure.memory import estimate_peak, weigh
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.probe import Reporter, measure_points, probe
@@ -381,6 +381,13 @@ def test_an_evaluation_that_does_not_fit_is_timed_with_half_as_many_images():
     fitting = 0
     with pytest.raises(TrainingError, match="not even one image"):
         evaluate(bench, 8, 2)
+
+
+@pytest.mark.parametrize(("outputs", "judged"), [(1, False), (2, True)])
+def test_one_number_for_an_image_tells_no_accuracy_not_even_of_one_class(outputs, judged):
+    """The training's own evaluation refuses it, too."""
+    told = answers(torch.zeros(5, outputs), torch.zeros(5, dtype=torch.long), 1)
+    assert (told is not None) == judged
 
 
 def knowing_network(num_classes):

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from batchwright.errors import JobError, WorkerError
+from batchwright.planning.candidates.learnt import NO_ACCURACY
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.contradictions import contradictions
 from batchwright.probing import commands, visiting
@@ -24,6 +25,7 @@ from batchwright.probing.visiting import MAX_RESTARTS, Visitor
 from batchwright.probing.workers import Killed
 from batchwright.records import (
     CollectiveTime,
+    FirstAnswers,
     Goal,
     GradientNoise,
     GraphTimes,
@@ -803,6 +805,20 @@ def test_why_there_is_no_trial_is_said_once_in_the_plan_and_with_what_to_give(ch
     if "give probe.learning=" in profile.trials_note:
         enough = int(profile.trials_note.partition("give probe.learning=")[2].partition(",")[0])
         assert taught(machine, **(changes | {"learning": enough})).trials
+
+
+def test_answers_without_accuracy_are_told_before_time_that_would_not_help():
+    """With the default of `probe.learning` a note asked for more time, which led to this one."""
+    first = FirstAnswers(images=0, right=0, by_chance=0.0)
+
+    class Judged(Machine):
+        def _evaluate(self, command):
+            return super()._evaluate(command).model_copy(update={"first_answers": first})
+
+    for learning in (0.001, 60):
+        machine = Judged(drift=0.02, sample_seconds=0.0005)
+        assert taught(machine, learning=learning).trials_note == NO_ACCURACY
+        assert not commanded(machine)
 
 
 def test_a_target_that_guessing_reaches_needs_no_trials_and_a_note_says_so():

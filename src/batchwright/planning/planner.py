@@ -470,4 +470,5 @@ def _progress(
         least=least,
         learnt=learnt,
         guessing=1 / classes if classes > 1 else 0.0,
+        judged=not any(profile.without_accuracy for profile in profiles),
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from math import ceil, floor, inf, log10
 from operator import attrgetter
 
 from batchwright.errors import PlanError
+from batchwright.planning.candidates.learnt import ACCURACY_TAKES
 from batchwright.planning.candidates.objectives import EQUAL, by_time
 from batchwright.planning.candidates.progress import FAR, Progress, fewest_epochs
 from batchwright.planning.candidates.table import Miss, Row
@@ -39,8 +41,17 @@ def check_progress(job: Job, progress: Progress) -> None:
     """Refuse an objective that needs to know of progress where nothing tells.
 
     Raises:
-        PlanError: A noise scale or trials are missing, and there is no run; or all is too short.
+        PlanError: The network gives no accuracy; a noise scale or trials are missing, and there is
+            no run; or all is too short.
     """
+    aim = "goal.objective=accuracy" if job.goal.objective == "accuracy" else ""
+    if job.goal.target is not None:
+        aim = f"goal.accuracy={job.goal.target:g}"
+    if aim and not progress.judged and not progress.by_runs:  # runs may count by another measure
+        raise PlanError(
+            f"{aim} needs accuracy, which takes {ACCURACY_TAKES}: give goal.objective=knee, time "
+            "or cost, or finished runs of a loop of your own, which counts by its own measure"
+        )
     # What other tasks lead to expect is no reason to go for accuracy at any price.
     tells = progress.tells_accuracy and not progress.assumed
     if job.goal.objective == "accuracy" and not tells:
@@ -223,15 +234,23 @@ def why_none(job: Job, rows: Sequence[Row], trained: Trained) -> str:
         rows,
         key=lambda row: (len(row.misses), max(miss.times for miss in row.misses), *by_time(row)),
     )
-    shortest = trained(nearest, fewest_epochs(job))
-    kept = OF_LENGTH - {miss.limit for miss in shortest.misses}
+    fewest = fewest_epochs(job)
+    kept = OF_LENGTH - {miss.limit for miss in trained(nearest, fewest).misses}
+
+    def too_long(epochs: int) -> bool:
+        return any(miss.limit in kept for miss in trained(nearest, epochs).misses)
+
+    fewer = "train fewer epochs"
+    if job.method_spec.same_steps:  # others' epochs take other times
+        most = fewest - 1 + bisect_left(range(fewest, nearest.epochs), True, key=too_long)
+        fewer = f"give epochs={most}" + " or less" * (most > fewest)
     names = {kind.name for kind, _ in nearest.cluster.members}
     stated = any(kind.memory for kind in job.goal.kinds if kind.kind in names)
     memory = "the memory of goal.kinds" if stated else "goal.memory"
     advice = "; ".join(
         _ADVICE[miss.limit].format(value=miss.value, memory=memory)
         + (_NARROWER if miss.unsure else "")
-        + (", or train fewer epochs" if miss.limit in kept else "")
+        + (f", or {fewer}" if miss.limit in kept else "")
         for miss in nearest.misses
     )
     what = " and ".join(miss.text for miss in nearest.misses)

@@ -138,10 +138,10 @@ def _why_none(profile: Profile, question: Question, budget: float) -> str:
     """What speaks against any trial, and what to give instead; empty if nothing does."""
     job = profile.job
     asked, least = job.probe.learning, question.least_budget
+    if question.classes < 2 or profile.without_accuracy:  # no more time would mend that
+        return NO_ACCURACY
     if not question.arms:
         return "there are no trials, as no candidate within the limits can be trained here"
-    if question.classes < 2:
-        return NO_ACCURACY
     if not question.held_out:
         return (
             f"there are no trials, as {question.samples} training images are too few to hold any "

@@ -503,6 +503,11 @@ class Profile(Document):
         unasked = [key for key in PASS_KEYS if getattr(job, key) == "auto"]
         return job.model_copy(update=dict.fromkeys(unasked, "off"))
 
+    @property
+    def without_accuracy(self) -> bool:
+        """Whether the network's answers were seen to have no held-out accuracy."""
+        return self.first_answers is not None and not self.first_answers.images
+
     def _tables(self) -> list[Shown]:
         """Step times, at most eight of them, evenly through the list."""
         count = min(8, len(self.steps))

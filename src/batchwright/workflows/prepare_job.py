@@ -37,7 +37,7 @@ from batchwright.records.documents import change_job, load_job, read_record
 from batchwright.records.job import as_written, check_job, groups_known, other_keys_come
 from batchwright.records.registries.data_sources import DRAWN, source_of
 from batchwright.records.registries.networks import least_side
-from batchwright.records.text.formatting import counted
+from batchwright.records.text.formatting import counted, shares_between
 from batchwright.records.text.plan_text import is_chosen
 from batchwright.records.text.problems import described
 from batchwright.reporting.render.progress import steps
@@ -162,6 +162,21 @@ def tell_idle(job: Job) -> None:
     """Say on stderr which keys do nothing with the job's method."""
     for line in idle_keys(job):
         _to_stderr(f"warning: {line}")
+
+
+def tell_shortfall(plan: Plan) -> None:
+    """Say on stderr that a plan is expected below an accuracy that its objective does not aim for.
+
+    Where it aims for one, the plan's reasons say with which probability it is reached.
+    """
+    goal, reached = plan.job.goal, plan.chosen and plan.chosen.accuracy
+    if goal.accuracy is None or goal.target is not None or not reached:
+        return
+    if reached.value < goal.accuracy:
+        _to_stderr(
+            f"warning: the plan is expected to reach {shares_between(reached)}, which is below "
+            f"goal.accuracy={goal.accuracy:g}"
+        )
 
 
 def tell_doubts(job: Job, data: DataFacts) -> None:

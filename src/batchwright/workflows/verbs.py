@@ -19,7 +19,15 @@ from batchwright.client.trackers.companion import wanted_trackers
 from batchwright.distributed.fork_server import imported_once
 from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.processes import refuse_unguarded_script
-from batchwright.errors import ArgumentError, FileError, Interrupted, PlanError, WorkerError
+from batchwright.errors import (
+    ArgumentError,
+    FileError,
+    Interrupted,
+    JobError,
+    PlanError,
+    WorkerError,
+)
+from batchwright.planning.candidates.learnt import ACCURACY_TAKES
 from batchwright.planning.planner import make_plan
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import (
@@ -87,6 +95,7 @@ from batchwright.workflows.prepare_job import (
     refuse_unconfirmed_code,
     tell_doubts,
     tell_idle,
+    tell_shortfall,
     with_job,
 )
 from batchwright.workflows.prices import priced_here, priced_job
@@ -196,6 +205,7 @@ def plan(
     decided = make_plan(profiles, job, runs=told)
     tell_doubts(decided.job, decided.data)
     tell_idle(decided.job)
+    tell_shortfall(decided)
     return decided
 
 
@@ -523,6 +533,12 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch, before: Profile | None
         profile = profile.model_copy(update={"job": planned})
         write_record(profile, folder / "profile.json")
     watch.lap("probe")
+    if profile.without_accuracy:  # the first evaluation would refuse it, after an epoch
+        raise JobError(
+            "the network's answers have no held-out accuracy, which takes "
+            f"{ACCURACY_TAKES}: give such a network, or train in a loop of your own, which "
+            "evaluates by its own measures"
+        )
     try:
         decided = make_plan(profile)
     except PlanError as error:
@@ -534,6 +550,7 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch, before: Profile | None
             settled = settle(decided, profile, measure, make_plan)
         decided = settled.plan
         write_record(settled.profile, folder / "profile.json")
+    tell_shortfall(decided)
     return decided
 
 

@@ -324,7 +324,7 @@ def why_unknown(profiles: Sequence[Profile], job: Job, learnt: Learnt | None = N
     if any(one.trials for one in profiles):
         return "The probe's trials had another rate, resolution, loss or sampling."
     first = _first_answers(profiles)
-    if first is not None and not first.images:
+    if any(one.without_accuracy for one in profiles):
         return _sentence(NO_ACCURACY)
     why = _note(profiles) or "The probe had no trials: probe.learning gives it time for them."
     if first is not None and first.knowing:
@@ -345,10 +345,11 @@ def _sentence(note: str) -> str:
     return f"{note[:1].upper()}{note[1:]}." if note else ""
 
 
-NO_ACCURACY = (
-    "there are no trials, as they go by accuracy, which takes two classes or more, a number for "
-    "each of them from the network, and one of them as label of each image"
+ACCURACY_TAKES = (
+    "two classes or more, a number for each of them from the network, and one of them as label of "
+    "each image"
 )
+NO_ACCURACY = f"there are no trials, as they go by accuracy, which takes {ACCURACY_TAKES}"
 
 
 def teaches(job: Job) -> bool:

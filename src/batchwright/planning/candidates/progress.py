@@ -38,6 +38,7 @@ class Progress:
         learnt: What trials tell or, without any, other tasks; `None` where these do not.
         guessing: Accuracy that guessing has, a share.
         smallest: Least global batch of a candidate.
+        judged: Whether the network's answers have an accuracy, as far as is known.
         unknown: Why they tell nothing, and what the choice goes by then, in sentences.
     """
 
@@ -51,6 +52,7 @@ class Progress:
     learnt: Learnt | None = None
     guessing: float = 0.0
     smallest: int = 1
+    judged: bool = True
     unknown: str = ""
     _needed: dict[tuple[int, int], int | None] = field(default_factory=dict, repr=False)
     _epochs: dict[int, Estimate | None] = field(default_factory=dict, repr=False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
+from batchwright.prediction.accuracy.forecast import REACH
 from batchwright.records import EpochRecord, Estimate, Plan
 from batchwright.records.text.formatting import percent
 
@@ -27,9 +29,21 @@ def straying(plan: Plan, epochs: Sequence[EpochRecord], end: Estimate | None = N
         f"{side} the {low} to {high} that the plan predicted"
     )
     if end is None:
-        return told
+        return f"{told}{_from_when_on(plan, last.epoch + 1)}"
     now, then = percent(end.value), percent(planned.value)
     return f"{told}; at the end about {now} is expected now, not {then}"
+
+
+def _from_when_on(plan: Plan, done: int) -> str:
+    """From which epoch on a run tells its end, in words; empty if it should, or a target ends it.
+
+    So soon the end is too far ahead (`REACH`), and further epochs on the same side say nothing.
+    """
+    near = range(ceil(plan.epochs / REACH), plan.epochs)
+    first = next((one for one in near if plan.evaluates_after(one - 1)), done)
+    if first <= done or plan.job.goal.target is not None:
+        return ""
+    return f"; what is expected at the end is told from epoch {first} on"
 
 
 def _side(plan: Plan, epoch: EpochRecord) -> str:

@@ -99,7 +99,7 @@ def answers(outputs: Any, labels: Tensor, classes: int) -> Tensor | None:
     Then it gives no number for each class, or the labels are no classes.
     """
     told = torch.is_tensor(outputs) and outputs.ndim == 2 and labels.ndim == 1
-    return outputs.argmax(dim=1) if told and outputs.shape[1] >= classes else None
+    return outputs.argmax(dim=1) if told and outputs.shape[1] >= max(2, classes) else None
 
 
 def _first_answers(told: list[tuple[Tensor | None, Tensor]]) -> FirstAnswers:

@@ -12,6 +12,9 @@ from pathlib import Path
 from batchwright.records.base import Estimate
 from batchwright.records.registries.data_sources import source_of
 
+HARDLY_KNOWN = 0.5
+"""Width of the interval of a share beyond which its value says hardly anything."""
+
 
 def local_batches(sizes: tuple[int, ...]) -> str:
     """Local batches in few words, neighbours of one size together.
@@ -102,8 +105,16 @@ def between(estimate: Estimate, unit: str = "") -> str:
 
 
 def shares_between(estimate: Estimate) -> str:
-    """An estimated share with its interval, in percent."""
+    """An estimated share with its interval, in percent, and whether it is hardly known.
+
+    >>> shares_between(Estimate(value=0.67, low=0.62, high=0.7))
+    '67.0 % (62.0 % to 70.0 %)'
+    >>> shares_between(Estimate(value=0.67, low=0.12, high=0.97))
+    '67.0 % (hardly known: 12 to 97 %)'
+    """
     value, low, high = (percent(one) for one in (estimate.value, estimate.low, estimate.high))
+    if estimate.high - estimate.low > HARDLY_KNOWN:  # the value alone would be read as a promise
+        low, high = f"hardly known: {100 * estimate.low:.0f}", percent(estimate.high, 0)
     return f"{value} ({low} to {high})"
 
 
