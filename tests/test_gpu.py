@@ -30,7 +30,7 @@ from batchwright.distributed import transports
 from batchwright.distributed.group import Group
 from batchwright.errors import JobError, LostWorkerError
 from batchwright.probing.bench import Bench
-from batchwright.probing.measure.memory import weigh
+from batchwright.probing.measure.memory import held_bytes, weigh
 from batchwright.records import RunSummary
 from batchwright.records.documents import read_record
 from batchwright.training.batches import randomness
@@ -525,6 +525,22 @@ def test_a_training_takes_the_memory_that_its_step_was_weighed_with(key, tmp_pat
     assert weighed > 2**28  # else what libraries take would count
     assert max(peaks) == pytest.approx(weighed, rel=0.03)
     assert peaks[2] >= 0.97 * peaks[1]
+
+
+@reaches("probing.measure.memory:held_bytes")
+def test_images_that_stay_on_the_gpu_are_what_it_holds_beside_a_step():
+    samples, side = 3072, 64
+    images = store(samples, side)
+    facts = make_data(train_samples=samples, val_samples=48, classes=tuple("abc"), side=side)
+    job = plan_for((8,), samples=samples, side=side).job
+    job = job.model_copy(update={"precision": "float32", "resolutions": (side,)})
+    before = allocated()
+    bench = Bench(job, ImageData(images, store(48, side), facts, MIDDLE, MIDDLE), Group(GPU))
+    bench.batches.hold_images()
+    bench.let_go()
+    held = held_bytes(bench) - before
+    bench.close()
+    assert len(images.pixels) <= held <= len(images.pixels) + 2**26  # cuBLAS keeps some
 
 
 class Reads(torch.nn.Module):

@@ -201,9 +201,13 @@ class Bench:
 
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
-        self._early.drop()  # or it would be weighed with what comes
-        self.graphs.forget()
+        self.let_go()
         return self.batches.supply(size, resolution)
+
+    def let_go(self) -> None:
+        """Drop what earlier steps have left, which would be weighed with what comes."""
+        self._early.drop()
+        self.graphs.forget()
 
     def stream(self, feed: Feed, sizes: Sequence[int], resolution: int) -> Iterator[Batch]:
         """Batches of random samples without end, as large as ``sizes`` say, one after the other."""

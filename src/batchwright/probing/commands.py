@@ -103,6 +103,10 @@ class Prepared(Record):
     data: DataFacts
     network: NetworkFacts
     parts: MemoryParts
+    held_bytes: Index = Field(
+        0,
+        description="What a GPU holds besides whatever the batch, such as images; in each peak.",
+    )
     device_name: str
     threads: Count = Field(description="Compute threads of each worker.")
     memory_bytes: Count = Field(description="Bytes that one worker may use.")

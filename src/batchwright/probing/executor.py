@@ -18,7 +18,7 @@ from batchwright.probing.measure.evaluation import evaluate
 from batchwright.probing.measure.gradient_noise import measure_noise
 from batchwright.probing.measure.graphs import compare_graphs
 from batchwright.probing.measure.link import time_link
-from batchwright.probing.measure.memory import estimate_peak, weigh
+from batchwright.probing.measure.memory import estimate_peak, held_bytes, weigh
 from batchwright.probing.measure.pair_time import visit_pair
 from batchwright.probing.measure.precision import choose_precision
 from batchwright.probing.measure.recomputation import compare_recomputation
@@ -145,11 +145,13 @@ class Executor:
         facts = network_facts(self._job.network, bench.network, bench.side, channels)
         set_training(bench.network)
         bench.batches.hold_images()
+        bench.let_go()
         feed = bench.batches.feed(command.workers)
         return commands.Prepared(
             data=self._data.facts,
             network=facts,
             parts=bench.parts(),
+            held_bytes=held_bytes(bench),
             device_name=device_name(group.device),
             threads=torch.get_num_threads(),
             memory_bytes=free_memory(group.device, local_workers(group.size)),

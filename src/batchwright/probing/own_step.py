@@ -44,7 +44,7 @@ from batchwright.probing.bench import SMALLEST_BATCH, if_it_fits
 from batchwright.probing.course.controller import Controller, Progress
 from batchwright.probing.executor import device_name
 from batchwright.probing.measure.collective import time_exchange
-from batchwright.probing.measure.memory import weigh
+from batchwright.probing.measure.memory import held_bytes, weigh
 from batchwright.probing.measure.step_time import visit
 from batchwright.probing.measure.timing import now, on_any
 from batchwright.probing.probe import Reporter
@@ -326,6 +326,7 @@ class OwnStep:
                     data=self.data,
                     network=self.network,
                     parts=bench.parts(),
+                    held_bytes=held_bytes(bench),
                     device_name=device_name(bench.device),
                     threads=torch.get_num_threads(),
                     memory_bytes=free_memory(bench.device, max(1, neighbours)),

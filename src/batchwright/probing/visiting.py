@@ -365,7 +365,8 @@ class Visitor:
 
         With ``recompute``, or once that is chosen, as if blocks were recomputed.
         """
-        if self.fixed_bytes <= _GUESS_SHARE * self.limit:
+        held = self.prepared.held_bytes  # which no guess counts
+        if self.fixed_bytes - held <= _GUESS_SHARE * self.limit:
             return None
         command = commands.Guess(
             resolution=point.resolution,
@@ -373,7 +374,7 @@ class Visitor:
             recompute=recompute or self.job.activation_checkpointing == "on",
         )
         guessed = self.ask(command, commands.Guessed, "guessing the memory")
-        return guessed.peak_bytes if guessed else None
+        return guessed.peak_bytes + held if guessed and guessed.peak_bytes else None
 
     def _surely_too_large(self, point: Point, *, recompute: bool = False) -> bool:
         """Whether not even a guess fits."""
@@ -402,9 +403,10 @@ class Visitor:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes that a worker needs whatever the batch."""
+        """Bytes in each peak that a worker needs whatever the batch."""
         parts = self.prepared.parts
-        return parts.parameters + parts.buffers + parts.gradients + parts.optimizer
+        of_step = parts.parameters + parts.buffers + parts.gradients + parts.optimizer
+        return of_step + self.prepared.held_bytes
 
     def step_times(self) -> tuple[StepTime, ...]:
         """What the visits showed, rising."""
