@@ -26,7 +26,7 @@ from batchwright.probing.measure.comparison import (
     compare,
     time_left,
 )
-from batchwright.probing.measure.memory import weigh
+from batchwright.probing.measure.memory import held_bytes, weigh
 from batchwright.probing.measure.step_time import take_first_steps
 from batchwright.probing.measure.timing import follow, now
 from batchwright.records import Job, Precision, PrecisionRatio, PrecisionTime
@@ -38,7 +38,7 @@ USUAL_BATCH = 256
 plans choose a batch at which what a step takes whatever the batch counts for little."""
 
 _FIRST_BATCH = 8
-_MEMORY_SHARE = 0.5  # that the batch may take by what was weighed
+_MEMORY_SHARE = 0.5  # of what is left, that the batch may take by what was weighed
 _TURN_SECONDS = 0.02  # of short steps several are timed together
 _GROWTH = (4, 2)  # of the batch from one try to the next, the first that time allows
 
@@ -134,13 +134,16 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
     """
     plain, group = benches[0], benches[0].group
     size = min(_FIRST_BATCH, wanted)
-    peak, _ = weigh(plain, plain.supply(size, resolution))
+    supply = plain.supply(size, resolution)
+    held = held_bytes(plain)  # the other bench, too, and the images of both
+    peak, _ = weigh(plain, supply)
     if peak is None:
         return min(SMALLEST_BATCH, wanted)
     limit = plain.job.goal.memory or free_memory(group.device, group.size)
     fixed = plain.live_bytes() + plain.parts().gradients
-    sample_bytes = max(0, peak - fixed) / size
-    most = int((_MEMORY_SHARE * limit - fixed) / sample_bytes) if sample_bytes else wanted
+    sample_bytes = max(0, peak - held - fixed) / size
+    room = _MEMORY_SHARE * (limit - held) - fixed
+    most = int(room / sample_bytes) if sample_bytes else wanted
     began = now(group.device)
     tried: list[tuple[int, float]] = []
     while size < wanted:
