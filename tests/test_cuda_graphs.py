@@ -19,10 +19,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from batchwright.distributed.group import Group
 from batchwright.errors import FileError, JobError
 from batchwright.planning.planner import make_plan
 from batchwright.probing.measure import precision
 from batchwright.probing.measure.graphs import compare_graphs
+from batchwright.probing.measure.precision import choose_precision
 from batchwright.probing.measure.step_time import visit
 from batchwright.records import GraphTimes, Job
 from batchwright.records.registries.networks import by_tensors
@@ -37,6 +39,7 @@ from batchwright.workload.passes import cuda_graphs, recorded_passes
 from batchwright.workload.passes.cuda_graphs import graph_training
 from batchwright.workload.passes.recorded_passes import CannotRecordError, NoRoomError
 from samples import make_data, make_job, make_profile
+from test_probe import tiny_image_data, tiny_job
 from test_session import make_model, make_session, make_tiny_plan, train
 from test_trials import SIDE, bench_of
 
@@ -605,6 +608,25 @@ def test_a_turn_of_two_formats_has_as_many_steps_as_fit_without_recording(slowly
     taken.clear()
     assert turn() == pytest.approx(0.005)
     assert len(taken) == pytest.approx(precision._TURN_SECONDS / 0.005, abs=1)
+
+
+def test_formats_are_timed_with_replayed_passes(played, monkeypatch):
+    monkeypatch.setattr(precision, "half_of", lambda device: "bfloat16")
+    monkeypatch.setattr(precision, "may_replay", lambda job: True)
+    counted, compare = [], precision.compare
+
+    def counting(turns, more):
+        before = len(played.recorded), len(played.replayed)
+        found = compare(turns, more)
+        counted.append((len(played.recorded) - before[0], len(played.replayed) - before[1]))
+        return found
+
+    monkeypatch.setattr(precision, "compare", counting)
+    job = tiny_job(precision="auto", global_batch=8)
+    choose_precision(job, tiny_image_data(), Group(torch.device("cpu")), seconds=0.1)
+    ((recorded, replayed),) = counted
+    assert recorded == 0
+    assert replayed >= 2 * 14  # both passes of each turn
 
 
 def test_a_probe_says_why_it_cannot(played, monkeypatch):

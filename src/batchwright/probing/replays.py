@@ -7,7 +7,20 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from batchwright.records import Job
+from batchwright.records.registries.networks import by_tensors
 from batchwright.workload.passes.cuda_graphs import CudaGraphs, graph_training
+
+
+def may_replay(job: Job) -> bool:
+    """Whether a job leaves it open, and nothing that it asks for speaks against it."""
+    return (
+        job.cuda_graphs == "auto"
+        and job.device == "cuda"
+        and by_tensors(job.network)
+        and "on" not in (job.compile, job.activation_checkpointing)
+        and job.batch_norm != "synchronized"
+    )
 
 
 class Replays:
@@ -63,3 +76,4 @@ class Replays:
         """Let the network take its passes by itself again."""
         if self._graphs is not None:
             self._graphs.end()
+        self._graphs, self.on = None, False

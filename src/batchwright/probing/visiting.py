@@ -20,6 +20,7 @@ from batchwright.probing.kinds import Place, kinds_of, said_of_all
 from batchwright.probing.measure.precision import planned_batch
 from batchwright.probing.measure.step_time import Apart
 from batchwright.probing.measure.timing import spread
+from batchwright.probing.replays import may_replay
 from batchwright.probing.workers import Answer, Killed, Measuring
 from batchwright.records import (
     Cluster,
@@ -35,7 +36,6 @@ from batchwright.records import (
     RecomputationTimes,
     StepTime,
 )
-from batchwright.records.registries.networks import by_tensors
 from batchwright.records.text.load_text import disturbances, load_words
 from batchwright.workload.host import usable_cores
 from batchwright.workload.load import LoadWatch
@@ -187,13 +187,7 @@ class Visitor:
         job = self.job
         if job.cuda_graphs != "auto":
             return
-        possible = (
-            job.device == "cuda"
-            and by_tensors(job.network)
-            and "on" not in (job.compile, job.activation_checkpointing)
-            and job.batch_norm != "synchronized"
-        )
-        if possible:
+        if may_replay(job):
             self._report("CUDA graphs")
             command = commands.Replay(
                 workers=self._workers,

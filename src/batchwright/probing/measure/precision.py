@@ -2,7 +2,8 @@
 
 A processor may multiply 16 bits in hardware and still be slower in them: depthwise convolutions
 have few products to gain from, and every conversion costs. With few samples a step is mostly what
-it takes whatever the batch, which tells nothing of a large one.
+it takes whatever the batch, which tells nothing of a large one. On a GPU that is the host's time,
+of which 16 bits take more: where passes may be replayed from CUDA graphs, those of both are.
 
     steps with more and more samples, up to the batch in question --> both formats in turns, ABBA,
     until the interval of their ratio tells, or the time is up
@@ -29,6 +30,7 @@ from batchwright.probing.measure.comparison import (
 from batchwright.probing.measure.memory import held_bytes, weigh
 from batchwright.probing.measure.step_time import take_first_steps
 from batchwright.probing.measure.timing import follow, now
+from batchwright.probing.replays import may_replay
 from batchwright.records import Job, Precision, PrecisionRatio, PrecisionTime
 from batchwright.workload.data.sources import ImageData
 from batchwright.workload.host import free_memory, half_of, release_memory
@@ -62,8 +64,9 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
     if half is None:
         return Choice("float32")
     formats: tuple[Precision, Precision] = ("float32", half)
+    settled = {"compile": "off", "cuda_graphs": "on" if may_replay(job) else job.cuda_graphs}
     benches = [
-        Bench(job.model_copy(update={"precision": precision, "compile": "off"}), data, group)
+        Bench(job.model_copy(update={"precision": precision, **settled}), data, group)
         for precision in formats
     ]
     left = time_left(group, seconds)
@@ -72,7 +75,7 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
     resolution = max(sides_of(job))
     size = _largest(benches, wanted, resolution, seconds=seconds)
 
-    turns = [_turn(bench, bench.supply(size, resolution)) for bench in benches]
+    turns = _turns(benches, size, resolution)
     times, ratio = compare(turns, left)
     # Kernels of 16 bits may be at fault where those of float32 are not, whatever the rate: those of
     # PyTorch for CPUs are at 3 x 3 convolutions of a single pixel.
@@ -110,6 +113,18 @@ def planned_batch(job: Job, samples: int, workers: int) -> int:
     if job.micro_batch != "auto":
         size = min(size, job.micro_batch)
     return max(SMALLEST_BATCH, size)
+
+
+def _turns(benches: Sequence[Bench], size: int, resolution: int) -> list[Turn]:
+    """Of both formats: replayed, or both as they are where one cannot be, on whichever worker."""
+    supplies = [bench.supply(size, resolution) for bench in benches]
+    if benches[0].graphs.on:
+        for bench, supply in zip(benches, supplies, strict=True):
+            take_first_steps(bench, supply)
+        if not all(benches[0].group.gather(all(bench.graphs.holds for bench in benches))):
+            for bench in benches:
+                bench.graphs.end()
+    return [_turn(bench, supply) for bench, supply in zip(benches, supplies, strict=True)]
 
 
 def _turn(bench: Bench, supply: Callable[[], Batch]) -> Turn:
