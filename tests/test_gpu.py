@@ -304,6 +304,30 @@ def test_a_run_goes_on_with_the_random_numbers_of_the_gpu():
     assert torch.equal(torch.rand(3, device=GPU), drawn)
 
 
+@reaches("training.batches.randomness:put_aside")
+def test_a_step_of_ones_own_is_weighed_alone_and_leaves_the_random_numbers_of_the_gpu():
+    layer = torch.nn.Linear(4096, 4096).to(GPU)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+
+    def step(images):
+        optimizer.zero_grad()
+        functional.dropout(layer(images)).square().mean().backward()
+        optimizer.step()
+
+    def batch(size):
+        return torch.randn(size, 4096, device=GPU)
+
+    step(batch(2))
+    states, before = randomness.random_states(GPU), allocated()
+    profile = batchwright.probe(step=step, batch=batch, samples=64, probe={"budget": 1})
+    drawn = torch.rand(3, device=GPU)
+    randomness.restore_random_states(states, GPU)
+    assert torch.equal(torch.rand(3, device=GPU), drawn)
+    smallest = min(profile.memory, key=lambda point: point.local_batch_size)
+    # Weights, gradients and state are there already; what was before is kept elsewhere.
+    assert smallest.peak_bytes - before < 4096**2 * 4
+
+
 @reaches(
     "training.batches.following:Follower._now", "training.batches.following:Follower.end_epoch"
 )

@@ -67,16 +67,16 @@ Batches = Callable[[int], Any]
 
 @dataclass
 class Found:
-    """What a step was seen to use, as it was before.
+    """What a step was seen to use, as it was before: kept on the CPU, or peaks of a GPU had it.
 
     Attributes:
         modules: That computed, in the order in which they began.
-        optimizers: That were stepped, with their states before.
+        optimizers: That were stepped, with what makes their states before.
         start: Tensors that it changes, by identity, with their first values.
     """
 
     modules: list[nn.Module] = field(default_factory=list)
-    optimizers: list[tuple[Optimizer, dict[str, Any]]] = field(default_factory=list)
+    optimizers: list[tuple[Optimizer, Callable[[], dict[str, Any]]]] = field(default_factory=list)
     start: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def computes(self, module: nn.Module, _: Any) -> None:
@@ -95,12 +95,12 @@ class Found:
         """Before an optimizer's step."""
         if any(optimizer is one for one, _ in self.optimizers):
             return
-        self.optimizers.append((optimizer, copy.deepcopy(optimizer.state_dict())))
+        self.optimizers.append((optimizer, _kept(optimizer.state_dict())))
         self._keep(p for group in optimizer.param_groups for p in group["params"])
 
     def _keep(self, tensors: Iterator[Tensor]) -> None:
         for tensor in tensors:
-            self.start.setdefault(id(tensor), (tensor, tensor.detach().clone()))
+            self.start.setdefault(id(tensor), (tensor, _copied(tensor)))
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -132,8 +132,8 @@ class Found:
             for tensor, start in self.start.values():
                 tensor.copy_(start)
         if whole:
-            for optimizer, state in self.optimizers:
-                optimizer.load_state_dict(state)
+            for optimizer, state_before in self.optimizers:
+                optimizer.load_state_dict(state_before())
                 optimizer.zero_grad(set_to_none=True)
 
     @contextmanager
@@ -399,7 +399,7 @@ def probe_step(
         raise ArgumentError(f"samples={samples!r} of probe: give how many the training set has")
     started = time.perf_counter()
     with ExitStack() as stack:
-        stack.enter_context(put_aside())
+        stack.enter_context(put_aside(gpus=True))
         # A handler of the program's own might exchange something, as Lightning's does for SIGTERM.
         # The signal waits for the command at hand; a second one ends a step that hangs.
         noted = stack.enter_context(noting_signals(once=True))
@@ -480,6 +480,22 @@ def side_of(batch: Any) -> int:
     """Side of the images in a batch, in pixels; 1 where nothing looks like (n, channels, h, w)."""
     tensors = list(_tensors(batch))
     return next((int(one.shape[-1]) for one in tensors if one.ndim == _IMAGES), 1)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _kept(state: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """Makes a state as it is now, later, with each tensor on the device where it is now."""
+    kept = {id(one): (_copied(one), one.device) for one in _tensors(state)}
+    here = copy.deepcopy(state, {key: value for key, (value, _) in kept.items()})
+
+    def made() -> dict[str, Any]:
+        back = {id(value): value.to(device) for value, device in kept.values()}
+        return copy.deepcopy(here, back)
+
+    return made
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
