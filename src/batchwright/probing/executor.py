@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -152,9 +153,8 @@ class Executor:
             network=facts,
             parts=bench.parts(),
             held_bytes=held_bytes(bench),
-            device_name=device_name(group.device),
+            **devices(group, local_workers(group.size)),
             threads=torch.get_num_threads(),
-            memory_bytes=free_memory(group.device, local_workers(group.size)),
             allocator=self._allocator,
             arithmetic=arithmetic(group.device),
             no_graphs=next(filter(None, group.gather(bench.graphs.failure)), ""),
@@ -232,6 +232,19 @@ class Executor:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         return group
+
+
+def devices(group: Group, neighbours: int) -> dict[str, Any]:
+    """What `Prepared` says of the devices of a group, of which so many are on each machine.
+
+    All take the same batches, so the least memory counts.
+    """
+    names = group.gather(device_name(group.device))
+    return {
+        "device_name": names[0],
+        "other_devices": tuple(sorted(set(names) - {names[0]})),
+        "memory_bytes": min(group.gather(free_memory(group.device, neighbours))),
+    }
 
 
 def device_name(device: torch.device) -> str:

@@ -42,19 +42,19 @@ from batchwright.errors import (
 from batchwright.probing import commands
 from batchwright.probing.bench import SMALLEST_BATCH, if_it_fits
 from batchwright.probing.course.controller import Controller, Progress
-from batchwright.probing.executor import device_name
+from batchwright.probing.executor import devices
 from batchwright.probing.measure.collective import time_exchange
 from batchwright.probing.measure.memory import held_bytes, weigh
 from batchwright.probing.measure.step_time import visit
 from batchwright.probing.measure.timing import now, on_any
-from batchwright.probing.probe import Reporter
+from batchwright.probing.probe import Reporter, unlike
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Answer
 from batchwright.records import DataFacts, Job, MemoryParts, NetworkFacts, Profile, Record
 from batchwright.records.documents import change_job
 from batchwright.records.registries.data_sources import OWN_STEP
 from batchwright.training.batches.randomness import put_aside
-from batchwright.workload.host import arithmetic, enter, free_memory, release_memory
+from batchwright.workload.host import arithmetic, enter, release_memory
 from batchwright.workload.load import LoadWatch
 from batchwright.workload.tensor_bytes import bytes_of
 
@@ -327,9 +327,8 @@ class OwnStep:
                     network=self.network,
                     parts=bench.parts(),
                     held_bytes=held_bytes(bench),
-                    device_name=device_name(bench.device),
+                    **devices(self.group, max(1, neighbours)),
                     threads=torch.get_num_threads(),
-                    memory_bytes=free_memory(bench.device, max(1, neighbours)),
                     allocator="as the program has set it",
                     arithmetic=arithmetic(bench.device),
                 )
@@ -369,6 +368,7 @@ def probe_step(
     keys: dict[str, Any],
     *,
     progress: Progress | None = None,
+    tell: Callable[[str], None] = commands.ignored,
 ) -> Profile:
     """Step times and memory of a step of the user's own.
 
@@ -381,6 +381,7 @@ def probe_step(
         samples: Of the training set.
         keys: Job keys to change.
         progress: As `probe.probe` takes it.
+        tell: Likewise, in the first worker.
 
     Raises:
         ArgumentError: The step does not fit; the message says how.
@@ -417,6 +418,8 @@ def probe_step(
                 visitor, (own.group.size,), report=reporter, started=started
             ).measure()
             reporter.finish()
+            if line := unlike(visitor.prepared):
+                tell(line)
         except BatchwrightError as error:
             told = error
         finally:  # whoever is in a command's exchange hears of it as the group is left

@@ -154,7 +154,7 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
     peak, _ = weigh(plain, supply)
     if peak is None:
         return min(SMALLEST_BATCH, wanted)
-    limit = plain.job.goal.memory or free_memory(group.device, group.size)
+    limit = plain.job.goal.memory or min(group.gather(free_memory(group.device, group.size)))
     fixed = plain.live_bytes() + plain.parts().gradients
     sample_bytes = max(0, peak - held - fixed) / size
     room = _MEMORY_SHARE * (limit - held) - fixed
