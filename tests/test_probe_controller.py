@@ -24,6 +24,7 @@ from batchwright.probing.visiting import MAX_RESTARTS, Visitor
 from batchwright.probing.workers import Killed
 from batchwright.records import (
     CollectiveTime,
+    CompilationTimes,
     Goal,
     GradientNoise,
     GraphTimes,
@@ -59,6 +60,7 @@ class Machine:
         optimizers: Seconds of an update with each that the network has something for.
         data: What is not as usual of the data.
         saves: Whether blocks are recomputed where memory is short.
+        compiling_pays: Whether the network is compiled where that is asked.
         planning: Seconds that a plan takes, as one of hundreds of workers does: fewer are made.
     """
 
@@ -75,6 +77,7 @@ class Machine:
     optimizers: dict[str, float] = field(default_factory=lambda: {"sgd": 1e-4, "muon": 5e-3})
     data: dict[str, object] = field(default_factory=dict)
     saves: bool = False
+    compiling_pays: bool = False
     planning: float = 0.3
     recomputes: bool = False
     restarts: int = 0
@@ -143,6 +146,19 @@ class Machine:
             chosen=self.saves,
         )
         return commands.Recomputed(times=times)
+
+    def _compile(self, command):
+        self.seconds += command.seconds
+        self.replays = self.replays and not self.compiling_pays
+        times = CompilationTimes(
+            resolution=command.resolution,
+            local_batch_size=command.wanted_batch_size,
+            training_seconds=1000.0,
+            plain_seconds=0.012,
+            asked=command.asked,
+            chosen=self.compiling_pays,
+        )
+        return commands.Compiled(times=times)
 
     def _replay(self, command):
         self.seconds += command.seconds
@@ -436,6 +452,21 @@ def test_memory_is_that_of_replayed_steps_where_they_are_chosen():
         assert point.peak_bytes == machine.peak(point)
     (asked,) = [one for one in machine.asked if one.do == "replay"]
     assert asked.wanted_batch_size == profile.recomputation.plain_batch_size
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_compiling_is_compared_with_replayed_passes_and_takes_their_place(pays):
+    machine = Machine(compiling_pays=pays)
+    profile = measured_on(machine, resolutions=(32,), device="cuda", compile="auto")
+    assert [one.do for one in machine.asked if one.do in ("replay", "compile")] == [
+        "replay",
+        "compile",
+    ]
+    chosen = ("on", "off") if pays else ("off", "on")
+    assert (profile.job.compile, profile.job.cuda_graphs) == chosen
+    assert (profile.graphs is None) == pays
+    for point in profile.memory:
+        assert point.peak_bytes == machine.peak(point)
 
 
 @pytest.mark.parametrize("other", ["activation_checkpointing", "compile"])

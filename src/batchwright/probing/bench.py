@@ -107,12 +107,12 @@ class Bench:
         set_training(self.network)
         if job.activation_checkpointing == "on":
             self.recompute(on=True)
+        self.graphs = Replays(self.network, job.goal.memory)
         self.compilation, self._compiles = Compilation(on=False), False
         self._failure_told = False  # that of compiling, to all workers of the group
         self.broken_steps = 0  # whose gradient was infinite or not a number
         if job.compile == "on":
             self.compile(on=True)
-        self.graphs = Replays(self.network, job.goal.memory)
         if job.cuda_graphs == "on":
             self.graphs.switch(on=True)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
@@ -148,6 +148,7 @@ class Bench:
     def compile(self, *, on: bool) -> None:
         """Whether the network computes compiled from now on, as far as it can be."""
         if on and not self._compiles:
+            self.graphs.end()  # what replays would be compiled
             self.compilation, self._compiles = compile_training(self.network), True
         self.compilation.on = on
 

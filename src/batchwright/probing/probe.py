@@ -176,8 +176,8 @@ def measure_points(
         places = workers.places if isinstance(workers, Together) else ()
         visitor = Visitor(job, workers, max(counts), report, places=places)
         visitor.prepare(seconds=PRECISION * job.probe.first_budget)
-        visitor.choose_compilation(seconds=COMPILATION * job.probe.first_budget)
         visitor.choose_graphs(seconds=GRAPHS * job.probe.first_budget)
+        visitor.choose_compilation(seconds=COMPILATION * job.probe.first_budget)
         if accept is not None:
             accept(visitor.cluster())
         for _ in range(visits):

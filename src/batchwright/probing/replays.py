@@ -42,9 +42,11 @@ class Replays:
 
     def switch(self, *, on: bool) -> None:
         """Whether passes are replayed from now on, as far as they can be."""
-        if self._graphs is None:
+        self.on = on
+        if on and self._graphs is None:
             self._graphs = graph_training(self._network, after=0, limit=self._limit)
-        self.on, self._graphs.on = on, False
+        if self._graphs is not None:
+            self._graphs.on = False
 
     @contextmanager
     def as_trained(self) -> Iterator[None]:

@@ -152,13 +152,16 @@ class Visitor:
     def choose_compilation(self, *, seconds: float) -> None:
         """Whether the network is compiled; there is so much time to compare, compiling aside.
 
+        It is compared with passes that are replayed, where those were chosen, and goes without.
+
         Raises:
             JobError: The job asks for it, and it cannot be.
         """
         job = self.job
         if job.compile == "off":
             return
-        if job.activation_checkpointing == "off" and job.cuda_graphs != "on":
+        replays = job.cuda_graphs == "on" and self.graphs is None  # as the job asks
+        if job.activation_checkpointing == "off" and not replays:
             self._report("compiling")
             command = commands.Compile(
                 workers=self._workers,
@@ -180,6 +183,7 @@ class Visitor:
         chosen = told is not None and told.chosen
         self.job = job.model_copy(update={"compile": "on" if chosen else "off"})
         if chosen:
+            self.job, self.graphs = self.job.model_copy(update={"cuda_graphs": "off"}), None
             self.memory, self.out_of_memory = {}, {}
 
     def choose_graphs(self, *, seconds: float) -> None:
