@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import batchwright as bw
 from batchwright.errors import ArgumentError, DataError, Interrupted, JobError, LostWorkerError
-from batchwright.probing import own_step
+from batchwright.probing import commands, own_step
 from batchwright.probing.measure.timing import follow, on_any
 from far import FAR, far_device
 
@@ -218,6 +218,15 @@ def test_a_step_that_does_not_fit_is_refused_in_a_line(how, error, words):
     with pytest.raises(error, match=words) as told:
         bw.probe(**{"samples": 100, **how})
     assert "\n" not in str(told.value)
+
+
+def test_what_a_gpu_holds_beside_a_step_of_ones_own_is_told(monkeypatch):
+    monkeypatch.setattr(own_step, "held_bytes", lambda bench: 123)
+    text = Text()
+    own = own_step.OwnStep(text.step, text.batch, None, 100, 60.0)
+    told = own.carry_out(commands.Prepare(workers=1, precision="float32"))
+    own.group.close()
+    assert told.held_bytes == 123
 
 
 def test_what_is_put_back_takes_no_memory_of_a_gpu_meanwhile():
