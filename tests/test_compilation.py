@@ -6,6 +6,7 @@ import copy
 import warnings
 from dataclasses import dataclass, field
 from types import MethodType
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.probing.measure import comparison
 from batchwright.probing.measure import compilation as module
 from batchwright.probing.measure.compilation import SHORT, compare_compilation
+from batchwright.probing.replays import Replays
 from batchwright.records import CompilationTimes, Estimate, Job, Reason
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.workflows import prepare_job
@@ -319,6 +321,7 @@ class Machine:
     sides: tuple[int, ...] = (32,)
     compiled: set[int] = field(default_factory=set)
     on: bool = False
+    graphs: Any = field(default_factory=lambda: Replays(nn.Identity(), None))
     sizes: list[int] = field(default_factory=list)
     room: int = 10**6
     group: Group = field(default_factory=lambda: Group(CPU))

@@ -19,12 +19,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from batchwright.distributed.group import Group
 from batchwright.errors import FileError, JobError
 from batchwright.planning.planner import make_plan
-from batchwright.probing.measure import precision
+from batchwright.probing.measure import comparison, precision
+from batchwright.probing.measure import compilation as measure_compilation
+from batchwright.probing.measure.compilation import compare_compilation
 from batchwright.probing.measure.graphs import compare_graphs
+from batchwright.probing.measure.precision import choose_precision
 from batchwright.probing.measure.step_time import visit
-from batchwright.records import GraphTimes, Job
+from batchwright.records import Estimate, GraphTimes, Job
 from batchwright.records.registries.networks import by_tensors
 from batchwright.training.checkpoints.checkpoint_manager import RunState
 from batchwright.training.running import replayed
@@ -33,10 +37,11 @@ from batchwright.training.step.clock import StepClock
 from batchwright.training.step.epoch_totals import EpochMeter
 from batchwright.training.step.peak_memory import PeakMemory
 from batchwright.workflows import prepare_job
-from batchwright.workload.passes import cuda_graphs, recorded_passes
+from batchwright.workload.passes import compilation, cuda_graphs, recorded_passes
 from batchwright.workload.passes.cuda_graphs import graph_training
 from batchwright.workload.passes.recorded_passes import CannotRecordError, NoRoomError
 from samples import make_data, make_job, make_profile
+from test_probe import tiny_image_data, tiny_job
 from test_session import make_model, make_session, make_tiny_plan, train
 from test_trials import SIDE, bench_of
 
@@ -605,6 +610,64 @@ def test_a_turn_of_two_formats_has_as_many_steps_as_fit_without_recording(slowly
     taken.clear()
     assert turn() == pytest.approx(0.005)
     assert len(taken) == pytest.approx(precision._TURN_SECONDS / 0.005, abs=1)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+def test_compiled_steps_are_timed_beside_replayed_ones(played, monkeypatch, ratio):
+    ran = []
+
+    def backend(graph, inputs):
+        return lambda *given: ran.append(1) or graph(*given)
+
+    def does(work):
+        """Whether it computes compiled, and whether it replays."""
+        before = len(ran), len(played.replayed)
+        work()
+        return len(ran) > before[0], len(played.replayed) > before[1]
+
+    def compare(turns, more):
+        plain, compiled = turns
+        compiled()
+        plain()  # in which passes are recorded
+        assert [does(turn) for turn in (plain, compiled, compiled, plain)] == [
+            (False, True),
+            (True, False),
+            (True, False),
+            (False, True),
+        ]
+        return ([1.0], [ratio]), Estimate(value=ratio, low=ratio, high=ratio)
+
+    monkeypatch.setattr(compilation, "BACKEND", backend)
+    monkeypatch.setattr(comparison, "compare", compare)
+    monkeypatch.setattr(measure_compilation, "SHORT", 0.0)
+    torch._dynamo.reset()
+    bench, _ = bench_of(epochs=10**6)  # so that it pays
+    bench.graphs.switch(on=True)
+    told = compare_compilation(bench, SIDE, 8, asked=False, seconds=0.01)
+    assert (told.failure, told.chosen) == ("", ratio < 1)
+    supply = bench.supply(8, SIDE)
+    bench.step(supply)
+    assert does(lambda: bench.step(supply)) == (told.chosen, not told.chosen)
+    assert (bench.graphs.on, bench.first_steps) == (not told.chosen, int(not told.chosen))
+
+
+def test_formats_are_timed_with_replayed_passes(played, monkeypatch):
+    monkeypatch.setattr(precision, "half_of", lambda device: "bfloat16")
+    monkeypatch.setattr(precision, "may_replay", lambda job: True)
+    counted, compare = [], precision.compare
+
+    def counting(turns, more):
+        before = len(played.recorded), len(played.replayed)
+        found = compare(turns, more)
+        counted.append((len(played.recorded) - before[0], len(played.replayed) - before[1]))
+        return found
+
+    monkeypatch.setattr(precision, "compare", counting)
+    job = tiny_job(precision="auto", global_batch=8)
+    choose_precision(job, tiny_image_data(), Group(torch.device("cpu")), seconds=0.1)
+    ((recorded, replayed),) = counted
+    assert recorded == 0
+    assert replayed >= 2 * 14  # both passes of each turn
 
 
 def test_a_probe_says_why_it_cannot(played, monkeypatch):

@@ -20,6 +20,7 @@ from batchwright.distributed.transports import nothing
 from batchwright.errors import BrokenStepError
 from batchwright.probing.bench import Bench
 from batchwright.records import AgsRule, LearningRateRule
+from batchwright.training.loop import _fed
 from batchwright.training.step import stepper
 from batchwright.training.step.clock import StepClock
 from batchwright.training.step.early_batches import Early
@@ -628,6 +629,27 @@ def test_a_probe_weighs_steps_beside_all_images_that_a_training_keeps_on_the_dev
     near = Bench(job, images, Group(torch.device("cpu")))
     near.batches.hold_images()
     assert near.batches._held_out is None
+
+
+def loaded(images, **job):
+    """What a training's images are made from, of both parts, on the device or not."""
+    plan = make_tiny_plan((BATCH,), sides=(SIDE,), **job)
+    return [_fed(part, plan, images, FAR)._full for part in (images.train, images.val)]
+
+
+def test_images_stay_on_a_device_only_if_they_take_little_of_what_a_worker_may_use():
+    """With a goal.memory below their size every peak was above it, whatever the batch."""
+    middle = (0.5, 0.5, 0.5)
+    images = ImageData(data(), data(), tiny_image_data().facts, middle, middle)
+    room = 4 * len(images.train.pixels)
+    with far_device():
+        for limit, stay in ((room, True), (room - 4, False)):
+            goal = {"memory": limit}
+            bench = bench_of(goal=goal)
+            bench.batches.hold_images()
+            held = [bench.batches._train._full, bench.batches._held_out._full]
+            for one in held + loaded(images, goal=goal):
+                assert (one.pixels.device == FAR) == stay
 
 
 def bench_of(**changes):

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import batchwright as bw
 from batchwright.errors import ArgumentError, DataError, Interrupted, JobError, LostWorkerError
-from batchwright.probing import own_step
+from batchwright.probing import commands, own_step
 from batchwright.probing.measure.timing import follow, on_any
 from far import FAR, far_device
 
@@ -218,6 +218,51 @@ def test_a_step_that_does_not_fit_is_refused_in_a_line(how, error, words):
     with pytest.raises(error, match=words) as told:
         bw.probe(**{"samples": 100, **how})
     assert "\n" not in str(told.value)
+
+
+def test_what_a_gpu_holds_beside_a_step_of_ones_own_is_told(monkeypatch):
+    monkeypatch.setattr(own_step, "held_bytes", lambda bench: 123)
+    text = Text()
+    own = own_step.OwnStep(text.step, text.batch, None, 100, 60.0)
+    told = own.carry_out(commands.Prepare(workers=1, precision="float32"))
+    own.group.close()
+    assert told.held_bytes == 123
+
+
+def test_what_is_put_back_takes_no_memory_of_a_gpu_meanwhile():
+    """In each peak there would be a second set of weights, and of the optimizer's state."""
+    with far_device() as seen:
+        layer = nn.Linear(4, 1).to(FAR)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+
+        def step():
+            layer(torch.ones(2, 4, device=FAR)).sum().backward()
+            optimizer.step()
+
+        def values():
+            states = [one["momentum_buffer"] for one in optimizer.state.values()]
+            return [one.detach().clone().near for one in (*layer.parameters(), *states)]
+
+        step()
+        before, found = values(), own_step.Found()
+        seen.waits.clear()
+        with found.watching():
+            step()
+        assert seen.waits["back to the CPU"] == 4
+        assert not any(start.device == FAR for _, start in found.start.values())
+        step()
+        found.put_back(whole=True)
+        assert all(map(torch.equal, values(), before))
+
+
+def test_random_numbers_of_gpus_are_put_back(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: ["of one", "of another"])
+    put_back = []
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", put_back.extend)
+    with pytest.raises(JobError, match="pixels"):
+        bw.probe(step=failing_step, batch=lambda n: torch.ones(n, 4), samples=100)
+    assert put_back == ["of one", "of another"]
 
 
 @pytest.mark.parametrize(("times", "ends"), [(1, Interrupted), (2, KeyboardInterrupt)])

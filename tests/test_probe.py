@@ -3,8 +3,10 @@
 import io
 import multiprocessing
 import sys
+from contextlib import closing
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,12 +16,16 @@ from torch import nn
 from batchwright.distributed.group import Group
 from batchwright.errors import JobError, TrainingError
 from batchwright.planning.planner import make_plan
+from batchwright.probing import commands, executor
+from batchwright.probing.batches import Batches
 from batchwright.probing.bench import Bench
 from batchwright.probing.measure import gradient_noise
 from batchwright.probing.measure.evaluation import answers, evaluate
-from batchwright.probing.measure.memory import estimate_peak, weigh
+from batchwright.probing.measure.memory import estimate_peak, held_bytes, weigh
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.probe import Reporter, measure_points, probe
+from batchwright.probing.replays import Replays
+from batchwright.probing.workers import Here
 from batchwright.records import Job, ProbeSettings, Profile
 from batchwright.reporting.render.progress import steps
 from batchwright.workload.data.sources import ImageData
@@ -220,6 +226,27 @@ class Large(nn.Module):
     def forward(self, images):
         torch.zeros(25 * 2**20, dtype=torch.uint8)
         return self.weight.expand(len(images), CLASSES)
+
+
+def test_a_gpu_holds_what_lives_beside_the_step(monkeypatch):
+    """Images are there before the batch is: each peak that its allocator tells has them in it."""
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 70)
+    held = [
+        held_bytes(SimpleNamespace(device=torch.device(device), live_bytes=lambda: 30))
+        for device in ("cuda", "cpu")
+    ]
+    assert held == [40, 0]
+
+
+def test_what_a_gpu_holds_is_told_once_all_images_are_there(monkeypatch):
+    there = []
+    monkeypatch.setattr(Batches, "hold_images", lambda batches: there.append("images"))
+    monkeypatch.setattr(Replays, "forget", lambda replays: there.append("nothing recorded"))
+    monkeypatch.setattr(executor, "held_bytes", lambda bench: there.append("counted") or 123)
+    with closing(Here(Job(data="digits", device="cpu", resolutions=(8,)))) as here:
+        prepare = commands.Prepare(workers=1, precision="float32")
+        assert here.ask(prepare, commands.Prepared).held_bytes == 123
+    assert there[-3:] == ["images", "nothing recorded", "counted"]
 
 
 def test_an_allocation_is_seen_at_its_size():

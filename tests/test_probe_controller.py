@@ -25,6 +25,7 @@ from batchwright.probing.visiting import MAX_RESTARTS, Visitor
 from batchwright.probing.workers import Killed
 from batchwright.records import (
     CollectiveTime,
+    CompilationTimes,
     FirstAnswers,
     Goal,
     GradientNoise,
@@ -53,6 +54,7 @@ class Machine:
         sample_seconds: Seconds per sample at 32 px on one of any number of workers.
         drift: Relative standard deviation between visits.
         memory: Bytes a worker may use.
+        held: Bytes of it that images take, and whatever else stays on a GPU.
         deadly: Bytes at which a worker is killed.
         loaders: Loader processes that feed each worker.
         trial_room: Most samples in a forward pass of a trial.
@@ -60,6 +62,7 @@ class Machine:
         optimizers: Seconds of an update with each that the network has something for.
         data: What is not as usual of the data.
         saves: Whether blocks are recomputed where memory is short.
+        compiling_pays: Whether the network is compiled where that is asked.
         planning: Seconds that a plan takes, as one of hundreds of workers does: fewer are made.
     """
 
@@ -67,6 +70,7 @@ class Machine:
     sample_seconds: float = 0.0005
     drift: float = 0.0
     memory: int = 8192 * MIB
+    held: int = 0
     deadly: float = float("inf")
     seconds: float = 100.0
     loaders: int | None = None
@@ -75,6 +79,7 @@ class Machine:
     optimizers: dict[str, float] = field(default_factory=lambda: {"sgd": 1e-4, "muon": 5e-3})
     data: dict[str, object] = field(default_factory=dict)
     saves: bool = False
+    compiling_pays: bool = False
     planning: float = 0.3
     recomputes: bool = False
     restarts: int = 0
@@ -106,7 +111,8 @@ class Machine:
     def peak(self, command):
         share = 0.25 if self.recomputes else 1.0
         each = share * MIB / 4 * (command.resolution / 32) ** 2
-        return (13 if self.replays else 10) * MIB + int(each * command.local_batch_size)
+        whatever = self.held + (13 if self.replays else 10) * MIB
+        return whatever + int(each * command.local_batch_size)
 
     def _compare(self, command):
         self.seconds += command.seconds
@@ -124,6 +130,7 @@ class Machine:
             data=make_data(**({"train_samples": 50_000} | self.data)),
             network=make_network(),
             parts=parts,
+            held_bytes=self.held,
             device_name="invented",
             threads=1,
             memory_bytes=self.memory,
@@ -142,6 +149,19 @@ class Machine:
         )
         return commands.Recomputed(times=times)
 
+    def _compile(self, command):
+        self.seconds += command.seconds
+        self.replays = self.replays and not self.compiling_pays
+        times = CompilationTimes(
+            resolution=command.resolution,
+            local_batch_size=command.wanted_batch_size,
+            training_seconds=1000.0,
+            plain_seconds=0.012,
+            asked=command.asked,
+            chosen=self.compiling_pays,
+        )
+        return commands.Compiled(times=times)
+
     def _replay(self, command):
         self.seconds += command.seconds
         self.replays = True
@@ -154,7 +174,7 @@ class Machine:
         return commands.Replayed(times=times)
 
     def _guess(self, command):
-        return commands.Guessed(peak_bytes=self.peak(command))
+        return commands.Guessed(peak_bytes=self.peak(command) - self.held)
 
     def _weigh(self, command):
         peak = self.peak(command)
@@ -396,6 +416,22 @@ def test_what_memory_does_not_allow_is_not_tried():
     assert len(profile.steps) >= 6
 
 
+@pytest.mark.parametrize("memory", [60, 200])
+def test_images_that_stay_on_a_gpu_are_not_taken_for_what_grows_with_the_batch(memory):
+    """With 1.4 GiB of them a card of 10 GiB was refused: "a step takes more memory than there is".
+
+    The smallest batch is weighed first, and all that was not known to be fixed was its samples'.
+    """
+    keys = {"counts": (1,), "resolutions": (32,), "activation_checkpointing": "auto"}
+    images = 50 * memory * MIB
+    usual = measured_on(Machine(memory=memory * MIB), **keys)
+    held = measured_on(Machine(memory=memory * MIB + images, held=images), **keys)
+    assert [one.local_batch_size for one in held.steps] == [
+        one.local_batch_size for one in usual.steps
+    ]
+    assert (held.recomputation is None) == (usual.recomputation is None)
+
+
 @pytest.mark.parametrize(("memory", "saves"), [(8192, True), (40, True), (40, False)])
 def test_whether_blocks_are_recomputed_is_asked_only_where_memory_is_short(memory, saves):
     machine = Machine(memory=memory * MIB, saves=saves)
@@ -420,6 +456,21 @@ def test_memory_is_that_of_replayed_steps_where_they_are_chosen():
     assert asked.wanted_batch_size == profile.recomputation.plain_batch_size
 
 
+@pytest.mark.parametrize("pays", [True, False])
+def test_compiling_is_compared_with_replayed_passes_and_takes_their_place(pays):
+    machine = Machine(compiling_pays=pays)
+    profile = measured_on(machine, resolutions=(32,), device="cuda", compile="auto")
+    assert [one.do for one in machine.asked if one.do in ("replay", "compile")] == [
+        "replay",
+        "compile",
+    ]
+    chosen = ("on", "off") if pays else ("off", "on")
+    assert (profile.job.compile, profile.job.cuda_graphs) == chosen
+    assert (profile.graphs is None) == pays
+    for point in profile.memory:
+        assert point.peak_bytes == machine.peak(point)
+
+
 @pytest.mark.parametrize("other", ["activation_checkpointing", "compile"])
 def test_what_goes_without_replayed_passes_is_no_question_where_these_are_asked_for(other):
     machine = Machine(memory=40 * MIB)
@@ -437,10 +488,12 @@ def test_the_goals_own_limit_of_memory_holds():
 
 
 def test_a_first_step_that_cannot_fit_is_refused_before_it_is_tried():
-    machine = Machine(memory=9 * MIB)
-    with pytest.raises(JobError, match=r"local batch 2.*: a step takes about 10 MiB, .* 9 MiB"):
-        measured_on(machine, resolutions=(32,))
-    assert not machine.points(commands.Weigh)
+    for held in (0, 6):
+        machine = Machine(memory=(9 + held) * MIB, held=held * MIB)
+        told = rf"local batch 2.*: a step takes about {10 + held} MiB, .* {9 + held} MiB"
+        with pytest.raises(JobError, match=told):
+            measured_on(machine, resolutions=(32,))
+        assert not machine.points(commands.Weigh)
 
 
 def test_what_kills_workers_is_noted_and_nothing_like_it_is_tried_again():

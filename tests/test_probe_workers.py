@@ -16,8 +16,11 @@ import torch
 import forked
 from batchwright.distributed.group import Group
 from batchwright.errors import Interrupted, JobError, WorkerError
-from batchwright.probing import commands
+from batchwright.probing import commands, own_step
+from batchwright.probing import executor as executors
+from batchwright.probing.course.controller import Controller
 from batchwright.probing.executor import Executor
+from batchwright.probing.own_step import OwnStep
 from batchwright.probing.probe import measure_points, measuring, probe, unfinished
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Killed, Workers
@@ -25,6 +28,7 @@ from batchwright.records import Job, ProbeSettings, Profile
 from batchwright.records.documents import read_record
 from batchwright.records.profile import JOINED
 from forked import Forked
+from samples import make_profile
 from test_launch import processes_naming, wait_until
 
 pytestmark = pytest.mark.slow
@@ -387,6 +391,64 @@ def test_workers_that_sat_out_take_up_the_weights_of_those_that_did_not(tmp_path
     assert first["threads"] == [few, all_, few]
     assert [time.operation for time in first["operations"]] == ["all-reduce", "push-pull"]
     assert [time.workers for time in first["operations"]] == [2, 2]
+
+
+FREE, MODELS = (8 * 2**30, 5 * 2**30), ("invented 2", "invented 1")
+BOTH = {"memory_bytes": FREE[1], "device_name": MODELS[0], "other_devices": (MODELS[1],)}
+
+
+def _prepared(rank: int, folder: Path) -> list[dict[str, object]]:
+    """What each worker tells, of a job's step and of one of the user's own."""
+    os.environ["BATCHWRIGHT_CACHE"] = str(folder)
+    command = commands.Prepare(workers=2, precision="float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executors, "free_memory", lambda device, workers: FREE[rank])
+        patch.setattr(executors, "device_name", lambda device: MODELS[rank])
+        job = Job(device="cpu", precision="float32", resolutions=(8,))
+        group = Group(torch.device("cpu"), 300)
+        told = [Executor(job, group, (2,), "as it is").carry_out(command)]
+        group.close()
+        layer = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step(inputs: torch.Tensor) -> None:
+            layer(inputs).sum().backward()
+            optimizer.step()
+
+        own = OwnStep(step, lambda size: torch.ones(size, 4), None, 100, 300)
+        told.append(own.carry_out(command))
+        own.group.close()
+    return [one.model_dump(include=BOTH.keys()) for one in told]
+
+
+def test_the_worker_with_the_least_memory_sets_the_limit_and_other_devices_are_told(tmp_path, crew):
+    """That of worker 0 was the limit: on a smaller card, or one that others use, it ran out."""
+    assert crew.together(_prepared, tmp_path, workers=2) == [[BOTH, BOTH]] * 2
+
+
+def test_a_probe_says_that_devices_are_unlike(tmp_path, monkeypatch):
+    def measure(controller: Controller) -> Profile:
+        controller._visitor.prepare(seconds=0)
+        return make_profile()
+
+    monkeypatch.setattr(Controller, "measure", measure)
+    for part in (executors, own_step):
+        monkeypatch.setattr(part, "devices", lambda group, neighbours: BOTH)
+    said = []
+    job = job_of(launch="in-process", workers=1)
+    probe(job, tmp_path, tell=said.append)
+    layer = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step(inputs: torch.Tensor) -> None:
+        layer(inputs).sum().backward()
+        optimizer.step()
+
+    own_step.probe_step(step, lambda size: torch.ones(size, 4), None, 100, {}, tell=said.append)
+    assert len(said) == 2
+    for line in said:
+        assert line.startswith("workers have unlike devices (invented 2, invented 1)")
+        assert line.endswith("the memory of the one that has least, 5.00 GiB")
 
 
 def test_a_stop_signal_during_the_last_command_ends_the_probe(tmp_path, monkeypatch):

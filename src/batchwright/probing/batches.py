@@ -187,6 +187,7 @@ class Batches:
             zoom=self._job.zoom,
             seed=self._job.seed,
             dtype=self._dtype,
+            limit=self._job.goal.memory,
         )
 
     def _make_feed(self, part: Any, loaders: int) -> Feed:

@@ -107,12 +107,12 @@ class Bench:
         set_training(self.network)
         if job.activation_checkpointing == "on":
             self.recompute(on=True)
+        self.graphs = Replays(self.network, job.goal.memory)
         self.compilation, self._compiles = Compilation(on=False), False
         self._failure_told = False  # that of compiling, to all workers of the group
         self.broken_steps = 0  # whose gradient was infinite or not a number
         if job.compile == "on":
             self.compile(on=True)
-        self.graphs = Replays(self.network, job.goal.memory)
         if job.cuda_graphs == "on":
             self.graphs.switch(on=True)
         self.trained = [p for p in self.network.parameters() if p.requires_grad]
@@ -148,6 +148,7 @@ class Bench:
     def compile(self, *, on: bool) -> None:
         """Whether the network computes compiled from now on, as far as it can be."""
         if on and not self._compiles:
+            self.graphs.end()  # what replays would be compiled
             self.compilation, self._compiles = compile_training(self.network), True
         self.compilation.on = on
 
@@ -201,9 +202,13 @@ class Bench:
 
     def supply(self, size: int, resolution: int) -> Callable[[], Batch]:
         """A function that makes a training batch of ``size`` samples each time it is called."""
-        self._early.drop()  # or it would be weighed with what comes
-        self.graphs.forget()
+        self.let_go()
         return self.batches.supply(size, resolution)
+
+    def let_go(self) -> None:
+        """Drop what earlier steps have left, which would be weighed with what comes."""
+        self._early.drop()
+        self.graphs.forget()
 
     def stream(self, feed: Feed, sizes: Sequence[int], resolution: int) -> Iterator[Batch]:
         """Batches of random samples without end, as large as ``sizes`` say, one after the other."""

@@ -103,9 +103,14 @@ class Prepared(Record):
     data: DataFacts
     network: NetworkFacts
     parts: MemoryParts
+    held_bytes: Index = Field(
+        0,
+        description="What a GPU holds besides whatever the batch, such as images; in each peak.",
+    )
     device_name: str
+    other_devices: tuple[str, ...] = Field((), description="Other models that workers have.")
     threads: Count = Field(description="Compute threads of each worker.")
-    memory_bytes: Count = Field(description="Bytes that one worker may use.")
+    memory_bytes: Count = Field(description="Bytes that each worker may use.")
     allocator: str
     arithmetic: str = ""
     no_graphs: str = Field("", description="Why passes are not replayed, though they should.")

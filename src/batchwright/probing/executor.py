@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from batchwright.probing.measure.evaluation import evaluate
 from batchwright.probing.measure.gradient_noise import measure_noise
 from batchwright.probing.measure.graphs import compare_graphs
 from batchwright.probing.measure.link import time_link
-from batchwright.probing.measure.memory import estimate_peak, weigh
+from batchwright.probing.measure.memory import estimate_peak, held_bytes, weigh
 from batchwright.probing.measure.pair_time import visit_pair
 from batchwright.probing.measure.precision import choose_precision
 from batchwright.probing.measure.recomputation import compare_recomputation
@@ -145,14 +146,15 @@ class Executor:
         facts = network_facts(self._job.network, bench.network, bench.side, channels)
         set_training(bench.network)
         bench.batches.hold_images()
+        bench.let_go()
         feed = bench.batches.feed(command.workers)
         return commands.Prepared(
             data=self._data.facts,
             network=facts,
             parts=bench.parts(),
-            device_name=device_name(group.device),
+            held_bytes=held_bytes(bench),
+            **devices(group, local_workers(group.size)),
             threads=torch.get_num_threads(),
-            memory_bytes=free_memory(group.device, local_workers(group.size)),
             allocator=self._allocator,
             arithmetic=arithmetic(group.device),
             no_graphs=next(filter(None, group.gather(bench.graphs.failure)), ""),
@@ -230,6 +232,19 @@ class Executor:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         return group
+
+
+def devices(group: Group, neighbours: int) -> dict[str, Any]:
+    """What `Prepared` says of the devices of a group, of which so many are on each machine.
+
+    All take the same batches, so the least memory counts.
+    """
+    names = group.gather(device_name(group.device))
+    return {
+        "device_name": names[0],
+        "other_devices": tuple(sorted(set(names) - {names[0]})),
+        "memory_bytes": min(group.gather(free_memory(group.device, neighbours))),
+    }
 
 
 def device_name(device: torch.device) -> str:

@@ -42,19 +42,19 @@ from batchwright.errors import (
 from batchwright.probing import commands
 from batchwright.probing.bench import SMALLEST_BATCH, if_it_fits
 from batchwright.probing.course.controller import Controller, Progress
-from batchwright.probing.executor import device_name
+from batchwright.probing.executor import devices
 from batchwright.probing.measure.collective import time_exchange
-from batchwright.probing.measure.memory import weigh
+from batchwright.probing.measure.memory import held_bytes, weigh
 from batchwright.probing.measure.step_time import visit
 from batchwright.probing.measure.timing import now, on_any
-from batchwright.probing.probe import Reporter
+from batchwright.probing.probe import Reporter, unlike
 from batchwright.probing.visiting import Visitor
 from batchwright.probing.workers import Answer
 from batchwright.records import DataFacts, Job, MemoryParts, NetworkFacts, Profile, Record
 from batchwright.records.documents import change_job
 from batchwright.records.registries.data_sources import OWN_STEP
 from batchwright.training.batches.randomness import put_aside
-from batchwright.workload.host import arithmetic, enter, free_memory, release_memory
+from batchwright.workload.host import arithmetic, enter, release_memory
 from batchwright.workload.load import LoadWatch
 from batchwright.workload.tensor_bytes import bytes_of
 
@@ -67,16 +67,16 @@ Batches = Callable[[int], Any]
 
 @dataclass
 class Found:
-    """What a step was seen to use, as it was before.
+    """What a step was seen to use, as it was before: kept on the CPU, or peaks of a GPU had it.
 
     Attributes:
         modules: That computed, in the order in which they began.
-        optimizers: That were stepped, with their states before.
+        optimizers: That were stepped, with what makes their states before.
         start: Tensors that it changes, by identity, with their first values.
     """
 
     modules: list[nn.Module] = field(default_factory=list)
-    optimizers: list[tuple[Optimizer, dict[str, Any]]] = field(default_factory=list)
+    optimizers: list[tuple[Optimizer, Callable[[], dict[str, Any]]]] = field(default_factory=list)
     start: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def computes(self, module: nn.Module, _: Any) -> None:
@@ -95,12 +95,12 @@ class Found:
         """Before an optimizer's step."""
         if any(optimizer is one for one, _ in self.optimizers):
             return
-        self.optimizers.append((optimizer, copy.deepcopy(optimizer.state_dict())))
+        self.optimizers.append((optimizer, _kept(optimizer.state_dict())))
         self._keep(p for group in optimizer.param_groups for p in group["params"])
 
     def _keep(self, tensors: Iterator[Tensor]) -> None:
         for tensor in tensors:
-            self.start.setdefault(id(tensor), (tensor, tensor.detach().clone()))
+            self.start.setdefault(id(tensor), (tensor, _copied(tensor)))
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -132,8 +132,8 @@ class Found:
             for tensor, start in self.start.values():
                 tensor.copy_(start)
         if whole:
-            for optimizer, state in self.optimizers:
-                optimizer.load_state_dict(state)
+            for optimizer, state_before in self.optimizers:
+                optimizer.load_state_dict(state_before())
                 optimizer.zero_grad(set_to_none=True)
 
     @contextmanager
@@ -326,9 +326,9 @@ class OwnStep:
                     data=self.data,
                     network=self.network,
                     parts=bench.parts(),
-                    device_name=device_name(bench.device),
+                    held_bytes=held_bytes(bench),
+                    **devices(self.group, max(1, neighbours)),
                     threads=torch.get_num_threads(),
-                    memory_bytes=free_memory(bench.device, max(1, neighbours)),
                     allocator="as the program has set it",
                     arithmetic=arithmetic(bench.device),
                 )
@@ -368,6 +368,7 @@ def probe_step(
     keys: dict[str, Any],
     *,
     progress: Progress | None = None,
+    tell: Callable[[str], None] = commands.ignored,
 ) -> Profile:
     """Step times and memory of a step of the user's own.
 
@@ -380,6 +381,7 @@ def probe_step(
         samples: Of the training set.
         keys: Job keys to change.
         progress: As `probe.probe` takes it.
+        tell: Likewise, in the first worker.
 
     Raises:
         ArgumentError: The step does not fit; the message says how.
@@ -398,7 +400,7 @@ def probe_step(
         raise ArgumentError(f"samples={samples!r} of probe: give how many the training set has")
     started = time.perf_counter()
     with ExitStack() as stack:
-        stack.enter_context(put_aside())
+        stack.enter_context(put_aside(gpus=True))
         # A handler of the program's own might exchange something, as Lightning's does for SIGTERM.
         # The signal waits for the command at hand; a second one ends a step that hangs.
         noted = stack.enter_context(noting_signals(once=True))
@@ -416,6 +418,8 @@ def probe_step(
                 visitor, (own.group.size,), report=reporter, started=started
             ).measure()
             reporter.finish()
+            if line := unlike(visitor.prepared):
+                tell(line)
         except BatchwrightError as error:
             told = error
         finally:  # whoever is in a command's exchange hears of it as the group is left
@@ -479,6 +483,22 @@ def side_of(batch: Any) -> int:
     """Side of the images in a batch, in pixels; 1 where nothing looks like (n, channels, h, w)."""
     tensors = list(_tensors(batch))
     return next((int(one.shape[-1]) for one in tensors if one.ndim == _IMAGES), 1)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _kept(state: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """Makes a state as it is now, later, with each tensor on the device where it is now."""
+    kept = {id(one): (_copied(one), one.device) for one in _tensors(state)}
+    here = copy.deepcopy(state, {key: value for key, (value, _) in kept.items()})
+
+    def made() -> dict[str, Any]:
+        back = {id(value): value.to(device) for value, device in kept.values()}
+        return copy.deepcopy(here, back)
+
+    return made
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

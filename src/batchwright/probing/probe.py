@@ -17,7 +17,7 @@ from batchwright.errors import BatchwrightError, Interrupted, JobError
 from batchwright.planning.validation import as_measured
 from batchwright.prediction.drift import LATER_VISITS
 from batchwright.probing.acquisition import worker_counts
-from batchwright.probing.commands import Compare, Compared, Point, ignored
+from batchwright.probing.commands import Compare, Compared, Point, Prepared, ignored
 from batchwright.probing.course.controller import (
     COMPILATION,
     GRAPHS,
@@ -39,6 +39,7 @@ from batchwright.records import (
     StepTime,
 )
 from batchwright.records.documents import read_record, write_record
+from batchwright.records.text.formatting import size
 from batchwright.workload.host import default_workers
 from batchwright.workload.load import LoadWatch
 
@@ -120,10 +121,15 @@ def probe(
             made = (visitor.prepared.data, visitor.prepared.network, here)
             if (begun.data, begun.network, begun.cluster) == made:
                 profile = control.learn(begun)
-        profile = with_links(profile or controller(job)[1].measure(), links)
+        if profile is None:
+            visitor, control = controller(job)
+            profile = control.measure()
+        profile = with_links(profile, links)
     reporter.finish()
     if profile.kinds:
         tell(_mixed(profile))
+    elif line := unlike(visitor.prepared):
+        tell(line)
     if kept is not None:
         write_record(profile, kept)
     return profile
@@ -170,8 +176,8 @@ def measure_points(
         places = workers.places if isinstance(workers, Together) else ()
         visitor = Visitor(job, workers, max(counts), report, places=places)
         visitor.prepare(seconds=PRECISION * job.probe.first_budget)
-        visitor.choose_compilation(seconds=COMPILATION * job.probe.first_budget)
         visitor.choose_graphs(seconds=GRAPHS * job.probe.first_budget)
+        visitor.choose_compilation(seconds=COMPILATION * job.probe.first_budget)
         if accept is not None:
             accept(visitor.cluster())
         for _ in range(visits):
@@ -251,6 +257,17 @@ def _mixed(profile: Profile) -> str:
     return (
         "workers of several kinds, each with the time of its steps over the mean: "
         f"{counts}; a plan gives each kind a batch of its own"
+    )
+
+
+def unlike(prepared: Prepared) -> str:
+    """That workers have devices of several models; empty: they have not."""
+    if not prepared.other_devices:
+        return ""
+    models = ", ".join((prepared.device_name, *prepared.other_devices))
+    return (
+        f"workers have unlike devices ({models}): they are measured at the pace of the slowest, "
+        f"with the memory of the one that has least, {size(prepared.memory_bytes)}"
     )
 
 

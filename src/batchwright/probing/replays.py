@@ -7,7 +7,20 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from batchwright.records import Job
+from batchwright.records.registries.networks import by_tensors
 from batchwright.workload.passes.cuda_graphs import CudaGraphs, graph_training
+
+
+def may_replay(job: Job) -> bool:
+    """Whether a job leaves it open, and nothing that it asks for speaks against it."""
+    return (
+        job.cuda_graphs == "auto"
+        and job.device == "cuda"
+        and by_tensors(job.network)
+        and "on" not in (job.compile, job.activation_checkpointing)
+        and job.batch_norm != "synchronized"
+    )
 
 
 class Replays:
@@ -29,9 +42,11 @@ class Replays:
 
     def switch(self, *, on: bool) -> None:
         """Whether passes are replayed from now on, as far as they can be."""
-        if self._graphs is None:
+        self.on = on
+        if on and self._graphs is None:
             self._graphs = graph_training(self._network, after=0, limit=self._limit)
-        self.on, self._graphs.on = on, False
+        if self._graphs is not None:
+            self._graphs.on = False
 
     @contextmanager
     def as_trained(self) -> Iterator[None]:
@@ -63,3 +78,4 @@ class Replays:
         """Let the network take its passes by itself again."""
         if self._graphs is not None:
             self._graphs.end()
+        self._graphs, self.on = None, False

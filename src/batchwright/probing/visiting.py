@@ -20,6 +20,7 @@ from batchwright.probing.kinds import Place, kinds_of, said_of_all
 from batchwright.probing.measure.precision import planned_batch
 from batchwright.probing.measure.step_time import Apart
 from batchwright.probing.measure.timing import spread
+from batchwright.probing.replays import may_replay
 from batchwright.probing.workers import Answer, Killed, Measuring
 from batchwright.records import (
     Cluster,
@@ -35,7 +36,6 @@ from batchwright.records import (
     RecomputationTimes,
     StepTime,
 )
-from batchwright.records.registries.networks import by_tensors
 from batchwright.records.text.load_text import disturbances, load_words
 from batchwright.workload.host import usable_cores
 from batchwright.workload.load import LoadWatch
@@ -152,13 +152,16 @@ class Visitor:
     def choose_compilation(self, *, seconds: float) -> None:
         """Whether the network is compiled; there is so much time to compare, compiling aside.
 
+        It is compared with passes that are replayed, where those were chosen, and goes without.
+
         Raises:
             JobError: The job asks for it, and it cannot be.
         """
         job = self.job
         if job.compile == "off":
             return
-        if job.activation_checkpointing == "off" and job.cuda_graphs != "on":
+        replays = job.cuda_graphs == "on" and self.graphs is None  # as the job asks
+        if job.activation_checkpointing == "off" and not replays:
             self._report("compiling")
             command = commands.Compile(
                 workers=self._workers,
@@ -180,6 +183,7 @@ class Visitor:
         chosen = told is not None and told.chosen
         self.job = job.model_copy(update={"compile": "on" if chosen else "off"})
         if chosen:
+            self.job, self.graphs = self.job.model_copy(update={"cuda_graphs": "off"}), None
             self.memory, self.out_of_memory = {}, {}
 
     def choose_graphs(self, *, seconds: float) -> None:
@@ -187,13 +191,7 @@ class Visitor:
         job = self.job
         if job.cuda_graphs != "auto":
             return
-        possible = (
-            job.device == "cuda"
-            and by_tensors(job.network)
-            and "on" not in (job.compile, job.activation_checkpointing)
-            and job.batch_norm != "synchronized"
-        )
-        if possible:
+        if may_replay(job):
             self._report("CUDA graphs")
             command = commands.Replay(
                 workers=self._workers,
@@ -365,7 +363,8 @@ class Visitor:
 
         With ``recompute``, or once that is chosen, as if blocks were recomputed.
         """
-        if self.fixed_bytes <= _GUESS_SHARE * self.limit:
+        held = self.prepared.held_bytes  # which no guess counts
+        if self.fixed_bytes - held <= _GUESS_SHARE * self.limit:
             return None
         command = commands.Guess(
             resolution=point.resolution,
@@ -373,7 +372,7 @@ class Visitor:
             recompute=recompute or self.job.activation_checkpointing == "on",
         )
         guessed = self.ask(command, commands.Guessed, "guessing the memory")
-        return guessed.peak_bytes if guessed else None
+        return guessed.peak_bytes + held if guessed and guessed.peak_bytes else None
 
     def _surely_too_large(self, point: Point, *, recompute: bool = False) -> bool:
         """Whether not even a guess fits."""
@@ -402,9 +401,10 @@ class Visitor:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes that a worker needs whatever the batch."""
+        """Bytes in each peak that a worker needs whatever the batch."""
         parts = self.prepared.parts
-        return parts.parameters + parts.buffers + parts.gradients + parts.optimizer
+        of_step = parts.parameters + parts.buffers + parts.gradients + parts.optimizer
+        return of_step + self.prepared.held_bytes
 
     def step_times(self) -> tuple[StepTime, ...]:
         """What the visits showed, rising."""

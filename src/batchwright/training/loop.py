@@ -211,6 +211,7 @@ def _fed(
         zoom=plan.job.zoom,
         seed=plan.job.seed,
         dtype=dtype,
+        limit=plan.job.goal.memory,
     )
     if part is data.train:
         pipeline.prepare({stage.resolution for stage in plan.stages})

@@ -642,11 +642,11 @@ def _probe_own_step(
     from batchwright.training.batches.unequal import place_among_workers
 
     first = place_among_workers()[0] == 0
+    said: list[str] = []
     with steps() if first else nullcontext() as show:
-        profile = probe_step(step, batch, loader, samples, keys, progress=show)
+        profile = probe_step(step, batch, loader, samples, keys, progress=show, tell=said.append)
     if first:
-        if warning := busy_warning(profile.load):
-            print(f"warning: {warning}", file=sys.stderr)  # noqa: T201 - for the person who waits
+        _say(profile, said)
         if kept is not None:
             write_record(profile, kept)
     return profile
@@ -664,8 +664,15 @@ def _probe_in(folder: Path, job: Job, kept: Path | None) -> Profile:
     said: list[str] = []
     with steps() as show:
         profile = measure(job, folder, kept=kept, progress=show, tell=said.append)
-    notes = [("note", line) for line in (*said, profile.trials_note)]
-    for word, told in (("warning", busy_warning(profile.load)), *notes):
-        if told:
-            print(f"{word}: {told}", file=sys.stderr)  # noqa: T201 - as above
+    _say(profile, [*said, profile.trials_note])
     return profile
+
+
+def _say(profile: Profile, notes: Sequence[str]) -> None:
+    """What to know of a profile, beside it."""
+    for word, told in (
+        ("warning", busy_warning(profile.load)),
+        *(("note", line) for line in notes),
+    ):
+        if told:
+            print(f"{word}: {told}", file=sys.stderr)  # noqa: T201 - for the person who waits

@@ -88,8 +88,8 @@ class Controller:
         visitor.choose_recomputation(
             self._curves.counts[0], seconds=RECOMPUTATION * self._job.probe.first_budget
         )
-        visitor.choose_compilation(seconds=COMPILATION * self._job.probe.first_budget)
         visitor.choose_graphs(seconds=GRAPHS * self._job.probe.first_budget)
+        visitor.choose_compilation(seconds=COMPILATION * self._job.probe.first_budget)
         self._wait_for_others()
         curves = self._curves
         may_lengthen = self._job.probe.budget == "auto" and not self._trials_first

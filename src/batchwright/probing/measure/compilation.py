@@ -28,6 +28,8 @@ def compare_compilation(
 ) -> CompilationTimes:
     """What compiling takes and saves; the network computes as it is chosen afterwards.
 
+    Where passes are replayed from CUDA graphs, it is compared with that, and goes without.
+
     Args:
         bench: Neither compiled nor recomputing.
         resolution: Image side, in pixels.
@@ -39,6 +41,12 @@ def compare_compilation(
     Returns:
         The same on all workers.
     """
+    replays = bench.graphs.on
+
+    def switch(*, on: bool) -> None:
+        bench.compile(on=on)
+        bench.graphs.switch(on=replays and not on)
+
     size = affordable_batch(bench, resolution, wanted, seconds)
     supply = bench.supply(size, resolution)
     step_seconds(bench, supply)
@@ -55,15 +63,16 @@ def compare_compilation(
     )
     if not asked and training < SHORT:
         return told
+    switch(on=True)
     taken, failure = _compiled(bench, resolution, size, plain)
     told = told.model_copy(update={"compile_seconds": taken, "failure": failure})
     if failure:
-        bench.compile(on=False)
+        switch(on=False)
         return told
-    times, ratio = compare_switched(bench, supply, bench.compile, seconds)
+    times, ratio = compare_switched(bench, supply, switch, seconds)
     surely_saved = (1 - ratio.high) * training  # it must not make the training longer
     chosen = asked or surely_saved > taken
-    bench.compile(on=chosen)
+    switch(on=chosen)
     plain, compiled = map(median, times)
     return told.model_copy(
         update={
@@ -82,7 +91,6 @@ def _compiled(bench: Bench, resolution: int, size: int, plain: float) -> tuple[f
     training that has them pays for each. The slowest worker counts: all wait. A worker whose
     compiler fails has failed all of them.
     """
-    bench.compile(on=True)
     more = 0.0
     others = [(side, size) for side in sides_of(bench.job) if side != resolution]
     for side, batch in ((resolution, size), (resolution, max(SMALLEST_BATCH, size // 2)), *others):

@@ -56,6 +56,16 @@ def weigh(bench: Stepping, supply: Callable[[], Any]) -> tuple[int | None, int |
     return (live + highest(), resident) if fits else (None, None)
 
 
+def held_bytes(bench: Stepping) -> int:
+    """Bytes that a GPU holds between two steps beside what lives of the step: images, workspaces.
+
+    They are in each peak there, whatever the batch. 0 on the CPU, where peaks do not count them.
+    """
+    if bench.device.type != "cuda":
+        return 0
+    return max(0, torch.cuda.memory_allocated(bench.device) - bench.live_bytes())
+
+
 def estimate_peak(job: Job, data: DataFacts, resolution: int, local_batch_size: int) -> int | None:
     """Peak bytes of a step of one worker that was never tried, from tensors without storage.
 

@@ -2,7 +2,8 @@
 
 A processor may multiply 16 bits in hardware and still be slower in them: depthwise convolutions
 have few products to gain from, and every conversion costs. With few samples a step is mostly what
-it takes whatever the batch, which tells nothing of a large one.
+it takes whatever the batch, which tells nothing of a large one. On a GPU that is the host's time,
+of which 16 bits take more: where passes may be replayed from CUDA graphs, those of both are.
 
     steps with more and more samples, up to the batch in question --> both formats in turns, ABBA,
     until the interval of their ratio tells, or the time is up
@@ -26,9 +27,10 @@ from batchwright.probing.measure.comparison import (
     compare,
     time_left,
 )
-from batchwright.probing.measure.memory import weigh
+from batchwright.probing.measure.memory import held_bytes, weigh
 from batchwright.probing.measure.step_time import take_first_steps
 from batchwright.probing.measure.timing import follow, now
+from batchwright.probing.replays import may_replay
 from batchwright.records import Job, Precision, PrecisionRatio, PrecisionTime
 from batchwright.workload.data.sources import ImageData
 from batchwright.workload.host import free_memory, half_of, release_memory
@@ -38,7 +40,7 @@ USUAL_BATCH = 256
 plans choose a batch at which what a step takes whatever the batch counts for little."""
 
 _FIRST_BATCH = 8
-_MEMORY_SHARE = 0.5  # that the batch may take by what was weighed
+_MEMORY_SHARE = 0.5  # of what is left, that the batch may take by what was weighed
 _TURN_SECONDS = 0.02  # of short steps several are timed together
 _GROWTH = (4, 2)  # of the batch from one try to the next, the first that time allows
 
@@ -62,8 +64,9 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
     if half is None:
         return Choice("float32")
     formats: tuple[Precision, Precision] = ("float32", half)
+    settled = {"compile": "off", "cuda_graphs": "on" if may_replay(job) else job.cuda_graphs}
     benches = [
-        Bench(job.model_copy(update={"precision": precision, "compile": "off"}), data, group)
+        Bench(job.model_copy(update={"precision": precision, **settled}), data, group)
         for precision in formats
     ]
     left = time_left(group, seconds)
@@ -72,7 +75,7 @@ def choose_precision(job: Job, data: ImageData, group: Group, *, seconds: float)
     resolution = max(sides_of(job))
     size = _largest(benches, wanted, resolution, seconds=seconds)
 
-    turns = [_turn(bench, bench.supply(size, resolution)) for bench in benches]
+    turns = _turns(benches, size, resolution)
     times, ratio = compare(turns, left)
     # Kernels of 16 bits may be at fault where those of float32 are not, whatever the rate: those of
     # PyTorch for CPUs are at 3 x 3 convolutions of a single pixel.
@@ -112,6 +115,18 @@ def planned_batch(job: Job, samples: int, workers: int) -> int:
     return max(SMALLEST_BATCH, size)
 
 
+def _turns(benches: Sequence[Bench], size: int, resolution: int) -> list[Turn]:
+    """Of both formats: replayed, or both as they are where one cannot be, on whichever worker."""
+    supplies = [bench.supply(size, resolution) for bench in benches]
+    if benches[0].graphs.on:
+        for bench, supply in zip(benches, supplies, strict=True):
+            take_first_steps(bench, supply)
+        if not all(benches[0].group.gather(all(bench.graphs.holds for bench in benches))):
+            for bench in benches:
+                bench.graphs.end()
+    return [_turn(bench, supply) for bench, supply in zip(benches, supplies, strict=True)]
+
+
 def _turn(bench: Bench, supply: Callable[[], Batch]) -> Turn:
     """Takes as many steps at a time as `_TURN_SECONDS` hold, at least one."""
     counts: list[int] = []
@@ -134,13 +149,16 @@ def _largest(benches: Sequence[Bench], wanted: int, resolution: int, *, seconds:
     """
     plain, group = benches[0], benches[0].group
     size = min(_FIRST_BATCH, wanted)
-    peak, _ = weigh(plain, plain.supply(size, resolution))
+    supply = plain.supply(size, resolution)
+    held = held_bytes(plain)  # the other bench, too, and the images of both
+    peak, _ = weigh(plain, supply)
     if peak is None:
         return min(SMALLEST_BATCH, wanted)
-    limit = plain.job.goal.memory or free_memory(group.device, group.size)
+    limit = plain.job.goal.memory or min(group.gather(free_memory(group.device, group.size)))
     fixed = plain.live_bytes() + plain.parts().gradients
-    sample_bytes = max(0, peak - fixed) / size
-    most = int((_MEMORY_SHARE * limit - fixed) / sample_bytes) if sample_bytes else wanted
+    sample_bytes = max(0, peak - held - fixed) / size
+    room = _MEMORY_SHARE * (limit - held) - fixed
+    most = int(room / sample_bytes) if sample_bytes else wanted
     began = now(group.device)
     tried: list[tuple[int, float]] = []
     while size < wanted:

@@ -44,15 +44,21 @@ def restore_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 
 @contextmanager
-def put_aside() -> Iterator[None]:
-    """Whatever is drawn or seeded inside, all generators but a GPU's are as they were after."""
+def put_aside(*, gpus: bool = False) -> Iterator[None]:
+    """Whatever is drawn or seeded inside, all generators are as they were after.
+
+    A GPU's only if ``gpus`` says so; then those of all that this process may use, if it uses any.
+    """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    there = torch.cuda.get_rng_state_all() if gpus and torch.cuda.is_initialized() else None
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         torch.set_rng_state(states[2])
+        if there is not None:
+            torch.cuda.set_rng_state_all(there)
 
 
 def seed_item(seed: int, epoch: int, index: int) -> None:

@@ -35,7 +35,7 @@ RESIDENT_BYTES = 4 * 2**30
 """Largest store, in bytes, that is kept whole in the memory of a GPU."""
 
 RESIDENT_SHARE = 0.25
-"""Largest share of a GPU's free memory that it may take."""
+"""Largest share that it may take of a GPU's free memory, and of what a process may use of it."""
 
 _PADDING_SHARE = 8  # shift by up to an eighth of the side: the usual 4 px of 32
 _LARGEST_MARGIN = 1.25  # images of one size up to so many sides are cropped, larger ones resized
@@ -65,6 +65,7 @@ class ImagePipeline:
         dtype: Of the images: float32, or what a network autocasts to.
         rotation: Largest turn either way, as a share of a full one.
         zoom: Largest share of a side that is shown more or less.
+        limit: Bytes that the process may use of a GPU; `None`: all that are free.
 
     Attributes:
         strength: Of the augmentation: its largest shift, turn and zoom, relative to the usual; 0
@@ -84,12 +85,14 @@ class ImagePipeline:
         dtype: torch.dtype = torch.float32,
         rotation: float = 0.0,
         zoom: float = 0.0,
+        limit: int | None = None,
     ) -> None:
         self._store = store
         self._device = device
         self.side, self.mean, self.std = side, mean, std
         self._augmentation = augmentation
         self._seed = seed
+        self._limit = limit
         self._warps = Warps(seed, rotation, zoom)
         self._normalization = Normalization(mean, std, device=device, dtype=dtype)
         self.strength = 1.0
@@ -196,6 +199,8 @@ class ImagePipeline:
         room: float = RESIDENT_BYTES
         if self._device.type == "cuda":
             room = min(room, RESIDENT_SHARE * torch.cuda.mem_get_info(self._device)[0])
+        if self._limit is not None:
+            room = min(room, RESIDENT_SHARE * self._limit)
         fits = self._device.type != "cpu" and 0 < len(pixels) <= room
         if fits and (self._whole or int(store.sizes.min()) >= side):  # smaller ones are enlarged
             pixels = pixels.to(self._device)
