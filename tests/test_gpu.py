@@ -359,6 +359,7 @@ def test_a_step_makes_the_host_wait_at_most_once(kind, monkeypatch):
 
 
 @reaches(
+    "workload.data.copying:aside_of",
     "workload.data.copying:made_ahead",
     "workload.data.copying:made_ahead.work",
     "workload.data.copying:made_ahead.taken",
