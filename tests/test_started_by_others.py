@@ -177,6 +177,26 @@ def test_leftovers_of_a_single_process_hide_no_group():
     assert found({**SLURM, **ALONE, ENGINE_PARENT: "1"}).by == "Ray"
 
 
+@pytest.mark.parametrize(
+    ("said", "threads"),
+    [
+        ({"SLURM_CPUS_PER_TASK": "8"}, 8),
+        ({"SLURM_CPUS_PER_TASK": "8", "OMP_NUM_THREADS": "3"}, 3),
+        ({}, 4),
+    ],
+)
+def test_a_task_of_srun_computes_with_all_cores_that_it_has_to_itself(monkeypatch, said, threads):
+    """Of a node with 16: eight for each of two tasks, of which Slurm lets each see its own only."""
+    monkeypatch.setattr(environments, "_adopted", None)
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # `adopt` adds to it
+    for name in ("OMP_NUM_THREADS", "BATCHWRIGHT_THREADS"):
+        os.environ.pop(name, None)
+    os.environ.update(said)
+    monkeypatch.setattr(host, "usable_cores", lambda: 8)
+    environments.adopt(found({**srun(1, 2), **said}))
+    assert host.worker_threads(int(os.environ["LOCAL_WORLD_SIZE"])) == threads
+
+
 def test_the_same_words_twice_in_a_step_of_srun_are_two_runs(tmp_path, monkeypatch):
     """The job as a whole is started again; then the run goes on."""
     monkeypatch.setattr(environments, "_adopted", None)
