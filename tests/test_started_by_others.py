@@ -482,6 +482,8 @@ def test_two_workers_with_one_gpu_are_refused_with_their_host(monkeypatch, place
     others = SimpleNamespace(ask=lambda *_, **__: told[1:])
     with pytest.raises(JobError, match=refused) if refused else nullcontext():
         assert len(together.ask_for_places(others, Job(), "digest")) == 3
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # the user says that they may
+    assert len(together.ask_for_places(others, Job(), "digest")) == 3
 
 
 # -------------------------------------------------------------------------------- real processes
