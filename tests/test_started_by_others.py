@@ -916,6 +916,19 @@ def test_the_gpus_that_all_see_are_asked_for_and_handed_out(monkeypatch):
     assert own_machine([plan]).gpus == ("4", "5")
 
 
+def test_each_slice_of_a_gpu_that_is_named_has_cells_of_its_own(monkeypatch):
+    """CUDA shows a process the first of them alone."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a, MIG-b")
+    plan = make_tiny_plan((4,))
+    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"device": "cuda"})})
+    assert own_machine([plan]).gpus == ("MIG-a", "MIG-b")
+    first = replace(found(TORCHRUN), rank=0, size=2, local_rank=0)
+    monkeypatch.setattr(environments, "_joined", first)
+    monkeypatch.setattr(Gathering, "current", SimpleNamespace(ask=lambda _: [["MIG-a", "MIG-b"]]))
+    assert own_machine([plan]).gpus == ("MIG-a",)  # the other process has the other
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "line"),
