@@ -19,6 +19,7 @@ from batchwright.training.step import stepper
 from batchwright.training.step.released_graph import release_graph
 from batchwright.training.step.stepper import MAX_BAD_STEPS
 from test_session import Points, make_model, make_session, make_tiny_plan, summary_in, train
+from tight import Tight
 
 BATCH = 8
 BYTES = "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"
@@ -246,3 +247,52 @@ def test_an_output_of_any_form_comes_to_depend_on_what_other_parts_use(form):
     assert type(output) is type(form(weight))
     values.sum().backward()
     assert (weight.grad.tolist(), other.grad.tolist()) == ([2, 2], [0, 0])
+
+
+def narrow_gradients(tight, scaler, factor=1e-5):
+    """Of a loss so small that float16 holds its gradients only if it is scaled, and in float32.
+
+    Memory runs out for more than 16 of 64 samples: in the forward pass, or in the backward pass.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    inputs, labels = torch.randn(64, 32), torch.randint(10, (64,))
+
+    def loss_of(batch):
+        if tight == "forward" and len(batch[0]) > 16:
+            raise RuntimeError(BYTES)
+        with torch.autocast("cpu", dtype=torch.float16):
+            hidden = model[:2](batch[0])
+            hidden = Tight.apply(hidden, 16) if tight == "backward" else hidden
+            outputs = model[2](hidden)
+        return factor * functional.cross_entropy(outputs.float(), batch[1])
+
+    parts = recovering.Recovering(model.parameters(), lambda _: None, scaler)
+    loss = parts.loss(loss_of, (inputs, labels))
+    parts.backward(lambda: scaler.scale(loss).backward())
+    parts.close()
+    scale = scaler.get_scale()
+    found = torch.cat([one.grad.flatten() for one in model.parameters()]) / scale
+    whole = factor * functional.cross_entropy(model(inputs), labels)
+    wanted = torch.autograd.grad(whole, list(model.parameters()))
+    return found, torch.cat([one.flatten() for one in wanted]), loss, whole
+
+
+@pytest.mark.parametrize("tight", ["forward", "backward"])
+def test_losses_of_parts_are_scaled_as_the_trainer_scales_that_of_the_batch(tight):
+    found, wanted, loss, whole = narrow_gradients(tight, torch.amp.GradScaler("cpu"))
+    assert (found - wanted).norm() < 0.05 * wanted.norm()
+    torch.testing.assert_close(loss, whole, rtol=0.01, atol=0)
+
+
+def test_a_scale_that_is_too_much_for_a_part_is_halved_there():
+    found, wanted, *_ = narrow_gradients("backward", torch.amp.GradScaler("cpu", 2.0**40))
+    assert not found[-10:].isfinite().all()  # of the last layer, which had its own by then
+    first = 32 * 64 + 64
+    assert (found - wanted)[:first].norm() < 0.05 * wanted[:first].norm()
+
+
+def test_gradients_that_no_scale_makes_finite_are_left_to_the_trainer():
+    scaler = torch.amp.GradScaler("cpu")
+    found, *_ = narrow_gradients("backward", scaler, factor=float("inf"))
+    assert not found.isfinite().all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 from batchwright.training.step.clock import DeviceClock, StepClock, clock_for
 from batchwright.training.step.epoch_totals import EpochMeter
+from batchwright.workload.data import copying
 from batchwright.workload.data.copying import made_ahead, sent
+from batchwright.workload.passes.recorded_passes import Recorder
 from test_pipeline import CPU, MIXED, UNIFORM, build
 
 
@@ -83,6 +86,50 @@ def test_batches_made_ahead_are_those_made_one_by_one(store):
     for (images, labels), (ours, own) in zip(wanted, found, strict=True):
         assert torch.equal(images, ours)
         assert torch.equal(labels, own)
+
+
+class Stream:
+    """As far as `made_ahead` and a `Recorder` look into one of CUDA's."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __eq__(self, other):
+        return self.number == other.number
+
+    def record_event(self):
+        return None
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Numbers of the streams that were asked for; they are handed out in turn, as by PyTorch."""
+    turn, given = itertools.cycle(range(3)), []
+
+    def stream(device=None):
+        given.append(next(turn))
+        return Stream(given[-1])
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(copying, "enter", lambda device: device)
+    copying.aside_of.cache_clear()
+    yield given
+    copying.aside_of.cache_clear()
+
+
+def test_each_epoch_is_made_ahead_in_the_same_stream(streams):
+    for _ in range(2):
+        assert len(list(made_ahead(lambda _: (), range(3), torch.device("cuda", 0)))) == 3
+    assert streams == [0]
+
+
+def test_nothing_is_recorded_in_the_stream_in_which_others_are_made_ahead(streams):
+    """What a thread copies meanwhile would be recorded in place of done."""
+    aside = copying.aside_of(torch.device("cuda", 0))
+    recorded = [Recorder()._stream() for _ in range(5)]
+    assert [one.number for one in recorded] == [1, 2, 1, 2, 1]
+    assert aside not in recorded
 
 
 def test_on_the_cpu_nothing_is_sent():

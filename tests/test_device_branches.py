@@ -17,6 +17,8 @@ ELSEWHERE = {
         (
             "probing.measure.memory:_peak_of_fakes",
             "records.agent_rules:needs_of",
+            "workflows.engines.ray_train:_unused_gpus",
+            "workflows.engines.ray_train:submit",
             "workflows.exports.launchers:_accelerator",
             "workflows.exports.launchers:_devices",
             "workflows.exports.launchers:ray",

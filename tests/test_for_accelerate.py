@@ -262,6 +262,32 @@ def test_workers_stay_together_where_memory_runs_out_and_buffers_are_exchanged(c
     alike(one, other)
 
 
+def test_gradients_of_parts_are_scaled_as_accelerate_scales_the_loss():
+    """It computes in float16 on GPUs alone: here its parts are put together by hand."""
+    accelerator, plain, model, optimizer = opened()
+    accelerator.scaler = scaler = torch.amp.GradScaler("cpu")
+    try:
+        feed = bw.ForAccelerate(accelerator, model, optimizer, loader(32), shares="equal")
+
+        def tiny(batch):
+            with torch.autocast("cpu", dtype=torch.float16):
+                outputs = model(batch[0])
+            if len(batch[0]) > 4:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: too many samples")
+            return 1e-6 * functional.cross_entropy(outputs.float(), batch[1])
+
+        one = next(iter(feed))
+        feed.backward(tiny)
+        found = [parameter.grad / scaler.get_scale() for parameter in plain.parameters()]
+        whole = 1e-6 * functional.cross_entropy(plain(one[0]), one[1])
+        for mine, wanted in zip(
+            found, torch.autograd.grad(whole, list(plain.parameters())), strict=True
+        ):
+            assert (mine - wanted).norm() < 0.05 * wanted.norm()
+    finally:
+        closed()
+
+
 def left_early(rank, passes):
     """Samples of a pass that is left in the middle of a step, and of the two after it."""
     accelerator, _, model, optimizer = opened(passes)

@@ -566,3 +566,16 @@ def test_arguments_of_a_step_may_have_any_name():
     images = torch.utils.data.TensorDataset(torch.randn(10, 4))
     trainer.fit(Named(), torch.utils.data.DataLoader(images, 4))
     assert trainer.global_step == 3
+
+
+def test_gradients_of_parts_are_scaled_as_lightning_scales_the_loss(monkeypatch):
+    from lightning.pytorch.plugins import MixedPrecision
+
+    from batchwright.workflows.trainers import lightning
+
+    given, scaler = [], torch.amp.GradScaler("cpu")
+    real = lightning.recovering
+    monkeypatch.setattr(lightning, "recovering", lambda *a: given.append(a[-1]) or real(*a))
+    fitted(0, 1, "equal", max_steps=1)
+    fitted(0, 1, "equal", max_steps=1, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
+    assert given == [None, scaler]

@@ -418,3 +418,19 @@ def test_what_would_break_exactly_once_is_refused_in_a_line(tmp_path):
             bw.ForTransformers(made, "auto")
     finally:
         closed()
+
+
+def test_gradients_of_parts_are_scaled_as_the_trainer_scales_the_loss(tmp_path, monkeypatch):
+    from batchwright.workflows.trainers import transformers
+
+    given, scaler = [], torch.amp.GradScaler("cpu")
+    real = transformers.recovering
+    monkeypatch.setattr(transformers, "recovering", lambda *a: given.append(a[-1]) or real(*a))
+    try:
+        trainer = trainer_of(tmp_path, max_steps=1)
+        trainer.accelerator.scaler = scaler
+        bw.ForTransformers(trainer, shares="equal")
+        trainer.train()
+    finally:
+        closed()
+    assert given == [scaler]

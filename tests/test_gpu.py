@@ -23,12 +23,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 import batchwright
 from batchwright import Session
 from batchwright.distributed import transports
 from batchwright.distributed.group import Group
-from batchwright.errors import JobError, LostWorkerError
+from batchwright.errors import DataError, JobError, LostWorkerError
 from batchwright.probing.bench import Bench
 from batchwright.probing.measure.memory import held_bytes, weigh
 from batchwright.records import RunSummary
@@ -382,12 +383,14 @@ def test_a_step_makes_the_host_wait_at_most_once(kind, monkeypatch):
 
 
 @reaches(
+    "workload.data.copying:aside_of",
     "workload.data.copying:made_ahead",
     "workload.data.copying:made_ahead.work",
     "workload.data.copying:made_ahead.taken",
     "workload.data.pipeline:_stream",
 )
 def test_images_that_do_not_stay_on_the_gpu_come_ahead(monkeypatch):
+    copying.aside_of.cache_clear()  # others may have come by it
     stays = train()
     monkeypatch.setattr(pipelines, "RESIDENT_BYTES", 0)
     for ours, theirs in zip(train().parameters(), stays.parameters(), strict=True):
@@ -408,12 +411,26 @@ def test_photographs_are_cropped_where_they_are():
         torch.testing.assert_close(batch.cpu(), wanted, atol=1.5 / 255 / 0.5, rtol=0)
 
 
-@reaches("training.batches.feeding:DatasetFeed._make_loader")
-def test_batches_of_ones_own_data_come_from_pinned_memory():
-    feed = DatasetFeed(Points(), device=GPU, seed=0, loaders=1)
+@reaches("training.batches.feeding:DatasetFeed._make_loader", "training.batches.feeding:to_device")
+@pytest.mark.parametrize("loaders", [0, 1])
+def test_batches_of_ones_own_data_come_from_pinned_memory(loaders):
+    feed = DatasetFeed(Points(), device=GPU, seed=0, loaders=loaders)
     try:
         batches = list(feed.training([torch.arange(4)], 0, 8))
         assert batches[0][0].device == GPU
+    finally:
+        feed.close()
+
+
+def test_samples_may_lie_on_the_gpu_without_loader_processes():
+    samples = TensorDataset(torch.randn(8, 3, device=GPU), torch.arange(8, device=GPU))
+    feed = DatasetFeed(samples, device=GPU, seed=0, loaders=0)
+    batches = list(feed.training([torch.arange(4)], 0, 8))
+    assert batches[0][0].device == batches[0][1].device == GPU
+    feed = DatasetFeed(samples, device=GPU, seed=0, loaders=1)
+    try:
+        with pytest.raises(DataError, match="loaders=0"):
+            list(feed.training([torch.arange(4)], 0, 8))
     finally:
         feed.close()
 

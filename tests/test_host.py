@@ -14,6 +14,7 @@ import torch
 from batchwright.distributed import processes
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.records.profile import JOINED
+from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.workload import allocator, host
 
 CPU = torch.device("cpu")
@@ -116,6 +117,17 @@ def test_asking_for_a_missing_gpu_says_what_to_try():
     assert host.resolve_device("auto") == host.resolve_device("cpu") == CPU
     assert host.default_workers("auto") == 2
     with pytest.raises(JobError, match=r"^device=cuda: .* no GPU; try device=cpu$"):
+        host.resolve_device("cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+@pytest.mark.parametrize(
+    ("engine", "key"),
+    [("slurm", "slurm.gpus_per_node=1, or "), ("ray", "ray.gpus_per_worker=1, or "), ("mine", "")],
+)
+def test_a_missing_gpu_that_an_engine_was_not_asked_for_names_the_key(monkeypatch, engine, key):
+    monkeypatch.setenv(STARTED_BY, engine)
+    with pytest.raises(JobError, match=f"sees no GPU; try {key}device=cpu$"):
         host.resolve_device("cuda")
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.records import Job, Plan, RunSummary
 from batchwright.records.agent_rules import not_allowed
 from batchwright.records.documents import read_record, write_record
-from batchwright.workflows.engines import STARTED_BY, ray_train, ray_worker
+from batchwright.records.registries.launchers import STARTED_BY
+from batchwright.workflows.engines import ray_train, ray_worker
 from batchwright.workflows.prepare_job import data_facts
 from held_network import hold, release
 from samples import (
@@ -155,6 +157,49 @@ def test_a_machine_without_the_run_folder_says_what_to_share(monkeypatch, tmp_pa
     token.touch()
     assert not ray_worker.look(str(token), str(tmp_path))
     assert " has no /nowhere: Python's env" in ray_worker.look(str(token), "/", "/nowhere")
+
+
+def test_a_gpu_is_asked_for_by_the_key_that_reserves_it(monkeypatch, tmp_path):
+    monkeypatch.delenv(STARTED_BY, raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(JobError, match=r"ray.gpus_per_worker=0: give ray.gpus_per_worker=1"):
+        bw.run(launch="ray", workers=2, device="cuda", run_folder=tmp_path / "run")
+
+
+def test_gpus_that_no_worker_reserves_are_told():
+    machines = [node(7, 8), node(6), node(8, 8, alive=False)]
+    for keys in ({"device": "cpu"}, {"ray": {"gpus_per_worker": 1}}):
+        assert not ray_train._unused_gpus(machines, Job(launch="ray", **keys))
+    assert not ray_train._unused_gpus(machines[1:], Job(launch="ray"))
+    assert ray_train._unused_gpus(machines, Job(launch="ray")) == (
+        "ray: the workers compute on the CPU, and the cluster has 8 GPUs: "
+        "ray.gpus_per_worker=1 gives each worker one"
+    )
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (1, "3")])
+def test_a_process_beside_a_worker_sees_the_gpus_that_it_reserves(
+    monkeypatch, tmp_path, gpus, seen
+):
+    ranks = SimpleNamespace(
+        get_world_size=lambda: 1, get_local_rank=lambda: 0, get_local_world_size=lambda: 1
+    )
+    train = ModuleType("ray.train")
+    train.get_context = lambda: ranks
+    modules = {
+        "ray": SimpleNamespace(train=train),
+        "ray.train": train,
+        "ray.train.collective": SimpleNamespace(broadcast_from_rank_zero=lambda own: own),
+        "ray.util": SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    code = "import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
+    told = ray_worker.Work((sys.executable, "-c", code), str(tmp_path), str(tmp_path), gpus)
+    told.logs.mkdir(parents=True)
+    assert ray_worker._start(told, 0).wait() == 0
+    assert (told.logs / "worker-0.log").read_text() == f"{seen!r}\n"
 
 
 def test_an_agent_starts_nothing_under_ray():

@@ -18,8 +18,8 @@ from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job, Plan, RunSummary, Sweep
 from batchwright.records.agent_rules import not_allowed
 from batchwright.records.documents import read_record, write_record
+from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.records.run_folder import write_inputs
-from batchwright.workflows.engines import STARTED_BY
 from batchwright.workflows.engines import slurm as slurm_engine
 from batchwright.workflows.engines.slurm_script import notice, script, tasks_per_node
 from batchwright.workflows.exports import EXPORTS, export

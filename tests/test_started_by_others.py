@@ -177,6 +177,26 @@ def test_leftovers_of_a_single_process_hide_no_group():
     assert found({**SLURM, **ALONE, ENGINE_PARENT: "1"}).by == "Ray"
 
 
+@pytest.mark.parametrize(
+    ("said", "threads"),
+    [
+        ({"SLURM_CPUS_PER_TASK": "8"}, 8),
+        ({"SLURM_CPUS_PER_TASK": "8", "OMP_NUM_THREADS": "3"}, 3),
+        ({}, 4),
+    ],
+)
+def test_a_task_of_srun_computes_with_all_cores_that_it_has_to_itself(monkeypatch, said, threads):
+    """Of a node with 16: eight for each of two tasks, of which Slurm lets each see its own only."""
+    monkeypatch.setattr(environments, "_adopted", None)
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # `adopt` adds to it
+    for name in ("OMP_NUM_THREADS", "BATCHWRIGHT_THREADS"):
+        os.environ.pop(name, None)
+    os.environ.update(said)
+    monkeypatch.setattr(host, "usable_cores", lambda: 8)
+    environments.adopt(found({**srun(1, 2), **said}))
+    assert host.worker_threads(int(os.environ["LOCAL_WORLD_SIZE"])) == threads
+
+
 def test_the_same_words_twice_in_a_step_of_srun_are_two_runs(tmp_path, monkeypatch):
     """The job as a whole is started again; then the run goes on."""
     monkeypatch.setattr(environments, "_adopted", None)
@@ -462,6 +482,8 @@ def test_two_workers_with_one_gpu_are_refused_with_their_host(monkeypatch, place
     others = SimpleNamespace(ask=lambda *_, **__: told[1:])
     with pytest.raises(JobError, match=refused) if refused else nullcontext():
         assert len(together.ask_for_places(others, Job(), "digest")) == 3
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # the user says that they may
+    assert len(together.ask_for_places(others, Job(), "digest")) == 3
 
 
 # -------------------------------------------------------------------------------- real processes
@@ -892,6 +914,19 @@ def test_the_gpus_that_all_see_are_asked_for_and_handed_out(monkeypatch):
     assert (own_machine([plan]).gpus, asked) == (("4",), ["gpus"])
     others.ask = lambda do: [["GPU-2", "GPU-3"]]
     assert own_machine([plan]).gpus == ("4", "5")
+
+
+def test_each_slice_of_a_gpu_that_is_named_has_cells_of_its_own(monkeypatch):
+    """CUDA shows a process the first of them alone."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a, MIG-b")
+    plan = make_tiny_plan((4,))
+    plan = plan.model_copy(update={"job": plan.job.model_copy(update={"device": "cuda"})})
+    assert own_machine([plan]).gpus == ("MIG-a", "MIG-b")
+    first = replace(found(TORCHRUN), rank=0, size=2, local_rank=0)
+    monkeypatch.setattr(environments, "_joined", first)
+    monkeypatch.setattr(Gathering, "current", SimpleNamespace(ask=lambda _: [["MIG-a", "MIG-b"]]))
+    assert own_machine([plan]).gpus == ("MIG-a",)  # the other process has the other
 
 
 @pytest.mark.slow

@@ -152,7 +152,8 @@ def test_other_errors_of_a_gpu_do_not():
 
 def test_two_workers_on_one_gpu_are_named_before_nccl_refuses_them():
     _refuse_one_gpu([("one", "a"), ("one", "b"), ("two", "a")])
-    with pytest.raises(JobError, match=r"workers 1 and 2 \(one\) have one GPU between them"):
+    ranks = r"LOCAL_RANK \(torchrun\), SLURM_LOCALID \(srun\) or OMPI_COMM_WORLD_LOCAL_RANK"
+    with pytest.raises(JobError, match=rf"workers 1 and 2 \(one\) have one GPU .*{ranks}"):
         _refuse_one_gpu([("one", "a"), ("one", "b"), ("one", "b")])
 
 

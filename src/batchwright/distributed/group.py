@@ -279,7 +279,9 @@ def _refuse_one_gpu(gpus: Sequence[tuple[str, str]]) -> None:
         if (other := gpus.index(gpu)) != rank:
             raise JobError(
                 f"workers {other} and {rank} ({gpu[0]}) have one GPU between them: give each its "
-                "own, in a loop of yours by model.to(f'cuda:{local_rank}'), or start fewer workers"
+                "own, in a loop of yours by model.to(f'cuda:{n}') with n from LOCAL_RANK "
+                "(torchrun), SLURM_LOCALID (srun) or OMPI_COMM_WORLD_LOCAL_RANK (mpirun), or start "
+                "fewer workers"
             )
 
 

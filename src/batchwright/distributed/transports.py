@@ -33,6 +33,11 @@ _WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # of newer versions of NCCL; also for slices (MIG)
 
 
+def gpus_may_be_shared() -> bool:
+    """Whether the user has told NCCL that workers may be on one GPU."""
+    return os.environ.get(_SHARED_GPU) == "1"
+
+
 def nothing() -> None:
     """What is done meanwhile where there is nothing to do."""
 
@@ -209,7 +214,7 @@ class Nccl(Queued):
 
     def __init__(self, device: torch.device, timeout: float) -> None:
         super().__init__(device, timeout)
-        self.shares = os.environ.get(_SHARED_GPU) == "1"
+        self.shares = gpus_may_be_shared()
 
     def prepare(self) -> None:
         """Keep PyTorch's watchdog from ending the process: the run has more to say, and to save.

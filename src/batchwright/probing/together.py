@@ -14,6 +14,7 @@ import torch
 
 from batchwright.distributed.group import Group
 from batchwright.distributed.joining.gathering import Gathering
+from batchwright.distributed.transports import gpus_may_be_shared
 from batchwright.errors import Interrupted, JobError, PlanError
 from batchwright.probing.commands import Command, LinkTimed, TimeLink, ignored, read_command
 from batchwright.probing.executor import Executor, device_name
@@ -53,7 +54,7 @@ def ask_for_places(gathering: Gathering, job: Job, digest: str) -> tuple[Place, 
     found = gathering.ask("look", job=job.model_dump_json(), digest=digest)
     places = (_own_place(gathering, own_device(job)), *(Place(**told) for told in found))
     seen: dict[tuple[str, str], int] = {}
-    for rank, one in enumerate(places):
+    for rank, one in enumerate(() if gpus_may_be_shared() else places):
         if one.gpu and (other := seen.setdefault((one.host, one.gpu), rank)) != rank:
             raise JobError(
                 f"workers {other} and {rank} ({one.host}) have one GPU between them: start one "

@@ -19,6 +19,7 @@ import torch
 
 from batchwright.errors import BatchwrightError, JobError
 from batchwright.records import Precision
+from batchwright.records.registries.launchers import LAUNCHERS, STARTED_BY
 from batchwright.workload import allocator
 
 THREADS = "BATCHWRIGHT_THREADS"
@@ -124,7 +125,11 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise JobError(f"device={name}: PyTorch {torch.__version__} sees no GPU; try device=cpu")
+        engine = LAUNCHERS.get(os.environ.get(STARTED_BY, ""))
+        asked = f"{engine.asks_gpus}, or " if engine is not None and engine.asks_gpus else ""
+        raise JobError(
+            f"device={name}: PyTorch {torch.__version__} sees no GPU; try {asked}device=cpu"
+        )
     visible = torch.cuda.device_count()
     if local_rank >= visible:
         raise JobError(

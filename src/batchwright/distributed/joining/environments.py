@@ -52,6 +52,7 @@ class Started:
         port: Of that host.
         launch: Names the launch, the same after each of its restarts; empty: see `launch_name`.
         how: What to change for another number of processes.
+        cores: That it has to itself; 0: the launcher does not say.
     """
 
     by: str
@@ -63,6 +64,7 @@ class Started:
     port: int
     launch: str
     how: str
+    cores: int = 0
 
     def __str__(self) -> str:
         """Such as ``worker 2 (node1)``."""
@@ -129,6 +131,8 @@ def adopt(started: Started) -> None:
         MASTER_ADDR=started.address,
         MASTER_PORT=str(started.port),
     )
+    if started.cores:  # those that it sees may be these, and not to be divided once more
+        os.environ.setdefault("OMP_NUM_THREADS", str(started.cores))
     # What cannot be reached is said in a line of our own.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
@@ -290,6 +294,7 @@ def _slurm(said: Mapping[str, str]) -> Started:
         port=_port(said, job, step),
         launch=f"slurm:{job}.{step}",
         how="",
+        cores=_number(said, "SLURM_CPUS_PER_TASK", default=0),
     )
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from batchwright.records.registries.registry import Registry
 
+STARTED_BY = "BATCHWRIGHT_ENGINE"
+"""Environment variable of processes that an engine has started: its name as a launcher."""
+
 
 @dataclass(frozen=True)
 class Launcher:
@@ -18,6 +21,7 @@ class Launcher:
             `workflows.run_training.Begun` holds, such as `launch_workers` there.
         submit: Import string of what hands the whole command to an engine that starts it on its
             machines, such as `workflows.engines.slurm:submit`; empty: the command trains itself.
+        asks_gpus: The job key and value by which that engine is asked for GPUs.
         takes_nodes: Whether that engine is asked for the job's ``nodes``.
         one_worker: Whether there is one worker, in the process that asks for it.
         simulated: Whether all workers' gradients are computed in one process, in simulated time.
@@ -30,6 +34,7 @@ class Launcher:
     words: str
     train: str
     submit: str = ""
+    asks_gpus: str = ""
     takes_nodes: bool = False
     one_worker: bool = False
     simulated: bool = False
@@ -59,6 +64,7 @@ LAUNCHERS = Registry(
         "a Slurm job is submitted and followed, which trains on its machines",
         f"{_RUN}:train_where_started",
         submit="batchwright.workflows.engines.slurm:submit",
+        asks_gpus="slurm.gpus_per_node=1",
         takes_nodes=True,
         joins=True,
     ),
@@ -67,6 +73,7 @@ LAUNCHERS = Registry(
         "Ray Train starts the workers, on the machines of a Ray cluster",
         f"{_RUN}:train_where_started",
         submit="batchwright.workflows.engines.ray_train:submit",
+        asks_gpus="ray.gpus_per_worker=1",
         joins=True,
         resizes=True,
     ),

@@ -21,6 +21,7 @@ from torch.utils.data import (
 
 from batchwright.errors import DataError, PlanError
 from batchwright.training.batches.randomness import put_aside, seed_item
+from batchwright.workload.data.copying import sent
 from batchwright.workload.data.image_files import FilePipeline
 from batchwright.workload.data.loading import (
     OWN_DATA_LOADERS,
@@ -266,7 +267,8 @@ class DatasetFeed:
             prefetch_factor=ahead if loaders else None,
             collate_fn=metered.collate,
             worker_init_fn=stay_at_a_stop,
-            pin_memory=self._device.type == "cuda",
+            # This process pins by itself what it fetches: PyTorch would refuse samples on the GPU.
+            pin_memory=loaders > 0 and self._device.type == "cuda",
             persistent_workers=loaders > 0,
             generator=torch.Generator(),  # or each epoch would draw from the global one
         )
@@ -343,6 +345,9 @@ def refuse_iterable(dataset: Any) -> None:
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Move every tensor in a batch to the device, and whatever else has ``.to(device)``."""
+    dense = isinstance(batch, Tensor) and batch.layout is torch.strided  # no other can be pinned
+    if dense and (batch.device.type, device.type) == ("cpu", "cuda"):
+        return sent(batch, device)
     if callable(getattr(batch, "to", None)):
         try:
             return batch.to(device, non_blocking=True)

@@ -34,6 +34,7 @@ class Recovering:
     Args:
         parameters: That are trained.
         told: Called with a line where parts become smaller.
+        scaler: `torch.amp.GradScaler` that the trainer scales the loss by; ``None``: it does not.
 
     Attributes:
         most: Samples of a part; ``None``: a batch as it comes.
@@ -41,9 +42,14 @@ class Recovering:
 
     most: int | None
 
-    def __init__(self, parameters: Iterable[nn.Parameter], told: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        told: Callable[[str], None],
+        scaler: Any = None,
+    ) -> None:
         self._trained = [one for one in parameters if one.requires_grad]
-        self._told, self.most = told, None
+        self._told, self._scaler, self.most = told, scaler, None
         self._whole: _Whole | None = None  # what `backward` may have to compute again
         self._arrived: Tensor | None = None  # what the loss's own gradient was in it
         self._done: set[int] = set()  # parameters whose gradient it has computed
@@ -156,16 +162,30 @@ class Recovering:
         gradients: list[Tensor | None] = [None] * len(self._trained)
         value: Tensor | float = 0.0
         for part in parts:
-            with whole.apart():
-                loss = _loss_of(whole.compute(part.batch)) * part.scale
-            with torch.autocast(loss.device.type, enabled=False):
-                found = torch.autograd.grad(loss, self._trained, allow_unused=True)
+            found, loss = self._gradients_of(whole, part)
             gradients = [
                 new if old is None else old if new is None else old + new
                 for old, new in zip(gradients, found, strict=True)
             ]
-            value = value + loss.detach()
+            value = value + loss
         return gradients, value
+
+    def _gradients_of(self, whole: _Whole, part: _Part) -> tuple[Sequence[Tensor | None], Tensor]:
+        """The trained parameters' gradients of a part's loss, and the loss."""
+        # As the trainer scales what it differentiates: small gradients are zero in float16.
+        scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+        while True:
+            with whole.apart():
+                loss = _loss_of(whole.compute(part.batch)) * part.scale
+            with torch.autocast(loss.device.type, enabled=False):
+                scaled = loss if scale == 1 else loss.float() * scale
+                found = torch.autograd.grad(scaled, self._trained, allow_unused=True)
+            if scale == 1:
+                return found, loss.detach()
+            there = [one for one in found if one is not None]
+            if not there or bool(torch.stack([one.sum() for one in there]).isfinite().all()):
+                return [None if one is None else one / scale for one in found], loss.detach()
+            scale = max(1.0, scale / 2)
 
     def _in_parts(self, whole: _Whole, cut: int) -> Any:
         *others, last = whole.parts(cut)

@@ -20,11 +20,9 @@ from batchwright.errors import BatchwrightError, JobError
 from batchwright.records import Job, Plan, RunSummary
 from batchwright.records.documents import change_job, flattened, load_job, read_record
 from batchwright.records.job import as_written, check_job
+from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.records.run_folder import read_summary, resuming_words
 from batchwright.workflows.prepare_job import refuse_unconfirmed_code
-
-STARTED_BY = "BATCHWRIGHT_ENGINE"
-"""Environment variable of processes that an engine has started: its name as a launcher."""
 
 
 def hands_over(job: Job) -> bool:

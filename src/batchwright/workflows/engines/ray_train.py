@@ -45,6 +45,10 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
             code.
         Interrupted: A stop signal came; a checkpoint was written if there were workers.
     """
+    if job.device == "cuda" and not job.ray.gpus_per_worker:
+        raise JobError(
+            "device=cuda with ray.gpus_per_worker=0: give ray.gpus_per_worker=1, or device=cpu"
+        )
     try:
         import ray
         import ray.train.collective
@@ -53,7 +57,9 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
         raise JobError(
             f'launch=ray needs Ray Train: pip install "batchwright[ray]" ({one_line(error)})'
         ) from None
-    told = Work(tuple(command), str(folder.resolve()), str(Path.cwd()))
+    told = Work(
+        tuple(command), str(folder.resolve()), str(Path.cwd()), gpus=job.ray.gpus_per_worker
+    )
     make_folder(told.logs)
     for name in (EXIT_CODE, STOP):
         (told.logs / name).unlink(missing_ok=True)
@@ -61,6 +67,8 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
         workers = _workers(ray.nodes(), job)
         _look_at_machines(ray, told)
         _tell(f"ray: {workers} workers, logs in {told.logs}")
+        if unused := _unused_gpus(ray.nodes(), job):
+            _tell(unused)
         _fit(_trainer(told, job, workers), told, resuming_command(folder, job))
 
 
@@ -113,6 +121,19 @@ def _each(job: Job) -> list[tuple[str, float]]:
     """What a worker needs of each kind, as Ray names them."""
     asked = (("CPU", job.ray.cpus_per_worker), ("GPU", job.ray.gpus_per_worker))
     return [(name, count) for name, count in asked if count]
+
+
+def _unused_gpus(nodes: Sequence[Mapping[str, Any]], job: Job) -> str:
+    """That workers compute on the CPU though there are GPUs, in a line; empty: they do not."""
+    if job.device == "cpu" or job.ray.gpus_per_worker:
+        return ""
+    gpus = sum(node["Resources"].get("GPU", 0) for node in nodes if node["Alive"])
+    if not gpus:
+        return ""
+    return (
+        f"ray: the workers compute on the CPU, and the cluster has {gpus:g} GPUs: "
+        "ray.gpus_per_worker=1 gives each worker one"
+    )
 
 
 def _look_at_machines(ray: Any, told: Work) -> None:

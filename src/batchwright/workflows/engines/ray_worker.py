@@ -23,8 +23,8 @@ from batchwright.distributed.processes import ENGINE_PARENT, STORE_SOCKET
 from batchwright.errors import WorkerError
 from batchwright.records.lines.flat_lines import flat_values
 from batchwright.records.lines.line_files import METRICS, sound_line
+from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.storage.follow_lines import Tail
-from batchwright.workflows.engines import STARTED_BY
 
 EXIT_CODE, STOP, LOG = "exit-code", "stop", "worker-{rank}.log"
 """Files in the run's logs/ray: how the run has ended, that it is to stop, what each worker has
@@ -43,11 +43,13 @@ class Work:
         command: What it runs in a process of its own.
         folder: The run folder.
         place: Folder in which the command was given.
+        gpus: That it reserves.
     """
 
     command: tuple[str, ...]
     folder: str
     place: str
+    gpus: int
 
     @property
     def logs(self) -> Path:
@@ -175,6 +177,8 @@ def _start(told: Work, rank: int) -> subprocess.Popen[bytes]:
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
         }
+        if not told.gpus:  # some of Ray's versions show it GPUs that others have reserved
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         files = () if listener is None else (listener.fileno(),)
         if files:
             environment[STORE_SOCKET] = str(files[0])

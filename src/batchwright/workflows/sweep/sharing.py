@@ -25,7 +25,7 @@ from batchwright.workflows.sweep.runner import (
     plan_file_of,
     run_folder_of,
 )
-from batchwright.workflows.sweep.slots import AtOnce, Machine, Slots, machine_for
+from batchwright.workflows.sweep.slots import AtOnce, Machine, Slots, machine_for, named_slices
 
 if TYPE_CHECKING:
     from batchwright.distributed.joining.gathering import Gathering
@@ -75,7 +75,8 @@ def seen_gpus(*_: object) -> list[str]:
 
     from batchwright.workload.host import identity
 
-    return [identity(torch.device("cuda", n)) for n in range(torch.cuda.device_count())]
+    whole = (identity(torch.device("cuda", n)) for n in range(torch.cuda.device_count()))
+    return [*(named_slices() or whole)]
 
 
 def _seen_by_all() -> Gpus:

@@ -35,7 +35,17 @@ def machine_for(plans: Sequence[Plan]) -> Machine:
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         numbers = map(str, range(torch.cuda.device_count()))
         gpus = tuple(named.split(",") if named else numbers)[: torch.cuda.device_count()]
+        gpus = named_slices() or gpus
     return Machine(usable_cores(), gpus)
+
+
+def named_slices() -> tuple[str, ...]:
+    """The slices of GPUs (MIG) that this process is given by name; none where it has whole ones.
+
+    CUDA shows a process the first alone, and each cell, another process, may have one.
+    """
+    names = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return tuple(names) if all(one.startswith("MIG-") for one in names) else ()
 
 
 def width_of(plan: Plan) -> int:

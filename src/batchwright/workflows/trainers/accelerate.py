@@ -130,7 +130,9 @@ class ForAccelerate:
         self._follower: Follower | None = None
         with refused_in_a_line(first=first):
             self._arrange()
-        self._recovering = recovering(list(model.parameters()), accelerator.process_index)
+        self._recovering = recovering(
+            list(model.parameters()), accelerator.process_index, accelerator.scaler
+        )
         self._index, self._batch = -1, None
         accelerator.register_for_checkpointing(self)
 

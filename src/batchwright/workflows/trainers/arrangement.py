@@ -310,9 +310,9 @@ def scale_rates(optimizers: Sequence[Any], schedulers: Sequence[Any], factor: fl
             scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
 
 
-def recovering(parameters: Sequence[Any], rank: int) -> Recovering:
+def recovering(parameters: Sequence[Any], rank: int, scaler: Any) -> Recovering:
     """What computes a worker's batches in smaller parts where memory runs out; it says so."""
-    return Recovering(parameters, lambda line: tell(f"worker {rank}: {line}", first=True))
+    return Recovering(parameters, lambda line: tell(f"worker {rank}: {line}", first=True), scaler)
 
 
 def divide_next_epoch(follower: Follower | None, sampler: Sampler | None, *, first: bool) -> None:

@@ -225,7 +225,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             self._follower = Follower(self.sampler, trained)
             self._undo.callback(self._follower.close)
         if self._recover and pl_module.automatic_optimization:
-            parts, step = recovering(trained, trainer.global_rank), pl_module.training_step
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            parts = recovering(trained, trainer.global_rank, scaler)
+            step = pl_module.training_step
 
             def training_step(batch: Any, *more: Any, **named: Any) -> Any:
                 return parts.loss(lambda part: step(part, *more, **named), batch)

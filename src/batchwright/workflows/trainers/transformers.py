@@ -239,8 +239,8 @@ class ForTransformers:
         if self.arrangement.follow:
             self._follower = Follower(self.sampler, trained)
         if self._recover:
-            parts = recovering(trained, self._trainer.args.process_index)
             accelerator, back = self._trainer.accelerator, self._trainer.accelerator.backward
+            parts = recovering(trained, self._trainer.args.process_index, accelerator.scaler)
             accelerator.backward = lambda *loss, **how: parts.backward(partial(back, *loss, **how))
             self._recovering = parts
 

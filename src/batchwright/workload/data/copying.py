@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -25,6 +26,15 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+@cache
+def aside_of(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a GPU in which `made_ahead` works.
+
+    One for all its calls: PyTorch's allocator keeps what was freed in a stream for that stream.
+    """
+    return torch.cuda.Stream(device)
+
+
 def made_ahead(
     make: Callable[[Request], Made], requests: Iterable[Request], device: torch.device
 ) -> Iterator[Made]:
@@ -39,7 +49,7 @@ def made_ahead(
         requests: In order.
         device: Where they go.
     """
-    aside = torch.cuda.Stream(device) if device.type == "cuda" else None
+    aside = aside_of(device) if device.type == "cuda" else None
 
     def work(request: Request) -> tuple[Made, torch.Event | None]:
         with torch.cuda.stream(aside):

@@ -34,6 +34,11 @@ _NO_SHARED_MEMORY = (
     "unable to allocate shared memory(shm)",  # where it asks before, as 2.13 does
 )
 
+_ON_A_GPU = (
+    "Cannot re-initialize CUDA in forked subprocess",  # where the loader process was forked
+    "cannot pin 'torch.cuda.",  # else, as its batches come
+)
+
 _LOOK_SECONDS = 1.0  # between two looks whether who made a loader process still lives
 
 _ENDED = (
@@ -46,7 +51,7 @@ def batches_of(loader: DataLoader[Any]) -> Iterator[Any]:
     """What ``loader`` delivers.
 
     Raises:
-        DataError: What the loader processes need cannot be pickled.
+        DataError: What the loader processes need cannot be pickled, or the samples are on a GPU.
         PlanError: They ended while they imported the script.
         SharedMemoryError: There is too little of it for a batch.
         RuntimeError: One of them has failed, or was killed.
@@ -86,6 +91,10 @@ def _naming_causes(batches: Iterator[Any]) -> Iterator[Any]:
         why = f"{error} {error.__cause__}"
         if any(words in why for words in _NO_SHARED_MEMORY):
             raise SharedMemoryError(TOO_LITTLE_SHARED) from None
+        if any(words in why for words in _ON_A_GPU):
+            raise DataError(
+                "the samples are on the GPU, which loader processes cannot use: give loaders=0"
+            ) from None
         if "is killed by signal" in str(error.__cause__):
             raise RuntimeError(str(error.__cause__)) from None
         raise

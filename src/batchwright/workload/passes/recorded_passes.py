@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from batchwright.workload.data.copying import aside_of
+
 _WARM_UP = 3  # passes, as PyTorch advises: kernels are loaded and chosen in the first
 _FAR = 0.02  # relative distance, more than rounding in 16 bits makes
 
@@ -121,7 +123,11 @@ class Recorder:
     def _stream(self) -> torch.cuda.Stream:
         device = torch.cuda.current_device()
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream()
+            stream = torch.cuda.Stream()
+            # PyTorch hands out 32 in turn, and what another thread copies would be recorded.
+            if stream == aside_of(torch.device("cuda", device)):
+                stream = torch.cuda.Stream()
+            self._streams[device] = stream
         return self._streams[device]
 
 

@@ -1,0 +1,85 @@
+"""Batches of a user's own data set on their way to a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from batchwright.errors import DataError
+from batchwright.training.batches.feeding import DatasetFeed, to_device
+
+GPU = torch.device("cuda", 0)
+
+
+class OnGpu(Tensor):
+    """A tensor that says of itself that it lies on a GPU, and refuses what one there refuses."""
+
+    device = property(lambda self: GPU)
+
+    def pin_memory(self, device=None):
+        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be")
+
+    def to(self, *args, **kwargs):
+        return self
+
+
+class Noted(Tensor):
+    """A tensor of the CPU that notes how it is sent."""
+
+    noted: tuple[str, ...] = ()
+
+    def pin_memory(self, device=None):
+        self.noted = (*self.noted, "pinned")
+        return self
+
+    def to(self, *args, **kwargs):
+        self.noted = (*self.noted, "sent")
+        return self
+
+
+class Refusing(Dataset):
+    """A data set whose items cannot be fetched in a loader process, in PyTorch's words."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        raise RuntimeError(self.words)
+
+
+def test_samples_may_lie_on_the_gpu_without_loader_processes(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)  # else none would pin
+    images, labels = (torch.arange(8.0).as_subclass(OnGpu) for _ in range(2))
+    feed = DatasetFeed(TensorDataset(images, labels), device=GPU, seed=0, loaders=0)
+    ((found, _),) = feed.training([torch.tensor([3, 1])], 0, 8)
+    assert found.tolist() == [3, 1]
+    assert feed.single(torch.tensor([2]), 0, 8)[0].tolist() == [2]
+
+
+def test_what_this_process_fetches_it_pins_itself():
+    image, near = (torch.ones(3).as_subclass(Noted) for _ in range(2))
+    to_device({"image": (image,)}, GPU)
+    assert image.noted == ("pinned", "sent")
+    to_device(near, torch.device("cpu"))
+    assert near.noted == ("sent",)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you",
+        "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",
+    ],
+)
+def test_samples_on_the_gpu_are_refused_to_loader_processes_in_a_line(words):
+    feed = DatasetFeed(Refusing(words), device=torch.device("cpu"), seed=0, loaders=1)
+    try:
+        with pytest.raises(DataError, match=r"samples are on the GPU.*give loaders=0"):
+            list(feed.training([torch.arange(4)], 0, 8))
+    finally:
+        feed.close()
