@@ -138,8 +138,9 @@ class JobFields(Keys):
         "auto",
         description="Rate at `base_batch`, per step. `auto`: 0.1 for `sgd`, 0.001 for `adamw`; for "
         "`muon` 0.1, or as much as lets a training of few steps get anywhere, and 0.02 without "
-        "batch normalization; times what trials at other rates found best. One that is given makes "
-        "`optimizer=auto` SGD.",
+        "batch normalization; times what trials at other rates found best (without batch "
+        "normalization no more per step than the highest at which one has learnt). One that is "
+        "given makes `optimizer=auto` SGD.",
     )
     base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
     scaling: Literal["auto", "linear", "sqrt", "gain", "none"] = Field(

@@ -19,7 +19,7 @@ from batchwright.algorithms.simulated_clock import Cluster, step_times
 from batchwright.distributed.joining.environments import Started, joined
 from batchwright.distributed.launch import refuse_busy_port
 from batchwright.errors import ArgumentError, DataError, JobError, PlanError
-from batchwright.planning.candidates.learnt import TRAINED_KEYS
+from batchwright.planning.candidates.learnt import ACCURACY_TAKES, TRAINED_KEYS
 from batchwright.planning.gradient_scaling import check_least, check_step
 from batchwright.planning.methods.simulated import stated_line
 from batchwright.planning.resolution import preset_doubts, settled, with_recipe
@@ -162,6 +162,20 @@ def tell_idle(job: Job) -> None:
     """Say on stderr which keys do nothing with the job's method."""
     for line in idle_keys(job):
         _to_stderr(f"warning: {line}")
+
+
+def refuse_without_accuracy(profile: Profile) -> None:
+    """Refuse a run whose first evaluation would find no accuracy, after an epoch.
+
+    Raises:
+        JobError: The network's answers were seen to have none.
+    """
+    if profile.without_accuracy:
+        raise JobError(
+            "the network's answers have no held-out accuracy, which takes "
+            f"{ACCURACY_TAKES}: give such a network, or train in a loop of your own, which "
+            "evaluates by its own measures"
+        )
 
 
 def tell_shortfall(plan: Plan) -> None:

@@ -19,15 +19,7 @@ from batchwright.client.trackers.companion import wanted_trackers
 from batchwright.distributed.fork_server import imported_once
 from batchwright.distributed.joining.environments import joined
 from batchwright.distributed.processes import refuse_unguarded_script
-from batchwright.errors import (
-    ArgumentError,
-    FileError,
-    Interrupted,
-    JobError,
-    PlanError,
-    WorkerError,
-)
-from batchwright.planning.candidates.learnt import ACCURACY_TAKES
+from batchwright.errors import ArgumentError, FileError, Interrupted, PlanError, WorkerError
 from batchwright.planning.planner import make_plan
 from batchwright.planning.schedule import rate_schedule
 from batchwright.records import (
@@ -93,6 +85,7 @@ from batchwright.workflows.prepare_job import (
     measured_before,
     ready,
     refuse_unconfirmed_code,
+    refuse_without_accuracy,
     tell_doubts,
     tell_idle,
     tell_shortfall,
@@ -533,12 +526,7 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch, before: Profile | None
         profile = profile.model_copy(update={"job": planned})
         write_record(profile, folder / "profile.json")
     watch.lap("probe")
-    if profile.without_accuracy:  # the first evaluation would refuse it, after an epoch
-        raise JobError(
-            "the network's answers have no held-out accuracy, which takes "
-            f"{ACCURACY_TAKES}: give such a network, or train in a loop of your own, which "
-            "evaluates by its own measures"
-        )
+    refuse_without_accuracy(profile)
     try:
         decided = make_plan(profile)
     except PlanError as error:

@@ -15,7 +15,7 @@ made if that is more than its own seconds.
 Where an accuracy is to be reached, the decision is the quickest candidate and how long it is to be
 trained. A trial saves time there in two ways: less is trained to be sure, and another candidate may
 prove quicker. It is made if that is more than it takes. The first one is made in any case, as
-nothing is told of the target without.
+nothing is told of the target without; so it is wherever a plan knows nothing without.
 """
 
 from __future__ import annotations
@@ -205,7 +205,9 @@ class Question:
         near = [one for one in open_ if accuracies[one] >= accuracies[best] - self.tolerance]
         chosen = min(near, key=lambda one: trainings[one].epoch_seconds)
         if self.blind and not observed:
-            return max(trials, key=lambda one: model.tells(one.training, self.held_out, chosen))
+            return max(
+                trials, key=lambda one: model.would_narrow(one.training, self.held_out, chosen)
+            )
         losses = {
             one: _expected_above(*model.apart(one, chosen), self.tolerance)
             for one in trainings

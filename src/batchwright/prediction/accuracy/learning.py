@@ -293,7 +293,7 @@ class LearningModel:
         bent = _bent(aim.samples, max(longest, default=REFERENCE_SAMPLES))
         return sqrt(max(0.0, variance) + (self._seed**2 + bent**2) / aim.slope**2)
 
-    def tells(self, trial: Candidate, held_out: int, one: Candidate) -> float:
+    def would_narrow(self, trial: Candidate, held_out: int, one: Candidate) -> float:
         """Variance of logit u that a trial would take from a training."""
         _, row = self._at(one)
         return self.told(trial, held_out, row)
