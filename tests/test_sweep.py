@@ -325,12 +325,11 @@ def test_a_second_signal_ends_cells_that_do_not_listen(scripted, tmp_path, monke
 
 
 def test_a_cell_goes_on_only_from_a_checkpoint(scripted, tmp_path):
-    for name in ("1", "2"):
+    for name, kept in (("1", "best.pt"), ("2", "last.pt")):
         folder = tmp_path / "cells" / f"epochs={name},seed=0"
-        folder.mkdir(parents=True)
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / kept).touch()
         (folder / "old").touch()
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "last.pt").touch()
     script = f'test "$1" = {{}} && test {{}} -e old && {GOOD}'
     _, seen, _ = scripted([script.format("new", "!"), script.format("--resume", "")])
     assert set(seen.states.values()) == {"done"}
@@ -448,17 +447,20 @@ def test_a_resumed_sweep_runs_only_what_is_missing_and_can_be_widened(place, ins
 def test_a_run_whose_checkpoints_are_gone_is_said_to_be_trained_anew(place, instantly, capsys):
     bw.sweep(Job(**SHORT), {"learning_rate": [5.0, 6.0]}, seeds=2, out="a")  # all of them fail
     runs = [Path("a/cells") / name for name in instantly]
-    for run in runs[:3]:
+    for run in runs[:4]:
         (run / "checkpoints").mkdir(parents=True)
-    for run in runs[:2]:
+    for run in (*runs[:2], runs[3]):
         (run / CHECKPOINTED).touch()
     (runs[0] / "checkpoints/last.pt").touch()
+    (runs[3] / "checkpoints/best.pt").touch()  # which no run goes on from
     capsys.readouterr()
     bw.sweep(out="a", resume=True)
     said = [line for line in capsys.readouterr().err.splitlines() if "anew" in line]
-    name = runs[1].name
-    anew = f"warning: {name}: no checkpoint is left in a/cells/{name}, so it is trained anew"
-    assert said == [anew]
+    why = "no checkpoint to go on from is left in"
+    assert said == [
+        f"warning: {run.name}: {why} a/cells/{run.name}, so it is trained anew"
+        for run in (runs[1], runs[3])
+    ]
 
 
 def test_a_resumed_sweep_keeps_its_job(place, instantly):

@@ -49,6 +49,9 @@ LAUNCH_FILE = "launch.json"
 CHECKPOINTED = "checkpointed"
 """That there has been a ``last.pt``; outside ``checkpoints/``, to outlast it."""
 
+LAST, PREVIOUS = "last", "previous"
+"""Checkpoints that a run goes on from, by their files' stems; it does not from ``best.pt``."""
+
 GOES_ON_BY_ITSELF = "continue the run as it was begun (Session(resume=True))"
 """What to do with the folder of a session, which is no command's to go on with."""
 

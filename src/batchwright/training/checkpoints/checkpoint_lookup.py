@@ -9,11 +9,9 @@ from typing import Any
 
 from batchwright.distributed.group import Group
 from batchwright.errors import FileError
-from batchwright.records.run_folder import CHECKPOINTED
+from batchwright.records.run_folder import CHECKPOINTED, LAST, PREVIOUS
 from batchwright.training.checkpoints.checkpoint import load_checkpoint
 from batchwright.training.recorder import Recorder
-
-LAST, PREVIOUS = "last", "previous"
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from threading import Lock
 from typing import Any
 
 from batchwright.records import Job
-from batchwright.records.run_folder import CHECKPOINTED
+from batchwright.records.run_folder import CHECKPOINTED, LAST, PREVIOUS
 from batchwright.training.checkpoints.checkpoint import save_checkpoint
-from batchwright.training.checkpoints.checkpoint_lookup import LAST, PREVIOUS
 
 
 class Writer:

@@ -10,8 +10,9 @@ import torch
 from batchwright.distributed.group import Group
 from batchwright.errors import FileError, PlanError
 from batchwright.records import Plan
+from batchwright.records.run_folder import LAST
 from batchwright.training.checkpoints.checkpoint import about_network
-from batchwright.training.checkpoints.checkpoint_lookup import LAST, find_checkpoint
+from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
 from batchwright.training.checkpoints.checkpoint_manager import folder_problem
 from batchwright.training.checkpoints.checkpoint_writer import Writer
 from batchwright.training.parameter_server.merging import Weights, as_state_dict

@@ -29,6 +29,7 @@ from batchwright.errors import FileError
 from batchwright.records import Plan
 from batchwright.records.lines.line_files import METRICS, sound_line
 from batchwright.records.lines.run_lines import RunLine
+from batchwright.records.run_folder import LAST, PREVIOUS
 from batchwright.records.text.formatting import job_value
 from batchwright.storage.files import make_folder
 from batchwright.storage.follow_lines import Tail
@@ -184,7 +185,8 @@ def log_of(folder: Path, cell: Cell) -> Path:
 
 def has_checkpoint(folder: Path, cell: Cell) -> bool:
     """Whether the cell can go on; else it is trained anew."""
-    return any((run_folder_of(folder, cell) / "checkpoints").glob("*.pt"))
+    kept = run_folder_of(folder, cell) / "checkpoints"
+    return any((kept / f"{name}.pt").exists() for name in (LAST, PREVIOUS))
 
 
 def is_done(folder: Path, cell: Cell) -> bool:

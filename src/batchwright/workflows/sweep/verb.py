@@ -286,7 +286,10 @@ def _tell_lost(folder: Path, cells: Iterable[Cell]) -> None:
     for cell in cells:
         run = run_folder_of(folder, cell)
         if (run / CHECKPOINTED).exists() and not has_checkpoint(folder, cell):
-            _say(f"warning: {cell.name}: no checkpoint is left in {run}, so it is trained anew")
+            _say(
+                f"warning: {cell.name}: no checkpoint to go on from is left in {run}, so it is "
+                "trained anew"
+            )
 
 
 def _slots(planner: Planner, most: AtOnce) -> Slots:
