@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from batchwright.errors import JobError, PlanError
-from batchwright.records import FirstAnswers, Job
+from batchwright.errors import PlanError
+from batchwright.records import Job
 from batchwright.records.documents import read_record, write_record
 from batchwright.workflows import prepare_job, verbs
 from batchwright.workflows.prepare_job import measured_before
@@ -96,15 +96,6 @@ def test_without_a_profile_a_line_says_that_all_is_measured(tmp_path, capsys):
     assert (
         capsys.readouterr().err == f"{tmp_path} has no profile yet: measuring from the beginning\n"
     )
-
-
-def test_a_run_is_refused_before_its_plan_where_answers_have_no_accuracy(tmp_path):
-    """Its first evaluation refused it, after an epoch."""
-    none = FirstAnswers(images=0, right=0, by_chance=0.0)
-    profile = make_profile().model_copy(update={"first_answers": none})
-    with pytest.raises(JobError, match="have no held-out accuracy, which takes two classes"):
-        verbs._planned_in(tmp_path, profile.job, Stopwatch(), profile)
-    assert read_record(tmp_path / "profile.json", type(profile)) == profile
 
 
 def test_a_run_says_that_its_plan_is_below_an_accuracy_that_it_does_not_aim_for(tmp_path, capsys):

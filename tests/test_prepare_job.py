@@ -7,10 +7,12 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+import batchwright as bw
 from batchwright.errors import BatchwrightError, JobError, PlanError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Job
 from batchwright.records.agent_rules import misfit
+from batchwright.records.documents import write_record
 from batchwright.training.loop import accuracy_and_loss
 from batchwright.workflows.prepare_job import check_workload, ready, resolve
 from batchwright.workload.data.sources import open_data
@@ -276,6 +278,21 @@ def test_a_network_with_fewer_outputs_than_classes_is_refused_before_anything_is
     check_workload(plan)
     with pytest.raises(JobError, match=said):
         check_workload(plan.model_copy(update={"job": job}))
+
+
+def test_a_training_without_accuracy_is_refused_before_it_starts(cache, tmp_path):
+    """Its first evaluation refused it, after an epoch."""
+    keys = {"network": f"{__name__}:Narrow", "loss": f"{__name__}:averaged"}
+    job = Job(data="digits", workers=1, device="cpu", **keys)
+    folder, said = tmp_path / "run", "no held-out accuracy, which takes two classes or more"
+    with pytest.raises(JobError, match=said):
+        bw.run(job, run_folder=folder)
+    settled = ready(job)  # a probe's and a plan's may be for another loop
+    plan = plan_without_profile(settled, open_data(settled).facts, make_network(name=job.network))
+    write_record(plan, tmp_path / "plan.json")
+    with pytest.raises(JobError, match=said):
+        bw.train(tmp_path / "plan.json", run_folder=folder, **keys)
+    assert not folder.exists()
 
 
 def test_an_evaluation_says_that_outputs_are_fewer_than_classes():

@@ -85,8 +85,10 @@ def _open_data(job: Job) -> ImageData:
         return open_data(job, progress=show)
 
 
-def ready(job: Job) -> Job:
+def ready(job: Job, *, judged: bool = False) -> Job:
     """Make the job concrete for this machine; refuse at once what cannot come to a plan.
+
+    With ``judged``, also a network whose answers have no accuracy, which our own training needs.
 
     Raises:
         BatchwrightError: Port, prices, data, batch, warm-up, network or weights cannot be had as
@@ -95,7 +97,7 @@ def ready(job: Job) -> Job:
     _refuse_surroundings(job)
     _refuse_crowd(job)
     job = check_prices(job)
-    job = ready_for(job, data_facts(job))
+    job = ready_for(job, data_facts(job), judged=judged)
     tell_idle(job)
     return job
 
@@ -109,7 +111,7 @@ def data_facts(job: Job) -> DataFacts:
     return _open_data(job).facts
 
 
-def ready_for(job: Job, facts: DataFacts) -> Job:
+def ready_for(job: Job, facts: DataFacts, *, judged: bool = False) -> Job:
     """`ready`, where the job's data are open already.
 
     Raises:
@@ -135,6 +137,8 @@ def ready_for(job: Job, facts: DataFacts) -> Job:
     side = max(_sides(job, facts))
     network = network_facts(job.network, built, side, facts.channels)
     check_outputs(job, built, side, facts)
+    if judged:
+        _refuse_without_accuracy(built, side, facts)
     _check_batch(job, facts, least_local(network))
     _check_stated_extra_time(job, facts, least_local(network))
     tell_doubts(job, facts)
@@ -164,13 +168,16 @@ def tell_idle(job: Job) -> None:
         _to_stderr(f"warning: {line}")
 
 
-def refuse_without_accuracy(profile: Profile) -> None:
-    """Refuse a run whose first evaluation would find no accuracy, after an epoch.
+def _refuse_without_accuracy(network: nn.Module, side: int, data: DataFacts) -> None:
+    """Refuse a training whose first evaluation would find no accuracy, after an epoch."""
+    import torch
 
-    Raises:
-        JobError: The network's answers were seen to have none.
-    """
-    if profile.without_accuracy:
+    from batchwright.probing.measure.evaluation import answers
+    from batchwright.workload.task import outputs_of
+
+    labels = torch.zeros(2)  # two: of one image a network may leave a dimension out
+    outputs = outputs_of(network, side, data.channels, images=len(labels))
+    if answers(outputs, labels, len(data.classes)) is None:
         raise JobError(
             "the network's answers have no held-out accuracy, which takes "
             f"{ACCURACY_TAKES}: give such a network, or train in a loop of your own, which "
@@ -319,7 +326,8 @@ def check_training(plan: Plan, *, resume: bool = False) -> None:
     With ``resume``, a run goes on with as many workers as another launcher has started.
 
     Raises:
-        BatchwrightError: Port, workers, data, network or weights do not fit the plan.
+        BatchwrightError: Port, workers, data, network or weights do not fit the plan, or the
+            network's answers have no accuracy.
     """
     if plan.workers > 1 and plan.job.launcher.one_worker:
         raise PlanError(f"the plan is for {plan.workers} workers: launch=in-process is one")
@@ -336,7 +344,7 @@ def check_training(plan: Plan, *, resume: bool = False) -> None:
             check_size(plan, started)
     else:
         _refuse_other_machines(plan)
-    check_workload(plan)
+    _refuse_without_accuracy(check_workload(plan), plan.top_resolution, plan.data)
 
 
 def check_size(plan: Plan, started: Started) -> None:
@@ -376,8 +384,11 @@ def _refuse_other_machines(plan: Plan) -> None:
         )
 
 
-def check_workload(plan: Plan) -> None:
+def check_workload(plan: Plan) -> nn.Module:
     """Refuse a plan made for other data than the job's, or whose network cannot be built here.
+
+    Returns:
+        The network.
 
     Raises:
         BatchwrightError: Port, data, network or weights do not fit the plan.
@@ -393,7 +404,9 @@ def check_workload(plan: Plan) -> None:
             f"(digest {plan.data.digest[:12]}), here {facts.train_samples} of {facts.name} "
             f"({facts.digest[:12]}); probe and plan again, or say data=KIND:PATH"
         )
-    check_outputs(plan.job, _check_network(plan.job, facts), plan.top_resolution, facts)
+    network = _check_network(plan.job, facts)
+    check_outputs(plan.job, network, plan.top_resolution, facts)
+    return network
 
 
 def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:

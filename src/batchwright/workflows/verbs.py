@@ -85,7 +85,6 @@ from batchwright.workflows.prepare_job import (
     measured_before,
     ready,
     refuse_unconfirmed_code,
-    refuse_without_accuracy,
     tell_doubts,
     tell_idle,
     tell_shortfall,
@@ -493,7 +492,7 @@ def run(
                 write_text(job_yaml(job), folder / "job.yaml")
             return hand_over(folder, job, **telling)
         held.enter_context(_workers_of(job))
-        job = ready(job)
+        job = ready(job, judged=True)
         before = measured_before(folder, job) if resume else None
         if not resume:
             folder = held.enter_context(new_run_folder(run_folder, job))
@@ -526,7 +525,6 @@ def _planned_in(folder: Path, job: Job, watch: Stopwatch, before: Profile | None
         profile = profile.model_copy(update={"job": planned})
         write_record(profile, folder / "profile.json")
     watch.lap("probe")
-    refuse_without_accuracy(profile)
     try:
         decided = make_plan(profile)
     except PlanError as error:

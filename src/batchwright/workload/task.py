@@ -283,7 +283,7 @@ def _failure(network: nn.Module, side: int, channels: int) -> str | None:
         JobError: It is too large for the memory, which says nothing of the network.
     """
     try:
-        _outputs(network, side, channels)
+        outputs_of(network, side, channels)
     except Exception as error:  # noqa: BLE001 - the user's code may fail in any way
         if is_out_of_memory(error):
             raise JobError(
@@ -294,14 +294,14 @@ def _failure(network: nn.Module, side: int, channels: int) -> str | None:
     return None
 
 
-def _outputs(network: nn.Module, side: int, channels: int) -> Any:
-    """What ``network`` puts out for one black image of ``side`` pixels."""
+def outputs_of(network: nn.Module, side: int, channels: int, images: int = 1) -> Any:
+    """What ``network`` puts out for so many black images of ``side`` pixels."""
     was_training = network.training
     network.eval()
     try:
         with torch.no_grad():
             device = next(network.parameters()).device
-            return network(torch.zeros(1, channels, side, side, device=device))
+            return network(torch.zeros(images, channels, side, side, device=device))
     finally:
         network.train(was_training)
 
@@ -320,7 +320,7 @@ def check_outputs(job: Job, network: nn.Module, side: int, data: DataFacts) -> N
     """
     if job.loss != "cross_entropy":  # another one may want anything
         return
-    outputs, classes = _outputs(network, side, data.channels), len(data.classes)
+    outputs, classes = outputs_of(network, side, data.channels), len(data.classes)
     if isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] < classes:
         raise JobError(
             f"network={job.network}: gives {counted(outputs.shape[1], 'output')} for an image, and "
