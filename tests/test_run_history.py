@@ -30,6 +30,7 @@ def run_of(
     *,
     epochs: int = 10,
     base: float | None = None,
+    held_out: int = COUNT,
     **changes,
 ) -> RunSummary:
     """Accuracy rises evenly to its last value."""
@@ -45,8 +46,8 @@ def run_of(
             make_epoch(
                 e,
                 global_batch_size=batch,
-                val_count=COUNT,
-                val_correct=round(COUNT * (0.1 + (accuracy - 0.1) * (e + 1) / epochs)),
+                val_count=held_out,
+                val_correct=round(held_out * (0.1 + (accuracy - 0.1) * (e + 1) / epochs)),
                 noise_scale=None,
             )
             for e in range(epochs)
@@ -94,13 +95,28 @@ def test_a_difference_that_seeds_could_make_leaves_the_rule_and_is_told():
     job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
     runs = [run_of("sgd", 512, 0.92), run_of("muon", 512, 0.92 - SEED_ERROR)]
     few = reason(make_plan(profile_of(), job, runs=runs), "optimizer").why
-    assert "no further apart than seeds are" in few
+    assert "no further apart than chance may set them" in few
     assert "what other tasks showed" in few  # the law of learning decides
     many = [run_of("sgd", 512, 0.92) for _ in range(16)]
     many += [run_of("muon", 512, 0.92 - SEED_ERROR) for _ in range(16)]
     plan = make_plan(profile_of(), job, runs=many)
     assert plan.update == "sgd"
     assert "what other tasks showed" not in reason(plan, "optimizer").why
+
+
+def test_few_runs_on_few_images_differ_by_chance_more_than_seeds_do():
+    job = make_job(optimizer="auto", learning_rate="auto", global_batch=512)
+    told = []
+    for held_out, runs in ((COUNT, 1), (360, 1), (360, 5)):
+        reached = [("sgd", 0.9), ("muon", 0.86)] * runs
+        given = [run_of(name, 512, share, held_out=held_out) for name, share in reached]
+        (compared,) = experience_of(profile_of(), job, given).compared()
+        told.append(compared.better)
+    assert told == ["sgd", None, "sgd"]  # five seeds show the chance that they are of
+    runs = [run_of("sgd", 512, 0.86, held_out=360)]
+    runs.append(run_of("sgd", 512, 0.9, held_out=360, scaling="linear"))
+    job = job.model_copy(update={"optimizer": "sgd"})
+    assert make_plan(profile_of(), job, runs=runs).learning_rate.scaling == "sqrt"
 
 
 def test_only_runs_at_the_rates_of_a_plan_and_of_one_length_are_compared():
@@ -164,7 +180,7 @@ def test_a_rule_that_is_ahead_by_chance_alone_leaves_the_usual_one():
     plan = make_plan(profile_of(), job, runs=[run_of("sgd", 512, 0.7), linear])
     assert plan.learning_rate.scaling == "sqrt"
     why = reason(plan, "rule for the batch").why
-    assert "scaling=linear was ahead by no more than seeds may differ" in why
+    assert "scaling=linear was ahead by no more than chance may make" in why
 
 
 def test_runs_far_from_the_batch_say_nothing_of_its_rule():

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import hypot, isclose, sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 
 from batchwright.algorithms.learning_rate import rule_for
 from batchwright.errors import PlanError
@@ -14,8 +14,8 @@ from batchwright.planning.averaging import averaged_epochs
 from batchwright.planning.candidates.optimizer import Compared, optimizers_of
 from batchwright.planning.methods.update_rule import Outcome, Recipe, Tried, recipe_of
 from batchwright.planning.resolution import sides
-from batchwright.prediction.accuracy.outcomes import epochs_to, one_batch
-from batchwright.prediction.accuracy.quality import SEED_ERROR, ProgressModel, fit_progress
+from batchwright.prediction.accuracy.outcomes import counting_error, epochs_to, one_batch
+from batchwright.prediction.accuracy.quality import ProgressModel, between_runs, fit_progress
 from batchwright.prediction.accuracy.trainings import Observed, offset_of
 from batchwright.records import (
     DataFacts,
@@ -90,18 +90,20 @@ class Experience:
         Runs left before their end are not comparable. Of several lengths that with most runs comes
         last.
         """
-        found: dict[tuple[int, int], dict[Recipe, list[float]]] = defaultdict(
+        found: dict[tuple[int, int], dict[Recipe, list[tuple[float, int]]]] = defaultdict(
             lambda: defaultdict(list)
         )
         for run in self.runs:
-            reached = [epoch.top1 for epoch in run.epochs if epoch.top1 is not None]
+            reached = [
+                (e.top1, e.val_count) for e in run.epochs if e.top1 is not None and e.val_count
+            ]
             batches = {epoch.global_batch_size for epoch in run.epochs}
             if reached and len(batches) == 1 and _ended(run) and self._at_its_rate(run):
                 recipe = recipe_of(run.plan)
                 if recipe.allowed(self.job):
                     found[batches.pop(), run.plan.epochs][recipe].append(reached[-1])
         return [
-            Tried(batch, {recipe: _outcome(values) for recipe, values in one.items()})
+            Tried(batch, {recipe: _outcome(ends) for recipe, ends in one.items()})
             for (batch, _), one in sorted(found.items(), key=lambda pair: _count(pair[1].values()))
         ]
 
@@ -215,7 +217,10 @@ def _count(groups: Iterable[Sequence[float]]) -> int:
     return sum(map(len, groups))
 
 
-def _outcome(values: Sequence[float]) -> Outcome:
-    """Mean and spread of what single seeds reached."""
-    spread = stdev(values) if len(values) > 1 else 0.0
-    return Outcome(fmean(values), max(SEED_ERROR, spread) / sqrt(len(values)), len(values))
+def _outcome(ends: Sequence[tuple[float, int]]) -> Outcome:
+    """Mean of what single seeds reached, each on so many images, and the error of that."""
+    values = [accuracy for accuracy, _ in ends]
+    mean = fmean(values)
+    counting = counting_error(mean, fmean(held_out for _, held_out in ends))
+    error, _ = between_runs(values, counting)
+    return Outcome(mean, error / sqrt(len(values)), len(values))

@@ -98,7 +98,7 @@ def _chosen(job: Job, batch: float, compared: Sequence[Compared]) -> Chosen[Opti
         )
         if ran.better:
             return Chosen(ran.better, f"{measured}.", "measured")
-        measured += ", no further apart than seeds are. "
+        measured += ", no further apart than chance may set them. "
     if told is None:
         return Chosen(SGD.name, f"{measured}{_UNTOLD}", "assumed")
     why = f"{measured}{_predicted(told)}."

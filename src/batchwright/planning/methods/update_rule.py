@@ -85,7 +85,7 @@ def settle(
 
     The batch that it asks for counts, or one within a factor of two; else the largest that was
     tried. Only runs with the optimizer that the batch is given are looked at, and the usual way
-    stays unless another is better by more than seeds may be.
+    stays unless another is better by more than chance.
 
     Returns:
         The job, and why; no reason where no runs tell.
@@ -101,7 +101,7 @@ def settle(
     if usual in outcomes and best != usual:
         apart = outcomes[best].mean - outcomes[usual].mean
         if apart <= Z_975 * hypot(outcomes[best].error, outcomes[usual].error):
-            chosen, remark = usual, f" {best} was ahead by no more than seeds may differ."
+            chosen, remark = usual, f" {best} was ahead by no more than chance may make."
     count = sum(one.runs for one in outcomes.values())
     why = (
         f"Of the {count} runs given with batch {judged.batch} and optimizer={chosen.update}, "

@@ -192,7 +192,7 @@ class ProgressModel:
             ends.append(1 - (1 - max(ends)) * (length / places[1]) ** _STEEPEST)
         scatter = fmean(scatter_of(run.curve, c) for run, c in zip(runs, curves, strict=True))
         counting = counting_error(value, fmean(run.held_out for run in runs))
-        error, quantile = _between_runs(values, counting)
+        error, quantile = between_runs(values, counting)
         # Epochs are counted on few images as well: that part of their scatter is in `error`.
         beyond = sqrt(max(0.0, scatter**2 - counting**2))
         off = quantile * hypot(beyond, error * sqrt(1 + 1 / len(values)))
@@ -289,7 +289,7 @@ def fit_progress(
     return ProgressModel(scale, tuple(notes), base_batch, rule, law, reference, told, found)
 
 
-def _between_runs(values: Sequence[float], counting: float) -> tuple[float, float]:
+def between_runs(values: Sequence[float], counting: float) -> tuple[float, float]:
     """Standard error of one run's accuracy, and what times it makes a 95 % interval.
 
     Few runs may be alike by chance, and one tells nothing of it: then it is no less than chance
