@@ -464,7 +464,7 @@ def test_a_deadline_that_only_the_cycle_keeps_is_kept():
     with pytest.raises(PlanError, match=r"goal\.deadline"):
         planned("plain", global_batch=512, goal=goal)
     assert len(planned("cyclic", global_batch=512, goal=goal).stages) == 6
-    with pytest.raises(PlanError, match=r"method=cyclic may take .*train fewer epochs"):
+    with pytest.raises(PlanError, match=r"method=cyclic may take .*give epochs=10 or less"):
         planned("cyclic", global_batch=512, goal=Goal(deadline=0.3 * 30 * plain.high))
 
 
@@ -475,11 +475,29 @@ def test_of_more_than_a_limit_is_advised_only_what_keeps_it(method):
         planned(method, epochs=1, goal=Goal(deadline=0.01))
     one = planned(method, epochs=1)
     most = 2 * one.stages[0].predicted_epoch_seconds.high
-    fewer = r": raise goal\.deadline, or train fewer epochs$"
     for cycle in (Cycle(), Cycle(stage_epochs=(20, 10))):
-        with pytest.raises(PlanError, match=fewer):
+        with pytest.raises(PlanError, match=r": raise goal\.deadline, or (give|train)") as refused:
             planned(method, epochs=30, cycle=cycle, goal=Goal(deadline=most))
+        needed = method != "dual-batch" and cycle.stage_epochs != "auto"
+        assert ("and cycle.stage_epochs=auto" in str(refused.value)) == needed
     assert planned(method, epochs=1, goal=Goal(deadline=most)).epochs == 1
+
+
+@pytest.mark.parametrize("method", ["cyclic", "dual-batch", "hybrid"])
+def test_the_most_epochs_that_keep_a_limit_are_advised(method):
+    total = reason(planned(method, epochs=12), "training time").value  # 1 s (0.9 to 1.1)
+    high = float(total.partition(" to ")[2].partition(")")[0].split()[0])
+    goal = Goal(deadline=1.01 * high)
+    assert planned(method, epochs=12, goal=goal).epochs == 12
+    # Of two batches, plain training's time, which is less, is looked at first.
+    wanted = r"train fewer epochs, (\d+) at most$|give epochs=(\d+) or less$"
+    with pytest.raises(PlanError, match=wanted) as refused:
+        planned(method, epochs=30, goal=goal)
+    most = int(re.findall(r"\d+", str(refused.value))[-1])
+    assert most in (12, 13)
+    assert method == "dual-batch" or planned(method, epochs=most, goal=goal)
+    with pytest.raises(PlanError, match=r"goal\.deadline"):
+        planned(method, epochs=most + 1, goal=goal)
 
 
 def test_the_preset_sets_epochs_rates_and_batches():

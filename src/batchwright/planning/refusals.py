@@ -240,10 +240,10 @@ def why_none(job: Job, rows: Sequence[Row], trained: Trained) -> str:
     def too_long(epochs: int) -> bool:
         return any(miss.limit in kept for miss in trained(nearest, epochs).misses)
 
-    fewer = "train fewer epochs"
-    if job.method_spec.same_steps:  # others' epochs take other times
-        most = fewest - 1 + bisect_left(range(fewest, nearest.epochs), True, key=too_long)
-        fewer = f"give epochs={most}" + " or less" * (most > fewest)
+    most = fewest - 1 + bisect_left(range(fewest, nearest.epochs), True, key=too_long)
+    fewer = f"give epochs={most}" + " or less" * (most > fewest)
+    if not job.method_spec.same_steps:  # by plain training's times, which have to keep it, too
+        fewer = f"train fewer epochs, {most} at most"
     names = {kind.name for kind, _ in nearest.cluster.members}
     stated = any(kind.memory for kind in job.goal.kinds if kind.kind in names)
     memory = "the memory of goal.kinds" if stated else "goal.memory"

@@ -213,7 +213,7 @@ def _ended(run: RunSummary) -> bool:
     return len(run.epochs) == run.plan.epochs
 
 
-def _count(groups: Iterable[Sequence[float]]) -> int:
+def _count(groups: Iterable[Sequence[object]]) -> int:
     return sum(map(len, groups))
 
 

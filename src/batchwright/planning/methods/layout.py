@@ -7,8 +7,8 @@ times were measured or stated.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 
@@ -139,20 +139,21 @@ def _misses(job: Job, times: Measured | Stated, total: Estimate) -> dict[str, st
 
 def _kept_by(job: Job, times: Measured | Stated, limit: str) -> Iterator[str]:
     """What else than raising a limit keeps it, in words: each is laid out to see."""
-    ways: dict[str, dict[str, object]] = {
-        "train fewer epochs": {
-            "epochs": fewest_epochs(job),
-            "cycle": job.cycle.model_copy(update={"stage_epochs": "auto"}),
-        },
-        "leave dual.extra_time to the plan": {
-            "dual": job.dual.model_copy(update={"extra_time": "auto"})
-        },
-    }
-    for words, changes in ways.items():
+
+    def missed(**changes: object) -> bool:
         other = job.model_copy(update=changes)
-        with suppress(PlanError):
-            if limit not in _misses(other, times, _made(other, times)[1]):
-                yield words
+        try:
+            return limit in _misses(other, times, _made(other, times)[1])
+        except PlanError:
+            return True
+
+    by_epoch, fewest = job.cycle.model_copy(update={"stage_epochs": "auto"}), fewest_epochs(job)
+    shorter = range(fewest, job.epochs)
+    if fits := bisect_left(shorter, True, key=lambda n: missed(epochs=n, cycle=by_epoch)):
+        evenly = " and cycle.stage_epochs=auto" * (job.cycle != by_epoch)
+        yield f"give epochs={shorter[fits - 1]}{' or less' * (fits > 1)}{evenly}"
+    if not missed(dual=job.dual.model_copy(update={"extra_time": "auto"})):
+        yield "leave dual.extra_time to the plan"
 
 
 # -------------------------------------------------------------------------------------- in words
