@@ -22,6 +22,7 @@ from batchwright.errors import ArgumentError, JobError, PlanError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Estimate, Plan
 from batchwright.records.documents import read_record
+from batchwright.workflows.engines import with_workers
 from batchwright.workflows.exports import EXPORTS, export
 from batchwright.workflows.exports.target import Target
 from batchwright.workflows.prepare_job import data_facts
@@ -157,6 +158,28 @@ def test_slurm_gets_hosts_cores_and_a_limit() -> None:
     assert "#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=2\n" in both
     assert "#SBATCH --cpus-per-task=8\n" in both
     assert "#SBATCH --cpus-per-task=2\n" in exported(on_gpus, "sbatch")  # two workers in one task
+
+
+def test_engines_are_asked_for_the_cores_that_workers_were_timed_with() -> None:
+    """A worker that was timed with eight threads trained with one."""
+    plan = make_plan(threads=8)
+    assert "#SBATCH --cpus-per-task=16\n" in exported(plan, "sbatch")  # two workers in one task
+    assert "#SBATCH --cpus-per-task=8\n" in exported(plan, "sbatch", 2)
+    assert "#SBATCH --cpus-per-task=3\n" in exported(plan, "sbatch", 2, **{"cpus-per-task": "3"})
+    on_gpus = make_plan(job=make_job(device="cuda"), threads=8)
+    assert "#SBATCH --cpus-per-task=16\n" in exported(on_gpus, "sbatch")
+    assert "#SBATCH --cpus-per-task=33\n" in exported(make_dual_plan(threads=8), "sbatch")
+    pod = list(yaml.safe_load_all(exported(plan, "kubernetes")))[-1]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["requests"] == {"cpu": 16}
+    assert yaml.safe_load(exported(plan, "dstack"))["resources"]["cpu"] == "16.."
+    assert "ray.cpus_per_worker=8 " in exported(plan, "ray")
+    assert "ray.cpus_per_worker=2 " in exported(plan, "ray", cpus="2")
+    own = make_plan(job=make_job(ray={"cpus_per_worker": 4}), threads=8)
+    assert "ray.cpus_per_worker" not in exported(own, "ray")
+    assert with_workers(plan.job, plan).slurm.lines == ("--cpus-per-task=8",)
+    own = make_plan(job=make_job(slurm={"lines": ("--cpus-per-gpu=2",)}), threads=8)
+    assert with_workers(own.job, own).slurm.lines == ("--cpus-per-gpu=2",)
+    assert with_workers(make_job(), make_plan()).slurm.lines == ()
 
 
 def test_slurm_gets_what_the_job_says_of_it_unless_told_otherwise() -> None:

@@ -446,3 +446,22 @@ def test_the_verb_takes_several_profiles_and_runs_as_records_or_files(tmp_path):
     assert reason(plan_verb(profile, workers=2), "workers").source == "asked"
     with pytest.raises(PlanError, match="at least one profile"):
         plan_verb([])
+
+
+@pytest.mark.parametrize(
+    ("facts", "workers", "threads"),
+    [
+        ({"cores": 8, "threads": 4}, 2, 4),
+        ({"cores": 8, "threads": 4}, 1, 8),  # timed alone, it had all cores
+        ({"cores": 8, "threads": 3}, 1, 3),  # given, by OMP_NUM_THREADS
+        ({"cores": 2, "threads": 1}, 2, 1),
+    ],
+)
+def test_the_plan_holds_how_many_threads_workers_were_timed_with(facts, workers, threads):
+    profile = make_profile(cluster=make_cluster(**facts))
+    plan = make_plan(profile, profile.job.model_copy(update={"workers": workers}))
+    assert (plan.workers, plan.threads) == (workers, threads)
+    told = f"Each with {threads} compute threads, as it was timed." in reason(plan, "workers").why
+    assert told == (threads > 1)
+    before = plan.model_dump(exclude={"threads"})  # of an earlier version
+    assert type(plan).model_validate(before).threads is None

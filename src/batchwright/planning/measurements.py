@@ -46,12 +46,22 @@ def machine(profiles: Sequence[Profile], workers: int) -> tuple[Reason, ...]:
 
 def _one_thread(profile: Profile, workers: int) -> str:
     """What helps where it is never quiet, and a worker has several threads."""
-    cluster = profile.cluster
-    threads = cluster.threads * cluster.workers // workers  # fewer workers have more of them each
+    threads = threads_of(profile.cluster, workers)
     busy = profile.load is not None and disturbances(profile.load)
-    if cluster.device != "cpu" or threads < 2 or not busy:
+    if profile.cluster.device != "cpu" or threads < 2 or not busy:
         return ""
     return ", or with BATCHWRIGHT_THREADS=1: a worker's threads wait for one that has no core"
+
+
+def threads_of(cluster: Cluster, workers: int) -> int:
+    """Compute threads that each of so many workers had, or has where more were not measured.
+
+    Fewer than measured together had more each, unless a number of threads was given.
+    """
+    share = max(1, cluster.cores // cluster.workers)
+    if workers >= cluster.workers or cluster.threads != share:
+        return cluster.threads
+    return max(1, cluster.cores // workers)
 
 
 def measured_precision(profile: Profile, precision: Precision) -> Reason:

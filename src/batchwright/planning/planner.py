@@ -70,6 +70,7 @@ from batchwright.planning.measurements import (
     machine,
     measured_precision,
     recomputation,
+    threads_of,
 )
 from batchwright.planning.merging import merge_profiles
 from batchwright.planning.methods.layout import (
@@ -185,7 +186,8 @@ def make_plan(
     times = Measured(settled, table, choice, chosen, progress)
     by_epoch: tuple[Estimate | None, ...] = ()
     apart = len(kinds) > 1 and not link_given(job.link)
-    workers = workers_reason(job, choice, named=named, apart=apart)
+    threads = None if job.launcher.simulated else _threads(row.cluster)
+    workers = workers_reason(job, choice, threads, named=named, apart=apart)
     measured = (
         measured_precision(merged[0], precision_of(job)),
         *recomputation(merged[0]),
@@ -246,6 +248,7 @@ def make_plan(
         ),
         held_out=() if virtual else _held_out(kinds),
         kinds=choice.row.cluster.kinds if named else (),
+        threads=threads,
     )
     told_of = runs or any(profile.trials for profile in given)
     if not job.method_spec.same_steps and told_of:
@@ -329,6 +332,12 @@ def plan_to_measure(profile: Profile, optimizer: OptimizerName | None = None) ->
         elif job.goal.objective != "accuracy":
             raise
         return make_plan(profile, job.model_copy(update={"goal": job.goal.model_copy(update=free)}))
+
+
+def _threads(cluster: ClusterOption) -> int | None:
+    """Compute threads of each worker, as measured; `None` where not all had as many."""
+    found = {threads_of(kind.profile.cluster, count) for kind, count in cluster.members}
+    return found.pop() if len(found) == 1 else None
 
 
 def _held_out(kinds: Sequence[WorkerType]) -> tuple[HeldOut, ...]:

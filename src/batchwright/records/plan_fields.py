@@ -332,6 +332,11 @@ class PlanFields(Document):
     knees: tuple[Knee, ...] = Field((), description="For each cluster size and resolution.")
     held_out: tuple[HeldOut, ...] = Field((), description="Predictions for `check` to measure.")
     kinds: tuple[KindCount, ...] = Field((), description="Workers in rank order, by kind.")
+    threads: Count | None = Field(
+        None,
+        description="Compute threads that each worker had where its steps were timed: engines are "
+        "asked for as many cores. Null where nothing was measured, or kinds differ in them.",
+    )
     reasons: tuple[Reason, ...] = Field((), description="Why, choice by choice.")
 
     @property

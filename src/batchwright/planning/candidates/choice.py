@@ -203,11 +203,13 @@ def _others(goal: Goal, rows: Sequence[Row], progress: Progress) -> list[str]:
 # -------------------------------------------------------------------------------------- in words
 
 
-def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Reason:
+def workers_reason(
+    job: Job, choice: Choice, threads: int | None, *, named: bool, apart: bool
+) -> Reason:
     """How many workers, of which kinds.
 
-    ``named``: whether there are kinds to name; ``apart``: whether there are several that cannot be
-    mixed.
+    ``threads``: of each, as measured, if that is known; ``named``: whether there are kinds to name;
+    ``apart``: whether there are several that cannot be mixed.
     """
     row = choice.row
     why, source = _why_workers(job, choice)
@@ -221,6 +223,8 @@ def workers_reason(job: Job, choice: Choice, *, named: bool, apart: bool) -> Rea
     sizes = {one.cluster.workers: None for one in choice.level if one.cluster is not row.cluster}
     level = choice.objective.level_words([counted(count, "worker") for count in sizes])
     stated = "; ".join(kind.stated for kind, _ in row.cluster.members if kind.stated)
+    if threads is not None and threads > 1:
+        why += f" Each with {threads} compute threads, as it was timed."
     texts = [why, dearer, level, _exchange(row.cluster), f"Assumed: {stated}." if stated else ""]
     if apart:
         texts.append(

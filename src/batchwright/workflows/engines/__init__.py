@@ -77,10 +77,16 @@ def resumed_by_engine(
 def with_workers(job: Job, plan: Plan) -> Job:
     """The job with the plan's number of workers, for an engine to start as many.
 
+    Slurm is asked for as many cores as they had where they were timed, unless the job says.
+
     Raises:
         JobError: Its nodes or GPUs cannot have them.
     """
     job = job.model_copy(update={"workers": plan.workers})
+    lines = job.slurm.lines
+    if plan.threads and not any(line.startswith("--cpus-per-") for line in lines):
+        lines = (*lines, f"--cpus-per-task={plan.threads}")
+        job = job.model_copy(update={"slurm": job.slurm.model_copy(update={"lines": lines})})
     check_job(job)
     return job
 

@@ -49,7 +49,10 @@ _HINTS = (
         "slurm.account and slurm.partition",
     ),
     ("partition", "`sinfo` lists the partitions: give one as slurm.partition"),
-    ("node", "`sinfo` lists the nodes: give fewer nodes, or less of each"),
+    (
+        "node",
+        "`sinfo` lists the nodes: give fewer, or less of each (slurm.lines=--cpus-per-task=4)",
+    ),
     ("generic resource", "`sinfo -o %G` lists what nodes have: look at slurm.gpus_per_node"),
     ("time limit", "`sinfo -o '%P %l'` lists the limits: give less as slurm.time"),
     (

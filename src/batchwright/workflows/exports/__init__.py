@@ -26,7 +26,7 @@ EXPORTS = Registry(
             "partition": "the partition to queue in",
             "account": "who is charged",
             "time": "a limit, such as 04:00:00",
-            "cpus-per-task": "cores of each task, else one for each of its workers",
+            "cpus-per-task": "cores of each task, else as many as its workers had when timed",
         },
     ),
     Export(
@@ -34,7 +34,7 @@ EXPORTS = Registry(
         "a shell script, for `ray job submit` or a machine of the Ray cluster",
         launchers.ray,
         settings={
-            "cpus": "cores that each worker reserves, else one",
+            "cpus": "cores that each worker reserves, else as many as it had when timed",
             "min_workers": "fewest workers with which it goes on, else all",
         },
     ),

@@ -17,7 +17,7 @@ import yaml
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan
 from batchwright.records.documents import change_job
-from batchwright.records.job_sections import SLURM_TIME, SLURM_TIME_HINT
+from batchwright.records.job_sections import SLURM_TIME, SLURM_TIME_HINT, Ray
 from batchwright.workflows.engines.slurm_script import body, notice
 from batchwright.workflows.exports.target import Target, headline
 
@@ -64,8 +64,8 @@ def sbatch(plan: Plan, target: Target) -> str:
     limit = target.settings.get("time") or slurm.time or _time_limit(plan)
     tasks = 1 if target.hosts == 1 else plan.workers // target.hosts
     devices = _devices(plan, target, "gpus-per-node", "cpus-per-task")
-    # On GPUs, too, a worker has a core: else all that share a task would have one together.
-    cores = devices.pop("cpus-per-task", plan.workers // target.hosts)
+    # On GPUs, too, a worker has its cores: else all that share a task would have one together.
+    cores = devices.pop("cpus-per-task", plan.workers // target.hosts * (plan.threads or 1))
     devices["cpus-per-task"] = max(1, cores // tasks)
     options: dict[str, object] = {
         "job-name": _name(plan),
@@ -172,6 +172,8 @@ def ray(plan: Plan, target: Target) -> str:
         raise ArgumentError("ray places the workers on its machines by itself: leave --hosts out")
     asked = {"cpus": "ray.cpus_per_worker", "min_workers": "ray.min_workers"}
     given = {key: target.settings[name] for name, key in asked.items() if name in target.settings}
+    if plan.threads and plan.job.ray.cpus_per_worker == Ray().cpus_per_worker:
+        given = {asked["cpus"]: str(plan.threads)} | given
     keys = [
         "launch=ray",
         f"ray.gpus_per_worker={int(plan.job.device == 'cuda')}",
@@ -359,11 +361,12 @@ def _name(plan: Plan) -> str:
 
 
 def _devices(plan: Plan, target: Target, gpus: str, cores: str) -> dict[str, int]:
-    """How many GPUs a host needs, or how many cores."""
+    """How many GPUs a host needs, or how many cores: as workers had where they were timed."""
     count = plan.workers // target.hosts
-    if plan.method_spec.served and target.hosts == 1 and plan.job.device == "cpu":
-        return {cores: count + 1}  # the server's
-    return {gpus if plan.job.device == "cuda" else cores: count}
+    if plan.job.device == "cuda":
+        return {gpus: count}
+    server = plan.method_spec.served and target.hosts == 1
+    return {cores: count * (plan.threads or 1) + server}
 
 
 def _look_at_settings(target: Target) -> None:
