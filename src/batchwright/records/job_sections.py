@@ -525,7 +525,8 @@ class Goal(Keys):
         gt=0,
         lt=1,
         description="Held-out accuracy that `auto` and `target-accuracy` aim for: share. Training "
-        "ends with the first evaluation that reaches it.",
+        "ends with the first evaluation that reaches it. Other objectives neither choose by it nor "
+        "end there: a line warns of a plan that is expected below it.",
     )
     confidence: float = Field(
         0.8,
