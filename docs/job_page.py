@@ -45,7 +45,7 @@ SECTIONS = {
 """First key of each section, in the record's order."""
 
 NOTES = {
-    "data": "What a probe measures of their loading: [probe](verbs.md#probe).",
+    "data": "How a probe measures loading: [probe](verbs.md#probe).",
     "loss": "Rate, warm-up and decay: [methods](methods.md#deciding), shown by "
     "[schedule](verbs.md#schedule). `scaling=gain`: [methods](methods.md#large-batches). Muon: "
     "[methods](methods.md#muon).",
@@ -63,18 +63,19 @@ NOTES = {
     "probe.budget": "What is measured: [probe](verbs.md#probe).",
     "goal.objective": "How a plan is chosen, also among several kinds of workers (`goal.kinds`): "
     "[plan](verbs.md#plan), [methods](methods.md#deciding).\n\n"
-    "`batchwright plan profile.json goal.kinds=prices.csv` takes kinds and prices from a file: "
-    "either of our own, with the columns `kind` and `price` (of one worker for an hour) and, where "
-    "they are known, `spot_price`, `preemptions_per_hour`, `count`, `memory`, `like` and `speed`; "
-    "or a catalogue of SkyPilot's, with the columns `InstanceType`, `AcceleratorName`, "
+    "`batchwright plan profile.json goal.kinds=prices.csv` reads kinds and prices from a file, "
+    "one of:\n\n"
+    "- your own, with the columns `kind` and `price` (of one worker for an hour) and, where known, "
+    "`spot_price`, `preemptions_per_hour`, `count`, `memory`, `like` and `speed`;\n"
+    "- a catalogue of SkyPilot's, with the columns `InstanceType`, `AcceleratorName`, "
     "`AcceleratorCount`, `vCPUs`, `MemoryGiB`, `Price`, `SpotPrice`, `Region` and "
-    "`AvailabilityZone`. Of a catalogue the cheapest place counts, the price is that of one "
-    "accelerator, and the accelerators are those that were measured: by the same name as "
-    "`probe.kind`, or one that stands in the device's name. A kind with a spot price becomes two, "
-    "the second with `-spot` behind its name. There are as many as `count` says, else "
-    "`goal.max_workers`, else (of a catalogue) those of the largest instance. In `run` and `sweep` "
-    "the file prices the workers that are there, and no others: at the spot price where a kind is "
-    "called so, as by `probe.kind=a100-spot` or `BATCHWRIGHT_KIND`.",
+    "`AvailabilityZone`. The cheapest place counts, and the price is that of one accelerator. "
+    "Only accelerators that were measured count: those with the name of `probe.kind`, or a name "
+    "that stands in the device's.\n\n"
+    "A kind with a spot price becomes two, the second with `-spot` behind its name. There are as "
+    "many as `count` says, else `goal.max_workers`, else (of a catalogue) those of the largest "
+    "instance. In `run` and `sweep` the file prices only the workers that are there: at the spot "
+    "price where a kind is called so, as by `probe.kind=a100-spot` or `BATCHWRIGHT_KIND`.",
     "link.latency": "For more workers than were measured: [plan](verbs.md#plan). How to get both: "
     "[hosts](hosts.md#a-plan-for-several-hosts).",
 }
@@ -292,7 +293,7 @@ HEAD = """\
 <!-- Written by docs/job_page.py from records/job_*.py; change it there. -->
 
 A job says what to train and on what: everything that changes the result is a key. Give keys on the
-command line, in a YAML file, or both; what comes later wins:
+command line, in a YAML file, or both; the last value counts:
 
 ```sh
 batchwright run job.yaml epochs=3 probe.budget=5
@@ -309,18 +310,23 @@ probe:
 
 In Python they are keyword arguments: `bw.run(data="digits", epochs=3, probe={"budget": 5})`.
 
-A list takes commas (`frozen=stem.*,stages.0.*`), a list of items YAML (`goal.kinds`, whose items
-have the keys at the foot of this page), `null` unsets a key. A time may have its unit (`90s`,
-`10min`, `2h`, `1d`), and so may a size (`500MB`, `8GiB`) and a bandwidth (`10Gbit/s`). An unknown
-key, a wrong type or a value out of range is refused with one line, and so is a key that a file has
-twice. Words of other programs are no keys, but the message says which key they mean: `lr`,
-`batch_size`, `gpus`, `amp`, `img_size`, `model`, and many more. The resolved job, with every `auto`
-that this machine and the data decide replaced, is saved beside the run as `job.yaml` and can be
-given again.
+- A list takes commas (`frozen=stem.*,stages.0.*`), a list of items YAML (`goal.kinds`, whose items
+  have the keys at the foot of this page). `null` unsets a key.
+- A time may have its unit (`90s`, `10min`, `2h`, `1d`), and so may a size (`500MB`, `8GiB`) and a
+  bandwidth (`10Gbit/s`).
+- An unknown key, a wrong type, a value out of range or a key given twice in a file is refused with
+  one line. For a word of another program (`lr`, `batch_size`, `gpus`, `amp`, `img_size`, `model`
+  and many more) the line says which key it means.
+- The run folder keeps the resolved job as `job.yaml`, with a value for every `auto` that machine
+  and data decide. It can be given again.
 
-The last column says from which verb on a key may still change. *probe*: it changes what is
-measured. *plan*: a profile can be planned again with another value. *train*: even a finished plan
-can run with another value, or go on with it (`data` only to another place of the same images).
+The last column says from which verb on a key may still change:
+
+- *probe*: it changes what is measured.
+- *plan*: a profile can be planned again with another value.
+- *train*: even a finished plan can run with another value, or go on with it (`data` only to another
+  place of the same images).
+
 What the verbs do: [verbs](verbs.md). A [loop of your own](loop.md) takes the keys from its plan.
 """
 

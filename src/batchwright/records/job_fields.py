@@ -56,20 +56,20 @@ class JobFields(Keys):
     )
     data_args: Arguments = Field(
         NO_ARGUMENTS,
-        description="What a source of a library is told besides, by name: columns, splits, "
-        "arguments of a class ([data](data.md)).",
+        description="Arguments of a library's data source, by name: columns, splits, arguments "
+        "of a class ([data](data.md)).",
     )
     val: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="Share of the images held out (equal per class, the same with every `seed`) "
-        "where the data have no held-out part of their own.",
+        description="Share of the images held out (equal per class, the same with every "
+        "`seed`) where the data have no held-out part.",
     )
     unreadable: Literal["refuse", "skip"] = Field(
         "refuse",
-        description="An unreadable image, before the training: stop and name it, or skip and count "
-        "it. One that is damaged later ends a run that reads it from its file.",
+        description="What to do with an unreadable image before training: stop and name it, or "
+        "skip and count it. One that is damaged later ends a run that reads it from its file.",
     )
     network: str = Field(
         "resnet8",
@@ -87,29 +87,32 @@ class JobFields(Keys):
         None, description="Path of a checkpoint or plain state_dict to start from."
     )
     frozen: tuple[str, ...] = Field(
-        (), description="Parameters to leave as they are: name patterns such as `stages.0.*`."
+        (), description="Parameters that are not trained: name patterns such as `stages.0.*`."
     )
     loss: str = Field(
         "cross_entropy",
         min_length=1,
-        description="`cross_entropy`, or an import string: f(outputs, labels) -> mean loss. Also "
-        "of a `torch.nn.Module` that takes the same, or of its class, which is built without "
-        "arguments, such as `torch.nn:MultiMarginLoss`; it has no parameters to train.",
+        description="`cross_entropy`, or an import string of f(outputs, labels) -> mean loss, "
+        "of a `torch.nn.Module` that is called like it, or of a class of such modules, built "
+        "without arguments, such as `torch.nn:MultiMarginLoss`. A module has no parameters to "
+        "train.",
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="For `cross_entropy`: share.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the classifier: share.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Label smoothing of `cross_entropy`."
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the classifier.")
     augment: Literal["auto", "none", "flip", "crop", "crop-flip"] = Field(
         "auto",
-        description="Random horizontal flip, shift and crop, or both. `auto`: `crop` for digits, "
-        "else `crop-flip`; that of `cycle.preset` where it has one. Images that a function of "
-        "yours gives stay as they come.",
+        description="Random horizontal flip, shift and crop, or both. `auto`: `crop` for "
+        "digits, else `crop-flip`, or that of `cycle.preset`. Images from a function of yours "
+        "stay as they are.",
     )
     rotation: float = Field(
         0.0,
         ge=0,
         le=0.5,
-        description="Images are turned at random by up to this share of a full turn either way, "
-        "what comes in at the corners mirrored.",
+        description="Images are rotated at random by up to this share of a full turn either "
+        "way; corners are filled by mirroring.",
     )
     zoom: float = Field(
         0.0,
@@ -119,53 +122,55 @@ class JobFields(Keys):
     )
     optimizer: Annotated[str, Named(OPTIMIZERS, "auto")] = Field(
         "auto",
-        description="SGD, AdamW, or Muon: momentum made orthogonal for matrices and "
-        "kernels, SGD for everything else. `auto`: the one of SGD and Muon that trials or runs "
-        "show to reach more; without them the one that other tasks' trainings lead to expect to, "
-        "which is mostly Muon. SGD with any batch where `learning_rate` is given, even as it "
-        "is by default, where layers are `frozen`, with `ags.mode=norm` or `gain` or "
-        "`scaling=gain`, with `momentum=0` or `nesterov=false`, and with `cyclic`, `dual-batch` "
-        "and `hybrid`.",
+        description="SGD, AdamW, or Muon: momentum made orthogonal for matrices and kernels, "
+        "SGD for everything else. `auto`: SGD or Muon, whichever trials or runs show to reach "
+        "more, else the one that other tasks' trainings favour, mostly Muon. Always SGD where "
+        "`learning_rate` is given, even at its default, where layers are `frozen`, with "
+        "`ags.mode=norm` or `gain`, `scaling=gain`, `momentum=0` or `nesterov=false`, and with "
+        "`cyclic`, `dual-batch` and `hybrid`.",
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="For `sgd` and `muon`: momentum.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of `sgd` and `muon`.")
     nesterov: bool = Field(
-        True, description="For `sgd`: Nesterov's momentum; `false`: plain. `muon` has Nesterov's."
+        True,
+        description="Whether `sgd` has Nesterov's momentum; `false`: plain. `muon` always has "
+        "Nesterov's.",
     )
     weight_decay: NonNegative = Field(
         5e-4, description="Decay of weight matrices and kernels; norms and biases have none."
     )
     learning_rate: Literal["auto"] | Positive = Field(
         "auto",
-        description="Rate at `base_batch`, per step. `auto`: 0.1 for `sgd`, 0.001 for `adamw`; for "
-        "`muon` 0.1, or as much as lets a training of few steps get anywhere, and 0.02 without "
-        "batch normalization; times what trials at other rates found best (without batch "
-        "normalization no more per step than the highest at which one has learnt). One that is "
-        "given makes `optimizer=auto` SGD.",
+        description="Rate at `base_batch`, per step. `auto`: 0.1 for `sgd`, 0.001 for `adamw`. "
+        "For `muon` 0.1, more where a training has few steps, and 0.02 without batch "
+        "normalization. All of these times what trials at other rates found best (without "
+        "batch normalization no more per step than the highest at which one has learnt). A "
+        "rate that is given makes `optimizer=auto` SGD.",
     )
     base_batch: Count = Field(128, description="Global batch at which `learning_rate` holds.")
     scaling: Literal["auto", "linear", "sqrt", "gain", "none"] = Field(
         "auto",
-        description="How the rate grows with the global batch over `base_batch`; under a parameter "
-        "server with the large local batch. `gain`: by the measured gradient noise, from 1 where "
-        "it is small to linear where it is large (AdaScale). `auto`: what did best in the runs "
-        "given to `plan --run`, else `sqrt`.",
+        description="How the rate grows with the global batch over `base_batch`; under a "
+        "parameter server with the large local batch. `gain`: by the measured gradient noise, "
+        "from 1 where it is small to linear where it is large (AdaScale). `auto`: the best in "
+        "the runs given to `plan --run`, else `sqrt`.",
     )
     warmup_epochs: Literal["auto"] | NonNegative = Field(
         "auto",
-        description="Epochs of linear warm-up from `warmup_start`, in fractions too; it raises "
-        "nothing where the rate is not scaled up and begins at the rate at `base_batch`. `auto`: "
-        "none there, else by the batch and `warmup_law`, half of the epochs at most.",
+        description="Epochs of linear warm-up from `warmup_start`, also fractions. Without a "
+        "scaled-up rate it raises nothing, unless `warmup_start` is given. `auto`: none there, "
+        "else by the batch and `warmup_law`, half of the epochs at most.",
     )
     warmup_start: Literal["auto"] | Annotated[float, Field(gt=0, lt=1)] = Field(
         "auto",
-        description="Rate at which the warm-up begins, as a share of the peak, whether the rate is "
-        "scaled up or not. `auto`: the rate at `base_batch`; for `one-cycle` a 25th.",
+        description="Rate at which the warm-up begins, as a share of the peak, whether the "
+        "rate is scaled up or not. `auto`: the rate at `base_batch`; for `one-cycle` a 25th of "
+        "the peak.",
     )
     warmup_law: Literal["root", "linear"] = Field(
         "root",
-        description="Length of a warm-up that is left open, for B times `base_batch`: `root`: "
-        "epochs x 5/90 x sqrt(B / 60); `linear`: epochs x (5 + 5 (B - 60) / 180) / 90, as the "
-        "warm-up poster reads the same two points.",
+        description="Length of a warm-up of `auto` for a batch of B times `base_batch`: "
+        "`root`: epochs x 5/90 x sqrt(B / 60); `linear`: epochs x (5 + 5 (B - 60) / 180) / 90, "
+        "as the warm-up poster reads the same two points.",
     )
     decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
         "cosine",
@@ -177,15 +182,15 @@ class JobFields(Keys):
     clip_norm: Positive | None = Field(None, description="Largest global gradient norm.")
     average_weights: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Whether held-out accuracy, `best.pt` and what is delivered are those of an "
-        "average of the weights over the last half epoch, which is nearer to the end of the "
-        "training while the rate is high. `auto`: where training ends as soon as `goal.accuracy` "
-        "is reached. Not with a parameter server or `launch=virtual`.",
+        description="Whether held-out accuracy, `best.pt` and delivered weights are those of "
+        "an average of the weights over the last half epoch, which is closer to the final "
+        "accuracy while the rate is high. `auto`: where training ends as soon as "
+        "`goal.accuracy` is reached. Not with a parameter server or `launch=virtual`.",
     )
     batch_norm: Literal["worker", "synchronized"] = Field(
         "worker",
-        description="Batch normalization in training over each worker's own samples, or over all "
-        "workers' at each step (GPUs only).",
+        description="Whether batch normalization in training is over each worker's own "
+        "samples, or over all workers' at each step (GPUs only).",
     )
     sampling: Literal["shuffle", "balanced"] = Field(
         "shuffle",
@@ -195,28 +200,29 @@ class JobFields(Keys):
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order and augmentation.")
     epochs: Epochs = Field(
         30,
-        description="Epochs to train; the most, where the plan chooses them to reach "
+        description="Epochs to train; the most, where the plan chooses their number to reach "
         "`goal.accuracy`.",
     )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Number format of the forward and backward pass. `auto`: bfloat16 autocast "
-        "where the processor computes in it, float16 on GPUs that compute in that alone, if the "
+        "where the processor computes in it, float16 on GPUs that compute only in that, if the "
         "probe finds it faster, else float32. Losses are scaled for float16.",
     )
     compile: Literal["auto", "off", "on"] = Field(
         "off",
-        description="Whether training computes with the network compiled (`torch.compile`). "
-        "`auto`: where what a step saves is more, over the whole training, than compiling takes: "
-        "the probe measures both if the training takes two minutes or more. On the CPU it takes a "
-        "C++ compiler.",
+        description="Whether the network is compiled for training (`torch.compile`). `auto`: "
+        "where it saves more, over the whole training, than compiling takes. The probe "
+        "measures both if the training takes two minutes or more. On the CPU it needs a C++ "
+        "compiler.",
     )
     cuda_graphs: Literal["auto", "off", "on"] = Field(
         "auto",
-        description="Whether a GPU replays forward and backward passes from CUDA graphs, so that "
-        "it does not wait for the host between small kernels: the same numbers, some more memory. "
-        "`auto`: where the probe finds a step quicker, for the built-in networks and those of timm "
-        "and torchvision. Not with compiling, recomputed blocks or synchronized statistics.",
+        description="Whether a GPU replays forward and backward passes from CUDA graphs, so "
+        "that it does not wait for the host between small kernels: the same numbers, some more "
+        "memory. `auto`: where the probe finds a step quicker, for the built-in networks and "
+        "those of timm and torchvision. Not with compiling, activation checkpointing or "
+        "synchronized batch normalization.",
     )
     method: AskedMethod = Field(
         "plain",
@@ -224,15 +230,15 @@ class JobFields(Keys):
     )
     rebalance: Literal["smoothed", "published"] = Field(
         "smoothed",
-        description="For `dynamic-batch`: how shares follow. `smoothed`: by speeds that are "
-        "smoothed, a step's fixed time taken out, and only where a share changes by more than 3 %; "
-        "`published`: once an epoch, each in proportion to its samples over its time in the last "
-        "epoch, whatever the change.",
+        description="For `dynamic-batch`: how shares follow speed. `smoothed`: by smoothed "
+        "speeds, without a step's fixed time, and only where a share changes by more than 3 %; "
+        "`published`: once an epoch, each in proportion to its samples over its time in the "
+        "last epoch, whatever the change.",
     )
     rebalance_steps: Index = Field(
         25,
-        description="For `rebalance=smoothed`: steps after which the shares are made again, as "
-        "well as at the end of an epoch. 0: only there, as often as published.",
+        description="For `rebalance=smoothed`: steps after which shares are computed anew, "
+        "besides the end of each epoch. 0: only there, as in the published method.",
     )
     least_local_batch: Count | None = Field(
         None,
@@ -241,8 +247,8 @@ class JobFields(Keys):
     )
     most_local_batch: Count | None = Field(
         None,
-        description="Most samples per step that `dynamic-batch` gives a worker; unset: no limit, "
-        "what does not fit at once goes in micro-batches.",
+        description="Most samples per step that `dynamic-batch` gives a worker; unset: no "
+        "limit, what does not fit at once is split into micro-batches.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: GPUs if any.")
     workers: Literal["auto"] | Workers = Field(
@@ -273,41 +279,43 @@ class JobFields(Keys):
     )
     activation_checkpointing: Literal["auto", "off", "on"] = Field(
         "auto",
-        description="Whether blocks of the network keep their input alone and are computed again "
-        "in the backward pass: less memory, one more forward pass a step, the same gradients. "
-        "`auto`: where the batch that is asked for, or else 256 images a worker, does not fit the "
-        "memory, if the probe finds it faster than micro-batches or the only way; else off.",
+        description="Whether blocks of the network keep only their input and are computed "
+        "again in the backward pass: less memory, one more forward pass a step, the same "
+        "gradients. `auto`: where the requested batch, or else 256 images a worker, does not "
+        "fit the memory, if the probe finds it faster than micro-batches or the only way; else "
+        "off.",
     )
     resolutions: Literal["auto"] | tuple[Count, ...] = Field(
         "auto",
-        description="Training image sides in pixels, low to high; `cyclic` and `hybrid` go through "
-        "them, the others train at the highest. `auto`: the images' own size, at most 160 unless "
-        "a function of yours gives them; `cyclic` and `hybrid` have some lower ones besides.",
+        description="Training image sides in pixels, low to high; `cyclic` and `hybrid` go "
+        "through them, the others train at the highest. `auto`: the images' own size, at most "
+        "160 unless a function of yours provides them; for `cyclic` and `hybrid` also some "
+        "lower ones.",
     )
     evaluate_epochs: Count = Field(1, description="Evaluate every so many epochs, and at the end.")
     track: tuple[Literal["gradient-norm", "hessian"], ...] = Field(
         (),
-        description="What each evaluation measures besides, on a batch of at most 128 training "
+        description="What each evaluation also measures, on a batch of at most 128 training "
         "samples: the gradient's norm, the largest eigenvalue of the Hessian (10 to 100 steps "
         "of that batch, with several times the memory of one, which the plan does not count).",
     )
     checkpoint_seconds: Literal["auto"] | PositiveTime = Field(
         "auto",
-        description="Seconds between checkpoints inside an epoch. `auto`: what a plan chooses "
-        "where workers are said to be taken away (`goal.preemptions_per_hour`), else 60.",
+        description="Seconds between checkpoints inside an epoch. `auto`: the plan's choice "
+        "where workers may be taken away (`goal.preemptions_per_hour`), else 60.",
     )
     checkpoint_steps: Count | None = Field(
         None,
-        description="Steps between checkpoints, as well as `checkpoint_seconds`. More where the "
-        "disk is still writing the one before: training does not wait for it.",
+        description="Steps between checkpoints, besides `checkpoint_seconds`. More where the "
+        "disk is still writing the last one: training does not wait for it.",
     )
     timeout: Annotated[float, Field(gt=0, le=1e6), TIMED] = Field(
-        120.0, description="Seconds after which a silent collective gives up."
+        120.0, description="Seconds after which a collective without an answer gives up."
     )
     restarts: Index = Field(
         3,
-        description="How often the workers are started again, from the last checkpoint, after one "
-        "was killed. An error of their own ends the run at once.",
+        description="How often the workers are restarted from the last checkpoint after one "
+        "was killed. A worker's own error ends the run at once.",
     )
     port: int = Field(
         0, ge=0, le=65535, description="Rendezvous port on this machine; 0: any free one."

@@ -107,34 +107,34 @@ class ProbeSettings(Keys):
 
     budget: Literal["auto"] | PositiveTime = Field(
         "auto",
-        description="Most time to spend on measuring, in seconds. `auto`: a tenth of what the "
-        "training is going to take, as far as the first steps tell or, to a `goal.accuracy`, "
-        f"trials, but {MIN_BUDGET:g} s at least and {MAX_BUDGET:g} s at most.",
+        description="Most time to spend on measuring, in seconds. `auto`: a tenth of the "
+        "expected training time, as the first steps or, to a `goal.accuracy`, trials tell it, "
+        f"but {MIN_BUDGET:g} s at least and {MAX_BUDGET:g} s at most.",
     )
     error: float = Field(
         0.05,
         gt=0,
         lt=1,
-        description="Stop earlier once every step time in question is known this well: half width "
-        "of its 95 % interval, as a share of it.",
+        description="Stop earlier once every step time in question is known this well: half "
+        "width of its 95 % interval, as a share of it.",
     )
     steps: Count = Field(
         10,
-        description="Most timed steps at one visit to a measured point; more where each loader "
-        "process would not load a batch meanwhile.",
+        description="Most timed steps at one visit to a measured point; more where that is too "
+        "few for each loader process to load a batch.",
     )
     learning: Annotated[NonNegative, BeforeValidator(_share_or_timed)] = Field(
         0.1,
-        description="Time to spend on trials, short trainings that show how the network learns, "
-        "with which optimizer and, where `learning_rate` is open, at which rate: "
-        "below 1 a share of the planned training's time, which to a `goal.accuracy` is what that "
-        "is likely to take, from 1 on seconds; 0: none.",
+        description="Time for trials, short trainings that show how the network learns, with "
+        "which optimizer and, where `learning_rate` is open, at which rate. Below 1: a share "
+        "of the planned training's time, with a `goal.accuracy` of the time that it is likely "
+        "to take. From 1 on: seconds. 0: none.",
     )
     kind: str = Field(
         "",
-        description="Name of this kind of worker, by which `goal.kinds` refers to it, of all that "
-        "measure together and name no other (`BATCHWRIGHT_KIND`); unset: the device's own name, "
-        "and hosts that differ are told apart.",
+        description="Name of this kind of worker, by which `goal.kinds` refers to it, for all "
+        "that measure together without a name of their own (`BATCHWRIGHT_KIND`). Unset: the "
+        "device's name, and hosts that differ are told apart.",
     )
 
     @property
@@ -166,8 +166,8 @@ class WorkerKind(Keys):
     spot: bool = Field(False, description="Whether such a worker may be taken away at any time.")
     preemptions_per_hour: NonNegative | None = Field(
         None,
-        description="How often one is taken away in an hour; unset: of `spot` workers as often as "
-        "`goal.preemptions_per_hour` says, others never.",
+        description="How often one is taken away in an hour; unset: "
+        "`goal.preemptions_per_hour` for `spot` workers, never for others.",
     )
 
 
@@ -193,29 +193,31 @@ class DualBatch(Keys):
     )
     extra_time: Literal["auto"] | Annotated[float, Field(ge=1)] = Field(
         "auto",
-        description="How many times as long a round may take as with large batches alone. `auto`: "
-        "1.05, or as much up to 1.2 as `goal.deadline` leaves.",
+        description="How many times as long a round may take as with large batches alone. "
+        "`auto`: 1.05, or up to 1.2 where `goal.deadline` leaves time.",
     )
     large_batches: Literal["auto", "knee", "memory"] | tuple[LocalBatch, ...] = Field(
         "auto",
-        description="Local batch of the workers with the larger batch: one for all resolutions, or "
-        "one for each. `knee`: at the highest resolution the one that pays for a single worker, "
-        "by time and gradient noise; at lower ones more, by as much as more fits the memory. "
-        "`memory`: the largest that fits the memory of a worker (`goal.memory`), as in the paper, "
-        "as long as a round has `goal.least_steps` steps; mostly far larger than `knee`, with "
-        "fewer updates. `auto`: those of `cycle.preset` where they fit, else `knee`.",
+        description="Local batch of the workers with the larger batch: one for all "
+        "resolutions, or one for each. `knee`: at the highest resolution the one that pays for "
+        "a single worker, by time and gradient noise; at lower ones as much more as fits the "
+        "memory. `memory`: the largest that fits a worker's memory (`goal.memory`), as in the "
+        "paper, as long as a round has `goal.least_steps` steps; mostly far larger than "
+        "`knee`, with fewer updates. `auto`: those of `cycle.preset` where they fit, else "
+        "`knee`.",
     )
     rounding: Literal["round", "truncate"] = Field(
         "round",
-        description="How batches and samples of a round become whole numbers: to the nearest, as "
-        "in the paper's table 6, or without their fractions, as in its tables 2 and 3.",
+        description="How batches and samples of a round become whole numbers: to the nearest, "
+        "as in the paper's table 6, or truncated, as in its tables 2 and 3.",
     )
     shares: Literal["measured", "published", "planned"] = Field(
         "measured",
-        description="Samples per round: made again each epoch so that all workers end a round "
-        "together, by their measured speeds; as published by Ye et al. 2020, in proportion to "
-        "samples over time of the last round alone, and with them local batches and the weights of "
-        "models (for `server.consistency=bsp`); or as planned throughout.",
+        description="Samples per round. `measured`: computed anew each epoch so that all "
+        "workers end a round together, by their measured speeds. `published`: as by Ye et al. "
+        "2020, in proportion to samples over time of the last round alone, and with them local "
+        "batches and the weights of models (for `server.consistency=bsp`). `planned`: as "
+        "planned throughout.",
     )
 
 
@@ -227,7 +229,9 @@ class Server(Keys):
         description="`asp`: each worker's weights are merged as they arrive; `bsp`: all wait for "
         "each other; `ssp`: none is more than `server.staleness` rounds ahead of the slowest.",
     )
-    staleness: Index = Field(3, description="For `ssp`: rounds; 0 is `bsp`.")
+    staleness: Index = Field(
+        3, description="For `ssp`: rounds that a worker may be ahead; 0 is `bsp`."
+    )
     merge: Literal["journal", "compsac"] = Field(
         "journal",
         description="With update factor f: `journal`: w = (w + f w_i) / (1 + f); `compsac`: "
@@ -235,14 +239,15 @@ class Server(Keys):
     )
     update_factor: Literal["ratio", "sqrt", "none"] = Field(
         "ratio",
-        description="Weight f of a small-batch worker's model: its planned samples between two "
-        "exchanges over a large-batch worker's, the root of that, or 1.",
+        description="Weight f of a small-batch worker's model. `ratio`: its planned samples "
+        "between two exchanges over a large-batch worker's. `sqrt`: the root of that. `none`: "
+        "1.",
     )
     exchange_steps: Count | None = Field(
         None, description="Steps of a worker between two exchanges; unset: one exchange a round."
     )
     momentum: Literal["keep", "reset"] = Field(
-        "keep", description="A worker's momentum after an exchange."
+        "keep", description="What becomes of a worker's momentum after an exchange."
     )
 
 
@@ -251,25 +256,25 @@ class Ags(Keys):
 
     mode: Literal["auto", "off", "norm", "gain"] = Field(
         "auto",
-        description="Each tensor's gradient times a factor from gradient norms at the base batch "
-        "over those at the global batch: their ratio (`norm`), its square (`gain`), or none. "
-        "They come on top of `scaling`. `auto`: what did best in the runs given to `plan --run`, "
-        "else none.",
+        description="Each tensor's gradient times a factor from gradient norms at the base "
+        "batch over those at the global batch: their ratio (`norm`), its square (`gain`), or "
+        "none. Factors come on top of `scaling`. `auto`: the best in the runs given to `plan "
+        "--run`, else none.",
     )
     least: Positive = Field(1.0, description="Smallest factor.")
     most: Literal["auto"] | Positive = Field(
         "auto",
-        description="Largest factor. `auto`: what noise alone would give, which is the global "
-        "batch over `base_batch`, for `norm` the root of that; less where `scaling` has raised the "
-        "rate, so that both together stay within linear scaling.",
+        description="Largest factor. `auto`: what noise alone would give, the global batch "
+        "over `base_batch`, for `norm` its root; less where `scaling` has raised the rate, so "
+        "that both together stay within linear scaling.",
     )
     lookback: Count = Field(50, description="Steps over which norms are averaged.")
     parts: int = Field(
         4,
         ge=2,
-        description="Fewest parts of a global batch, workers times micro-batches, that norms are "
-        "taken from; micro-batches are made smaller until there are as many. Fewer "
-        "than 4 tell little.",
+        description="Fewest parts of a global batch, workers times micro-batches, from which "
+        "norms are taken; micro-batches shrink until there are as many. Fewer than 4 tell "
+        "little.",
     )
 
     @property
@@ -284,14 +289,13 @@ class Cycle(Keys):
     preset: Literal["none", "cifar100", "imagenet"] = Field(
         "none",
         description="A published schedule, 140 epochs at 24 and 32 px or 105 at 160, 224 and "
-        "288 px; it stands for what the job leaves as it is by default: epochs, resolutions, "
-        "stages and their rates, dropout, batches where they fit, and for `cifar100` augmentation "
+        "288 px. It replaces what the job leaves at its default: epochs, resolutions, stages "
+        "and their rates, dropout, batches where they fit, and for `cifar100` augmentation "
         "(`augment=flip rotation=0.05 zoom=0.25`), plain momentum and `weight_decay=1e-4`.",
     )
     keep: tuple[Literal["epochs", "nesterov", "rotation", "weight_decay", "zoom"], ...] = Field(
         (),
-        description="Job keys that `cycle.preset` leaves as the job has them also where that is "
-        "their default, which it would replace.",
+        description="Job keys whose default `cycle.preset` does not replace.",
     )
     order: Literal["cycle", "one-pass", "fixed"] = Field(
         "cycle",
@@ -323,8 +327,8 @@ class Cycle(Keys):
     )
     recalibrate: Index = Field(
         0,
-        description="Training batches from which the statistics of batch normalization are taken "
-        "anew, at the highest resolution, before each evaluation. 0: as trained.",
+        description="Training batches from which the statistics of batch normalization are "
+        "computed anew, at the highest resolution, before each evaluation. 0: as trained.",
     )
 
 
@@ -334,7 +338,7 @@ class Disturbance(Keys):
     worker: Index = Field(description="Its rank.")
     start: Time = Field(0.0, description="From when, in simulated seconds of training.")
     end: PositiveTime | None = Field(None, description="Until when; unset: to the end.")
-    slowdown: Positive = Field(description="How many times as long it computes.")
+    slowdown: Positive = Field(description="By what factor its computing takes longer.")
 
 
 class Virtual(Keys):
@@ -342,8 +346,9 @@ class Virtual(Keys):
 
     sample_seconds: PositiveTime | tuple[PositiveTime, ...] | None = Field(
         None,
-        description="Time per sample of a step, in seconds: at the highest resolution, others in "
-        "proportion as measured, else by their area; or one for each. Unset: as measured.",
+        description="Time per sample of a step, in seconds. One value: at the highest "
+        "resolution, and at others in proportion as measured, else by their area. Or one for "
+        "each. Unset: as measured.",
     )
     step_seconds: Time | tuple[Time, ...] | None = Field(
         None,
@@ -351,18 +356,20 @@ class Virtual(Keys):
         "as measured.",
     )
     speeds: tuple[Positive, ...] = Field(
-        (), description="Speed of each worker relative to that; unset: all 1."
+        (), description="Speed of each worker relative to these times; unset: all 1."
     )
     overheads: tuple[Positive, ...] = Field(
         (),
-        description="Fixed time of each worker's step relative to that of others as fast; unset: "
-        "all 1.",
+        description="Fixed time of each worker's step relative to that of equally fast ones; "
+        "unset: all 1.",
     )
     links: tuple[Positive, ...] = Field(
         (),
         description="Bandwidth of each worker's link relative to `link.bandwidth`; unset: all 1.",
     )
-    disturbances: tuple[Disturbance, ...] = Field((), description="Who is slower, and when.")
+    disturbances: tuple[Disturbance, ...] = Field(
+        (), description="Workers that are slower for a while."
+    )
 
     def stated(
         self, key: Literal["sample_seconds", "step_seconds"], side: int, sides: Sequence[int]
@@ -460,14 +467,14 @@ class Ray(Keys):
     ] = Field(
         "",
         pattern=r"^(auto|local|[\w.\[\]:-]+:\d+|)$",
-        description="The cluster's address. Unset: that of RAY_ADDRESS, or the cluster that runs "
-        "on this machine, or else a new one of this machine alone (`local`).",
+        description="The cluster's address. Unset: that of RAY_ADDRESS, else the cluster that "
+        "runs on this machine, else a new one of this machine alone (`local`).",
     )
     cpus_per_worker: Positive = Field(1.0, description="Cores that each worker reserves.")
     gpus_per_worker: Index = Field(0, description="GPUs that each worker reserves.")
     min_workers: Index = Field(
         0,
-        description="Fewest workers with which the run goes on where a machine is gone. 0: it "
+        description="Fewest workers with which the run goes on after a machine is lost. 0: it "
         "waits until there is room for all.",
     )
 
@@ -486,20 +493,20 @@ class Goal(Keys):
 
     objective: Literal["auto", "knee", "time", "cost", "accuracy", "target-accuracy"] = Field(
         "auto",
-        description="`auto`: the least time of the candidates that are as accurate as the best, "
-        "within `goal.accuracy_tolerance`; where nothing tells accuracy, `knee`, or a smaller "
-        "batch where gradient noise says that larger ones save less time than they cost progress; "
-        "with `goal.accuracy`, `target-accuracy`; `knee`: the "
-        "smallest global batch, and the fewest workers, after which more pay little; `time`: the "
-        "least time; `cost`: the least cost; `accuracy`: the most accurate within the limits; "
-        "`target-accuracy`: the least time, or `goal.least`, to `goal.accuracy`, where the plan "
-        "chooses the epochs, too.",
+        description="`auto`: the least time among the candidates as accurate as the best, "
+        "within `goal.accuracy_tolerance`. Where nothing tells accuracy it is `knee`, or a "
+        "smaller batch where gradient noise says that larger ones save less time than they "
+        "cost progress; with `goal.accuracy` it is `target-accuracy`. `knee`: the smallest "
+        "global batch, and the fewest workers, beyond which more pay little; `time`: the least "
+        "time; `cost`: the least cost; `accuracy`: the most accurate within the limits; "
+        "`target-accuracy`: the least time, or `goal.least`, to `goal.accuracy`, with epochs "
+        "that the plan chooses.",
     )
     doubling_gain: float = Field(
         0.05,
         gt=0,
         lt=1,
-        description="The knee: doubling the batch must save more than this share of the time.",
+        description="For the knee: doubling the batch must save more than this share of the time.",
     )
     least_steps: Count = Field(10, description="Fewest steps per epoch a batch may leave.")
     memory: Size | None = Field(
@@ -507,8 +514,8 @@ class Goal(Keys):
     )
     deadline: PositiveTime | None = Field(
         None,
-        description="Most time for the whole training, evaluation included, in seconds. The plan "
-        "keeps to it, and training ends there, with a checkpoint and exit code 124.",
+        description="Most time for the whole training, evaluation included, in seconds. The "
+        "plan keeps to it, and training ends there, with a checkpoint and exit code 124.",
     )
     max_cost: Positive | None = Field(
         None, description="Most the whole training may cost, in the currency of the price."
@@ -524,7 +531,7 @@ class Goal(Keys):
         None,
         gt=0,
         lt=1,
-        description="Held-out accuracy that `auto` and `target-accuracy` aim for: share. Training "
+        description="Held-out accuracy that `auto` and `target-accuracy` aim for. Training "
         "ends with the first evaluation that reaches it. Other objectives neither choose by it nor "
         "end there: a line warns of a plan that is expected below it.",
     )
@@ -533,34 +540,32 @@ class Goal(Keys):
         ge=0.5,
         lt=1,
         description="Probability with which the epochs that `target-accuracy` chooses reach "
-        "`goal.accuracy`. Where no number of epochs does, as many are trained as `epochs`, "
-        "`goal.deadline` and `goal.max_cost` allow; a chance below a tenth is refused, unless it "
-        "is known from other tasks' trainings alone.",
+        "`goal.accuracy`. Where no number of epochs is that sure, as many are trained as "
+        "`epochs`, `goal.deadline` and `goal.max_cost` allow. A chance below a tenth is "
+        "refused, unless only other tasks' trainings tell it.",
     )
-    least: Literal["time", "cost"] = Field(
-        "time", description="What `target-accuracy` takes the least of."
-    )
+    least: Literal["time", "cost"] = Field("time", description="What `target-accuracy` minimizes.")
     accuracy_tolerance: float = Field(
         0.01,
         ge=0,
         lt=1,
-        description="Held-out accuracy that `auto` gives up for time: share. Without trials and "
-        "runs up to three times as much, if that halves the time, for batches up to the gradient "
+        description="Held-out accuracy that `auto` gives up for time. Without trials and runs "
+        "up to three times as much, if that halves the time, for batches up to the gradient "
         "noise scale.",
     )
     kinds: tuple[WorkerKind, ...] = Field(
         (),
-        description="Kinds of workers to choose from, or the name of a file of prices that ends in "
-        "`.csv`, which stands in `goal.prices` then. Unset: those that were measured.",
+        description="Kinds of workers to choose from, or a file of prices whose name ends in "
+        "`.csv`, which then becomes `goal.prices`. Unset: those that were measured.",
     )
     prices: str | None = Field(
         None,
-        description="File of prices, which a plan reads: it holds kinds of workers, as "
+        description="File of prices that a plan reads: it holds kinds of workers, as "
         "`goal.kinds` does.",
     )
     preemptions_per_hour: NonNegative | None = Field(
         None,
-        description="How often one worker is taken away in an hour, of `goal.kinds` only those "
+        description="How often one worker is taken away in an hour; of `goal.kinds` only those "
         "with `spot`. The plan then counts lost work and restarts, and chooses "
         "`checkpoint_seconds` where that is `auto`.",
     )
@@ -570,8 +575,8 @@ class Goal(Keys):
     )
     checkpoint_cost: StatedTime | None = Field(
         None,
-        description="Seconds that a plan counts for each checkpoint, which holds training up; "
-        "unset: weights, momentum, statistics and an average, if any, at 200 MB/s (assumed).",
+        description="Seconds that a plan counts for each checkpoint, during which training "
+        "waits; unset: weights, momentum, statistics and any average, at 200 MB/s (assumed).",
     )
     tolerance: float = Field(
         0.10,
