@@ -73,6 +73,7 @@ def test_what_this_process_fetches_it_pins_itself():
     "words",
     [
         "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you",
+        "CUDA error: initialization error\nCUDA kernel errors might be asynchronously reported",
         "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",
     ],
 )

@@ -36,6 +36,7 @@ _NO_SHARED_MEMORY = (
 
 _ON_A_GPU = (
     "Cannot re-initialize CUDA in forked subprocess",  # where the loader process was forked
+    "CUDA error: initialization error",  # as before, of samples that are indexed there
     "cannot pin 'torch.cuda.",  # else, as its batches come
 )
 
