@@ -185,7 +185,7 @@ class JobFields(Keys):
     batch_norm: Literal["worker", "synchronized"] = Field(
         "worker",
         description="Batch normalization in training over each worker's own samples, or over all "
-        "workers' at each step (GPUs only).",
+        "workers' at each step (GPUs only). Not with a parameter server.",
     )
     sampling: Literal["shuffle", "balanced"] = Field(
         "shuffle",
