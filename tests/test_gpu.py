@@ -599,6 +599,7 @@ def test_a_training_takes_the_memory_that_its_step_was_weighed_with(key, tmp_pat
 
 @reaches("probing.measure.memory:held_bytes")
 def test_images_that_stay_on_the_gpu_are_what_it_holds_beside_a_step():
+    train()  # cuBLAS keeps 32 MiB of a Hopper for each thread that asks it, autograd's, too
     samples, side = 3072, 64
     images = store(samples, side)
     facts = make_data(train_samples=samples, val_samples=48, classes=tuple("abc"), side=side)
@@ -610,7 +611,7 @@ def test_images_that_stay_on_the_gpu_are_what_it_holds_beside_a_step():
     bench.let_go()
     held = held_bytes(bench) - before
     bench.close()
-    assert len(images.pixels) <= held <= len(images.pixels) + 2**26  # cuBLAS keeps some
+    assert len(images.pixels) <= held <= len(images.pixels) + 2**26
 
 
 class Reads(torch.nn.Module):
