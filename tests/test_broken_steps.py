@@ -11,8 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from batchwright.distributed import exit_reports, processes
-from batchwright.errors import BrokenStepError, TrainingError
+from batchwright.errors import BrokenStepError, PlanError, TrainingError
 from batchwright.training import loop, session
+from batchwright.training.parameter_server.server_run import RoundWorker
+from batchwright.training.running import Setup
 from batchwright.training.step.normalization import Statistics
 from batchwright.workflows.run_training import Begun, train_here
 from test_session import FEATURES, make_session, make_tiny_plan
@@ -125,6 +127,24 @@ def test_a_worker_cannot_repeat_what_others_exchange_statistics_in(monkeypatch):
                 with pytest.raises(BrokenStepError, match="between exchanges of SyncBatchNorm"):
                     one.step(full)
                 return
+
+
+def test_workers_that_exchange_statistics_take_equally_many_passes(monkeypatch):
+    monkeypatch.setattr(session, "refuse_synchronized_on_cpu", lambda *_: None)
+    for layer, together in (nn.SyncBatchNorm(3), True), (nn.BatchNorm1d(3), False):
+        network = nn.ModuleDict({"used": nn.Linear(FEATURES, 3), "other": layer})
+        with make_session(network, plan=make_tiny_plan(epochs=1)) as one:
+            next(one.epochs())
+            assert one._run._sharing.walk._together == together
+
+
+def test_workers_of_a_server_exchange_no_statistics():
+    network = nn.Sequential(nn.SyncBatchNorm(2))
+    parameters = list(network.parameters())
+    assert Setup.synchronized.fget(SimpleNamespace(model=network))
+    setup = SimpleNamespace(model=network, parameters=parameters, synchronized=True)
+    with pytest.raises(PlanError, match="SyncBatchNorm exchanges statistics between all workers"):
+        RoundWorker(setup, None)
 
 
 def test_whoever_started_a_worker_goes_on_after_a_broken_step(tmp_path, monkeypatch):

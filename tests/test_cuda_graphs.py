@@ -333,6 +333,63 @@ def test_weights_that_layers_share_are_one():
     assert not graphs.failure
 
 
+class Keeping(nn.Conv2d):
+    """Uses its weights by a list, too."""
+
+    def __init__(self):
+        super().__init__(4, 4, 3, padding=1)
+        self.kept = [self.weight]
+
+    def forward(self, images):
+        return super().forward(images) + functional.conv2d(images, self.kept[0], padding=1)
+
+
+class Moving(nn.Conv2d):
+    """Moves weights that it has not seen to memory of its own, as LSTMs do for cuDNN."""
+
+    def __init__(self):
+        super().__init__(4, 4, 3, padding=1)
+        self.seen = weakref.ref(self.weight)
+
+    def forward(self, images):
+        if self.seen() is not self.weight:
+            self.weight.data = self.weight.data.clone()
+            self.seen = weakref.ref(self.weight)
+        return super().forward(images)
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"), [(Keeping, "keeps weights in a list"), (Moving, "moves its weights")]
+)
+def test_weights_that_are_used_elsewhere_or_moved_are_trained_all_the_same(layer, why):
+    with pytest.warns(UserWarning, match="goes on as it is"):
+        graphs, found, wanted = both(lambda: built(layer()))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert why in graphs.failure
+
+
+class Putting(nn.Module):
+    """Puts a new tensor in the place of its buffer each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, images):
+        self.mean = 0.9 * self.mean + 0.1 * images.detach().mean()
+        return images - self.mean
+
+
+def test_a_buffer_that_a_pass_puts_another_in_the_place_of_is_put_back():
+    layer = Putting()
+    before = layer.mean
+    with recorded_passes._as_before(layer, torch.device("cpu")):
+        layer(torch.ones(2))
+        assert layer.mean is not before
+    assert layer.mean is before
+    assert not before
+
+
 def disturbed(played, monkeypatch, error, times):
     """Recording fails so many times."""
     left = [error] * times

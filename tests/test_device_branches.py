@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import batchwright
 import test_gpu
@@ -30,6 +33,7 @@ ELSEWHERE = {
     ),
     "distributed.reducer:Reducer._lay_out": "in processes, by the tests of several workers",
     "training.session_checks:refuse_synchronized_on_cpu": "says what the CPU cannot do",
+    "workload.passes.recorded_passes:Recorder._let_go": "with PyTorch before 2.14 alone",
 }
 """Branches that a test on a GPU need not name, and why."""
 
@@ -95,6 +99,55 @@ def _functions(tree: ast.AST, names: tuple[str, ...] = ()) -> Iterator[str]:
             inner = (*names, node.name)
             yield ".".join(inner)
         yield from _functions(node, inner)
+
+
+def misfits(tree: ast.Module, known: dict[str, Any]) -> Iterator[str]:
+    """Calls of functions that have no such parameters, and names that are not there."""
+    known = dict(known)
+    for node in ast.walk(tree):  # those that a test imports for itself
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__":
+            module = import_module(node.module or "")
+            known |= {one.asname or one.name: getattr(module, one.name) for one in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and inspect.ismodule(_named(node.value, known)):
+            if not hasattr(_named(node.value, known), node.attr):
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Call) and not _is_open(node):
+            try:
+                signature = inspect.signature(_named(node.func, known))
+            except (TypeError, ValueError):  # nothing that is known, or written in C
+                continue
+            try:
+                signature.bind(*node.args, **{one.arg: one for one in node.keywords if one.arg})
+            except TypeError as error:
+                yield f"{ast.unparse(node)}: {error}"
+
+
+def _is_open(node: ast.Call) -> bool:
+    """Whether it has more arguments than are written there."""
+    starred = any(isinstance(one, ast.Starred) for one in node.args)
+    return starred or any(one.arg is None for one in node.keywords)
+
+
+def _named(node: ast.AST, known: dict[str, Any]) -> Any:
+    """What an expression such as ``module.name`` stands for; `None`: something else."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    inner = _named(node.value, known) if isinstance(node, ast.Attribute) else None
+    return getattr(inner, node.attr, None) if inspect.ismodule(inner) else None
+
+
+def test_calls_of_tests_on_a_gpu_are_those_of_the_functions_that_there_are():
+    """Where there is no GPU nobody else would notice."""
+    path = Path(test_gpu.__file__)
+    assert not list(misfits(tree_of(path), vars(test_gpu)))
+    wrong = "host.enter(1, 2)\nhost.gone\nstore(sides=3)\nstore(8, *more)\nstore(8, side=2)"
+    found = misfits(ast.parse(wrong), vars(test_gpu))
+    assert {one.partition(":")[0] for one in found} == {
+        "host.enter(1, 2)",
+        "host.gone",
+        "store(sides=3)",
+    }
 
 
 def test_a_new_branch_would_be_seen():

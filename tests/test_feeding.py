@@ -73,7 +73,9 @@ def test_what_this_process_fetches_it_pins_itself():
     "words",
     [
         "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you",
+        "CUDA error: initialization error\nCUDA kernel errors might be asynchronously reported",
         "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",
+        "cannot pin 'CUDABFloat16Type' only dense CPU tensors can be pinned",
     ],
 )
 def test_samples_on_the_gpu_are_refused_to_loader_processes_in_a_line(words):

@@ -29,6 +29,11 @@ CONFLICTS = [
         "goal.max_workers for the plan to choose",
     ),
     (
+        {"method": "dual-batch", "batch_norm": "synchronized"},
+        "batch_norm=synchronized with method=dual-batch: statistics are exchanged at each step, "
+        "and its workers step for themselves; leave one of them out",
+    ),
+    (
         {"launch": "virtual", "workers": 3, "virtual": {"speeds": [1, 2]}},
         "virtual.speeds=1,2: 2 values for workers=3: give one for each",
     ),

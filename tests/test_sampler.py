@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from batchwright.algorithms.partition import apportion
+from batchwright.errors import PlanError
 from batchwright.training.batches.epoch_steps import EpochSteps, Shares
 from batchwright.training.batches.sampler import (
     balancing_weights,
@@ -28,10 +29,10 @@ def epochs(draw):
     return samples, local, least
 
 
-def make_walk(samples, local, least, *, rank=0, micro=10_000, first=0, done=0):
+def make_walk(samples, local, least, *, rank=0, micro=10_000, first=0, done=0, together=False):
     sizes = step_sizes(samples - done, sum(local), workers=len(local), least=least)
-    shares = Shares(first, tuple(local), micro)
-    return EpochSteps(torch.arange(samples), sizes, shares, start=done, ranks=(rank,), least=least)
+    shares, how = Shares(first, tuple(local), micro), {"least": least, "together": together}
+    return EpochSteps(torch.arange(samples), sizes, shares, start=done, ranks=(rank,), **how)
 
 
 def epoch_steps(samples, local, least):
@@ -122,6 +123,30 @@ def test_orders_stay_what_they_were_or_a_run_could_not_be_gone_on_with():
 
     assert torch.equal(epoch_order(100, 3, 2), permutation(2_000_009))
     assert torch.equal(epoch_order(100, 1, 2**62), permutation(2**62 + 1))
+
+
+@pytest.mark.parametrize(
+    ("samples", "local", "micro"), [(257, (64, 64), 64), (300, (50, 30), 16), (81, (16, 16), 8)]
+)
+def test_workers_that_exchange_in_each_micro_batch_have_equally_many(samples, local, micro):
+    """Also at a tail, or where one has joined a step: other counts would never meet."""
+    walks = [make_walk(samples, local, 2, rank=rank, micro=micro, together=True) for rank in (0, 1)]
+    apart = [make_walk(samples, local, 2, rank=rank, micro=micro) for rank in (0, 1)]
+    assert any(len(apart[0].parts(i)) != len(apart[1].parts(i)) for i in range(len(apart[0])))
+    seen = []
+    for index in range(len(walks[0])):
+        one, other = ([part for _, part in walk.parts(index)] for walk in walks)
+        assert len(one) == len(other)
+        assert max(map(len, one + other)) <= micro
+        seen += one + other
+    assert torch.cat(seen).sort().values.tolist() == list(range(samples))
+
+
+def test_where_they_cannot_all_say_so():
+    for rank in (0, 1):
+        walk = make_walk(202, (100, 2), 1, rank=rank, micro=10, together=True)
+        with pytest.raises(PlanError, match="2 samples for one worker and 10 micro-batches"):
+            walk.parts(0)
 
 
 # ------------------------------------------------------------------------------ shares that change

@@ -268,6 +268,14 @@ def _recomputation(job: JobFields) -> Iterator[str]:
         )
 
 
+def _synchronized(job: JobFields) -> Iterator[str]:
+    if job.batch_norm == "synchronized" and job.method_spec.served:
+        yield (
+            f"batch_norm=synchronized with method={job.method}: statistics are exchanged at each "
+            "step, and its workers step for themselves; leave one of them out"
+        )
+
+
 def _compilation(job: JobFields) -> Iterator[str]:
     if job.compile == "on" and job.activation_checkpointing == "on":
         yield (
@@ -326,6 +334,6 @@ def as_written(value: object) -> str:
 
 _RULES: tuple[Callable[[JobFields], Iterator[str]], ...] = (
     *(_address, _resolutions, _workers, _extra_time, _averaging, _warmup, _warps),
-    *(_recomputation, _compilation, _cuda_graphs, _average_weights),
+    *(_recomputation, _synchronized, _compilation, _cuda_graphs, _average_weights),
     *(_bounds, lambda job: job.goal.conflicts(), _open_method, _cycle),
 )

@@ -190,7 +190,7 @@ class JobFields(Keys):
     batch_norm: Literal["worker", "synchronized"] = Field(
         "worker",
         description="Whether batch normalization in training is over each worker's own "
-        "samples, or over all workers' at each step (GPUs only).",
+        "samples, or over all workers' at each step (GPUs only). Not with a parameter server.",
     )
     sampling: Literal["shuffle", "balanced"] = Field(
         "shuffle",

@@ -97,6 +97,7 @@ class AllReduceRun:
             self._workers,
             self.state,
             self._recorder,
+            together=setup.synchronized,
             samples=len(setup.feed),
             least=setup.least,
             weights=setup.sample_weights,

@@ -125,6 +125,11 @@ class Setup:
         return 2 if any(isinstance(m, _BatchNorm) for m in self.model.modules()) else 1
 
     @property
+    def synchronized(self) -> bool:
+        """Whether workers exchange statistics of their samples in each forward pass."""
+        return any(isinstance(m, nn.SyncBatchNorm) for m in self.model.modules())
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """The model's, in its order, then others that the optimizer has, such as a loss's own."""
         parameters = dict.fromkeys(self.model.parameters())

@@ -90,6 +90,7 @@ class Sharing(Division):
         group: The workers.
         state: Of the run; shares, speeds and micro-batches in it are kept up to date.
         recorder: Told of changes.
+        together: Whether all workers have equally many micro-batches in a step.
         how: More of `Division`'s.
 
     Raises:
@@ -102,6 +103,8 @@ class Sharing(Division):
         group: Group,
         state: RunState,
         recorder: Recorder,
+        *,
+        together: bool,
         **how: Any,
     ) -> None:
         super().__init__(plan, state, group.places[group.rank], **how)
@@ -111,7 +114,7 @@ class Sharing(Division):
                 f"the global batch of {largest} is larger than the {self._samples} training "
                 f"samples: choose global_batch={self._samples} or less"
             )
-        self._group, self._recorder = group, recorder
+        self._group, self._recorder, self._together = group, recorder, together
         self._balancer: Balancer | None = None
         self._told: tuple[int, ...] = ()  # the sizes that the records have last
         self._row = plan.stages[plan.stage_of(max(0, state.epoch - (not state.step)))]
@@ -161,6 +164,7 @@ class Sharing(Division):
             start=done,
             ranks=self._group.here,
             least=self.least,
+            together=self._together,
         )
         if self._balancer is not None and sizes != self._told:
             self._tell(state.step, sizes, len(self.walk))

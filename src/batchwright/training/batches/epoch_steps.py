@@ -13,6 +13,8 @@ from itertools import accumulate
 from torch import Tensor
 
 from batchwright.algorithms.partition import apportion
+from batchwright.errors import PlanError
+from batchwright.records.text.formatting import counted
 from batchwright.training.batches.sampler import Step, micro_batches
 
 
@@ -41,6 +43,8 @@ class EpochSteps:
         start: Position of its first sample in the order; 0 at the start of an epoch.
         ranks: The workers of this process: one, or all that are simulated.
         least: Fewest samples that a worker can train on.
+        together: Whether all workers have equally many micro-batches in a step, as layers exchange
+            something in each.
 
     Attributes:
         order: Indices of all samples in the epoch's order, int64 (samples,).
@@ -57,13 +61,14 @@ class EpochSteps:
         start: int,
         ranks: Sequence[int],
         least: int,
+        together: bool = False,
     ) -> None:
         self.taken = shares.first - 1
         self.table = [shares]
         self.order, self._sizes = order, sizes
         self._starts = list(accumulate(sizes, initial=start))
         self._first = shares.first
-        self._ranks, self._least = ranks, least
+        self._ranks, self._least, self._together = ranks, least, together
 
     def __len__(self) -> int:
         """Steps of the epoch, those before the first that is left included."""
@@ -96,13 +101,33 @@ class EpochSteps:
         return self.cut(self.step(index), self.shares_at(index).micro_batch_size)
 
     def cut(self, step: Step, micro_batch_size: int) -> list[tuple[int, Tensor]]:
-        """`parts` of a step with micro-batches of another size."""
+        """`parts` of a step with micro-batches of another size.
+
+        Raises:
+            PlanError: The workers cannot have equally many, though they have to.
+        """
         found: list[tuple[int, Tensor]] = []
         for rank in self._ranks:
             first, last = step.span(rank)
-            if sizes := micro_batches(last - first, micro_batch_size, self._least):
+            if self._together:
+                sizes = self._as_many(step, micro_batch_size, last - first)
+            else:
+                sizes = micro_batches(last - first, micro_batch_size, self._least)
+            if sizes:
                 found += [(rank, part) for part in self.order[first:last].split(sizes)]
         return found
+
+    def _as_many(self, step: Step, most: int, samples: int) -> list[int]:
+        """A worker's samples in as many micro-batches as the worker has that needs most of them."""
+        sizes, least = step.local_batch_sizes, min(step.local_batch_sizes)
+        count = max(len(micro_batches(size, most, self._least)) for size in sizes)
+        if least < count:  # on all workers alike, so that nobody waits for the others
+            raise PlanError(
+                f"a step has {counted(least, 'sample')} for one worker and {count} micro-batches "
+                "for another, and SyncBatchNorm exchanges statistics in each: give even shares, "
+                "larger micro-batches, or batch_norm=worker"
+            )
+        return apportion([1.0] * count, samples)
 
     def ahead(self) -> Iterator[Tensor]:
         """Micro-batches for the feed, which may ask for them long before they are trained on."""

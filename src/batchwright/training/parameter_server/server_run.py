@@ -54,7 +54,7 @@ class RoundWorker:
         stepper: Takes the steps.
 
     Raises:
-        PlanError: What is trained is not all in the model.
+        PlanError: What is trained is not all in the model, or exchanges statistics.
     """
 
     def __init__(self, setup: Setup, group: Group, turns: Turns | None = None) -> None:
@@ -63,6 +63,12 @@ class RoundWorker:
             raise PlanError(
                 "the optimizer trains parameters outside of the model, and a parameter server "
                 "merges the model's only: make them a part of the model"
+            )
+        if setup.synchronized:
+            raise PlanError(
+                "SyncBatchNorm exchanges statistics between all workers in each forward pass, and "
+                "those of a parameter server step for themselves: use plain BatchNorm "
+                "(batch_norm=worker), or a method without a server"
             )
         self._setup = setup
         self.state, self.clock = RunState(), clock_for(group.device)

@@ -36,7 +36,8 @@ _NO_SHARED_MEMORY = (
 
 _ON_A_GPU = (
     "Cannot re-initialize CUDA in forked subprocess",  # where the loader process was forked
-    "cannot pin 'torch.cuda.",  # else, as its batches come
+    "CUDA error: initialization error",  # as before, of samples that are indexed there
+    "only dense CPU tensors can be pinned",  # else, as its batches come
 )
 
 _LOOK_SECONDS = 1.0  # between two looks whether who made a loader process still lives

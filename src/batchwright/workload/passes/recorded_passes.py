@@ -157,6 +157,10 @@ class Passes:
         with _aliased(network) as leaves:
             self._leaves = [leaves[one] for one in self.parameters]
             self._record(recorder)
+            # `nn.LSTM` does, on CUDA, where it finds others than it knows: what was recorded would
+            # read that memory, and the optimizer write into the other.
+            if any(leaf.data_ptr() != one.data_ptr() for one, leaf in leaves.items()):
+                raise CannotRecordError("a layer moves its weights to other memory, as nn.LSTM")
             self._check()
 
     def _record(self, recorder: Recorder) -> None:
@@ -206,13 +210,17 @@ class Passes:
         """Compare a replayed pass with one as it is, from the same numbers.
 
         Raises:
-            CannotRecordError: They are not the same.
+            CannotRecordError: They are not the same, or the graph has weights that are not seen.
         """
         device, count = self._images.device, self.output.numel()
         slope = torch.linspace(-1, 1, count, device=device).view(self.output.shape)
         slope = slope.to(self.output.dtype)
         with _as_before(self._network, device):
-            output = self._run_forward().detach()
+            output = self._run_forward()
+            # Else the gradient by that way would be missing, in both passes.
+            if not _weights_behind(output).isdisjoint(map(id, self.parameters)):
+                raise CannotRecordError("a layer keeps weights in a list or an attribute besides")
+            output = output.detach()
             self._slope.copy_(slope)
             gradients = self._run_backward()
             self._live = self.output
@@ -229,17 +237,37 @@ class Passes:
         return [output], gradients, [one.clone() for one in self._network.buffers()]
 
 
+def _weights_behind(output: Tensor) -> set[int]:
+    """Which parameters an output was computed from, as autograd knows it; their `id`."""
+    nodes: list[Any] = [output.grad_fn]
+    seen, found = set(), set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+        if hasattr(node, "variable"):  # where autograd adds up a parameter's gradient
+            found.add(id(node.variable))
+    return found
+
+
 @contextmanager
 def _as_before(network: nn.Module, device: torch.device) -> Iterator[None]:
     """Inside, passes may be taken that change nothing: buffers and random numbers are put back."""
-    buffers = list(network.buffers())
-    kept = [one.clone() for one in buffers]
+    slots = [
+        (layer._buffers, name, one, one.clone())
+        for layer in network.modules()
+        for name, one in layer._buffers.items()
+        if one is not None
+    ]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
         finally:
             with torch.no_grad():
-                for one, before in zip(buffers, kept, strict=True):
+                for place, name, one, before in slots:
+                    place[name] = one  # a layer may have put another there
                     one.copy_(before)
 
 
