@@ -7,6 +7,15 @@ import sys
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    CyclicLR,
+    LambdaLR,
+    LinearLR,
+    OneCycleLR,
+    SequentialLR,
+)
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -18,7 +27,7 @@ from torch.utils.data import (
 )
 
 from batchwright.errors import ArgumentError, DataError, PlanError
-from batchwright.workflows.trainers.arrangement import arranged, shuffled
+from batchwright.workflows.trainers.arrangement import arranged, scale_rates, shuffled
 from samples import make_plan
 
 SAMPLES = make_plan().data.train_samples
@@ -121,3 +130,31 @@ with refused_in_a_line(first={first}):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr.splitlines()) == (1, lines)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda one, _: LambdaLR(one, lambda step: (step + 1) / 4),
+        lambda one, _: SequentialLR(
+            one, [LinearLR(one, 0.1, total_iters=3), CosineAnnealingLR(one, 5)], [3]
+        ),
+        lambda one, _: SequentialLR(
+            one, [LambdaLR(one, lambda step: step + 1), LambdaLR(one, lambda step: 1 - step)], [3]
+        ),
+        lambda one, _: ChainedScheduler([LambdaLR(one, lambda step: (step + 1) / 4)]),
+        lambda one, rate: CyclicLR(one, rate / 10, rate, step_size_up=2, cycle_momentum=False),
+        lambda one, rate: OneCycleLR(one, rate, total_steps=9),
+    ],
+)
+def test_a_schedule_goes_on_at_the_plans_rate_whatever_it_is_made_of(schedule):
+    def rates(first, factor):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=first)
+        scheduler = schedule(optimizer, first)
+        scale_rates([optimizer], [scheduler], factor)
+        for _ in range(8):
+            yield optimizer.param_groups[0]["lr"]
+            optimizer.step()
+            scheduler.step()
+
+    assert list(rates(0.1, 4.0)) == pytest.approx(list(rates(0.4, 1.0)))

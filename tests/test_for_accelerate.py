@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -23,10 +24,12 @@ from torch.utils.data import (
 
 import batchwright as bw
 from batchwright.errors import ArgumentError, PlanError
+from batchwright.records import LearningRateRule
 from batchwright.training.batches.recovering import parts_of
 from forked import imported
 from gloo import Crew, Worker
 from paced import paced_passes
+from test_session import make_tiny_plan
 from tight import Tight
 
 pytestmark = pytest.mark.skipif(
@@ -372,6 +375,30 @@ def test_a_model_with_its_loss_is_probed_planned_and_trained(tmp_path):
     assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
     assert len(feed) == len(list(feed)) == 4
     closed()
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_scheduler_that_was_there_before_goes_on_at_the_plans_rate_or_a_line_says_so(
+    prepared, capfd
+):
+    accelerator, plain, _, optimizer = opened()
+    rule = LearningRateRule(
+        base=0.1, base_batch=4, scaling="linear", peak=0.4, warmup_epochs=0, decay="none"
+    )
+    plan = make_tiny_plan((16,), samples=SAMPLES, rule=rule)
+    scheduler = LambdaLR(optimizer.optimizer, lambda step: 1 / (1 + step))
+    theirs = accelerator.prepare(scheduler) if prepared else scheduler
+    try:
+        feed = bw.ForAccelerate(accelerator, plain, optimizer, loader(), plan)
+        feed.backward(loss_of(plain, next(iter(feed))))
+        optimizer.step()
+        theirs.step()
+    finally:
+        closed()
+    told = capfd.readouterr().err
+    assert ("build it after bw.ForAccelerate" in told) is not prepared
+    if prepared:
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(4 * 0.2 / 2)
 
 
 class Named(NamedTuple):

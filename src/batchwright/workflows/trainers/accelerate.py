@@ -124,7 +124,7 @@ class ForAccelerate:
             )
         if plan is not None:
             tell(self.arrangement.words(workers, **_WORDS), first=first)
-        scale_rates([getattr(optimizer, "optimizer", optimizer)], [], self.arrangement.rate)
+        _scale_rates(accelerator, optimizer, self.arrangement.rate)
         self._accelerator, self._model, self._theirs = accelerator, model, loader
         self._order = {"shuffle": shuffle, "seed": seed}
         self._follower: Follower | None = None
@@ -260,6 +260,21 @@ class ForAccelerate:
             self._accelerator.step -= ahead
             for parameter in self._model.parameters():
                 parameter.grad = None
+
+
+def _scale_rates(accelerator: Any, optimizer: Any, factor: float) -> None:
+    """Multiply the optimizer's rates, and those that prepared schedulers have noted of it."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    prepared = [one.scheduler for one in accelerator._schedulers]
+    schedulers = [one for one in prepared if getattr(one, "optimizer", None) is inner]
+    noted = any("initial_lr" in group for group in inner.param_groups)
+    if factor != 1 and noted and not schedulers:
+        tell(
+            "a scheduler has noted the optimizer's rate before the plan changed it, and would set "
+            "it back: prepare it with the optimizer, or build it after bw.ForAccelerate",
+            first=accelerator.is_main_process,
+        )
+    scale_rates([inner], schedulers, factor)
 
 
 def _checked(accelerator: Any, loader: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -300,14 +300,24 @@ def automatic(profile: Profile, epochs: int | None, **keys: Any) -> Plan:
 
 def scale_rates(optimizers: Sequence[Any], schedulers: Sequence[Any], factor: float) -> None:
     """Multiply the rates of optimizers and of the schedules that go on from them."""
-    for optimizer in optimizers if factor != 1 else ():
+    if factor == 1:
+        return
+    for optimizer in optimizers:
         for group in optimizer.param_groups:
             for key in ("lr", "initial_lr", "max_lr", "min_lr"):
                 if key in group:
                     group[key] *= factor
-    for scheduler in schedulers if factor != 1 else ():
-        if hasattr(scheduler, "base_lrs"):
-            scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+    for scheduler in {id(one): one for one in _all_of(schedulers)}.values():
+        for key in ("base_lrs", "max_lrs"):
+            if hasattr(scheduler, key):
+                setattr(scheduler, key, [rate * factor for rate in getattr(scheduler, key)])
+
+
+def _all_of(schedulers: Iterable[Any]) -> Iterator[Any]:
+    """Schedulers and those that they take turns with, or chain; each has noted rates of its own."""
+    for one in schedulers:
+        yield one
+        yield from _all_of(getattr(one, "_schedulers", ()))
 
 
 def recovering(parameters: Sequence[Any], rank: int, scaler: Any) -> Recovering:
