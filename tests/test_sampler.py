@@ -244,6 +244,14 @@ def test_after_a_resume_with_other_workers_the_rest_comes_once(epoch, workers, d
     steps = [walk.step(i) for i in range(first, len(walk))]
     positions = [p for step in steps for r in range(workers) for p in range(*step.span(r))]
     assert positions == list(range(done, samples))
+    few = [step for step in steps if 0 < step.samples < least]  # nobody can train on so few
+    sizes = [size for step in steps if step not in few for size in step.local_batch_sizes]
+    assert all(size == 0 or size >= least for size in sizes)
+
+
+def test_a_tail_that_is_too_small_for_more_workers_gives_nobody_fewer_than_the_least():
+    walk = make_walk(15, [2, 2, 2], 2, first=2, done=12)
+    assert walk.step(2).local_batch_sizes == (3, 0, 0)
 
 
 # --------------------------------------------------------------------------------- drawn by weight

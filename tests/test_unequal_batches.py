@@ -109,6 +109,13 @@ def test_it_goes_on_in_the_middle_of_an_epoch_with_other_workers():
     assert len(list(again)) == 2
 
 
+def test_a_rest_too_small_for_more_workers_gives_no_pass_fewer_than_the_least():
+    state = {"epoch": 3, "done": SAMPLES - 3, "samples": SAMPLES, "seed": 0, "shares": []}
+    (((one, mine),), ((other, theirs),)) = batches_of(2, state=state, least=2)
+    assert (len(one), mine.samples) == (3, 3)
+    assert (len(other), theirs.samples) == (2, 0)  # only to keep the worker in step
+
+
 def test_the_state_behind_the_last_batch_is_the_next_epoch():
     sampler = bw.Sampler(SAMPLES, BATCH, rank=0, workers=1)
     assert len(list(sampler)) == len(sampler) == 4

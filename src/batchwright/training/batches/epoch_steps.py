@@ -87,13 +87,15 @@ class EpochSteps:
         """Who takes what at a step.
 
         At a tail, or a step that a tail has joined, all get as much more or less. A tail too small
-        for all, which only a change of the number of workers can leave, goes to some of them.
+        for all, which only a change of the number of workers can leave, goes to the first of them.
         """
         sizes = self.shares_at(index).local_batch_sizes
         wanted = self._sizes[index - self._first]
         if wanted != sum(sizes):
-            least = self._least if wanted >= self._least * len(sizes) else 0
-            sizes = tuple(apportion(sizes, wanted, least=least))
+            count = min(len(sizes), max(1, wanted // self._least))  # of workers that take part
+            least = min(self._least, wanted)
+            some = apportion(sizes[:count], wanted, least=least)
+            sizes = (*some, *[0] * (len(sizes) - count))
         return Step(self._starts[index - self._first], sizes)
 
     def parts(self, index: int) -> list[tuple[int, Tensor]]:

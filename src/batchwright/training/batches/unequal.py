@@ -170,8 +170,8 @@ class Sampler(TorchSampler[list[int]]):
             first, last = step.span(self.rank)
             for part in order[first:last].split(self._parts(last - first)):
                 self._handed += 1
-                # Where none is left for this worker it goes through one that does not count.
-                yield part.tolist() or [int(order[step.start])]
+                # Where none is left for this worker it goes through some that do not count.
+                yield part.tolist() or order[step.start :][: self._least // self.passes].tolist()
 
     def part(self, index: int) -> Part:
         """What a batch is of its step; ``index`` counts those of the pass at hand, from 0."""
