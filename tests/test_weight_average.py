@@ -20,6 +20,7 @@ from far import Operations
 from samples import make_profile
 from test_objectives import PROFILE, reason
 from test_session import (
+    CLASSES,
     FEATURES,
     Points,
     make_model,
@@ -232,6 +233,24 @@ def test_a_resumed_run_has_the_same_average(tmp_path, at):
     )
     first, second = (summary_in(tmp_path / folder).epochs for folder in ("whole", "parts"))
     assert [one.val_correct for one in first] == [one.val_correct for one in second]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_averages_of_sixteen_bits_are_resumed_without_rounding(same):
+    def averaged(model, steps):
+        one = WeightAverage(model, epochs=4)
+        for step in range(steps):
+            with torch.no_grad():
+                model.bias.copy_(torch.arange(CLASSES) + (1 + step) / 3)
+            one.step(STEPS)
+        return one
+
+    one = averaged(make_model().bfloat16(), 3)
+    with one.in_place():
+        state = copy.deepcopy(one._model.state_dict())
+    again = averaged(make_model().bfloat16(), 0)
+    again.restore(state, copy.deepcopy(one.values()), same_workers=same)
+    assert all(map(torch.equal, one.shared, again.shared))
 
 
 def test_a_checkpoint_has_it_by_the_names_of_weights_and_statistics():

@@ -100,8 +100,15 @@ class WeightAverage:
                 one.data.copy_(self._means[name])
 
     def values(self) -> dict[str, Any]:
-        """What is this worker's own of it, for a checkpoint: statistics, and counts."""
-        own = {name: self._means[name] for name in self._statistics}
+        """What is this worker's own of it, for a checkpoint: statistics, and counts.
+
+        With them averages of 16-bit tensors, which the model's format would round.
+        """
+        own = {
+            name: mean
+            for name, mean in self._means.items()
+            if name in self._statistics or mean.dtype != self._live[name].dtype
+        }
         return {"buffers": own, "updates": self.updates, "steps": self._steps}
 
     @torch.no_grad()
@@ -120,10 +127,9 @@ class WeightAverage:
             self._model.load_state_dict(state)
             for name, one in self._live.items():
                 self._means[name].copy_(one)
-        if same_workers:
-            for name, mean in values["buffers"].items():
-                if name in self._statistics:  # else a layer has gone since
-                    self._means[name].copy_(mean)
+        for name, mean in values["buffers"].items():
+            if name in self._means and (same_workers or name not in self._statistics):
+                self._means[name].copy_(mean)  # else a layer has gone since
 
 
 class _Part:
