@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import pickle
 import random
@@ -160,6 +161,20 @@ def test_what_is_resumed_from_is_written_before_the_best(run, slow_disk, monkeyp
     slow_disk.set()
     run.keeper.settle()
     assert written == ["best", "last", "best"]
+
+
+@pytest.mark.parametrize("older", [0.5, None])
+def test_a_best_that_a_killed_run_has_not_written_is_not_taken_for_written(run, older):
+    if older is not None:
+        run.state.best_score = older
+        run.save("best")
+    run.state.best_score = 0.9  # of a model that waited for the disk
+    run.save()
+    run.keeper.settle()
+    again = Run(run.folder)
+    assert again.keeper.restore(again.state)
+    assert again.state.best_score == (-math.inf if older is None else older)
+    assert again.state.note_score({"top1": 0.8}, 1)
 
 
 def test_the_last_two_are_kept(run):

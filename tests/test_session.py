@@ -324,6 +324,22 @@ def test_a_loss_over_other_things_than_samples_is_weighed_by_their_number():
     assert torch.allclose(whole, wanted, rtol=1e-10)
 
 
+def test_gradients_that_the_loop_has_left_are_no_part_of_a_step():
+    def weights(*, stray):
+        model = make_model()
+        for _ in range(2):  # before the session
+            model(torch.ones(1, FEATURES)).sum().backward() if stray else None
+        with make_session(model, plan=make_tiny_plan(micro=3)) as one:
+            for _ in one.epochs():
+                for features, labels in one.batches():
+                    one.step(functional.cross_entropy(model(features), labels))
+                    if stray:  # such as for a figure of the loop's own
+                        model(features).sum().backward()
+        return model.weight.detach()
+
+    assert torch.equal(weights(stray=False), weights(stray=True))
+
+
 def test_several_backward_passes_add_up():
     def in_parts(one, outputs, labels):
         loss = functional.cross_entropy(outputs, labels)
@@ -965,6 +981,28 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, pieces, capsys):
     assert "continue with resume=True in" in capsys.readouterr().err
 
 
+def test_a_resumed_run_goes_on_with_the_parameters_of_its_loss(tmp_path):
+    plan = make_tiny_plan(epochs=3)
+
+    def piece(folder, until=None):
+        model, scale = make_model(), nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1, momentum=0.9)
+        with make_session(
+            model, optimizer, plan=plan, run_folder=tmp_path / folder, resume=True
+        ) as one:
+            batches = (batch for _ in one.epochs() for batch in one.batches())
+            for step, (features, labels) in enumerate(batches):
+                one.step(functional.cross_entropy(scale * model(features), labels))
+                if step + 1 == until:
+                    os.kill(os.getpid(), signal.SIGTERM)
+        return [weights_of(model), scale.detach()]
+
+    whole = piece("whole")
+    with pytest.raises(SystemExit, match="143"):
+        piece("parts", until=7)
+    assert all(map(torch.equal, whole, piece("parts")))
+
+
 def in_a_thread(work):
     """What it returns, or raises, in another than the main thread."""
     with ThreadPoolExecutor(1) as pool:
@@ -1081,6 +1119,19 @@ def test_best_is_the_first_epoch_with_the_highest_score(tmp_path):
             one.evaluate(Points(4), lambda o, y, e=epoch: torch.full(y.shape, scores[e]))
     best = torch.load(tmp_path / "run" / "checkpoints" / "best.pt", weights_only=True)["model"]
     assert torch.equal(torch.cat([value.flatten() for value in best.values()]), after[1])
+
+
+def test_best_is_what_was_evaluated_also_in_the_middle_of_an_epoch(tmp_path):
+    evaluated = []
+    with make_session(run_folder=tmp_path / "run") as one:
+        for epoch in one.epochs():
+            for step, (features, labels) in enumerate(one.batches()):
+                one.step(functional.cross_entropy(one.model(features), labels))
+                if step == 2:
+                    evaluated.append(weights_of(one.model).clone())
+                    one.evaluate(Points(4), lambda o, y, e=epoch: torch.full(y.shape, 0.9 - e))
+    best = torch.load(tmp_path / "run" / "checkpoints" / "best.pt", weights_only=True)["model"]
+    assert torch.equal(torch.cat([value.flatten() for value in best.values()]), evaluated[0])
 
 
 def test_improving_epochs_do_not_put_off_the_checkpoint_that_is_resumed(tmp_path, monkeypatch):

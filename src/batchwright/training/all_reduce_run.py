@@ -215,6 +215,8 @@ class AllReduceRun:
         if stopped:
             self._stop_now()
         self.state.meter.scores, self.state.meter.score_count = sums, count
+        if walk is not None and self.state.step < len(walk):
+            self._save_if_best()  # the epoch will end with other weights
         return {name: value / count for name, value in sums.items()}
 
     def finish(self) -> None:
@@ -343,9 +345,8 @@ class AllReduceRun:
         Returns:
             Whether another plan is to be followed from here on.
         """
-        meter, state = self.state.meter, self.state
-        if meter.scores and state.note_score(meter.scores, meter.score_count):
-            self._checkpoint("best")
+        state = self.state
+        self._save_if_best()
         wishes = self._group.gather(
             (
                 self._keeper.due(state.steps) or self._over,
@@ -356,6 +357,12 @@ class AllReduceRun:
         if new_plan or any(due for due, _ in wishes):
             self._checkpoint("last")
         return new_plan
+
+    def _save_if_best(self) -> None:
+        """Write ``best`` if the last evaluation is the highest so far."""
+        meter = self.state.meter
+        if meter.scores and self.state.note_score(meter.scores, meter.score_count):
+            self._checkpoint("best")
 
     def _checkpoint(self, name: str) -> None:
         share = share_of(self.local_batch_sizes, self.rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from batchwright.training.batches.randomness import (
     restore_random_states,
     seed_worker,
 )
-from batchwright.training.checkpoints.checkpoint import about_network
+from batchwright.training.checkpoints.checkpoint import about_network, load_checkpoint
 from batchwright.training.checkpoints.checkpoint_lookup import find_checkpoint
 from batchwright.training.checkpoints.checkpoint_writer import Writer
 from batchwright.training.checkpoints.saved_values import copied, refuse_unsaveable, to_plain
@@ -227,6 +227,7 @@ class CheckpointManager:
                 "model": model,
                 **averaged,
                 "optimizer": to_plain(self._optimizer.state_dict(), _OPTIMIZER),
+                "outside": [copied(parameter) for parameter in self._outside],
                 **about_network(self._plan, self._description),
                 "state": state.values(),
                 "kept": {
@@ -311,12 +312,14 @@ class CheckpointManager:
             )
         self._model.load_state_dict(content["model"])
         self._optimizer.load_state_dict(content["optimizer"])
+        self._restore_outside(content.get("outside", ()))  # else of an earlier version
         if self._average and "average" in content:  # else the plan before had none
             rank, same = self._group.rank, len(content["workers"]) == self._group.size
             own = content["workers"][rank if same else 0]["average"]
             self._average.restore(content["average"], own, same_workers=same)
         meter = self._restore_worker(content["workers"], content["state"]["steps"])
         state.restore(content["state"], meter)
+        state.best_score = self._score_on_disk(state.best_score)
         self._waiting = dict(content["kept"])
         self._writer.saved_steps = state.steps
         where = f"resumed at epoch {state.epoch + 1} after {counted(state.step, 'step')} of it"
@@ -326,6 +329,33 @@ class CheckpointManager:
         self._recorder.restore(content["run"], where)
         found.tell_problems(self._recorder, where)
         return True
+
+    @property
+    def _outside(self) -> list[nn.Parameter]:
+        """What the optimizer trains besides the model, such as a loss's own parameters."""
+        own = set(self._model.parameters())
+        groups = self._optimizer.param_groups
+        return [one for group in groups for one in group["params"] if one not in own]
+
+    @torch.no_grad()
+    def _restore_outside(self, values: Sequence[torch.Tensor]) -> None:
+        for parameter, value in zip(self._outside, values, strict=bool(values)):
+            parameter.copy_(value)
+
+    def _score_on_disk(self, known: float) -> float:
+        """The highest score whose model is there: ``last`` is written before a ``best`` that waits.
+
+        Else a run that was killed between the two would never replace an older ``best``.
+        """
+        score = known
+        if self._folder is not None and self._group.rank == 0 and known > -math.inf:
+            try:
+                content = load_checkpoint(self._folder / "checkpoints" / "best.pt")
+                score = min(known, content["state"]["best_score"])
+            except FileError:
+                score = -math.inf
+        first: float = self._group.gather(score)[0]
+        return first
 
     def _restore_worker(self, workers: list[dict[str, Any]], steps: int) -> EpochMeter:
         """Load what was this worker's own, or what stands in for it; returns its meter."""

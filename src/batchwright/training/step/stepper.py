@@ -135,6 +135,7 @@ class Stepper:
     def open(self, samples: int, step: Step, *, last: bool) -> None:
         """A micro-batch is handed to the loop; autocast is on until its `step`."""
         self._micro = _MicroBatch(samples, last, step)
+        self._updater.clear()  # what the loop has computed since the last step is no part of this
         self._statistics.keep()
         if self._plan.precision != "float32":
             self._cast.__enter__()
@@ -233,6 +234,7 @@ class Stepper:
 
     def step_without_samples(self, step: Step) -> None:
         """Take part in a step of the others."""
+        self._updater.clear()  # as in `open`
         self._exchange_and_update(step, 0, 0.0)
 
     def _exchange_and_update(self, step: Step, samples: int, share: float) -> bool:
