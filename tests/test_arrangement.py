@@ -158,3 +158,10 @@ def test_a_schedule_goes_on_at_the_plans_rate_whatever_it_is_made_of(schedule):
             scheduler.step()
 
     assert list(rates(0.1, 4.0)) == pytest.approx(list(rates(0.4, 1.0)))
+
+
+def test_a_rate_that_groups_share_as_one_tensor_is_multiplied_once():
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(3)]
+    optimizer = torch.optim.SGD(groups, lr=torch.tensor(0.1))
+    scale_rates([optimizer], [], 4.0)
+    assert [float(one["lr"]) for one in optimizer.param_groups] == pytest.approx([0.4] * 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -154,6 +155,18 @@ def test_whoever_started_a_worker_goes_on_after_a_broken_step(tmp_path, monkeypa
     monkeypatch.setenv(exit_reports.ERRORS_FOLDER, str(tmp_path))
     assert processes._exit_code(work) == 1
     assert [one["secondary"] for one in exit_reports.reports_in(tmp_path)] == [True]
+
+
+def test_a_report_that_does_not_fit_the_disk_is_no_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(exit_reports.ERRORS_FOLDER, str(tmp_path))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
+    try:
+        exit_reports.leave_report("no space", 2, secondary=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "cannot leave a report" in capsys.readouterr().err
+    assert exit_reports.reports_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from batchwright.errors import BatchwrightError, DeadlineReached, WorkerError
+from batchwright.errors import BatchwrightError, DeadlineReached, FileError, WorkerError
+from batchwright.storage.files import write_whole
 
 ERRORS_FOLDER = "BATCHWRIGHT_ERRORS"  # names the folder to the workers
 SERVER_RANK = -1  # in place of a worker's rank, for the parameter server
@@ -36,9 +37,9 @@ def leave_report(message: str, exit_code: int, *, secondary: bool) -> None:
         "secondary": secondary,
         "time": time.time(),
     }
-    try:
-        _report_path(folder, rank).write_text(json.dumps(report), encoding="utf-8")
-    except OSError:
+    try:  # whole or not at all: the launcher may look at any time, and the disk may be full
+        write_whole(_report_path(folder, rank), json.dumps(report).encode())
+    except FileError:
         print(f"cannot leave a report in {folder}", file=sys.stderr)  # noqa: T201 - the worker's log
 
 

@@ -306,7 +306,7 @@ def scale_rates(optimizers: Sequence[Any], schedulers: Sequence[Any], factor: fl
         for group in optimizer.param_groups:
             for key in ("lr", "initial_lr", "max_lr", "min_lr"):
                 if key in group:
-                    group[key] *= factor
+                    group[key] = group[key] * factor  # a new one: groups may share a tensor
     for scheduler in {id(one): one for one in _all_of(schedulers)}.values():
         for key in ("base_lrs", "max_lrs"):
             if hasattr(scheduler, key):
