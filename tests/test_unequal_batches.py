@@ -114,6 +114,8 @@ def test_a_rest_too_small_for_more_workers_gives_no_pass_fewer_than_the_least():
     (((one, mine),), ((other, theirs),)) = batches_of(2, state=state, least=2)
     assert (len(one), mine.samples) == (3, 3)
     assert (len(other), theirs.samples) == (2, 0)  # only to keep the worker in step
+    (mine,) = batches_of(1, state=state, least=2, passes=2)
+    assert [(len(batch), part.samples) for batch, part in mine] == [(3, 3), (2, 0)]
 
 
 def test_the_state_behind_the_last_batch_is_the_next_epoch():

@@ -233,7 +233,8 @@ class Sampler(TorchSampler[list[int]]):
         return step_sizes(self.samples - done, self.global_batch, workers=1, least=least)
 
     def _parts(self, samples: int) -> list[int]:
-        return apportion([1.0] * self.passes, samples)
+        count = min(self.passes, max(1, samples * self.passes // self._least))  # the others: none
+        return apportion([1.0] * count, samples) + [0] * (self.passes - count)
 
 
 def weight(
