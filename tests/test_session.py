@@ -1121,6 +1121,22 @@ def test_best_is_the_first_epoch_with_the_highest_score(tmp_path):
     assert torch.equal(torch.cat([value.flatten() for value in best.values()]), after[1])
 
 
+def test_a_loop_that_stops_early_keeps_its_last_epoch(tmp_path):
+    with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=5)) as one:
+        for epoch in one.epochs():
+            for features, labels in one.batches():
+                one.step(functional.cross_entropy(one.model(features), labels))
+            one.evaluate(Points(4), lambda o, y, e=epoch: torch.full(y.shape, 0.5 + e))
+            if epoch == 2:
+                break
+    assert [epoch.epoch for epoch in summary_in(tmp_path / "run").epochs] == [0, 1, 2]
+    for name in ("best", "last"):
+        content = load_checkpoint(tmp_path / "run" / "checkpoints" / f"{name}.pt")
+        assert content["state"]["best_score"] == 2.5
+        weights = torch.cat([value.flatten() for value in content["model"].values()])
+        assert torch.equal(weights, weights_of(one.model))
+
+
 def test_best_is_what_was_evaluated_also_in_the_middle_of_an_epoch(tmp_path):
     evaluated = []
     with make_session(run_folder=tmp_path / "run") as one:

@@ -136,6 +136,7 @@ class AllReduceRun:
             turns,
         )
         self._batches: Once | None = None
+        self._left = False  # whether the loop has ended before all epochs had
 
     @property
     def rank(self) -> int:
@@ -220,7 +221,14 @@ class AllReduceRun:
         return {name: value / count for name, value in sums.items()}
 
     def finish(self) -> None:
-        """Write the summary; nobody leaves before checkpoints and summary are there."""
+        """Write the summary; nobody leaves before checkpoints and summary are there.
+
+        A loop that is left behind the last step of an epoch, as early stopping does, has ended it.
+        """
+        walk = self._sharing.walk
+        if self._batches is not None and walk is not None and self.state.step == len(walk):
+            self._left = True
+            self._end_epoch()
         self._recorder.finish()
         self._keeper.settle()
 
@@ -349,7 +357,7 @@ class AllReduceRun:
         self._save_if_best()
         wishes = self._group.gather(
             (
-                self._keeper.due(state.steps) or self._over,
+                self._keeper.due(state.steps) or self._over or self._left,
                 self._advised.wanted(state.epoch) and not self._over,
             )
         )
