@@ -401,6 +401,36 @@ def test_a_scheduler_that_was_there_before_goes_on_at_the_plans_rate_or_a_line_s
         assert optimizer.param_groups[0]["lr"] == pytest.approx(4 * 0.2 / 2)
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (2, 4), (4, 4), (4, 1)])
+def test_a_resumed_training_has_the_rate_of_its_plan_whatever_it_had_before(
+    tmp_path, before, after
+):
+    def feeding(factor):
+        rule = LearningRateRule(
+            base=0.1,
+            base_batch=BATCH,
+            scaling="linear",
+            peak=0.1 * factor,
+            warmup_epochs=0,
+            decay="none",
+        )
+        accelerator, plain, _, optimizer = opened()
+        plan = make_tiny_plan((BATCH * factor,), samples=SAMPLES, rule=rule)
+        plan = None if factor == 1 else plan
+        feed = bw.ForAccelerate(accelerator, plain, optimizer, loader(), plan)
+        return accelerator, optimizer, feed
+
+    try:
+        accelerator, _, feed = feeding(before)
+        next(iter(feed))
+        accelerator.save_state(tmp_path)
+        accelerator, optimizer, _ = feeding(after)
+        accelerator.load_state(tmp_path)
+    finally:
+        closed()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2 * after)
+
+
 class Named(NamedTuple):
     inputs: Any
     name: str

@@ -25,8 +25,10 @@ from torch.utils.data import (
 
 import batchwright as bw
 from batchwright.errors import DataError, PlanError
+from batchwright.records import LearningRateRule
 from gloo import crew_with
 from paced import paced_passes
+from test_session import make_tiny_plan
 
 pytestmark = pytest.mark.skipif(
     find_spec("lightning") is None, reason="pip install 'batchwright[lightning]'"
@@ -295,6 +297,32 @@ def test_an_automatic_batch_is_planned_by_all_workers_together(crew):
     assert plan.job.base_batch == 2 * BATCH
     assert rates == pytest.approx([0.2 * plan.learning_rate.peak / plan.learning_rate.base])
     assert steps == -(-SAMPLES // made.global_batch)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 4), (2, 4), (4, 4), (4, None)])
+def test_a_resumed_training_has_the_rate_of_its_plan_whatever_it_had_before(
+    tmp_path, before, after
+):
+    from lightning_parts import Module, trainer
+
+    def planned(factor):
+        rule = LearningRateRule(
+            base=0.1,
+            base_batch=BATCH,
+            scaling="linear",
+            peak=0.1 * factor,
+            warmup_epochs=0,
+            decay="none",
+        )
+        return bw.ForLightning(make_tiny_plan((BATCH * factor,), samples=SAMPLES, rule=rule))
+
+    callbacks = [] if before is None else [planned(before)]
+    made = trainer(1, *callbacks, max_epochs=1)
+    made.fit(Module(), loader())
+    made.save_checkpoint(tmp_path / "kept.ckpt")
+    again = trainer(1, bw.ForLightning() if after is None else planned(after))
+    again.fit(Module(), loader(), ckpt_path=tmp_path / "kept.ckpt", weights_only=False)
+    assert again.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.2 * (after or 1))
 
 
 def stopped_in_probe(rank):

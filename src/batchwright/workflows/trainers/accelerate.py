@@ -126,6 +126,7 @@ class ForAccelerate:
             tell(self.arrangement.words(workers, **_WORDS), first=first)
         _scale_rates(accelerator, optimizer, self.arrangement.rate)
         self._accelerator, self._model, self._theirs = accelerator, model, loader
+        self._optimizer = optimizer
         self._order = {"shuffle": shuffle, "seed": seed}
         self._follower: Follower | None = None
         with refused_in_a_line(first=first):
@@ -239,7 +240,7 @@ class ForAccelerate:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training is, for accelerate's checkpoints."""
-        state = self.sampler.state_dict(self._index + 1)
+        state = self.sampler.state_dict(self._index + 1) | {"rate": self.arrangement.rate}
         made = vars(self.arrangement) | {"shares": None}
         return state | ({"arrangement": made} if self._auto else {})
 
@@ -249,6 +250,9 @@ class ForAccelerate:
             self.arrangement = Arrangement(**state["arrangement"])
             self._arrange()
         self.sampler.load_state_dict(state)
+        # What was restored before this has the rate of the plan that it was trained with.
+        rate = self.arrangement.rate
+        _scale_rates(self._accelerator, self._optimizer, rate / state.get("rate", rate))
         if self._follower is not None:
             self._follower.forget()
         self._begin_with_a_step()

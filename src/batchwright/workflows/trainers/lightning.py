@@ -99,6 +99,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         self._index, self._part = -1, Part(1, 1, 1)
         self._done: Callable[[], bool] = lambda: True  # whether the batch at hand is trained on
         self._kept: dict[str, Any] | None = None
+        self._scaled = 1.0  # by what the rates that were restored are multiplied already
 
     # --------------------------------------------------------------------------- before and after
 
@@ -217,9 +218,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         assert self.arrangement is not None  # noqa: S101 - Lightning has asked for its data
         assert self.sampler is not None  # noqa: S101 - as above
         _go_where_the_sampler_does(trainer.fit_loop.epoch_loop.batch_progress, self.sampler)
-        if trainer.ckpt_path is None:  # else the rates in the checkpoint are the plan's already
-            schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
-            scale_rates(trainer.optimizers, schedulers, self.arrangement.rate)
+        schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
+        scale_rates(trainer.optimizers, schedulers, self.arrangement.rate / self._scaled)
+        self._scaled = 1.0  # another `fit` has other optimizers
         trained = list(pl_module.parameters())
         if self.arrangement.follow:
             self._follower = Follower(self.sampler, trained)
@@ -315,8 +316,10 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with it."""
+        made = state_dict.get("arrangement")
+        self._scaled = 1.0 if made is None else made["rate"]
         if self._auto:
-            self._kept = state_dict.get("arrangement")
+            self._kept = made
 
 
 class _Stand(_Source):  # type: ignore[misc] # as above
