@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from threading import get_ident
 
@@ -185,6 +186,33 @@ def test_each_group_has_the_plans_rate_in_proportion_to_its_own_first():
         assert second == pytest.approx(0.02 * factor * 4)
         seen += size
     assert rates[0][0] == pytest.approx(0.1)  # the warm-up begins at the small batch's rate
+
+
+def test_the_next_session_begins_at_the_optimizers_first_rate(tmp_path):
+    rule = LearningRateRule(
+        base=0.1, base_batch=BATCH, scaling="linear", peak=0.4, warmup_epochs=0, decay="cosine"
+    )
+    model, rates = make_model(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    for until in (7, None):  # stopped, and gone on with in the same process
+        with (
+            pytest.raises(Interrupted) if until else nullcontext(),
+            make_session(
+                model,
+                optimizer,
+                plan=make_tiny_plan(epochs=2, rule=rule),
+                run_folder=tmp_path / "run",
+                resume=until is None,
+                exit_on_stop=False,
+            ) as one,
+        ):
+            train(one, until=until, each_step=lambda: rates.append(optimizer.param_groups[0]["lr"]))
+        assert optimizer.param_groups[0]["lr"] == 0.2
+    wanted = [
+        0.8 * rate_factor(at, rule=rule, samples_per_epoch=SAMPLES, epochs=2)
+        for at in (0, 5, 10, 15, 20, 22, 27, 32, 37, 42)
+    ]
+    assert rates == pytest.approx(wanted)
 
 
 def test_rates_of_ones_own_are_left_alone_with_a_warning():
@@ -1135,6 +1163,23 @@ def test_a_loop_that_stops_early_keeps_its_last_epoch(tmp_path):
         assert content["state"]["best_score"] == 2.5
         weights = torch.cat([value.flatten() for value in content["model"].values()])
         assert torch.equal(weights, weights_of(one.model))
+
+
+def test_a_stop_in_the_step_behind_which_a_loop_ends_is_a_stop(tmp_path):
+    def stopped_in_its_last_step():
+        with make_session(run_folder=tmp_path / "run", plan=make_tiny_plan(epochs=5)) as one:
+            next(one.epochs())
+            for step, (features, labels) in enumerate(one.batches(), 1):
+                if step == 5:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                one.step(functional.cross_entropy(one.model(features), labels))
+                if step == 5:
+                    break
+
+    with pytest.raises(SystemExit, match="143"):
+        stopped_in_its_last_step()
+    content = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")
+    assert (content["state"]["epoch"], content["state"]["step"]) == (0, 5)
 
 
 def test_best_is_what_was_evaluated_also_in_the_middle_of_an_epoch(tmp_path):

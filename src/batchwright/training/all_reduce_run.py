@@ -70,7 +70,7 @@ class AllReduceRun:
         self._setup, self._plan, self._group = setup, setup.plan, setup.group
         self._workers = workers or setup.group
         trained = setup.parameters
-        rates = setup.rates()  # before a checkpoint brings others
+        self._rates = rates = setup.rates()  # before a checkpoint brings others
         self._group.share((*trained, *setup.model.buffers()))
         self.state, self._clock = RunState(), clock or clock_for(setup.group.device)
         self._recorder = Recorder(setup.folder if self.rank == 0 else None, self._plan)
@@ -238,6 +238,7 @@ class AllReduceRun:
             self._batches.close()
         self._reducer.close()
         self._keeper.close()
+        self._rates.close()
 
     # --------------------------------------------------------------------------------- after a step
 

@@ -442,7 +442,9 @@ class Session:
                 )
         except BaseException as failure:
             ended = failure
-            raise
+            if not (isinstance(failure, Interrupted) and self._exit_on_stop):
+                raise
+            error = failure  # a stop that came with the last step
         finally:
             if self._companion is not None:
                 self._companion.end(*outcome_of(ended))

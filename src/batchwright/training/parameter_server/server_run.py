@@ -81,13 +81,14 @@ class RoundWorker:
             weights=setup.sample_weights,
         )
         self.reducer = Reducer(trained, group, per_tensor=setup.per_tensor)
+        self.rates = setup.rates()
         self.stepper = Stepper(
             setup.plan,
             group,
             self.state,
             self.reducer,
             setup.updater(trained),
-            setup.rates(),
+            self.rates,
             Statistics(setup.model),
             self.sharing,
             self.clock,
@@ -272,6 +273,7 @@ class ServerRun:
             self._batches.close()
         self._client.close()
         self._worker.reducer.close()
+        self._worker.rates.close()
         self._close_child()
 
     # ------------------------------------------------------------------------------------ exchanges

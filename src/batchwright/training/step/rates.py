@@ -27,7 +27,8 @@ class Rates:
     ) -> None:
         self._optimizer, self._plan, self.own = optimizer, plan, own
         self._samples_per_epoch = samples_per_epoch
-        self._first = [float(group["lr"]) for group in optimizer.param_groups]
+        self._given = [group["lr"] for group in optimizer.param_groups]
+        self._first = [float(rate) for rate in self._given]
         self._told: float | Tensor = self._first[0]
 
     @property
@@ -68,3 +69,9 @@ class Rates:
         if isinstance(told, Tensor):  # on its way before the host waits for the step's figures
             told = told.detach().to("cpu", non_blocking=True, copy=True)
         self._told = told
+
+    def close(self) -> None:
+        """Leave the optimizer the rates that it came with: another run takes them for its own."""
+        if not self.own:
+            for group, rate in zip(self._optimizer.param_groups, self._given, strict=False):
+                group["lr"] = rate
