@@ -323,6 +323,9 @@ def test_a_resumed_training_has_the_rate_of_its_plan_whatever_it_had_before(
     again = trainer(1, bw.ForLightning() if after is None else planned(after))
     again.fit(Module(), loader(), ckpt_path=tmp_path / "kept.ckpt", weights_only=False)
     assert again.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.2 * (after or 1))
+    again.fit_loop.epoch_progress.reset()
+    again.fit(Module(), loader())  # with optimizers of its own
+    assert again.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.2 * (after or 1))
 
 
 def stopped_in_probe(rank):

@@ -220,7 +220,6 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         _go_where_the_sampler_does(trainer.fit_loop.epoch_loop.batch_progress, self.sampler)
         schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
         scale_rates(trainer.optimizers, schedulers, self.arrangement.rate / self._scaled)
-        self._scaled = 1.0  # another `fit` has other optimizers
         trained = list(pl_module.parameters())
         if self.arrangement.follow:
             self._follower = Follower(self.sampler, trained)
@@ -254,6 +253,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         """Trainer and module as they were."""
         del trainer, pl_module, stage
         self._undo.close()
+        self._scaled = 1.0  # another `fit` has other optimizers
 
     on_exception = teardown
 
