@@ -13,8 +13,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import batchwright as bw
 from batchwright.errors import DataError, PlanError
+from batchwright.records import LearningRateRule
 from gloo import crew_with
 from paced import paced_passes
+from test_session import make_tiny_plan
 from tight import Tight
 
 pytestmark = pytest.mark.skipif(
@@ -171,6 +173,26 @@ def trained(rank, folder, shares, *, make=images, take=None, room=None, resume=N
 
 def trained_with(rank, folder, shares, how):
     return trained(rank, folder, shares, **how)
+
+
+@pytest.mark.parametrize("planned_before", [False, True])
+def test_a_checkpoint_whose_rate_is_not_the_plans_is_told(tmp_path, capfd, planned_before):
+    rule = LearningRateRule(
+        base=0.1, base_batch=2, scaling="linear", peak=0.4, warmup_epochs=0, decay="none"
+    )
+    plan = make_tiny_plan((BATCH,), samples=len(Images()), rule=rule)
+    try:
+        before = trainer_of(tmp_path, num_train_epochs=1, save_strategy="epoch")
+        bw.ForTransformers(before, plan if planned_before else None)
+        before.train()
+        after = trainer_of(tmp_path)
+        bw.ForTransformers(after, plan)
+        after.train(resume_from_checkpoint=True)
+    finally:
+        closed()
+    told = "learning rate stays, 0.1 in place of the plan's 0.4" in capfd.readouterr().err
+    assert told is not planned_before
+    assert after.optimizer.param_groups[0]["lr"] == (0.4 if planned_before else 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -105,6 +105,7 @@ class ForTransformers:
         self._epoch: int | None = None  # the one at hand, once the training has begun one
         self._index, self._part = -1, Part(1, 1, 1)
         self._training = False
+        self._rates: list[float] = []  # by the plan
         trainer.get_train_dataloader = self._loader
         trainer.compute_loss, trainer.training_step = self._loss, self._pass
         trainer.add_callback(_callback_of(self))
@@ -160,6 +161,7 @@ class ForTransformers:
                 tell(self.arrangement.words(workers, **_WORDS), first=first)
                 trainer.create_optimizer()
                 scale_rates([trainer.optimizer], [trainer.lr_scheduler], self.arrangement.rate)
+                self._rates = _first_rates(trainer.optimizer)
         made = self.arrangement
         args.gradient_accumulation_steps = made.passes
         args.per_device_train_batch_size = max(1, made.global_batch // workers // made.passes)
@@ -234,6 +236,13 @@ class ForTransformers:
         assert self.arrangement is not None  # noqa: S101 - as above
         with refused_in_a_line(first=self._trainer.args.process_index == 0):
             _refuse_other_steps(self._trainer.state, len(self.sampler) // self.sampler.passes)
+        found = _first_rates(self._trainer.optimizer)
+        if self._rates and found != self._rates:
+            tell(
+                f"the checkpoint's learning rate stays, {found[0]:.3g} in place of the plan's "
+                f"{self._rates[0]:.3g}: the Trainer keeps it, and learning_rate= likewise",
+                first=self._trainer.args.process_index == 0,
+            )
         stay_in_group()
         trained = list(self._trainer.model.parameters())
         if self.arrangement.follow:
@@ -307,6 +316,11 @@ class ForTransformers:
         if not items:  # else each label counts as one already
             weigh_gradient(loss, self._part, self._trainer.args.world_size)
         return loss
+
+
+def _first_rates(optimizer: Any) -> list[float]:
+    """Of an optimizer's parameter groups, before any scheduler."""
+    return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
 
 
 def _callback_of(training: ForTransformers) -> Any:
