@@ -170,6 +170,27 @@ def test_kinds_measured_in_other_numbers_leave_the_number_open_in_any_order():
         assert {one.workers for one in plan.considered} == {1, 2}
 
 
+def test_evaluation_is_that_of_the_profiles_at_the_highest_resolution():
+    """Plans for lower ones take it in proportion to the pixels."""
+
+    def at(side, seconds):
+        return make_profile(
+            job=make_job(resolutions=(side,)),
+            steps=tuple(make_step(2, batch, side) for batch in LOCAL_BATCHES),
+            memory=tuple(make_memory(2, batch, side) for batch in LOCAL_BATCHES),
+            evaluation_seconds_per_image=seconds,
+        )
+
+    low, high, again = at(32, 0.01), at(64, 0.04), at(64, 0.06)
+    for given, seconds in (([low, high], 0.04), ([high, low], 0.04), ([low, high, again], 0.05)):
+        (merged,) = merge_profiles(given)
+        assert merged.evaluation_seconds_per_image == pytest.approx(seconds)
+    asked = high.job.model_copy(update={"global_batch": 64})
+    alone, both = (make_plan(given, asked).chosen for given in (high, [low, high]))
+    spent = [one.train_seconds.value - 30 * one.epoch_seconds.value for one in (alone, both)]
+    assert spent[0] == pytest.approx(spent[1])
+
+
 def test_profiles_at_other_resolutions_make_one_of_both():
     def at(side):
         points = [(workers, batch, side) for workers in (1, 2) for batch in LOCAL_BATCHES]

@@ -9,6 +9,7 @@ from statistics import median
 from typing import TypeVar
 
 from batchwright.errors import PlanError
+from batchwright.planning.resolution import sides
 from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.prediction.drift import step_share
 from batchwright.prediction.loading import pooled_loading
@@ -43,7 +44,8 @@ def merge_profiles(profiles: Sequence[Profile]) -> tuple[Profile, ...]:
 
     Points of one kind with the same workers, resolution and batch are pooled: their visits stand
     beside each other, as visits do that are apart in time. What is of one profile only (settings,
-    memory parts) is the first's; the free memory is the least of all.
+    memory parts) is the first's; the free memory is the least of all, and evaluation is that at the
+    highest resolution, which plans for lower ones go by.
 
     Args:
         profiles: Of the same data, network and settings; at least one.
@@ -166,12 +168,17 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
             ),
             "load": _load([p.load for p in profiles if p.load]),
             "noise": max(noises, key=lambda one: one.parts * one.repeats) if noises else None,
-            "evaluation_seconds_per_image": median(
-                p.evaluation_seconds_per_image for p in profiles
-            ),
+            "evaluation_seconds_per_image": _evaluation(profiles),
             "probe_seconds": sum(p.probe_seconds for p in profiles),
         }
     )
+
+
+def _evaluation(profiles: Sequence[Profile]) -> float:
+    """Seconds of an image, where it was evaluated at the highest resolution of all."""
+    tops = [max((*sides(p.job), *(point.resolution for point in p.steps))) for p in profiles]
+    told = zip(profiles, tops, strict=True)
+    return median(p.evaluation_seconds_per_image for p, top in told if top == max(tops))
 
 
 def _job(profiles: Sequence[Profile], steps: Sequence[StepTime]) -> Job:
