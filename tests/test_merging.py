@@ -8,6 +8,7 @@ from batchwright.planning.merging import kind_of, merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.planning.validation import planning_job
 from batchwright.prediction.drift import step_share
+from batchwright.prediction.step_time import fit_step_time
 from batchwright.records import OutOfMemory, Profile
 from samples import (
     LOCAL_BATCHES,
@@ -45,6 +46,26 @@ def test_points_of_one_kind_are_joined_and_equal_ones_pool_their_visits():
     assert merged.probe_seconds == first.probe_seconds + second.probe_seconds
     assert merged.job.workers == "auto"
     assert Profile.model_validate_json(merged.model_dump_json()) == merged
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_computing_is_as_large_a_share_of_pooled_steps_as_of_each(order):
+    """The middle visit may be of one profile, and most of the steps of another."""
+
+    def at(factor, visits, repeats):
+        steps = []
+        for batch in LOCAL_BATCHES:
+            step = make_step(1, batch)
+            parts = ("compute_seconds", "step_seconds", "step_low", "step_high")
+            times = {name: factor * getattr(step, name) for name in parts}
+            seen = {"visits": (factor * step.step_seconds,) * visits, "repeats": repeats}
+            steps.append(step.model_copy(update={**times, **seen}))
+        return make_profile(steps=tuple(steps))
+
+    (merged,) = merge_profiles([at(2.0, 5, 50), at(1.0, 3, 300)][::order])
+    times = fit_step_time(merged.steps)
+    assert times.computing(1, 32, [64]) == pytest.approx(times.seconds(1, 32, [64]))
+    assert times.seconds(1, 32, [8] * 8) == pytest.approx(8 * times.seconds(1, 32, [8]))
 
 
 def test_a_point_without_visits_counts_as_one_visit():

@@ -232,15 +232,22 @@ def _pooled(
 
 def _step(points: Sequence[StepTime]) -> StepTime:
     visits = tuple(v for p in points for v in p.visits or (p.step_seconds,))
+    middle = median(visits)
     # Quartiles of several visits without it have in them how far these are apart.
     told = [p for p in points if p.visit_error is not None or len(p.visits) < 2]
+
+    def part(name: str) -> float:
+        """What the points say of the middle visit, as a share; visits count alike, as in it."""
+        shares = ((getattr(p, name) / p.step_seconds, max(1, len(p.visits))) for p in points)
+        return middle * sum(share * count for share, count in shares) / len(visits)
+
     return points[0].model_copy(
         update={
-            "compute_seconds": _mean([p.compute_seconds for p in points], points),
-            "sync_seconds": _mean([p.sync_seconds for p in points], points),
-            "step_seconds": median(visits),
-            "step_low": min(median(visits), _mean([p.step_low for p in points], points)),
-            "step_high": max(median(visits), _mean([p.step_high for p in points], points)),
+            "compute_seconds": part("compute_seconds"),
+            "sync_seconds": part("sync_seconds"),
+            "step_seconds": middle,
+            "step_low": min(middle, _mean([p.step_low for p in points], points)),
+            "step_high": max(middle, _mean([p.step_high for p in points], points)),
             "repeats": sum(p.repeats for p in points),
             "visits": visits,
             "visit_error": _mean([step_share(p) for p in told], told) if told else None,
