@@ -9,7 +9,7 @@ from batchwright.planning.planner import make_plan
 from batchwright.planning.validation import planning_job
 from batchwright.prediction.drift import step_share
 from batchwright.prediction.step_time import fit_step_time
-from batchwright.records import OutOfMemory, Profile
+from batchwright.records import OutOfMemory, Profile, StepLoading
 from samples import (
     LOCAL_BATCHES,
     make_cluster,
@@ -66,6 +66,20 @@ def test_computing_is_as_large_a_share_of_pooled_steps_as_of_each(order):
     times = fit_step_time(merged.steps)
     assert times.computing(1, 32, [64]) == pytest.approx(times.seconds(1, 32, [64]))
     assert times.seconds(1, 32, [8] * 8) == pytest.approx(8 * times.seconds(1, 32, [8]))
+
+
+def test_pooled_steps_wait_for_as_large_a_share_of_their_time_as_each():
+    def at(seconds, visits):
+        times = {"batch_seconds": seconds, "cpu_seconds": seconds, "alone_seconds": 0.2 * seconds}
+        loading = StepLoading(loaders=2, input_seconds=0.8 * seconds, **times)
+        seen = {"step_seconds": seconds, "visits": (seconds,) * visits, "loading": loading}
+        return make_profile(steps=(make_step(1, 8).model_copy(update=seen),))
+
+    (merged,) = merge_profiles([at(1.0, 1), at(0.1, 5)])
+    (step,) = merged.steps
+    assert step.loading.input_seconds == pytest.approx(0.8 * step.step_seconds)
+    assert step.loading.alone_seconds == pytest.approx(0.2 * step.step_seconds)
+    assert step.loading.loaders == 2
 
 
 def test_a_point_without_visits_counts_as_one_visit():

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import attrgetter
 from statistics import median
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from batchwright.errors import PlanError
 from batchwright.planning.resolution import sides
@@ -21,6 +21,7 @@ from batchwright.records import (
     MemoryPoint,
     PairTime,
     Profile,
+    StepLoading,
     StepTime,
 )
 from batchwright.records.profile import JOINED
@@ -239,7 +240,7 @@ def _step(points: Sequence[StepTime]) -> StepTime:
     def part(name: str) -> float:
         """What the points say of the middle visit, as a share; visits count alike, as in it."""
         shares = ((getattr(p, name) / p.step_seconds, max(1, len(p.visits))) for p in points)
-        return middle * sum(share * count for share, count in shares) / len(visits)
+        return float(middle * sum(share * count for share, count in shares) / len(visits))
 
     return points[0].model_copy(
         update={
@@ -251,9 +252,17 @@ def _step(points: Sequence[StepTime]) -> StepTime:
             "repeats": sum(p.repeats for p in points),
             "visits": visits,
             "visit_error": _mean([step_share(p) for p in told], told) if told else None,
-            "loading": pooled_loading([p.loading for p in points if p.loading is not None]),
+            "loading": pooled_loading([_loading_at(p, middle) for p in points if p.loading]),
         }
     )
+
+
+def _loading_at(point: StepTime, step_seconds: float) -> StepLoading:
+    """A point's loading, were the machine as it was at a step of so many seconds."""
+    loading = cast("StepLoading", point.loading)
+    times = (name for name in StepLoading.model_fields if name.endswith("_seconds"))
+    slower = step_seconds / point.step_seconds
+    return loading.model_copy(update={name: slower * getattr(loading, name) for name in times})
 
 
 def _pair(points: Sequence[PairTime]) -> PairTime:
