@@ -59,6 +59,15 @@ def test_the_further_the_target_the_more_epochs() -> None:
         assert longer.epochs == epochs
 
 
+@pytest.mark.parametrize("classes", [(), ("all",)])
+def test_data_without_classes_have_no_guessing(classes: tuple[str, ...]) -> None:
+    run = missed()
+    data = run.plan.data.model_copy(update={"classes": classes})
+    longer = lengthened(run.model_copy(update={"plan": run.plan.model_copy(update={"data": data})}))
+    assert longer is not None
+    assert longer.epochs == 6
+
+
 def test_it_ends_where_it_is_to_end() -> None:
     assert lengthened(missed(top1=0.6)) is None  # reached
     assert lengthened(missed(4, 4)) is None  # the most

@@ -8,7 +8,8 @@ from batchwright.planning.merging import kind_of, merge_profiles
 from batchwright.planning.planner import make_plan
 from batchwright.planning.validation import planning_job
 from batchwright.prediction.drift import step_share
-from batchwright.records import OutOfMemory, Profile
+from batchwright.prediction.step_time import fit_step_time
+from batchwright.records import OutOfMemory, Profile, StepLoading
 from samples import (
     LOCAL_BATCHES,
     make_cluster,
@@ -45,6 +46,40 @@ def test_points_of_one_kind_are_joined_and_equal_ones_pool_their_visits():
     assert merged.probe_seconds == first.probe_seconds + second.probe_seconds
     assert merged.job.workers == "auto"
     assert Profile.model_validate_json(merged.model_dump_json()) == merged
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_computing_is_as_large_a_share_of_pooled_steps_as_of_each(order):
+    """The middle visit may be of one profile, and most of the steps of another."""
+
+    def at(factor, visits, repeats):
+        steps = []
+        for batch in LOCAL_BATCHES:
+            step = make_step(1, batch)
+            parts = ("compute_seconds", "step_seconds", "step_low", "step_high")
+            times = {name: factor * getattr(step, name) for name in parts}
+            seen = {"visits": (factor * step.step_seconds,) * visits, "repeats": repeats}
+            steps.append(step.model_copy(update={**times, **seen}))
+        return make_profile(steps=tuple(steps))
+
+    (merged,) = merge_profiles([at(2.0, 5, 50), at(1.0, 3, 300)][::order])
+    times = fit_step_time(merged.steps)
+    assert times.computing(1, 32, [64]) == pytest.approx(times.seconds(1, 32, [64]))
+    assert times.seconds(1, 32, [8] * 8) == pytest.approx(8 * times.seconds(1, 32, [8]))
+
+
+def test_pooled_steps_wait_for_as_large_a_share_of_their_time_as_each():
+    def at(seconds, visits):
+        times = {"batch_seconds": seconds, "cpu_seconds": seconds, "alone_seconds": 0.2 * seconds}
+        loading = StepLoading(loaders=2, input_seconds=0.8 * seconds, **times)
+        seen = {"step_seconds": seconds, "visits": (seconds,) * visits, "loading": loading}
+        return make_profile(steps=(make_step(1, 8).model_copy(update=seen),))
+
+    (merged,) = merge_profiles([at(1.0, 1), at(0.1, 5)])
+    (step,) = merged.steps
+    assert step.loading.input_seconds == pytest.approx(0.8 * step.step_seconds)
+    assert step.loading.alone_seconds == pytest.approx(0.2 * step.step_seconds)
+    assert step.loading.loaders == 2
 
 
 def test_a_point_without_visits_counts_as_one_visit():
@@ -168,6 +203,27 @@ def test_kinds_measured_in_other_numbers_leave_the_number_open_in_any_order():
         plan = make_plan(given)
         assert plan.job.workers == plan.workers == 2
         assert {one.workers for one in plan.considered} == {1, 2}
+
+
+def test_evaluation_is_that_of_the_profiles_at_the_highest_resolution():
+    """Plans for lower ones take it in proportion to the pixels."""
+
+    def at(side, seconds):
+        return make_profile(
+            job=make_job(resolutions=(side,)),
+            steps=tuple(make_step(2, batch, side) for batch in LOCAL_BATCHES),
+            memory=tuple(make_memory(2, batch, side) for batch in LOCAL_BATCHES),
+            evaluation_seconds_per_image=seconds,
+        )
+
+    low, high, again = at(32, 0.01), at(64, 0.04), at(64, 0.06)
+    for given, seconds in (([low, high], 0.04), ([high, low], 0.04), ([low, high, again], 0.05)):
+        (merged,) = merge_profiles(given)
+        assert merged.evaluation_seconds_per_image == pytest.approx(seconds)
+    asked = high.job.model_copy(update={"global_batch": 64})
+    alone, both = (make_plan(given, asked).chosen for given in (high, [low, high]))
+    spent = [one.train_seconds.value - 30 * one.epoch_seconds.value for one in (alone, both)]
+    assert spent[0] == pytest.approx(spent[1])
 
 
 def test_profiles_at_other_resolutions_make_one_of_both():

@@ -108,6 +108,34 @@ def test_workers_that_a_run_measured_as_slower_count_too():
     assert planned(profile, "auto", [alike]).method == "plain"
 
 
+def test_what_shares_save_is_part_of_what_is_predicted_however_slow_a_run_was():
+    profile = profile_of()
+    plain = planned(profile, "plain")
+    for slower in (1.0, 1000.0):
+        run = run_of(plain, 0.5, tuple(slower * one for one in (10.0, 10.0, 10.0, 20.0)))
+        plan = planned(profile, "dynamic-batch", [run])
+        whole = plan.epochs * plan.chosen.epoch_seconds.value
+        # The slowest of four takes twice as long: all together 4 / 3.5 of what the others take.
+        assert dynamic_batch.saved_by_shares(plan, [run]) <= 1.001 * whole * (1 - 4 / 3.5 / 2)
+    assert dynamic_batch.saved_by_shares(plan, [run]) == pytest.approx(
+        whole * (1 - 4 / 3.5 / 2), rel=0.2
+    )
+
+
+def test_shares_save_time_in_the_epochs_that_a_target_is_likely_to_take():
+    """A schedule may be laid out over more."""
+    profile = profile_of()
+    run = run_of(planned(profile, "plain"), 0.9, (10.0, 10.0, 10.0, 20.0))
+    whole = planned(profile, "dynamic-batch", [run])
+    plan = planned(profile, "dynamic-batch", [run], goal=Goal(accuracy=0.3))
+    assert plan.likely_epochs() < plan.epochs
+    saved = [
+        dynamic_batch.saved_by_shares(one, [run]) / one.chosen.epoch_seconds.value
+        for one in (plan, whole)
+    ]
+    assert saved[0] / plan.likely_epochs() == pytest.approx(saved[1] / whole.epochs, rel=0.1)
+
+
 @pytest.mark.parametrize(("apart", "taken"), [(-0.005, "hybrid"), (-0.05, "plain")])
 def test_two_batches_are_taken_where_runs_tell_that_they_learn_as_much(apart, taken):
     profile = profile_of()

@@ -1,5 +1,6 @@
 """`planning.planner`: what is chosen, why, and what is refused."""
 
+import re
 import subprocess
 import sys
 
@@ -114,6 +115,21 @@ def test_predictions_follow_the_measured_times():
     assert chosen.predicted_epoch_seconds.value == pytest.approx(expected)
     assert chosen.predicted_epoch_seconds.low < expected < chosen.predicted_epoch_seconds.high
     assert chosen.predicted_bytes.value == pytest.approx(66 * MIB)
+
+
+def test_how_far_the_line_is_from_a_measured_batch_is_told_as_a_share_of_its_time():
+    """Not in standard errors of that time, of which it may be anything."""
+    profile = make_profile()
+    off = {8: 1.01, 16: 0.99, 32: 1.01}
+    steps = tuple(
+        step.model_copy(update={"visits": tuple(off[size] * one for one in step.visits)})
+        if (size := step.local_batch_size) in off
+        else step
+        for step in profile.steps
+    )
+    why = reason(make_plan(profile.model_copy(update={"steps": steps})), "epoch time").why
+    told = re.search(r"at its worst it is ([0-9.]+) % away from one of them", why)
+    assert 0.5 <= float(told[1]) <= 1.5
 
 
 def test_without_a_knee_the_largest_batch_is_taken_and_the_reason_says_so():

@@ -104,6 +104,22 @@ def test_several_workers_need_buffers_to_exchange_gradients():
     assert together.low < straight(64) < straight(64) + 300_000 < together.high
 
 
+@pytest.mark.parametrize("resolution", [26, 28, 36, 44])
+def test_between_resolutions_peaks_may_grow_faster_than_the_pixels(resolution):
+    """As with attention over all pixels: bounds hold what is likely, and what is so."""
+
+    def peak(batch, side):
+        return FLOOR + 668_000 * batch * (side / 32) ** 4
+
+    points = [memory_point(b, peak(b, r), resolution=r) for b in (8, 64) for r in (24, 48)]
+    model = fit_memory(points, PARTS)
+    estimate = model.predict(resolution, 32)
+    assert estimate.low <= estimate.value <= estimate.high
+    assert estimate.low <= peak(32, resolution) <= estimate.high
+    fitting = model.largest_batch(resolution, 100_000_000, 10_000)
+    assert peak(fitting, resolution) <= 100_000_000
+
+
 @pytest.mark.parametrize("resolution", [16, 24, 40, 48, 96])
 def test_other_resolutions_lie_between_the_measured_ones_or_grow_with_the_pixels(resolution):
     points = [memory_point(b, straight(b, r), resolution=r) for b in (8, 64) for r in (24, 48)]

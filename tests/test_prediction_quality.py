@@ -1,14 +1,14 @@
 """`prediction.accuracy.quality`: the worth of a larger batch, epochs to a target, accuracy."""
 
 import random
-from math import sqrt
+from math import log, sqrt
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.prediction.accuracy.outcomes import epochs_to
-from batchwright.prediction.accuracy.quality import SEED_ERROR, fit_progress
+from batchwright.prediction.accuracy.quality import RUN_ERROR, SEED_ERROR, fit_progress
 from batchwright.prediction.fit import Z_975
 from batchwright.records import GradientNoise
 from samples import VAL, make_epoch, make_plan, make_summary
@@ -38,6 +38,34 @@ def run_of(batch, epochs_to_half, *, scaling="linear", noise=None, epochs=None, 
             for e in range(epochs or int(epochs_to_half) + 2)
         ),
     )
+
+
+@pytest.mark.parametrize("count", [1, 4, 12])
+def test_the_epochs_of_one_more_run_are_as_uncertain_as_runs_scatter_however_many_there_were(count):
+    """Known for sure is their mean, after many; the next run is another seed."""
+    runs = count * [run_of(64, 8.0)]
+    found = fit_progress(None, base_batch=64, target=HALF, runs=runs).epochs(64)
+    off = Z_975 * RUN_ERROR * sqrt(1 + 1 / count)
+    assert 0.999 * off <= log(found.high / found.value) <= 1.2 * off
+    assert log(found.value / found.low) == pytest.approx(log(found.high / found.value))
+
+
+def test_of_data_without_classes_no_accuracy_is_known_by_guessing():
+    """Nor is any read into the epochs before the first evaluation."""
+    plan = make_plan()
+    data = plan.data.model_copy(update={"classes": ()})
+    told = {"global_batch_size": 64, "val_count": COUNT}
+    run = make_summary(
+        plan=plan.model_copy(update={"data": data}),
+        epochs=tuple(
+            make_epoch(e, val_correct=5000 * (e + 1) if e % 3 == 2 else None, **told)
+            for e in range(12)
+        ),
+    )
+    model = fit_progress(None, base_batch=64, runs=[run])
+    values = [model.accuracy(64, epochs).value for epochs in range(1, 13)]
+    assert values == sorted(values)
+    assert values[0] == pytest.approx(0.05)
 
 
 def test_under_linear_scaling_epochs_are_polluxs_and_follow_the_noise_scale():

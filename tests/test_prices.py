@@ -331,6 +331,31 @@ def test_spot_breaks_even_at_the_rate_that_is_told():
     assert never.value.startswith("on demand")
 
 
+def test_checkpoints_further_apart_than_losses_do_not_make_a_short_training_endless():
+    """It takes several times as long; one of so much work would never end."""
+    rare = Losses(mean=1000.0, cost=1.0, restart=60.0, asked=1e9)
+    assert 3.5 < rare.seconds(2100.0) / 2100 < 4
+    assert not rare.endless(2100.0)
+    assert rare.endless(10_000.0)
+    profile = make_kind_profile("a")
+    keys = {"workers": 8, "epochs": 1, "checkpoint_seconds": 86_400.0}
+    work = plan(profile, goal={"max_workers": 8}, **keys).chosen.train_seconds.value
+    goal = {"max_workers": 8, "preemptions_per_hour": 2.1 * 3600 / 8 / work, "restart_seconds": 0}
+    found = plan(profile, goal=goal, **keys)
+    assert 3 < found.chosen.train_seconds.value / work < 4
+
+
+def test_kinds_with_a_price_are_compared_by_worker_hours_with_those_without():
+    kinds = [{"kind": "a", "count": 8, "price": 500.0}, {"kind": "b", "count": 8, "like": "a"}]
+    found = plan(make_kind_profile("a"), goal={"kinds": kinds}, epochs=2)
+    edge = {(one.kinds[0].kind, one.kinds[0].count) for one in found.considered if one.frontier}
+    assert edge == {(kind, count) for kind in "ab" for count in (1, 2, 4, 8)}
+    told = {one.value: one.loss for one in reason(found, "workers").alternatives}
+    for count in (1, 2, 4):
+        priced, unpriced = (told[f"{count} {kind}, global batch 256"] for kind in "ab")
+        assert priced.replace("cost", "worker-hours") == unpriced
+
+
 def test_what_never_ends_is_refused_and_losses_have_bounds():
     goal = {"max_workers": 8, "preemptions_per_hour": 1000.0}
     with pytest.raises(PlanError, match="loses workers so often"):

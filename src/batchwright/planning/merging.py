@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import attrgetter
 from statistics import median
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from batchwright.errors import PlanError
+from batchwright.planning.resolution import sides
 from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.prediction.drift import step_share
 from batchwright.prediction.loading import pooled_loading
@@ -20,6 +21,7 @@ from batchwright.records import (
     MemoryPoint,
     PairTime,
     Profile,
+    StepLoading,
     StepTime,
 )
 from batchwright.records.profile import JOINED
@@ -43,7 +45,8 @@ def merge_profiles(profiles: Sequence[Profile]) -> tuple[Profile, ...]:
 
     Points of one kind with the same workers, resolution and batch are pooled: their visits stand
     beside each other, as visits do that are apart in time. What is of one profile only (settings,
-    memory parts) is the first's; the free memory is the least of all.
+    memory parts) is the first's; the free memory is the least of all, and evaluation is that at the
+    highest resolution, which plans for lower ones go by.
 
     Args:
         profiles: Of the same data, network and settings; at least one.
@@ -166,12 +169,17 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
             ),
             "load": _load([p.load for p in profiles if p.load]),
             "noise": max(noises, key=lambda one: one.parts * one.repeats) if noises else None,
-            "evaluation_seconds_per_image": median(
-                p.evaluation_seconds_per_image for p in profiles
-            ),
+            "evaluation_seconds_per_image": _evaluation(profiles),
             "probe_seconds": sum(p.probe_seconds for p in profiles),
         }
     )
+
+
+def _evaluation(profiles: Sequence[Profile]) -> float:
+    """Seconds of an image, where it was evaluated at the highest resolution of all."""
+    tops = [max((*sides(p.job), *(point.resolution for point in p.steps))) for p in profiles]
+    told = zip(profiles, tops, strict=True)
+    return median(p.evaluation_seconds_per_image for p, top in told if top == max(tops))
 
 
 def _job(profiles: Sequence[Profile], steps: Sequence[StepTime]) -> Job:
@@ -225,21 +233,36 @@ def _pooled(
 
 def _step(points: Sequence[StepTime]) -> StepTime:
     visits = tuple(v for p in points for v in p.visits or (p.step_seconds,))
+    middle = median(visits)
     # Quartiles of several visits without it have in them how far these are apart.
     told = [p for p in points if p.visit_error is not None or len(p.visits) < 2]
+
+    def part(name: str) -> float:
+        """What the points say of the middle visit, as a share; visits count alike, as in it."""
+        shares = ((getattr(p, name) / p.step_seconds, max(1, len(p.visits))) for p in points)
+        return float(middle * sum(share * count for share, count in shares) / len(visits))
+
     return points[0].model_copy(
         update={
-            "compute_seconds": _mean([p.compute_seconds for p in points], points),
-            "sync_seconds": _mean([p.sync_seconds for p in points], points),
-            "step_seconds": median(visits),
-            "step_low": min(median(visits), _mean([p.step_low for p in points], points)),
-            "step_high": max(median(visits), _mean([p.step_high for p in points], points)),
+            "compute_seconds": part("compute_seconds"),
+            "sync_seconds": part("sync_seconds"),
+            "step_seconds": middle,
+            "step_low": min(middle, _mean([p.step_low for p in points], points)),
+            "step_high": max(middle, _mean([p.step_high for p in points], points)),
             "repeats": sum(p.repeats for p in points),
             "visits": visits,
             "visit_error": _mean([step_share(p) for p in told], told) if told else None,
-            "loading": pooled_loading([p.loading for p in points if p.loading is not None]),
+            "loading": pooled_loading([_loading_at(p, middle) for p in points if p.loading]),
         }
     )
+
+
+def _loading_at(point: StepTime, step_seconds: float) -> StepLoading:
+    """A point's loading, were the machine as it was at a step of so many seconds."""
+    loading = cast("StepLoading", point.loading)
+    times = (name for name in StepLoading.model_fields if name.endswith("_seconds"))
+    slower = step_seconds / point.step_seconds
+    return loading.model_copy(update={name: slower * getattr(loading, name) for name in times})
 
 
 def _pair(points: Sequence[PairTime]) -> PairTime:

@@ -61,6 +61,12 @@ class Curve:
         share = self._own_share
         return float(own**share * self.further.at(batch) ** (1 - share))
 
+    @property
+    def largest_miss(self) -> float:
+        """How far the line is from the median that is farthest from it, as a share of that."""
+        pairs = zip(self.batches, self.seconds, strict=True)
+        return max(abs(self.line.at(batch) / seconds - 1) for batch, seconds in pairs)
+
     def standard_error(self, batch: float) -> float:
         """Standard error of the curve at ``batch``, as a share of it.
 

@@ -55,7 +55,6 @@ class Line:
     # more points than parameters.
     relative_error: float | None
     degrees: int  # degrees of freedom behind ``relative_error``
-    largest_residual: float  # largest absolute (measured - line) / scale of the points
     caveat: str  # what the points cannot tell, in words; empty if nothing
     _mass: float  # variance of the line at x: s^2 (1 / mass + (x - center)^2 / spread)
     _center: float
@@ -216,7 +215,7 @@ def _line(
     ]
     degrees = len(xs) - parameters
     error = sqrt(sum(r**2 for r in residuals) / degrees) if degrees else None
-    return Line(intercept, slope, error, degrees, max(map(abs, residuals)), caveat, *shape)
+    return Line(intercept, slope, error, degrees, caveat, *shape)
 
 
 @dataclass(frozen=True)

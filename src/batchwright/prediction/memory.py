@@ -262,15 +262,21 @@ class MemoryModel:
     def _at_resolution(
         self, resolution: int, batch: int, workers: int
     ) -> tuple[float, float, float]:
-        """Bounds where measured; else more pixels never take less, nor more than in proportion."""
+        """Bounds where measured; else more pixels never take less, nor more than in proportion.
+
+        Where the measured resolutions on both sides speak against the latter, as with attention
+        over all pixels, it bounds nothing between them.
+        """
         sides = self.resolutions
         if resolution in sides:
             return self._at(resolution, batch, workers)
         smaller = [side for side in sides if side < resolution]
         larger = [side for side in sides if side > resolution]
-        low, high, values = 0.0, float("inf"), []
+        low = fewest = 0.0
+        high, most, values = float("inf"), float("inf"), []
         if smaller:
-            value, low, most = self._at(smaller[-1], batch, workers)
+            value, fewest, most = self._at(smaller[-1], batch, workers)
+            low = fewest
             always = self._bounds[self._nearest_workers(workers, smaller[-1]), smaller[-1]].always
             ratio = (resolution / smaller[-1]) ** 2
             high = always + (most - always) * ratio
@@ -283,6 +289,8 @@ class MemoryModel:
         if len(values) == 2:  # linear in the pixels
             (r0, m0), (r1, m1) = values
             between = m0 + (m1 - m0) * (resolution**2 - r0**2) / (r1**2 - r0**2)
+            if not low <= between <= high:
+                low, high = min(fewest, between), max(most, between)
         else:  # in proportion to them, above what always lives
             ((side, value),) = values
             fixed = float(_floor(self.parts))

@@ -4,6 +4,7 @@ Of a finished run (`refit`) the epochs join the profile as visits to their step:
 in advance may have been wrong at that batch. Where a fit does not come to them, as the rest of the
 profile speaks against it, and while a run goes on (`at_level_of`), all measured steps are brought
 to the level of the epochs: the machine is as it is now at every batch that it could change to.
+Of both fits that counts which comes nearer to a finished run's epochs.
 Where an engine goes on with another number of workers, the rest is planned for these
 (`for_other_workers`).
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 from statistics import median, quantiles
 
 from batchwright.algorithms.splicing import spliced
@@ -93,8 +95,10 @@ def refit(summary: RunSummary) -> Refit | None:
         times = [time_of(epoch) for epoch in _settled(summary)]
         level = at_level_of(times, profile, plan, stage)
         if level is not None:
-            fitted = level.profile
-            refitted = epoch_seconds(fitted, plan, stage)
+            at_level = epoch_seconds(level.profile, plan, stage)
+            # Where measured steps contradict each other it may be further off than the first fit.
+            if abs(log(at_level.value / measured)) < abs(log(refitted.value / measured)):
+                fitted, refitted = level.profile, at_level
     again = make_plan(fitted, open_again(plan, profile))
     return Refit(
         predicted=predicted,

@@ -598,7 +598,7 @@ OBJECTIVES: dict[str, Callable[[Goal, Sequence[KneeFit], Progress], Objective]] 
 
 
 def _priced(rows: Sequence[Row]) -> bool:
-    return all(row.cost is not None for row in rows)
+    return all(row.cost is not None and not row.beside_unpriced for row in rows)
 
 
 def _quickest(rows: Sequence[Row]) -> list[Row]:

@@ -279,7 +279,7 @@ def _described(row: Row, index: int) -> str:
     )
     curve = kind.times.curve(counts[-1], side)
     measured = f"the {len(curve.batches)} measured batches"
-    worst = f"{percent(curve.line.largest_residual, 0)} away from one of them"
+    worst = f"{percent(curve.largest_miss)} away from one of them"
     how = (
         f"{whose}read off between {measured}, since no straight line fits them: the best one is "
         f"{worst}"

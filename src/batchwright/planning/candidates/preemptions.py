@@ -64,9 +64,9 @@ class Losses:
     def _at(self, work: float, interval: float) -> float:
         return expected_seconds(work, interval, self.cost, self.restart, self.mean)
 
-    def endless(self, seconds: float) -> bool:
-        """Whether training that takes so long is one that does not get on."""
-        return self.mean < inf and self.seconds(seconds) >= TOO_OFTEN * seconds
+    def endless(self, work: float) -> bool:
+        """Whether a training of so much work is one that does not get on."""
+        return self.mean < inf and self.seconds(work) >= TOO_OFTEN * work
 
     def estimate(self, work: Estimate) -> Estimate:
         """`seconds` for a value and both ends of its interval."""

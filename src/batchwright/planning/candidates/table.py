@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil
 
 from batchwright.algorithms.batch_size import steps_per_epoch
@@ -72,6 +73,7 @@ class Row:
         full_accuracy: What batches are compared by: where nothing was observed that after all
             epochs that the limits allow, though fewer may be trained to a target; else the same.
         assumed: Whether these are only what other tasks lead to expect.
+        beside_unpriced: Whether some candidate has no price, so that all go by worker-hours.
     """
 
     cluster: ClusterOption
@@ -90,6 +92,7 @@ class Row:
     accuracy: float | None = None
     full_accuracy: float | None = None
     assumed: bool = False
+    beside_unpriced: bool = False
 
     @property
     def seconds(self) -> float:
@@ -98,8 +101,8 @@ class Row:
 
     @property
     def expense(self) -> float:
-        """Cost of these seconds, or worker-seconds where there is no price."""
-        hourly = self.cluster.hourly
+        """Cost of these seconds, or worker-seconds where not every candidate has a price."""
+        hourly = None if self.beside_unpriced else self.cluster.hourly
         return self.seconds * (
             self.cluster.workers if hourly is None else hourly / SECONDS_PER_HOUR
         )
@@ -173,6 +176,11 @@ class Table:
         if asked is not None:
             yield self.row(cluster, side, asked, asked=True)
 
+    @cached_property
+    def _priced(self) -> bool:
+        """Whether all clusters have a price, so that what they cost can be compared."""
+        return all(cluster.hourly is not None for cluster in self.clusters)
+
     # ------------------------------------------------------------------------------- one row
 
     def row(
@@ -192,17 +200,20 @@ class Table:
             epoch += steps * extra.value
         epochs = self.job.epochs if self.epochs is None else self.epochs(batch)
         row = Row(cluster, side, totals, batch, steps, step, epoch, epochs, 0.0, None, asked)
-        return self.trained(row, epochs)
+        return self.trained(replace(row, beside_unpriced=not self._priced), epochs)
 
     def trained(self, row: Row, epochs: int) -> Row:
         """A candidate that is trained for so many epochs, and the limits that it misses then."""
-        work = epochs * row.epoch_seconds + self.other_seconds(row.cluster, epochs)
-        train = self.losses(row.cluster).seconds(work)
+        train = self.losses(row.cluster).seconds(self._work(row, epochs))
         hourly = row.cluster.hourly
         cost = None if hourly is None else hourly / SECONDS_PER_HOUR * train
         row = replace(row, epochs=epochs, train_seconds=train, cost=cost, misses=())
         misses = tuple(self._misses(row))
         return replace(row, misses=misses) if misses else row
+
+    def _work(self, row: Row, epochs: int) -> float:
+        """Seconds of a training of so many epochs in which no worker is taken away."""
+        return epochs * row.epoch_seconds + self.other_seconds(row.cluster, epochs)
 
     def losses(self, cluster: ClusterOption) -> Losses:
         """What workers that are taken away cost a cluster."""
@@ -262,7 +273,7 @@ class Table:
         ):
             if not self.fits(row, kind, share):
                 yield self._memory_miss(row, kind, share)
-        if self.losses(row.cluster).endless(row.train_seconds):
+        if self.losses(row.cluster).endless(self._work(row, row.epochs)):
             text = f"loses workers so often that it takes {TOO_OFTEN:g} times as long, or longer"
             yield Miss("goal.preemptions_per_hour", text, TOO_OFTEN)
         if goal.deadline is not None:

@@ -32,15 +32,20 @@ def reason(job: Job) -> str:
 
 
 def saved_by_shares(plan: Plan, runs: Sequence[RunSummary]) -> float:
-    """Seconds of a training that shares by speed save; 0 where speeds are not known."""
+    """Seconds of a training that shares by speed save; 0 where speeds are not known.
+
+    Of the epochs that it is likely to take. A run may have been slower than is predicted now: then
+    the share of its steps that would have been saved is taken of what is predicted.
+    """
     (stage,) = plan.stages
     workers = _speeds(plan, stage, runs)
     if len({*stage.local_batch_sizes}) > 2 or len(plan.kinds) > 1 or not workers:
         return 0.0
-    batch = stage.global_batch_size
+    batch, one = stage.global_batch_size, chosen_candidate(plan)
     even = max((batch / len(workers) + fixed) / speed for speed, fixed in workers)
     level = (batch + sum(fixed for _, fixed in workers)) / sum(speed for speed, _ in workers)
-    return plan.epochs * chosen_candidate(plan).steps_per_epoch * (even - level)
+    computing = min(one.steps_per_epoch * even, one.epoch_seconds.value)
+    return plan.likely_epochs() * computing * (1 - level / even)
 
 
 def _speeds(plan: Plan, stage: Stage, runs: Sequence[RunSummary]) -> list[tuple[float, float]]:

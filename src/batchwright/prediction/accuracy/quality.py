@@ -119,7 +119,9 @@ class ProgressModel:
     base_batch: int  # batch whose progress per sample counts as 1
     scaling: Scaling  # how the rate follows the batch
     _law: _Law | None  # of two or more batches that reached the target
-    _reference: tuple[int, float, float] | None  # batch, epochs, relative standard error
+    # Of the only batch that reached the target: it, its epochs, and half the 95 % interval of those
+    # of one more run, a logarithm.
+    _reference: tuple[int, float, float] | None
     _runs: tuple[Run, ...]
     _outcomes: Outcomes
 
@@ -143,16 +145,19 @@ class ProgressModel:
         return self._outcomes.misses(batch)
 
     def epochs(self, batch: int) -> Estimate | None:
-        """Epochs to the target with ``batch``; `None` if unknown, or if runs with it missed it."""
+        """Epochs to the target with ``batch``; `None` if unknown, or if runs with it missed it.
+
+        The interval is for what one more run takes.
+        """
         if self.misses_target(batch):
             return None
         if self._law is not None:
             return interval_in_ratio(self._law.at(batch), self._law.error(batch))
         if self._reference is None:
             return None
-        reference, epochs, error = self._reference
+        reference, epochs, off = self._reference
         ratio = self._epochs_ratio(reference, batch)
-        return None if ratio is None else product(ratio, interval_in_ratio(epochs, Z_975 * error))
+        return None if ratio is None else product(ratio, interval_in_ratio(epochs, off))
 
     def relative_epochs(self, batch: int) -> Estimate | None:
         """Epochs with ``batch`` over those with the base batch, at the rate that the rule gives.
@@ -350,13 +355,17 @@ def _left_out_error(reached: Mapping[int, Sequence[float]], power: float) -> flo
 
 
 def _reference(found: Outcomes) -> tuple[int, float, float]:
-    """Batch, mean epochs to the target and their relative standard error, of one batch's runs."""
+    """Batch, mean epochs to the target and how far off one more run may be, of one batch's runs.
+
+    However many runs there are, the next one scatters as each of them did.
+    """
     ((batch, reached),) = found.reached.items()
-    epochs, error = [*reached, *found.missed.get(batch, ())], RUN_ERROR
-    if len(epochs) > 1:
-        spread = stdev(epochs) / fmean(epochs)
-        error = max(RUN_ERROR, spread) / sqrt(len(epochs))
-    return batch, fmean(epochs), error
+    epochs = [*reached, *found.missed.get(batch, ())]
+    degrees = len(epochs) - 1
+    spread = stdev(epochs) / fmean(epochs) if degrees else 0.0
+    quantile = student_t_975(degrees) if degrees >= _MIN_DEGREES else Z_975
+    off = quantile * max(RUN_ERROR, spread) * sqrt(1 + 1 / len(epochs))
+    return batch, fmean(epochs), off
 
 
 def _epochs_note(
