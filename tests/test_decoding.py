@@ -63,6 +63,12 @@ def test_grey_with_transparency_is_laid_on_white() -> None:
     assert (decoded(image) == 255).all()
 
 
+def test_a_transparent_level_of_16_bits_is_laid_on_white() -> None:
+    deep = np.array([[0, 257], [32896, 65535]], np.uint16)
+    pixels = decoded(Image.fromarray(deep), transparency=257)
+    assert pixels[..., 0].tolist() == [[0, 255], [128, 255]]
+
+
 def palette_image() -> Image.Image:
     image = Image.fromarray(np.array([[0, 1], [2, 1]], np.uint8), "P")
     image.putpalette([250, 0, 0, 0, 250, 0, 0, 0, 250])

@@ -144,6 +144,17 @@ def test_a_share_or_named_tar_files_are_held_out(tmp_path: Path) -> None:
     assert greys(stores(named)[1]) == [6, 7]
 
 
+def test_tar_files_of_a_test_beside_a_validation_are_left_alone(tmp_path: Path) -> None:
+    folder = shards(tmp_path / "birds")
+    before = open_(f"wds:{folder}").facts
+    for members in ({"009.png": picture(9)}, samples(9, ["-1"]), samples(9, ["2"])):
+        tar(folder / "test-000.tar", members)
+        for pattern in ("", "/*.tar"):
+            assert open_(f"wds:{folder}{pattern}").facts == before
+    (folder / "val-000.tar").unlink()
+    assert "has classes that no training image has: 2" in refused(f"wds:{folder}")
+
+
 def test_labels_of_tar_files_may_be_words_or_stand_in_json(tmp_path: Path) -> None:
     words: dict[str, bytes] = {}
     for i in range(4):
@@ -288,6 +299,16 @@ def test_databases_of_keys_with_classes_and_of_caffe_are_read(tmp_path: Path) ->
     assert data.facts.split == "the database test_lmdb"
 
 
+def test_a_test_database_beside_a_validation_is_left_alone(tmp_path: Path) -> None:
+    library("lmdb")
+    for part, labels in (("train", [1, 2]), ("val", [1, 2]), ("test", [0])):
+        ones = {str(at): datum(label, image=picture(at)) for at, label in enumerate(labels)}
+        write(tmp_path / f"{part}_lmdb", ones)
+    data = open_(f"lmdb:{tmp_path}")
+    assert data.facts.classes == ("1", "2")
+    assert stores(data)[0].labels.tolist() == [0, 1]
+
+
 def test_a_database_that_is_made_anew_is_read_anew(tmp_path: Path) -> None:
     library("lmdb")
     found = []
@@ -392,6 +413,15 @@ def test_only_a_part_that_a_class_does_not_have_makes_way_for_another(
             torchvision_data._made(job, "Parts", Parts)
     monkeypatch.setattr(Parts, "names", ("train", "test"))
     assert list(torchvision_data._made(job, "Parts", Parts)) == ["train", "test"]
+
+
+@pytest.mark.parametrize("label", [torch.tensor([1, 2]), np.array([1, 2]), (1, 2)])
+def test_a_label_of_several_numbers_is_refused_in_words(label: Any) -> None:
+    class Several(Parts):
+        targets = (label,)
+
+    with pytest.raises(DataError, match=r"train/0: its label is a (list|tuple); labels are whole"):
+        torchvision_data._list({"train": Several()}, Job(data="torchvision:Several"), "Several")
 
 
 def test_lsun_would_unpickle_a_file_of_the_current_folder() -> None:
@@ -887,6 +917,12 @@ def test_sixteen_bits_and_transparency_are_read_as_in_folders() -> None:
     assert decode(encoded(deep), top_resolution=8)[0, 0].tolist() == [5] * 3
     clear = Image.new("RGBA", (8, 8), (9, 9, 9, 0))
     assert decode(encoded(clear), top_resolution=8)[0, 0].tolist() == [255] * 3
+    for mode, entry in (("P", 0), ("L", 9), ("RGB", (9, 9, 9))):
+        clear = Image.new(mode, (8, 8), entry)
+        if mode == "P":
+            clear.putpalette([9, 9, 9])
+        clear.info["transparency"] = entry
+        assert decode(encoded(clear), top_resolution=8)[0, 0].tolist() == [255] * 3
     assert torch.equal(*(torch.tensor(bytearray(encoded(Image.new("RGB", (2, 2))))) for _ in "ab"))
 
 

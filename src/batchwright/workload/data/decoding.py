@@ -141,6 +141,8 @@ def encoded(image: Image.Image) -> bytes:
     if image.mode in ("L", "RGB") and not image.has_transparency_data:
         head = b"P%d %d %d 255\n" % (5 if image.mode == "L" else 6, *image.size)
         return head + image.tobytes()
+    if image.has_transparency_data and image.mode in ("P", "L", "RGB"):
+        image = image.convert("RGBA")  # TIFF holds no other transparency
     file = io.BytesIO()
     image.save(file, "TIFF")
     return file.getvalue()
@@ -211,7 +213,10 @@ def _rgb(image: Image.Image) -> Image.Image:
         levels = np.asarray(image).astype(np.int64)
         if levels.min() < 0 or levels.max() > 65535:
             raise UnreadableImageError("its pixels have 32 bits; save it with 8 or 16")
-        image = Image.fromarray(((levels + 128) // 257).astype(np.uint8))
+        grey = ((levels + 128) // 257).astype(np.uint8)
+        if (clear := image.info.get("transparency")) is not None:  # one of the levels, in a PNG
+            grey[levels == clear] = 255
+        image = Image.fromarray(grey)
     if image.has_transparency_data:
         paper = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(paper, image.convert("RGBA"))

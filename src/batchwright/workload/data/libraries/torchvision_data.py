@@ -176,4 +176,10 @@ def _labels(where: str, held: Any) -> list[Any]:
             found = [held[index][1] for index in range(len(held))]
         except Exception as error:  # the library may fail in any way
             raise DataError(f"{where}: its items have no class ({in_words(error)})") from error
-    return [one.item() if hasattr(one, "item") else one for one in found]
+    return [_plain(one) for one in found]
+
+
+def _plain(label: Any) -> Any:
+    """A label as Python has it; one of several numbers is a list, and refused as such."""
+    found = label.tolist() if hasattr(label, "tolist") else label
+    return found[0] if isinstance(found, list) and len(found) == 1 else found

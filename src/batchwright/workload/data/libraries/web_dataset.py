@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from glob import glob
 from itertools import islice
@@ -64,12 +64,14 @@ def open_web_dataset(job: Job, place: str, progress: Progress | None, verify: bo
     shards = _shards(place)
     held_out = job.data_args.get("val")
     more = _shards(str(held_out)) if held_out else []
-    states = [(str(path), path.stat()) for path in dict.fromkeys([*shards, *more])]
+    used = _used(shards, more)
+    kept = {path for paths in used.values() for path in paths}
+    states = [(str(one), one.stat()) for one in dict.fromkeys([*shards, *more]) if one in kept]
     identity = {
         "data": "wds",
         "files": [[name, one.st_size, one.st_mtime_ns] for name, one in states],
     }
-    return open_listed(lambda: _list(shards, more, job), identity, job, progress, verify)
+    return open_listed(lambda: _list(used, job), identity, job, progress, verify)
 
 
 def expanded(pattern: str) -> list[str]:
@@ -167,32 +169,50 @@ class TarMembers:
             return stream.read(size)
 
 
-def _list(shards: list[Path], more: list[Path], job: Job) -> Listing:
-    every = [*shards, *(path for path in more if path not in shards)]
+def _used(shards: list[Path], more: list[Path]) -> dict[str, list[Path]]:
+    """The tar files of the training part and of the held-out one, if there is one, by its name.
+
+    Those of any other part are left alone: a test beside a validation need not have labels.
+    """
+    every = list(dict.fromkeys([*shards, *more]))
+    root = _root(every)
+    by_part: dict[str, list[Path]] = {}
+    for path in every:
+        words = re.findall(r"[a-z]+", str(path.absolute().relative_to(root)).lower())
+        part = "data_args.val" if path in more else (part_of(words) if not more else None)
+        by_part.setdefault(part or "train", []).append(path)
+    if "train" not in by_part:
+        raise DataError(f"{root}: all of these files are held out: {', '.join(by_part)}")
+    held_out = "data_args.val" if more else part_of(by_part)
+    return {part: paths for part, paths in by_part.items() if part in ("train", held_out)}
+
+
+def _root(paths: Iterable[Path]) -> Path:
+    """The folder that holds all of them."""
+    return Path(os.path.commonpath([path.absolute().parent for path in paths]))
+
+
+def _list(used: Mapping[str, list[Path]], job: Job) -> Listing:
     # Names below it are the same wherever the files lie, and so is what is drawn by names.
-    root = Path(os.path.commonpath([path.absolute().parent for path in every]))
-    every = [path.absolute() for path in every]
-    more = [path.absolute() for path in more]
+    root = _root(path for paths in used.values() for path in paths)
     places: dict[str, _Place] = {}
     labels: dict[str, Any] = {}
-    by_part: dict[str, list[str]] = {}
-    for path in every:
-        words = re.findall(r"[a-z]+", str(path.relative_to(root)).lower())
-        part = "data_args.val" if path in more else (part_of(words) if not more else None)
-        names = by_part.setdefault(part or "train", [])
-        for name, place, label in _samples(path, root, job):
-            if name in places:
-                raise DataError(f"{root / name} is there twice: give each sample a name of its own")
-            places[name], labels[name] = place, label
-            names.append(name)
+    by_part: dict[str, list[str]] = {part: [] for part in used}
+    for part, paths in used.items():
+        for path in paths:
+            for name, place, label in _samples(path.absolute(), root, job):
+                if name in places:
+                    raise DataError(
+                        f"{root / name} is there twice: give each sample a name of its own"
+                    )
+                places[name], labels[name] = place, label
+                by_part[part].append(name)
     classes, numbers = classes_of(root, labels)
-    held_out = "data_args.val" if more else part_of(by_part)
     files = {
         part: [ImageFile(name, numbers[labels[name]], places[name][2]) for name in names]
         for part, names in by_part.items()
     }
-    if "train" not in files:
-        raise DataError(f"{root}: all of these files are held out: {', '.join(by_part)}")
+    held_out = next((part for part in used if part != "train"), None)
     hint = ", or name their files: data_args.val=PATTERN"
     told = None if held_out is None else (f"the files of {held_out}", files[held_out])
     parts, split = in_parts(root, files["train"], told, classes, job, hint)
