@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from math import cos, pi
+from math import cos, inf, nan, pi
 
 import pytest
 import torch
@@ -449,6 +449,13 @@ def test_outputs_that_are_no_classes_have_no_accuracy(network, rate_scale):
 def test_a_training_of_outputs_that_are_no_classes_is_refused(shape):
     with pytest.raises(JobError, match=r"outputs of shape .* no held-out accuracy: give a tensor"):
         accuracy_and_loss(torch.zeros(shape), torch.zeros(5, dtype=torch.long))
+
+
+def test_what_is_not_a_number_is_no_right_answer():
+    outputs = torch.tensor([[nan, nan], [2.0, nan], [2.0, 1.0], [2.0, -inf]])
+    found = accuracy_and_loss(outputs, torch.tensor([0, 1, 0, 0]))
+    assert found["top1"].tolist() == [False, False, True, True]
+    assert found["loss"].isnan().tolist() == [True, True, False, False]
 
 
 def test_a_trial_tells_how_far_it_is(monkeypatch):

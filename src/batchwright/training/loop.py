@@ -177,7 +177,9 @@ def accuracy_and_loss(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
             f"{int(labels.max())}: give an output for each class, or train in a loop of your own, "
             "which evaluates by its own measures"
         ) from None
-    return {"top1": outputs.argmax(dim=1) == labels, "loss": loss}
+    # The first class would else be the guess of a network that has none, as after it diverged.
+    told = ~outputs.isnan().any(dim=1)
+    return {"top1": (outputs.argmax(dim=1) == labels) & told, "loss": loss}
 
 
 def _fed(
