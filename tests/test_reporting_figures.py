@@ -9,7 +9,7 @@ from PIL import Image
 from batchwright.errors import FileError
 from batchwright.reporting.charts.chart import Axis, Chart, Point, Series
 from batchwright.reporting.render.figures import draw_run, write_figures
-from batchwright.reporting.render.image import figure
+from batchwright.reporting.render.image import figure, file_bytes
 from samples import make_epoch, make_plan, make_summary
 
 
@@ -86,6 +86,19 @@ def test_a_legend_of_many_names_is_no_wider_than_its_figure():
     box = legend.get_window_extent()
     assert box.x0 >= 0
     assert box.x1 <= drawn.bbox.width
+
+
+def test_a_figure_has_the_same_bytes_in_any_style_of_the_caller():
+    matplotlib = pytest.importorskip("matplotlib")
+    axis, points = Axis("x", 0, 1, ((0.5, "half"),)), (Point(0, 0), Point(1, 1))
+    rows = [(2.0, [Chart("chart", axis, axis, [Series("chosen", "ink", points)])])]
+    plain = file_bytes(figure(rows))
+    style = {"figure.facecolor": "black", "text.color": "white", "font.family": "monospace"}
+    with matplotlib.rc_context(style):
+        assert file_bytes(figure(rows)) == plain
+        assert {key: matplotlib.rcParams[key] for key in style} == style | {
+            "font.family": ["monospace"]
+        }
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

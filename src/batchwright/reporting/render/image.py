@@ -8,7 +8,8 @@ things have different marks besides, so that a black print does, too.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from math import lcm
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,16 @@ Row = tuple[float, Sequence[Chart | Lanes | None]]
 """Height in inches, and the charts side by side; nothing is drawn at a place without any."""
 
 
+@contextmanager
+def _plain_style() -> Iterator[None]:
+    """Inside, matplotlib draws in its own style, whatever the caller or a file of theirs chose."""
+    import matplotlib.style
+
+    with matplotlib.style.context("default"):
+        yield
+
+
+@_plain_style()
 def figure(
     rows: Sequence[Row], *, title: str = "", below: str = "", lettered: bool = False, dpi: int = 110
 ) -> Figure:
@@ -100,6 +111,7 @@ def figure(
     return drawn
 
 
+@_plain_style()
 def file_bytes(drawn: Figure, kind: str = "png") -> bytes:
     """A file with nothing in it that tells when or by which version it was made.
 
