@@ -190,6 +190,13 @@ def test_a_part_that_is_a_link_out_of_the_folder_is_refused(root: Path) -> None:
         open_folder(root)
 
 
+def test_a_held_out_part_that_is_the_one_for_training_is_refused(root: Path) -> None:
+    shutil.rmtree(root / "val")
+    (root / "val").symlink_to("train")
+    with pytest.raises(DataError, match="train/ and val/ are the same folder"):
+        open_folder(root)
+
+
 def test_the_folder_itself_may_be_a_link(root: Path) -> None:
     link = root.parent / "link"
     link.symlink_to(root)

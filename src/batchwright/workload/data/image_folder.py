@@ -55,6 +55,11 @@ def _listed(path: Path, job: Job) -> Listing:
     start, held_out = folder.parts()
     if held_out and not start:
         raise DataError(f"{path} has {held_out}/ but no train/ beside it")
+    if held_out and (folder.root / start).samefile(folder.root / held_out):
+        raise DataError(
+            f"{path}: {start}/ and {held_out}/ are the same folder, so images that are trained on "
+            f"would be held out: put others into {held_out}/, or remove it and give val=0.1"
+        )
     classes = folder.class_names(start)
     images = folder.images(start, classes)
     if held_out:
