@@ -89,9 +89,9 @@ def kubernetes(plan: Plan, target: Target) -> str:
     """A Job with a pod for each host; several find each other by a Service without an address."""
     _look_at_settings(target)
     text = plan.model_dump_json(exclude_defaults=True)
-    if len(text) > LARGEST_CONFIG_MAP:
+    if (size := len(text.encode())) > LARGEST_CONFIG_MAP:
         raise PlanError(
-            f"the plan has {len(text):,} bytes, and a ConfigMap takes {LARGEST_CONFIG_MAP:,}: "
+            f"the plan has {size:,} bytes, and a ConfigMap takes {LARGEST_CONFIG_MAP:,}: "
             "train it by another export, or plan with fewer stages"
         )
     name, settings = _name(plan), target.settings
@@ -336,8 +336,13 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in value else None
+    style = "|" if "\n" in value else "'" if _is_read_otherwise(value) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+def _is_read_otherwise(value: str) -> bool:
+    """Whether other readers of YAML take a plain word for a number or yes or no, as Go's do."""
+    return bool(re.fullmatch(r"[yYnN]|[-+.]?\d[\d_.]*([eE][-+]?\d+)?|0[xXoObB]\w+", value))
 
 
 _Dumper.add_representer(str, _text)
@@ -355,9 +360,9 @@ def _port(plan: Plan) -> int:
 
 
 def _name(plan: Plan) -> str:
-    """A name that every engine takes: lower-case letters, digits and dashes."""
+    """A name that every engine takes: lower-case letters, digits and dashes, dstack's length."""
     words = f"batchwright-{plan.network.name}".lower()
-    return "".join(c if c.isascii() and c.isalnum() else "-" for c in words)[:50].strip("-")
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in words)[:41].strip("-")
 
 
 def _devices(plan: Plan, target: Target, gpus: str, cores: str) -> dict[str, int]:
