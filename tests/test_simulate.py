@@ -609,6 +609,7 @@ def test_numbers_of_workers_are_listed_or_a_range_of_doublings():
     assert scenario_of({"workers": "8-50"}).workers == (8, 16, 32, 50)
     assert scenario_of({"workers": "8-8"}).workers == (8,)
     assert scenario_of({"workers": 8}).workers == (8,)
+    assert scenario_of({"workers": None, "speeds": None}) == Scenario()
     assert scenario_of({"speeds": "1,0.5"}).speeds == (1.0, 0.5)
 
 
@@ -767,6 +768,14 @@ def test_an_older_simulation_is_to_be_made_anew(tmp_path):
     said = r"old\.json is a simulation as another version has it .*: make it anew; `batchwright sim"
     with pytest.raises(BatchwrightError, match=said):
         bw.take_searched(make_plan(), tmp_path / "old.json")
+
+
+def test_a_checkpoint_that_the_hours_cut_short_is_no_training():
+    found = run_through(
+        100.0, Hazards(1, interval=10.0, cost=10.0), generator(), until=35, told=True
+    )
+    assert (found.done, found.checkpoints, found.seconds) == (20.0, 15.0, 35.0)
+    assert [span.part for span in found.spans] == ["training", "checkpoint"] * 2
 
 
 def test_hours_end_a_training_and_say_how_much_was_done():
