@@ -248,6 +248,16 @@ def test_kubernetes_gets_a_job_that_holds_the_plan() -> None:
     assert {one["metadata"]["namespace"] for one in (config, service, job)} == {"team"}
 
 
+@pytest.mark.parametrize("name", ["kubernetes", *CLOUDS])
+def test_a_run_folder_elsewhere_is_on_the_volume(name: str) -> None:
+    for run in ("kept/a", "/runs/kept/a"):
+        text = export(make_plan(), name, Target(run=run, settings=SETTINGS[name]))
+        assert "--out /runs/kept/a $resume" in text
+    for run in ("/shared/a", "../a", "/runs"):
+        with pytest.raises(ArgumentError, match=f"--run-folder {run}: what is kept is mounted"):
+            export(make_plan(), name, Target(run=run, settings=SETTINGS[name]))
+
+
 def test_go_reads_names_as_texts_too() -> None:
     """Kubernetes' reader takes these for numbers, or for yes and no, where Python's does not."""
     for name in ("y", "n", "08", "1e3", "12e5"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import PurePath
+from pathlib import PurePath, PurePosixPath
 from typing import Any
 
 import yaml
@@ -96,7 +96,7 @@ def kubernetes(plan: Plan, target: Target) -> str:
         )
     name, settings = _name(plan), target.settings
     namespace = {"namespace": settings["namespace"]} if settings.get("namespace") else {}
-    inside = Target(target.hosts, "/plan/plan.json", f"/runs/{target.run}", settings)
+    inside = Target(target.hosts, "/plan/plan.json", _below_runs(target), settings)
     lines = (
         _on_one_host(plan, inside)
         if target.hosts == 1
@@ -201,7 +201,7 @@ def skypilot(plan: Plan, target: Target) -> str:
     else:
         resources["cpus"] = f"{count['cpus']}+"
     resources["job_recovery"] = {"max_restarts_on_errors": plan.job.restarts}
-    inside = Target(target.hosts, target.plan, f"/runs/{target.run}", target.settings)
+    inside = Target(target.hosts, target.plan, _below_runs(target), target.settings)
     task = {
         "name": _name(plan),
         "num_nodes": target.hosts,
@@ -242,7 +242,7 @@ def dstack(plan: Plan, target: Target) -> str:
         resources["gpu"] = f"{accelerator}:{count['gpu']}"
     else:
         resources["cpu"] = f"{count['cpu']}.."
-    inside = Target(target.hosts, target.plan, f"/runs/{target.run}", target.settings)
+    inside = Target(target.hosts, target.plan, _below_runs(target), target.settings)
     script = _script(plan, inside, '"$DSTACK_MASTER_NODE_IP:{port}"')
     task: dict[str, object] = {
         "type": "task",
@@ -289,6 +289,21 @@ def _on_several_hosts(plan: Plan, target: Target, meeting: str) -> list[str]:
 def _resume(target: Target) -> list[str]:
     """Nothing is written there before all hosts have come, so that all see the same."""
     return ["resume=", f"[ ! -e {shlex.quote(target.run)}/plan.json ] || resume=--resume"]
+
+
+def _below_runs(target: Target) -> str:
+    """The run folder there, where the volume is /runs; it may be named with that or without.
+
+    Raises:
+        ArgumentError: It is not on the volume, so that it would not outlive the machine.
+    """
+    path = PurePosixPath("/runs", target.run)
+    if path.parts[:2] != ("/", "runs") or ".." in path.parts or len(path.parts) < 3:
+        raise ArgumentError(
+            f"--run-folder {target.run}: what is kept is mounted at /runs there: name a folder in "
+            "it, such as mine/a"
+        )
+    return str(path)
 
 
 def _train(plan: Plan, target: Target, *keys: str) -> str:
