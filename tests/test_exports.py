@@ -248,6 +248,36 @@ def test_kubernetes_gets_a_job_that_holds_the_plan() -> None:
     assert {one["metadata"]["namespace"] for one in (config, service, job)} == {"team"}
 
 
+@pytest.mark.parametrize("name", ["kubernetes", *CLOUDS])
+def test_a_run_folder_elsewhere_is_on_the_volume(name: str) -> None:
+    for run in ("kept/a", "/runs/kept/a"):
+        text = export(make_plan(), name, Target(run=run, settings=SETTINGS[name]))
+        assert "--out /runs/kept/a $resume" in text
+    for run in ("/shared/a", "../a", "/runs"):
+        with pytest.raises(ArgumentError, match=f"--run-folder {run}: what is kept is mounted"):
+            export(make_plan(), name, Target(run=run, settings=SETTINGS[name]))
+
+
+def test_go_reads_names_as_texts_too() -> None:
+    """Kubernetes' reader takes these for numbers, or for yes and no, where Python's does not."""
+    for name in ("y", "n", "08", "1e3", "12e5"):
+        text = exported(make_plan(), "kubernetes", namespace=name, claim=name)
+        assert text.count(f"namespace: '{name}'\n") == 2
+        assert f"claimName: '{name}'\n" in text
+
+
+def test_a_config_map_holds_so_many_bytes_not_characters() -> None:
+    plan = make_plan(network=make_network(name=500_000 * "ü"))
+    with pytest.raises(PlanError, match=r"the plan has 1,\d{3},\d{3} bytes"):
+        exported(plan, "kubernetes")
+
+
+def test_a_name_is_as_short_as_the_strictest_engine_takes_it() -> None:
+    plan = make_plan(network=make_network(name="timm:vit_base_patch16_224.augreg_in21k_ft_in1k"))
+    for engine in ("dstack", "skypilot"):
+        assert re.fullmatch("[a-z][a-z0-9-]{1,40}", yaml.safe_load(exported(plan, engine))["name"])
+
+
 def test_clouds_get_a_task() -> None:
     sky = yaml.safe_load(exported(make_plan(job=make_job(device="cuda")), "skypilot", 2))
     assert sky["num_nodes"] == 2
@@ -375,6 +405,8 @@ def test_timm_counts_warm_up_in_whole_epochs() -> None:
     assert arguments["warmup_epochs"] == 2
     assert arguments["epochs"] == plan.epochs - 2
     assert arguments["warmup_lr"] == pytest.approx(0.02)
+    whole = yaml.safe_load(exported(with_rate(plan, warmup_epochs=plan.epochs - 0.5), "timm"))
+    assert (whole["epochs"], whole["warmup_epochs"]) == (1, plan.epochs - 1)
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "timm"])

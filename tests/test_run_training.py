@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
-from batchwright.records import RunSummary
+from batchwright.records import RunSummary, run_folder
 from batchwright.records.documents import write_record
 from batchwright.records.run_folder import new_run_folder
 from batchwright.workflows import run_training
@@ -39,6 +41,21 @@ def test_the_first_line_of_a_run_counts_its_epochs(tmp_path, capsys):
     with new_run_folder(tmp_path / "run", make_job(epochs=1)):
         pass
     assert "1 epoch, in" in capsys.readouterr().err
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 1, 2, 3, 4, 5, tzinfo=tz)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_folder, "datetime", Stopped)
+    job = make_job(data="imagefolder:~nobody-has-this-name/flowers")
+    with new_run_folder(None, job) as one, new_run_folder(None, job) as other:
+        assert one.name.startswith("flowers-")
+        assert one.name.endswith("-20260102-030405")
+        assert other.name == f"{one.name}-2"
 
 
 def test_a_finished_run_that_is_resumed_starts_nothing(run, capsys):

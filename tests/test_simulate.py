@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from math import ceil, inf, log2
 from pathlib import Path
@@ -23,7 +24,7 @@ from batchwright.planning.simulation import simulate as simulating
 from batchwright.planning.simulation.cluster import ImaginedCluster, Row
 from batchwright.planning.simulation.failures import Hazards, run_through
 from batchwright.planning.simulation.rounds import simulate_rounds
-from batchwright.planning.simulation.steps import lognormal, simulate_steps
+from batchwright.planning.simulation.steps import Stragglers, lognormal, simulate_steps
 from batchwright.records import Estimate, LinkTime, Plan, Scenario, Simulation, UpdateTime
 from batchwright.records.documents import read_record
 from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
@@ -281,6 +282,19 @@ def test_stragglers_are_as_many_and_as_slow_as_stated():
         plan, workers=1, straggler_share=0.3, straggler_slowdown=3, straggler_seconds=1, **asked
     ).clusters[0]
     assert slower.step_seconds.value / plain.step_seconds.value == pytest.approx(1.6, rel=0.05)
+
+
+def test_a_straggler_stays_one_for_the_seconds_that_are_stated_whatever_steps_exchange():
+    (row,) = ImaginedCluster(make_plan(), Scenario(), 1).rows()
+    alone = float(row.sample_seconds[0] * row.batches[0] + row.step_seconds[0])
+    row = replace(row, exchange=9 * alone)
+    slow = Stragglers(share=0.2, slowdown=1.01, seconds=100 * alone)
+    found = simulate_steps(
+        row, np.ones(1), 100_000, generator(), scatter=lognormal(0), stragglers=slow
+    )
+    is_slow = found.slowest > 1.005 * alone
+    times = np.count_nonzero(is_slow[1:] > is_slow[:-1])
+    assert is_slow.sum() / times == pytest.approx(10, rel=0.1)  # of ten times as long steps
 
 
 def test_a_measured_cluster_takes_what_the_plan_predicts():
@@ -609,6 +623,7 @@ def test_numbers_of_workers_are_listed_or_a_range_of_doublings():
     assert scenario_of({"workers": "8-50"}).workers == (8, 16, 32, 50)
     assert scenario_of({"workers": "8-8"}).workers == (8,)
     assert scenario_of({"workers": 8}).workers == (8,)
+    assert scenario_of({"workers": None, "speeds": None}) == Scenario()
     assert scenario_of({"speeds": "1,0.5"}).speeds == (1.0, 0.5)
 
 
@@ -767,6 +782,14 @@ def test_an_older_simulation_is_to_be_made_anew(tmp_path):
     said = r"old\.json is a simulation as another version has it .*: make it anew; `batchwright sim"
     with pytest.raises(BatchwrightError, match=said):
         bw.take_searched(make_plan(), tmp_path / "old.json")
+
+
+def test_a_checkpoint_that_the_hours_cut_short_is_no_training():
+    found = run_through(
+        100.0, Hazards(1, interval=10.0, cost=10.0), generator(), until=35, told=True
+    )
+    assert (found.done, found.checkpoints, found.seconds) == (20.0, 15.0, 35.0)
+    assert [span.part for span in found.spans] == ["training", "checkpoint"] * 2
 
 
 def test_hours_end_a_training_and_say_how_much_was_done():

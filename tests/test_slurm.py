@@ -62,6 +62,8 @@ def test_the_script_asks_for_what_the_job_says():
 def test_a_folders_name_is_neither_a_command_nor_a_pattern_of_slurms():
     with pytest.raises(JobError, match="has a line break or the like"):
         script(Path("/disk/a\ntouch b"), Job(launch="slurm"), ["true"])
+    with pytest.raises(JobError, match="has a backslash, which Slurm drops: rename it"):
+        script(Path("/disk/a\\b"), Job(launch="slurm"), ["true"])
     text = script(Path("/disk/100%j"), Job(launch="slurm"), ["true"])
     assert "#SBATCH --output=/disk/100%%j/logs/slurm/%j.log\n" in text
 
@@ -171,6 +173,19 @@ def test_what_sbatch_refuses_is_told_in_a_line(programs, tmp_path, said, told):
     assert refused.value.exit_code == 2
 
 
+def test_a_job_inherits_nothing_of_the_one_that_it_is_submitted_in(programs, tmp_path, monkeypatch):
+    programs("sbatch", f"export -p >{tmp_path}/variables; exit 1")
+    names = ("SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_MEM_PER_NODE", "SRUN_CPUS_PER_TASK")
+    for name in (*names, "SLURM_CONF", "SBATCH_PARTITION"):
+        monkeypatch.setenv(name, "7")
+    with pytest.raises(JobError, match="slurm refuses the job"):
+        bw.run(launch="slurm", run_folder=tmp_path / "run")
+    given = (tmp_path / "variables").read_text("utf-8")
+    assert not [name for name in names if name in given]
+    assert "SLURM_CONF=" in given
+    assert "SBATCH_PARTITION=" in given
+
+
 def test_probe_and_check_are_not_handed_over():
     with pytest.raises(JobError, match="launch=slurm is for run and train, and probe takes place"):
         bw.probe(launch="slurm")
@@ -261,6 +276,17 @@ def test_a_silent_controller_has_no_second_job_submitted(programs, submitted, mo
     with pytest.raises(JobError, match=f"^{re.escape(line)}"):
         bw.run(run_folder=submitted, resume=True)
     assert (submitted / "logs" / "slurm" / "job").read_text("utf-8") == "7\n"
+
+
+def test_a_job_that_is_there_is_said_to_go_on_without_keys_that_come_later(
+    programs, submitted, capfd
+):
+    (submitted / "slurm.sh").write_text("srun batchwright run epochs=9\n", encoding="utf-8")
+    programs("scontrol", answers(facts("PENDING"), facts("CANCELLED")))
+    with pytest.raises(BatchwrightError, match="slurm job 7 was cancelled"):
+        bw.run(run_folder=submitted, resume=True, overrides=["epochs=9", "slurm.partition=other"])
+    said = capfd.readouterr().err
+    assert "job 7 goes on as it was submitted, without slurm.partition=other: to change" in said
 
 
 @pytest.mark.parametrize("state", ["RESV_DEL_HOLD", "REQUEUE_HOLD", "UNHEARD_OF"])
@@ -372,6 +398,17 @@ def test_sbatch_takes_the_scripts_that_are_exported(slurm: Slurm, tmp_path):
     impossible = path.read_text("utf-8").replace("--cpus-per-task=1", "--cpus-per-task=9")
     path.write_text(impossible, encoding="utf-8")
     assert slurm.call("sbatch", "--test-only", str(path)).returncode != 0
+
+
+@pytest.mark.slow
+def test_tasks_know_their_engine_where_a_site_exports_nothing(slurm: Slurm, tmp_path):
+    """Else each would take itself for the command that submits, and wait for its own job."""
+    (tmp_path / "logs" / "slurm").mkdir(parents=True)
+    job = Job(launch="slurm", slurm={"lines": ["--export=NONE"]})
+    shown = ["/bin/sh", "-c", f'echo "by $BATCHWRIGHT_ENGINE" >{tmp_path}/said']
+    (tmp_path / "slurm.sh").write_text(script(tmp_path, job, shown), encoding="utf-8")
+    slurm.ask("sbatch", "--wait", str(tmp_path / "slurm.sh"))
+    assert (tmp_path / "said").read_text("utf-8") == "by slurm\n"
 
 
 @pytest.mark.slow

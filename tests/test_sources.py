@@ -78,6 +78,7 @@ def test_cached_digits_are_opened_without_scikit_learn() -> None:
         ("cifar100", "data=cifar100 needs the folder: data=cifar100:PATH"),
         ("imagefolder:", "needs the folder"),
         ("cifar10:/no/such/folder", "/no/such/folder does not exist"),
+        ("cifar10:~nobody-has-this-name/x", "there is no such home folder; give the whole path"),
     ],
 )
 def test_unknown_data_are_refused_with_a_hint(text: str, message: str) -> None:

@@ -127,6 +127,15 @@ def test_a_cache_in_a_home_that_nobody_has_is_refused(monkeypatch):
         cache_folder()
 
 
+def test_a_user_without_a_home_is_asked_for_a_cache(monkeypatch):
+    monkeypatch.delenv(store_writer.CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # of a number that has no name
+    with pytest.raises(FileError, match="no home folder to keep a cache in: set BATCHWRIGHT_CACHE"):
+        cache_folder()
+
+
 def test_the_cache_is_private(cache: Path) -> None:
     open_store(RECIPE, build_uniform)
     assert (cache / "stores").stat().st_mode & 0o777 == 0o700

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from batchwright.records.documents import (
 )
 from batchwright.records.text.formatting import counted, data_name
 from batchwright.records.text.problems import described
+from batchwright.storage.files import make_folder, refusal
 from batchwright.storage.locks import LOCK_FILE, writing
 
 LAUNCH_FILE = "launch.json"
@@ -84,12 +86,28 @@ def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Iterator[
     if wanted is None:
         data, network = data_name(job.data), job.network.replace(":", ".").replace("/", ".")
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        wanted = Path("runs") / "-".join(filter(None, (kind, data, network, stamp)))
-    folder = Path(wanted)
+        folder = _of_its_own(Path("runs"), "-".join(filter(None, (kind, data, network, stamp))))
+    else:
+        folder = Path(wanted)
     _refuse_filled(folder)
     with writing(folder):
         _refuse_filled(folder)  # somebody else may have been quicker
         yield folder
+
+
+def _of_its_own(place: Path, name: str) -> Path:
+    """A new folder of that name, or with a number behind it: several may begin in one second."""
+    make_folder(place)
+    for number in count(1):
+        folder = place / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise refusal(folder, error, "name another with --out") from error
+        return folder
+    raise AssertionError  # numbers do not end
 
 
 def _refuse_filled(folder: Path) -> None:

@@ -110,7 +110,9 @@ def _read(values: Mapping[str, Any]) -> Scenario:
     for key, value in values.items():
         if key not in _KEYS:
             raise ArgumentError(unknown_key(key, _KEYS).replace("job key", "key of simulate"))
-        read[key] = _listed(key, value) if key in _LISTS else value
+        if key in _LISTS:
+            value = () if value is None else _listed(key, value)
+        read[key] = value
     try:
         return Scenario.model_validate(read)
     except ValidationError as error:

@@ -167,8 +167,11 @@ def run_through(
         course.checkpoints += whole * hazards.cost
         course.done += whole * interval if whole else 0.0
         if ran == needed or ran < gap:  # the work has ended, or the time is up
-            course.book("training", rest)
-            course.done = min(course.done + rest, work)
+            trained = rest if ran == needed else min(rest, interval)
+            course.book("training", trained)
+            course.book("checkpoint", rest - trained)  # that the end of the time cuts short
+            course.checkpoints += rest - trained
+            course.done = min(course.done + trained, work)
             return course
         taken = hazards.takes(generator)
         course.counts["preemptions" if taken else "failures"] += 1

@@ -118,7 +118,7 @@ def simulate_steps(
     slow = np.zeros(workers, dtype=bool)
     if stragglers is not None:
         slow = generator.random(workers) < stragglers.share
-        begins, ceases = stragglers.chances(float(np.median(usual)))
+        begins, ceases = stragglers.chances(float(np.median(usual)) + row.exchange)
     block = max(1, min(_BLOCK // workers, count))
     told = []
     for start in range(0, count, block):

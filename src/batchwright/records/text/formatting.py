@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from math import floor, isclose, isfinite, log10
 from pathlib import Path
@@ -178,7 +179,11 @@ def data_name(data: str) -> str:
     if not (source_of(data).named_by_folder and place):
         return kind
     elsewhere = "//" in place
-    path = Path(place.partition("?")[0]) if elsewhere else Path(place).expanduser().resolve()
+    path = Path(place.partition("?")[0])
+    if not elsewhere:
+        with suppress(RuntimeError):  # of a ~NAME that nobody has, as opening it will say
+            path = Path(place).expanduser()
+        path = path.resolve()
     plain = next((part for part in reversed(path.parts) if not set("{}*[]") & set(part)), "")
     return _ARCHIVE.sub("", plain).strip("/") or kind
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +28,7 @@ LOOK_SECONDS, LONGEST_SECONDS = 1.0, 15.0
 _LOG_SECONDS = 0.2
 _ANSWER_SECONDS = 60.0  # longer than Slurm's own time limits for an answer
 _SILENT_SECONDS = 60.0  # after which a controller that says nothing of a job is given up
+_OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 _GONE = "GONE"  # Slurm forgets a job some minutes after its end
 _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
@@ -94,6 +97,11 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
         number = _sbatch(folder / "slurm.sh")
         write_text(f"{number}\n", kept)
     _tell(f"slurm job {number}{' is still there' * found}, log in {logs / f'{number}.log'}")
+    if found and (left_out := _not_asked(folder / "slurm.sh", job, command)):
+        _tell(
+            f"warning: slurm job {number} goes on as it was submitted, without "
+            f"{' '.join(left_out)}: to change it, `scancel {number}`, then give this command again"
+        )
     try:
         _follow(number, logs / f"{number}.log", again, from_end=found)
     except KeyboardInterrupt as stop:
@@ -102,6 +110,17 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
             f"slurm job {number} goes on by itself; come back to it with `{again}`, end it with "
             f"`scancel {number}`",
         ) from None
+
+
+def _not_asked(kept: Path, job: Job, command: Sequence[str]) -> list[str]:
+    """Job keys of a command that the script of an earlier one does not have, as ``key=value``."""
+    text = kept.read_text("utf-8") if kept.exists() else ""
+    keys = [word for word in command if re.match(r"[a-z_.]+=", word)]
+    return [
+        word
+        for word in keys
+        if word.partition("=")[0] not in job.code_keys and shlex.quote(word) not in text
+    ]
 
 
 def _kept_number(path: Path) -> str:
@@ -145,7 +164,7 @@ def _sbatch(path: Path) -> str:
     Raises:
         JobError: Slurm refuses it.
     """
-    done = _run("sbatch", "--parsable", str(path))
+    done = _run("sbatch", "--parsable", str(path), variables=_outside_of_a_job(os.environ))
     number = done.stdout.strip().partition(";")[0]
     if done.returncode == 0 and number.isdigit():
         return number
@@ -243,10 +262,31 @@ def _facts(number: str) -> dict[str, str]:
     return {"JobState": _GONE} if "Invalid job id" in done.stderr else {}
 
 
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
+def _outside_of_a_job(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables without those of a job that this command may run in.
+
+    The new job would inherit them, and `srun` in it take what they say for its own.
+    """
+    inside = "SLURM_JOB_ID" in variables
+    of_job = ("SLURM_", "SLURMD_", "SRUN_") if inside else ()
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in _OF_THE_CLUSTER or not name.startswith(of_job)
+    }
+
+
+def _run(
+    *words: str, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            words, capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS
+            words,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWER_SECONDS,
+            env=variables,
         )
     except FileNotFoundError:
         raise FileError(f"there is no {words[0]} on this machine's PATH, beside sbatch") from None

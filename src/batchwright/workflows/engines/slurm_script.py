@@ -19,6 +19,7 @@ _BODY = """\
 set -u
 trap : USR1 USR2 TERM  # they are for the tasks; this shell stays, to queue the job again
 export BATCHWRIGHT_ENGINE=slurm
+unset SLURM_EXPORT_ENV  # of --export=NONE, with which tasks would not get what is exported here
 # srun no longer takes it from the job.
 [ -z "${{SLURM_CPUS_PER_TASK:-}}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 left={restarts}
@@ -60,6 +61,10 @@ def script(folder: Path, job: Job, command: Sequence[str]) -> str:
     """
     if not str(folder).isprintable():  # what follows a line break would be a command
         raise JobError(f"launch=slurm: {str(folder)!r} has a line break or the like: rename it")
+    if "\\" in str(folder):  # which turns %j off in the log's name, and is taken out of it
+        raise JobError(
+            f"launch=slurm: {str(folder)!r} has a backslash, which Slurm drops: rename it"
+        )
     name = "".join(c if c.isascii() and c.isalnum() else "-" for c in job.network.lower())
     options: dict[str, object] = {
         "job-name": f"batchwright-{name}"[:50].strip("-"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import PurePath
+from pathlib import PurePath, PurePosixPath
 from typing import Any
 
 import yaml
@@ -89,14 +89,14 @@ def kubernetes(plan: Plan, target: Target) -> str:
     """A Job with a pod for each host; several find each other by a Service without an address."""
     _look_at_settings(target)
     text = plan.model_dump_json(exclude_defaults=True)
-    if len(text) > LARGEST_CONFIG_MAP:
+    if (size := len(text.encode())) > LARGEST_CONFIG_MAP:
         raise PlanError(
-            f"the plan has {len(text):,} bytes, and a ConfigMap takes {LARGEST_CONFIG_MAP:,}: "
+            f"the plan has {size:,} bytes, and a ConfigMap takes {LARGEST_CONFIG_MAP:,}: "
             "train it by another export, or plan with fewer stages"
         )
     name, settings = _name(plan), target.settings
     namespace = {"namespace": settings["namespace"]} if settings.get("namespace") else {}
-    inside = Target(target.hosts, "/plan/plan.json", f"/runs/{target.run}", settings)
+    inside = Target(target.hosts, "/plan/plan.json", _below_runs(target), settings)
     lines = (
         _on_one_host(plan, inside)
         if target.hosts == 1
@@ -201,7 +201,7 @@ def skypilot(plan: Plan, target: Target) -> str:
     else:
         resources["cpus"] = f"{count['cpus']}+"
     resources["job_recovery"] = {"max_restarts_on_errors": plan.job.restarts}
-    inside = Target(target.hosts, target.plan, f"/runs/{target.run}", target.settings)
+    inside = Target(target.hosts, target.plan, _below_runs(target), target.settings)
     task = {
         "name": _name(plan),
         "num_nodes": target.hosts,
@@ -242,7 +242,7 @@ def dstack(plan: Plan, target: Target) -> str:
         resources["gpu"] = f"{accelerator}:{count['gpu']}"
     else:
         resources["cpu"] = f"{count['cpu']}.."
-    inside = Target(target.hosts, target.plan, f"/runs/{target.run}", target.settings)
+    inside = Target(target.hosts, target.plan, _below_runs(target), target.settings)
     script = _script(plan, inside, '"$DSTACK_MASTER_NODE_IP:{port}"')
     task: dict[str, object] = {
         "type": "task",
@@ -291,6 +291,21 @@ def _resume(target: Target) -> list[str]:
     return ["resume=", f"[ ! -e {shlex.quote(target.run)}/plan.json ] || resume=--resume"]
 
 
+def _below_runs(target: Target) -> str:
+    """The run folder there, where the volume is /runs; it may be named with that or without.
+
+    Raises:
+        ArgumentError: It is not on the volume, so that it would not outlive the machine.
+    """
+    path = PurePosixPath("/runs", target.run)
+    if path.parts[:2] != ("/", "runs") or ".." in path.parts or len(path.parts) < 3:
+        raise ArgumentError(
+            f"--run-folder {target.run}: what is kept is mounted at /runs there: name a folder in "
+            "it, such as mine/a"
+        )
+    return str(path)
+
+
 def _train(plan: Plan, target: Target, *keys: str) -> str:
     """The command, which names what the plan imports, and trains where it was started.
 
@@ -336,8 +351,13 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in value else None
+    style = "|" if "\n" in value else "'" if _is_read_otherwise(value) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+def _is_read_otherwise(value: str) -> bool:
+    """Whether other readers of YAML take a plain word for a number or yes or no, as Go's do."""
+    return bool(re.fullmatch(r"[yYnN]|[-+.]?\d[\d_.]*([eE][-+]?\d+)?|0[xXoObB]\w+", value))
 
 
 _Dumper.add_representer(str, _text)
@@ -355,9 +375,9 @@ def _port(plan: Plan) -> int:
 
 
 def _name(plan: Plan) -> str:
-    """A name that every engine takes: lower-case letters, digits and dashes."""
+    """A name that every engine takes: lower-case letters, digits and dashes, dstack's length."""
     words = f"batchwright-{plan.network.name}".lower()
-    return "".join(c if c.isascii() and c.isalnum() else "-" for c in words)[:50].strip("-")
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in words)[:41].strip("-")
 
 
 def _devices(plan: Plan, target: Target, gpus: str, cores: str) -> dict[str, int]:

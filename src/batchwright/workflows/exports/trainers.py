@@ -411,9 +411,8 @@ def timm(plan: Plan, target: Target) -> str:
         raise PlanError(f"timm gets optimizer=sgd or adamw from us, not {plan.update}")
     if rule.decay != "cosine":
         raise PlanError(f"timm has no decay={rule.decay} like ours: plan again with decay=cosine")
-    warm = made.warmup_steps / made.steps
-    if warm != int(warm):
-        warm = ceil(warm)  # timm counts warm-up in whole epochs
+    # It is counted in whole epochs, and timm refuses a cosine over none.
+    warm = min(ceil(made.warmup_steps / made.steps), plan.epochs - 1)
     rate = plan.stages[0].learning_rate
     arguments = {
         "batch_size": made.batch,
@@ -425,8 +424,8 @@ def timm(plan: Plan, target: Target) -> str:
         "lr": rate,
         "sched": "cosine",
         "sched_on_updates": True,
-        "epochs": plan.epochs - int(warm),
-        "warmup_epochs": int(warm),
+        "epochs": plan.epochs - warm,
+        "warmup_epochs": warm,
         "warmup_prefix": True,  # the cosine is over the epochs after the warm-up
         "warmup_lr": rate * made.start,
         "min_lr": 0.0,

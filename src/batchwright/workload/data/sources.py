@@ -107,6 +107,13 @@ def open_data(job: Job, *, progress: Progress | None = None, verify: bool = True
     if job.data_args and not source.takes_args:
         given = ", ".join(job.data_args)
         raise DataError(f"data={job.data} takes no data_args: leave out {given}")
+    if source.takes_path and place.startswith("~"):
+        try:
+            Path(place).expanduser()
+        except RuntimeError:  # nobody has that name, or this user no home
+            raise DataError(
+                f"data={job.data}: there is no such home folder; give the whole path"
+            ) from None
     if is_remote(place) and source.takes_path and not source.remote:
         place = str(import_object(FETCH, "data")(job.data, place, progress, verify))
     found: ImageData = import_object(source.open, "data")(job, place, progress, verify)

@@ -140,12 +140,17 @@ def cache_folder() -> Path:
     """Where decoded images are kept: BATCHWRIGHT_CACHE, or the user's cache folder.
 
     Raises:
-        FileError: The variable names the home folder of nobody.
+        FileError: The variable names the home folder of nobody, or there is no home folder.
     """
     chosen = os.environ.get(CACHE_VARIABLE)
     try:
         return Path(chosen).expanduser() if chosen else user_cache_path("batchwright")
-    except RuntimeError:  # of a ~NAME that nobody has
+    except RuntimeError:  # nobody has that ~NAME, or this user has no home
+        if not chosen:
+            raise FileError(
+                f"this user has no home folder to keep a cache in: set {CACHE_VARIABLE} to the "
+                "path of a folder that you can write"
+            ) from None
         raise FileError(
             f"{CACHE_VARIABLE}={chosen}: there is no such home folder; give the path of a folder "
             "that you can write"
