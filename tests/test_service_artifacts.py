@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import fsspec
+import httpx
 import pytest
 
 from artifacts import (
@@ -36,6 +37,7 @@ from batchwright.service.problems import Conflict, Refused
 from batchwright.service.store.artifact_place import ArtifactPlace
 from clients import a_server, wait_until
 from samples import make_job
+from services import ADDRESS
 
 MIB = 2**20
 OTHER_KEY = "00000000-0000-4000-8000-000000000001"
@@ -312,6 +314,40 @@ def test_so_many_come_and_go_at_once(service, tmp_path):
     with kept.app.state.transfers.one():
         assert fetched(kept, lease, "last.pt").status_code == 429
     assert [fetched(kept, lease, "last.pt").status_code for _ in range(3)] == [200] * 3
+
+
+def test_an_upload_beyond_those_that_come_is_told_so_and_does_not_wait(service, tmp_path):
+    kept = restarted(service, artifacts=str(tmp_path / "a"), limits={"transfers": 1})
+    lease = leased(kept)
+    told = kept.headers("report") | headers_of(lease, b"xy")
+
+    async def at_once():
+        begun, go_on = anyio.Event(), anyio.Event()
+        answers = {}
+
+        async def slowly():
+            yield b"x"
+            begun.set()
+            await go_on.wait()
+            yield b"y"
+
+        async def put(name, content):
+            place = f"/v1/jobs/{lease.job.id}/artifacts/{name}"
+            answers[name] = (await client.put(place, content=content, headers=told)).status_code
+
+        transport = httpx.ASGITransport(kept.app)
+        async with (
+            httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(put, "last.pt", slowly())
+            await begun.wait()
+            with anyio.move_on_after(10):
+                await put("best.pt", b"xy")
+            go_on.set()
+        return answers
+
+    assert anyio.run(at_once) == {"best.pt": 429, "last.pt": 200}
 
 
 # ----------------------------------------------------------------------------------------- removed

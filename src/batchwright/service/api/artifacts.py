@@ -125,18 +125,18 @@ async def put_artifact(
 
     def take() -> ArtifactInfo:
         refuse_strangers(store, caller, job, lease, always=True)
-        with transfers.one():
-            coming = store.artifacts.begin(job, name, lease, size=length, sha256=sha256)
-            try:
-                _write(request, store, coming, length, sha256)
-                return store.artifacts.finish(coming)
-            except BaseException:
-                store.artifacts.give_up(coming)
-                raise
-            finally:
-                request.app.state.remover.soon()  # what it replaced, or what came of it
+        coming = store.artifacts.begin(job, name, lease, size=length, sha256=sha256)
+        try:
+            _write(request, store, coming, length, sha256)
+            return store.artifacts.finish(coming)
+        except BaseException:
+            store.artifacts.give_up(coming)
+            raise
+        finally:
+            request.app.state.remover.soon()  # what it replaced, or what came of it
 
-    return await to_thread.run_sync(take, limiter=transfers.threads)
+    with transfers.one():  # before there is a thread: one that waited for that would not be told
+        return await to_thread.run_sync(take, limiter=transfers.threads)
 
 
 @router.delete("/{job}/artifacts/{name}", status_code=204)
