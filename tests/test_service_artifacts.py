@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import os
 import re
@@ -348,6 +349,41 @@ def test_an_upload_beyond_those_that_come_is_told_so_and_does_not_wait(service, 
         return answers
 
     assert anyio.run(at_once) == {"best.pt": 429, "last.pt": 200}
+
+
+def test_a_client_that_goes_away_leaves_its_place_to_others_at_once(service, tmp_path):
+    kept = restarted(service, artifacts=str(tmp_path / "a"), limits={"transfers": 1})
+    lease = leased(kept)
+    bring(kept, lease, "last.pt", bytes(4 * MIB))
+    headers = {"host": "127.0.0.1:8400", **kept.headers("read")}
+
+    async def going():
+        begun, asked = anyio.Event(), []
+
+        async def receive():
+            asked.append(1)
+            if len(asked) == 1:
+                return {"type": "http.request", "body": b"", "more_body": False}
+            await begun.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            if message["type"] == "http.response.body" and message["body"]:
+                begun.set()
+                await anyio.sleep_forever()  # as where nobody takes it
+
+        path = f"/v1/jobs/{lease.job.id}/artifacts/last.pt"
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b""}
+        scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await kept.app(scope, receive, send)
+        with kept.app.state.transfers.one():  # there is one
+            pass
+
+    gc.disable()
+    try:
+        anyio.run(going)
+    finally:
+        gc.enable()
 
 
 # ----------------------------------------------------------------------------------------- removed
