@@ -78,6 +78,12 @@ def test_braces_and_arguments_do_not_lead_out_of_the_folder_either(path):
     assert not not_allowed(rules, fine)
 
 
+@pytest.mark.parametrize(("depth", "allowed"), [(3, True), (30, False), (20_000, False)])
+def test_braces_in_braces_take_no_time(depth, allowed):
+    asked = job(data="wds:/sets/" + depth * "{" + depth * "}")
+    assert not_allowed(("data=wds:/sets/*",), asked).startswith("data=") != allowed
+
+
 def test_a_name_that_is_given_in_full_is_taken_as_it_is():
     assert not not_allowed(("data=imagefolder:../a[1]",), job(data="imagefolder:../a[1]"))
 

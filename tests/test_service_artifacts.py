@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import fsspec
+import httpx
 import pytest
 
 from artifacts import (
@@ -36,6 +38,7 @@ from batchwright.service.problems import Conflict, Refused
 from batchwright.service.store.artifact_place import ArtifactPlace
 from clients import a_server, wait_until
 from samples import make_job
+from services import ADDRESS
 
 MIB = 2**20
 OTHER_KEY = "00000000-0000-4000-8000-000000000001"
@@ -312,6 +315,75 @@ def test_so_many_come_and_go_at_once(service, tmp_path):
     with kept.app.state.transfers.one():
         assert fetched(kept, lease, "last.pt").status_code == 429
     assert [fetched(kept, lease, "last.pt").status_code for _ in range(3)] == [200] * 3
+
+
+def test_an_upload_beyond_those_that_come_is_told_so_and_does_not_wait(service, tmp_path):
+    kept = restarted(service, artifacts=str(tmp_path / "a"), limits={"transfers": 1})
+    lease = leased(kept)
+    told = kept.headers("report") | headers_of(lease, b"xy")
+
+    async def at_once():
+        begun, go_on = anyio.Event(), anyio.Event()
+        answers = {}
+
+        async def slowly():
+            yield b"x"
+            begun.set()
+            await go_on.wait()
+            yield b"y"
+
+        async def put(name, content):
+            place = f"/v1/jobs/{lease.job.id}/artifacts/{name}"
+            answers[name] = (await client.put(place, content=content, headers=told)).status_code
+
+        transport = httpx.ASGITransport(kept.app)
+        async with (
+            httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(put, "last.pt", slowly())
+            await begun.wait()
+            with anyio.move_on_after(10):
+                await put("best.pt", b"xy")
+            go_on.set()
+        return answers
+
+    assert anyio.run(at_once) == {"best.pt": 429, "last.pt": 200}
+
+
+def test_a_client_that_goes_away_leaves_its_place_to_others_at_once(service, tmp_path):
+    kept = restarted(service, artifacts=str(tmp_path / "a"), limits={"transfers": 1})
+    lease = leased(kept)
+    bring(kept, lease, "last.pt", bytes(4 * MIB))
+    headers = {"host": "127.0.0.1:8400", **kept.headers("read")}
+
+    async def going():
+        begun, asked = anyio.Event(), []
+
+        async def receive():
+            asked.append(1)
+            if len(asked) == 1:
+                return {"type": "http.request", "body": b"", "more_body": False}
+            await begun.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            if message["type"] == "http.response.body" and message["body"]:
+                begun.set()
+                await anyio.sleep_forever()  # as where nobody takes it
+
+        path = f"/v1/jobs/{lease.job.id}/artifacts/last.pt"
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b""}
+        scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await kept.app(scope, receive, send)
+        with kept.app.state.transfers.one():  # there is one
+            pass
+
+    gc.disable()
+    try:
+        anyio.run(going)
+    finally:
+        gc.enable()
 
 
 # ----------------------------------------------------------------------------------------- removed

@@ -203,6 +203,13 @@ def test_wrong_keys_are_refused_in_a_line(service):
         assert "\n" not in answer.json()["detail"]
 
 
+def test_a_job_that_every_list_would_hold_is_not_endless(service):
+    told = {"name": "x", "job": {"data": "imagefolder:/sets/" + 200_000 * "a"}}
+    answer = service.post("submit", "/v1/jobs", json=told)
+    assert answer.status_code == 422
+    assert "characters, where 131,072 are taken" in answer.json()["detail"]
+
+
 def test_a_name_without_letters_or_too_long_is_refused(service):
     for name in ("", "a\x00b", "x" * 121):
         answer = service.post("submit", "/v1/jobs", json={"name": name, "job": {}})
@@ -377,6 +384,16 @@ def test_a_plan_cannot_be_changed_by_repeating_the_message_that_it_came_with(job
     other = make_plan(update="adamw").model_dump(mode="json")
     assert jobs.say(lease, "planned", plan=other)["state"] == "planned"
     assert store.jobs.plan(job["id"]) == MADE
+
+
+def test_a_plan_that_was_approved_is_not_replaced_by_who_trains_it(jobs, store):
+    job, _ = jobs.planned()
+    jobs.post(job, "approve")
+    lease = jobs.lease()
+    other = make_profile(steps=()).model_dump(mode="json")
+    assert jobs.say(lease, profile=other, plan=make_plan(update="adamw"))["state"] == "training"
+    assert store.jobs.plan(job["id"]) == MADE
+    assert store.jobs.profile(job["id"]) == make_profile()
 
 
 def grown(document, **changes):

@@ -471,8 +471,8 @@ def test_the_run_of_a_job_that_goes_on_elsewhere_is_told_to_have_stopped(service
     store = service.store
     for agent in ("one", "two"):
         store.agents.introduce(AgentIntroduction(name=agent, allow=()), "report")
-    runs = [service.a_run(), service.a_run()]
     job, lease = trains(store)
+    runs = [service.a_run(job=job), service.a_run(job=job)]
     store.jobs.progress(job, JobProgress(key=lease.key, run=runs[0]))
     clock.go(1000.0)
     assert store.runs.get(runs[0]).state == "silent"
@@ -484,6 +484,16 @@ def test_the_run_of_a_job_that_goes_on_elsewhere_is_told_to_have_stopped(service
         "agent two goes on with its job, in a run of its own",
     )
     assert "agent two goes on with its job" in service.sign_in("read").get(f"/runs/{runs[0]}").text
+
+
+def test_an_agent_ends_no_run_that_is_not_of_its_job_by_naming_it(service):
+    store = service.store
+    store.agents.introduce(AgentIntroduction(name="one", allow=()), "report")
+    job, lease = trains(store)
+    others, own = service.a_run(owner="admin"), service.a_run(job=job)
+    for run in (others, own):
+        store.jobs.progress(job, JobProgress(key=lease.key, run=run))
+    assert store.runs.get(others).state == "running"
 
 
 def test_an_agent_that_asks_in_a_former_process_is_told_to_end(sqlite):

@@ -13,12 +13,13 @@ from batchwright.reporting.charts.chart import ratio_axis
 from batchwright.reporting.charts.plan import pareto_chart
 from batchwright.reporting.data.plan_curves import plan_curves
 from batchwright.service import plan_answers
+from batchwright.service.pages.planner import Answers
 from batchwright.service.pages.planner_form import ALL_FIELDS, answer_form, read_form
 from batchwright.service.plan_answers import PLANNING
 from batchwright.workflows import verbs
 from clusters import make_measured, make_step
 from pages import NASTY, browse, empty_service, shared_service  # noqa: F401 - fixtures
-from samples import make_plan
+from samples import make_data, make_plan, make_profile
 from services import ADDRESS
 from test_learning import taught
 
@@ -304,6 +305,15 @@ def test_a_plan_is_made_anew_when_the_profile_of_a_run_is_another(service):
     told = RunIntroduction(name="a", plan=make_plan(), profile=make_measured(steps=steps))
     service.store.runs.introduce(run, told, "report")
     assert browser.get(plan).json()["stages"] != first["stages"]
+
+
+def test_a_large_profile_is_not_kept_with_the_answers(service):
+    answers, store = Answers(), service.store
+    for name, kept in ((40_000 * "x", 1), (300_000 * "x", 1), ("digits", 2)):
+        profile = make_profile(data=make_data(name=name))
+        told = {"profile": store.profiles.add("a", profile), "epochs": "none"}
+        assert answers.answer(store, told).profile == profile
+        assert answers._planned.cache_info().currsize == kept
 
 
 def test_a_run_without_a_profile_says_so(service):

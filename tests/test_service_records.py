@@ -28,6 +28,7 @@ from batchwright.service.problems import (
 )
 from batchwright.service.settings import Limits, Settings
 from batchwright.service.store import Store
+from batchwright.service.store import records as records_module
 from batchwright.service.store.lines import LONGEST_LINE, MAX_BYTES, read_batch
 from batchwright.service.store.records import from_level
 from run_lines import values_of
@@ -279,6 +280,24 @@ def test_what_comes_after_is_whole_page_by_page(long_run, kind):
         last = page.sequences[-1]
     assert found == sorted(set(found))
     assert len(found) == {None: 1009, "step": 1000, "epoch": 9}[kind] == page.total
+
+
+def test_pages_of_a_kind_skip_nothing_that_comes_while_one_is_read(store, monkeypatch):
+    run, count = a_run(store), records_module._counts
+    send(store, run, 0, *(step(i) for i in range(3)))
+
+    def counted(*given):
+        monkeypatch.setattr(records_module, "_counts", count)
+        found = count(*given)
+        send(store, run, 3, *(step(i) for i in range(3, 8)))  # the fourth is of a level of its own
+        return found
+
+    monkeypatch.setattr(records_module, "_counts", counted)
+    found, last = [], -1
+    while page := store.records.after(run, "step", last, limit=10).sequences:
+        found += page
+        last = page[-1]
+    assert found == list(range(8))
 
 
 def test_epochs_are_in_order_and_one_done_again_counts_as_it_was_last(store):
@@ -564,6 +583,14 @@ def test_a_run_keeps_its_owner_and_its_training(store):
     other = plan.model_copy(update={"network": plan.network.model_copy(update={"name": "vgg8"})})
     with pytest.raises(Conflict, match="network resnet8, not vgg8"):
         store.runs.introduce(run, RunIntroduction(name="x", plan=other), "me")
+
+
+def test_names_that_every_list_of_runs_would_hold_are_not_endless(store):
+    plan = make_plan()
+    for name in ("network", "data"):
+        part = getattr(plan, name).model_copy(update={"name": 1001 * "x"})
+        with pytest.raises(Refused, match=f"plan.{name}: its name has more than 1,000 characters"):
+            a_run(store, plan=plan.model_copy(update={name: part}))
 
 
 def test_a_run_gives_back_plan_profile_and_summary_as_they_were(store):

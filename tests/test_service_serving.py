@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import sqlite3
@@ -633,6 +634,20 @@ def test_a_backup_overwrites_nothing_and_leaves_nothing_half_done(tmp_path):
     assert (tmp_path / "there").read_text() == "mine"
     assert not list(tmp_path.glob("*copy*"))
     assert not (tmp_path / "nothing.sqlite").exists()
+
+
+@pytest.mark.parametrize("place", ["me:secret@host/name", "me@host/name?password=secret"])
+def test_a_password_is_not_on_the_command_line_of_a_backup(tmp_path, monkeypatch, place):
+    def run(words, *, env, **_):
+        assert "secret" not in " ".join(words)
+        assert env["PGPASSWORD"] == "secret"
+        return subprocess.CompletedProcess(words, 1, stderr="no such host")
+
+    monkeypatch.setattr(shutil, "which", lambda _: "pg_dump")
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(BatchwrightError, match="no such host") as refusal:
+        backup(f"postgresql://{place}", tmp_path / "copy")
+    assert "secret" not in str(refusal.value)
 
 
 def test_a_copy_is_a_database_in_one_file(tmp_path):

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -20,13 +21,14 @@ from sqlalchemy import text
 
 from batchwright.errors import BatchwrightError
 from batchwright.records import Job
-from batchwright.records.service import AgentIntroduction, RunEnd
+from batchwright.records.service import AgentIntroduction, RunEnd, RunIntroduction
 from batchwright.service.database.engine import Database, open_engine, shown
 from batchwright.service.database.migrate import HEAD, migrate, revision
 from batchwright.service.database.tables import metadata
 from batchwright.service.problems import Conflict, NotFound
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
+from batchwright.service.store import runs as runs_module
 from samples import make_plan, make_profile
 from services import step
 
@@ -495,3 +497,46 @@ def test_a_database_that_cannot_be_opened_is_named_without_its_password(tmp_path
         Store.open(Settings(database=url))
     assert "secret" not in str(refusal.value)
     assert "secret" not in shown(url)
+    told = shown("postgresql://me@h/name?password=secret&sslpassword=secret&sslmode=require")
+    assert told == "postgresql://me@h/name?password=...&sslmode=require&sslpassword=..."
+
+
+# --------------------------------------------------- what PostgreSQL lets two do at the same time
+
+
+@pytest.mark.slow
+def test_a_run_that_is_introduced_twice_at_once_is_there_once(postgres, monkeypatch):
+    store = Store.open(Settings(database=postgres()))
+    together, look = threading.Barrier(2), runs_module._row
+
+    def looked(*given, **named):
+        found = look(*given, **named)
+        if found is None:
+            together.wait(60)
+        return found
+
+    monkeypatch.setattr(runs_module, "_row", looked)
+    run, told = str(uuid.uuid4()), RunIntroduction(name="digits", plan=make_plan())
+    with ThreadPoolExecutor(2) as pool:
+        found = [*pool.map(lambda _: store.runs.introduce(run, told, "me"), range(2))]
+    assert [one.id for one in found] == [run, run]
+    store.close()
+
+
+@pytest.mark.slow
+def test_of_two_that_make_a_token_of_one_name_at_once_one_is_told_of_the_other(postgres):
+    store, together = Store.open(Settings(database=postgres())), threading.Barrier(2)
+
+    def make(name):
+        together.wait(60)
+        try:
+            return store.tokens.create(name, ["read"])
+        except Conflict:
+            return ""
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(20):
+            made = [*pool.map(make, [f"token {number}"] * 2)]
+            assert made.count("") == 1
+            assert store.tokens.find("".join(made))
+    store.close()

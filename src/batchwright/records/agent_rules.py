@@ -38,6 +38,8 @@ DEFAULTS = {
 
 _RANGE = re.compile(r"\{\d+\.\.\d+\}")  # of a pattern of files
 _BRACES = re.compile(r"\{[^{}]*\}")
+MAX_BRACES = 20
+"""Levels of braces in each other that no name has; each is another look at the whole of it."""
 
 Rules = Mapping[str, tuple[str, ...]]
 """Patterns by job key."""
@@ -109,12 +111,14 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _climbs(text: str) -> bool:
     """Whether a name may lead to the folder above, be it by braces, as ``{a,.}{b,.}`` does."""
-    plain, count = _RANGE.sub("0", text), 1
-    while count:
+    plain = _RANGE.sub("0", text)
+    for _ in range(MAX_BRACES):
         if any(set("./\\") & set(group) for group in _BRACES.findall(plain)):
             return True
         plain, count = _BRACES.subn("", plain)
-    return ".." in re.split(r"[:/\\]", plain)
+        if not count:
+            return ".." in re.split(r"[:/\\]", plain)
+    return True  # nobody writes such a name, and to read it takes long
 
 
 # ------------------------------------------------------------------------------ what machines offer

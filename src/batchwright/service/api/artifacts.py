@@ -6,15 +6,16 @@ import base64
 import hashlib
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
-from anyio import CapacityLimiter, from_thread, to_thread
+from anyio import CancelScope, CapacityLimiter, from_thread, to_thread
 from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from batchwright.records.service import ArtifactInfo, ArtifactName, Identifier, JobArtifacts
 from batchwright.service.access import Stored, Submitter, need, own
@@ -125,18 +126,18 @@ async def put_artifact(
 
     def take() -> ArtifactInfo:
         refuse_strangers(store, caller, job, lease, always=True)
-        with transfers.one():
-            coming = store.artifacts.begin(job, name, lease, size=length, sha256=sha256)
-            try:
-                _write(request, store, coming, length, sha256)
-                return store.artifacts.finish(coming)
-            except BaseException:
-                store.artifacts.give_up(coming)
-                raise
-            finally:
-                request.app.state.remover.soon()  # what it replaced, or what came of it
+        coming = store.artifacts.begin(job, name, lease, size=length, sha256=sha256)
+        try:
+            _write(request, store, coming, length, sha256)
+            return store.artifacts.finish(coming)
+        except BaseException:
+            store.artifacts.give_up(coming)
+            raise
+        finally:
+            request.app.state.remover.soon()  # what it replaced, or what came of it
 
-    return await to_thread.run_sync(take, limiter=transfers.threads)
+    with transfers.one():  # before there is a thread: one that waited for that would not be told
+        return await to_thread.run_sync(take, limiter=transfers.threads)
 
 
 @router.delete("/{job}/artifacts/{name}", status_code=204)
@@ -171,7 +172,7 @@ def handed_out(request: Request, store: Store, job: str, name: ArtifactName) -> 
     """A file of a job as an answer; a browser saves it and never shows it as a page."""
     identifier, info = store.artifacts.find(job, name)
 
-    def pieces() -> Iterator[bytes]:
+    def pieces() -> Generator[bytes]:
         slot = request.app.state.transfers.one()
         with slot, store.artifacts.place.reading(identifier) as file:
             yield b""
@@ -180,7 +181,7 @@ def handed_out(request: Request, store: Store, job: str, name: ArtifactName) -> 
 
     body = pieces()
     next(body)  # opened: what cannot be is answered as such, and what is begun is closed at its end
-    return StreamingResponse(
+    return _Closing(
         body,
         media_type="application/octet-stream",
         headers={
@@ -190,6 +191,24 @@ def handed_out(request: Request, store: Store, job: str, name: ArtifactName) -> 
             "cache-control": "no-store",
         },
     )
+
+
+class _Closing(StreamingResponse):
+    """Closes what it sends as soon as it ends, also where the client has gone: else the place of a
+    transfer is taken until Python looks for circles, of which the cancelled sending is one.
+    """
+
+    def __init__(self, body: Generator[bytes], **named: Any) -> None:
+        super().__init__(body, **named)
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with CancelScope(shield=True):
+                await to_thread.run_sync(self._body.close)
 
 
 def _write(request: Request, store: Store, coming: Coming, length: int, sha256: str) -> None:

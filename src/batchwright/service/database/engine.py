@@ -197,7 +197,9 @@ def open_engine(url: str) -> Engine:
 
 def shown(url: str) -> str:
     """A database's URL without its password, for messages."""
-    return read_url(url).render_as_string(hide_password=True)
+    place = read_url(url)
+    hidden = {name: "..." for name in place.query if "password" in name}  # libpq takes it there too
+    return place.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
 def read_url(url: str) -> URL:

@@ -80,10 +80,12 @@ def _dump(place: URL, target: Path) -> None:
             "a backup of PostgreSQL needs pg_dump: apt-get install postgresql-client"
         )
     # Not on the command line, which every user of the machine may read.
-    secret = {"PGPASSWORD": str(place.password)} if place.password else {}
-    without = place.set(drivername="postgresql", password=None).render_as_string()
+    password = place.query.get("password") or place.password
+    secret = {"PGPASSWORD": str(password)} if password else {}
+    without = place.set(drivername="postgresql", password=None)
+    without = without.difference_update_query(["password"])
     done = subprocess.run(
-        [program, "--format=custom", f"--file={target}", f"--dbname={without}"],
+        [program, "--format=custom", f"--file={target}", f"--dbname={without.render_as_string()}"],
         env={**os.environ, **secret},
         stdin=subprocess.DEVNULL,
         capture_output=True,

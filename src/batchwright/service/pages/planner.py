@@ -56,6 +56,8 @@ router = APIRouter(include_in_schema=False)
 
 MAX_KEPT = 64
 """Answers that are kept: going back to one costs nothing."""
+LONGEST_KEPT = 256 * 1024
+"""Characters of a profile that is kept with them; read, it takes some ten times as much."""
 
 _IDENTIFIER: TypeAdapter[str] = TypeAdapter(Identifier)
 
@@ -143,7 +145,8 @@ class Answers:
             asked.errors["profile"] = sentence(problem.detail)
             return Answer(asked, None, None)
         # By what is in it: the profile of a run or a job is replaced when a new one is sent.
-        return self._planned(profile, tuple(asked.words.items()))
+        kept = len(profile.model_dump_json()) <= LONGEST_KEPT
+        return (self._planned if kept else _planned)(profile, tuple(asked.words.items()))
 
 
 def _planned(profile: Profile, words: tuple[tuple[str, str], ...]) -> Answer:

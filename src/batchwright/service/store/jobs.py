@@ -38,7 +38,7 @@ from batchwright.service.database.engine import Database
 from batchwright.service.database.tables import agents, jobs, refusals, runs
 from batchwright.service.job_states import ENDED, Standing
 from batchwright.service.lease_ages import LeaseAges
-from batchwright.service.problems import TooMany
+from batchwright.service.problems import Refused, TooMany
 from batchwright.service.settings import Settings
 from batchwright.service.store.agents import (
     heard_lately,
@@ -73,6 +73,9 @@ UNREAD = 3
 
 MAX_UNREAD = 2000
 """Jobs of which that is remembered."""
+
+LONGEST_JOB = 128 * 1024
+"""Characters of a job as JSON; most have some 2,000. A list of jobs holds each of them whole."""
 
 _NEWEST = (jobs.c.created.desc(), jobs.c.id.desc())
 
@@ -125,9 +128,15 @@ class Jobs(Part):
                 `None`: as the settings say.
 
         Raises:
+            Refused: It is too long.
             TooMany: `Limits.open_jobs` of them have not ended.
         """
-        now, identifier = self._clock(), str(uuid.uuid4())
+        now, identifier, text = self._clock(), str(uuid.uuid4()), job.model_dump_json()
+        if len(text) > LONGEST_JOB:
+            raise Refused(
+                f"the job has {len(text):,} characters, where {LONGEST_JOB:,} are taken: shorten "
+                "its names and lists"
+            )
         most = self._settings.limits.open_jobs
         with self._database.writing() as connection:
             if count(connection, jobs, LIVE) >= most:
@@ -141,7 +150,7 @@ class Jobs(Part):
                     owner=owner,
                     created=now,
                     changed=now,
-                    job=job.model_dump_json(),
+                    job=text,
                     needs=needs_of(job, needs or Needs()).model_dump_json(),
                     keep_seconds=keep_seconds,
                     **columns_of(Standing(auto=auto)),
@@ -330,7 +339,8 @@ class Jobs(Part):
             if progress.run is not None and former not in (None, progress.run):
                 # Nobody will hear of the former run any more, which has not ended.
                 told = f"agent {row['agent']} goes on with its job, in a run of its own"
-                mine = (runs.c.id == former, runs.c.outcome.is_(None))
+                # An agent may name any run: only one that was introduced for this job is its own.
+                mine = (runs.c.id == former, runs.c.job_id == identifier, runs.c.outcome.is_(None))
                 values = {"outcome": "stopped", "error": told, "changed": self._clock()}
                 connection.execute(update(runs).where(*mine).values(**values))
 
@@ -392,13 +402,19 @@ class Jobs(Part):
             step: From where it stands, and whether the agent that has it is silent, to the next.
             also: Done in the same transaction, with the row before.
             **documents: Stored with it; they are taken from who has the job, not from who says
-                something again.
+                something again. Profile and plan stay what they are once the job is planned:
+                somebody may have approved them.
         """
         with self._database.writing() as connection:
             row = job_row(connection, identifier, lock=True)
             job = standing_of(row)
             after = step(job, job.held and self._silent(row) >= self._settings.lease_seconds)
-            self._store(connection, row, after, **(documents if job.held else {}))
+            taken = {
+                name: value
+                for name, value in documents.items()
+                if job.held and (job.state == "probing" or name not in DOCUMENTS)
+            }
+            self._store(connection, row, after, **taken)
             also(connection, row)
             return job_row(connection, identifier)
 

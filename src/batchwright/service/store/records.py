@@ -209,8 +209,11 @@ class Records(Part):
                 total = sum(count for count, _ in counts.values())
                 wanted = _lines_of(identifier).where(records.c.sequence > sequence)
             else:
-                total = counts.get(kind, (0, -1))[0]
+                total, newest = counts.get(kind, (0, -1))
                 wanted = _next_of_kind(identifier, kind, sequence, limit, total.bit_length())
+                # PostgreSQL sees what was stored since the count, of which some may be of a level
+                # that was not there then: whoever got the others would never ask for it again.
+                wanted = wanted.where(records.c.sequence <= newest)
             rows, _ = _read(connection, wanted.order_by(records.c.sequence).limit(limit))
         return Stored(kind or "", total, 1, rows, cache(lambda: self.data(identifier)))
 

@@ -13,13 +13,13 @@ from sqlalchemy import (
     case,
     delete,
     func,
-    insert,
     not_,
     or_,
     select,
     tuple_,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 
 from batchwright.records import Plan, Profile, RunSummary
 from batchwright.records.service import (
@@ -30,7 +30,7 @@ from batchwright.records.service import (
     RunState,
 )
 from batchwright.service.database.tables import DELETED, EXPIRED, GONE, THERE, advice, records, runs
-from batchwright.service.problems import Conflict, Unavailable
+from batchwright.service.problems import Conflict, Refused, Unavailable
 from batchwright.service.settings import DAY
 from batchwright.service.store.part import Part, count, missing, opened, share_of
 
@@ -39,6 +39,9 @@ REMOVED_AT_ONCE = 5000
 
 REMEMBERED_SECONDS = 30 * DAY
 """How long it is remembered that a run was deleted."""
+
+LONGEST_NAME = 1000
+"""Characters of a network's name, or of the data's: a list of runs holds each of them whole."""
 
 LONGEST_KNOWN = 32 * 1024
 """Characters of a plan that is kept in memory, read; it takes some ten times as much."""
@@ -76,6 +79,7 @@ class Runs(Part):
             demo: Whether it is the example that comes with the service.
 
         Raises:
+            Refused: A name in its plan is too long.
             Conflict: The run is another owner's or of another training, or was deleted, or there
                 are too many runs.
             Unavailable: It is just being removed, being too old.
@@ -88,6 +92,9 @@ class Runs(Part):
             "network": plan.network.name,
             "data": plan.data.name,
         }
+        for name, value in facts.items():
+            if isinstance(value, str) and len(value) > LONGEST_NAME:
+                raise Refused(f"plan.{name}: its name has more than {LONGEST_NAME:,} characters")
         told: dict[str, Any] = {
             "name": introduction.name,
             "follows_advice": introduction.follows_advice,
@@ -104,22 +111,25 @@ class Runs(Part):
                 # The second count looks at each row, which takes long.
                 if count(connection, runs) >= most and count(connection, runs, THERE) >= most:
                     raise Conflict(f"this service keeps {most} runs at most: delete some first")
-                connection.execute(
-                    insert(runs).values(
-                        id=identifier,
-                        owner=owner,
-                        demo=demo,
-                        created=now,
-                        next_sequence=0,
-                        counts="{}",
-                        advice=0,
-                        epochs_done=0,
-                        global_batch_size=plan.stages[0].global_batch_size,
-                        **facts,
-                        **told,
-                    )
+                add = sqlite.insert if self._database.is_sqlite else postgresql.insert
+                new = add(runs).values(
+                    id=identifier,
+                    owner=owner,
+                    demo=demo,
+                    created=now,
+                    next_sequence=0,
+                    counts="{}",
+                    advice=0,
+                    epochs_done=0,
+                    global_batch_size=plan.stages[0].global_batch_size,
+                    **facts,
+                    **told,
                 )
-            else:
+                new = new.on_conflict_do_nothing()
+                if connection.execute(new.returning(runs.c.id)).first() is None:
+                    # Sent again while it was on its way; in PostgreSQL the other one has it stored.
+                    found = _row(connection, identifier, lock=True)
+            if found is not None:
                 _refuse(found, owner, facts)
                 if found["outcome"] in ("stopped", "failed"):
                     told |= {"outcome": None, "error": None}

@@ -11,6 +11,7 @@ from typing import NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import bindparam, delete, insert, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from batchwright.records.service import Name, Scope
 from batchwright.service.database.engine import Database
@@ -98,12 +99,12 @@ class Tokens(Part):
             "revoked": None,
         }
         with self._database.writing() as connection:
-            found = connection.execute(select(tokens.c.revoked).where(tokens.c.name == name)).all()
-            if not found:
-                connection.execute(insert(tokens).values(name=name, **values))
-            elif found[0].revoked is not None:
-                connection.execute(update(tokens).where(tokens.c.name == name).values(**values))
-            else:
+            mine = (tokens.c.name == name, tokens.c.revoked.is_not(None))
+            if connection.execute(update(tokens).where(*mine).values(**values)).rowcount:
+                return secret
+            add = sqlite.insert if self._database.is_sqlite else postgresql.insert
+            new = add(tokens).values(name=name, **values).on_conflict_do_nothing()
+            if connection.execute(new.returning(tokens.c.id)).first() is None:
                 raise Conflict(
                     f"there is a token {name!r} already; revoke it first, or take another name"
                 )
