@@ -406,16 +406,8 @@ def test_a_resumed_training_has_the_rate_of_its_plan_whatever_it_had_before(
     tmp_path, before, after
 ):
     def feeding(factor):
-        rule = LearningRateRule(
-            base=0.1,
-            base_batch=BATCH,
-            scaling="linear",
-            peak=0.1 * factor,
-            warmup_epochs=0,
-            decay="none",
-        )
         accelerator, plain, _, optimizer = opened()
-        plan = make_tiny_plan((BATCH * factor,), samples=SAMPLES, rule=rule)
+        plan = make_tiny_plan((BATCH * factor,), samples=SAMPLES, factor=factor)
         plan = None if factor == 1 else plan
         feed = bw.ForAccelerate(accelerator, plain, optimizer, loader(), plan)
         return accelerator, optimizer, feed

@@ -25,7 +25,6 @@ from torch.utils.data import (
 
 import batchwright as bw
 from batchwright.errors import DataError, PlanError
-from batchwright.records import LearningRateRule
 from gloo import crew_with
 from paced import paced_passes
 from test_session import make_tiny_plan
@@ -306,15 +305,7 @@ def test_a_resumed_training_has_the_rate_of_its_plan_whatever_it_had_before(
     from lightning_parts import Module, trainer
 
     def planned(factor):
-        rule = LearningRateRule(
-            base=0.1,
-            base_batch=BATCH,
-            scaling="linear",
-            peak=0.1 * factor,
-            warmup_epochs=0,
-            decay="none",
-        )
-        return bw.ForLightning(make_tiny_plan((BATCH * factor,), samples=SAMPLES, rule=rule))
+        return bw.ForLightning(make_tiny_plan((BATCH * factor,), samples=SAMPLES, factor=factor))
 
     callbacks = [] if before is None else [planned(before)]
     made = trainer(1, *callbacks, max_epochs=1)

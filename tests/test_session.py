@@ -78,11 +78,24 @@ class Images(Dataset):
 
 
 def make_tiny_plan(
-    batches=(BATCH,), *, epochs=2, samples=SAMPLES, micro=64, precision="float32", sides=(8,), **job
+    batches=(BATCH,),
+    *,
+    epochs=2,
+    samples=SAMPLES,
+    micro=64,
+    precision="float32",
+    sides=(8,),
+    factor=1,
+    **job,
 ):
-    """A plan for `Points`: constant rate unless the job says otherwise."""
+    """A plan for `Points`: constant rate, ``factor`` times the base, unless ``rule`` is another."""
     rule = job.pop("rule", None) or LearningRateRule(
-        base=0.1, base_batch=BATCH, scaling="none", peak=0.1, warmup_epochs=0, decay="none"
+        base=0.1,
+        base_batch=BATCH,
+        scaling="none" if factor == 1 else "linear",
+        peak=0.1 * factor,
+        warmup_epochs=0,
+        decay="none",
     )
     stages = tuple(
         Stage(

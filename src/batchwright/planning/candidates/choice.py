@@ -375,9 +375,8 @@ def compared(other: Row, chosen: Row) -> str:
         texts = ["not known to reach the accuracy"]
     else:
         texts = [_share(other.seconds, chosen.seconds, f"time{aim}")]
-        if other.cost is not None and chosen.cost is not None:
-            paid, own = (replace(row, beside_unpriced=False).expense for row in (other, chosen))
-            texts.append(_share(paid, own, f"cost{aim}"))
+        if other.price is not None and chosen.price is not None:
+            texts.append(_share(other.price, chosen.price, f"cost{aim}"))
         elif other.cluster.workers != chosen.cluster.workers:
             texts.append(_share(other.expense, chosen.expense, f"worker-hours{aim}"))
     if chosen.target_seconds is None and None not in (other.accuracy, chosen.accuracy):

@@ -101,11 +101,15 @@ class Row:
 
     @property
     def expense(self) -> float:
-        """Cost of these seconds, or worker-seconds where not every candidate has a price."""
-        hourly = None if self.beside_unpriced else self.cluster.hourly
-        return self.seconds * (
-            self.cluster.workers if hourly is None else hourly / SECONDS_PER_HOUR
-        )
+        """Price of these seconds, or worker-seconds where not every candidate has a price."""
+        price = None if self.beside_unpriced else self.price
+        return self.seconds * self.cluster.workers if price is None else price
+
+    @property
+    def price(self) -> float | None:
+        """What these seconds cost; `None` without a price of the workers."""
+        hourly = self.cluster.hourly
+        return None if hourly is None else self.seconds * hourly / SECONDS_PER_HOUR
 
     @property
     def per_sample(self) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 from torch import Tensor
+
+from batchwright.workload.passes.graph_nodes import graph_nodes
 
 
 def release_graph(loss: Tensor) -> None:
@@ -14,14 +15,7 @@ def release_graph(loss: Tensor) -> None:
     The user's loop may hold the loss, or outputs that it was computed from, while the step is
     repeated, and with them all activations.
     """
-    nodes: list[Any] = [loss.grad_fn]
-    seen = set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        nodes += [following for following, _ in node.next_functions]
+    for node in graph_nodes(loss):
         for name in dir(node):
             if name.startswith("_raw_saved_"):
                 saved = getattr(node, name)

@@ -177,7 +177,7 @@ class Updater:
             ) from error
 
     def clear(self) -> None:
-        """The step is over: drop all gradients, those too that the optimizer does not have."""
+        """Drop all gradients before and after a step, also those that the optimizer lacks."""
         self.begun = False
         for parameter in self._parameters:
             parameter.grad = None

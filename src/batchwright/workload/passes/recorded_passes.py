@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.workload.data.copying import aside_of
+from batchwright.workload.passes.graph_nodes import graph_nodes
 
 _WARM_UP = 3  # passes, as PyTorch advises: kernels are loaded and chosen in the first
 _FAR = 0.02  # relative distance, more than rounding in 16 bits makes
@@ -239,17 +240,8 @@ class Passes:
 
 def _weights_behind(output: Tensor) -> set[int]:
     """Which parameters an output was computed from, as autograd knows it; their `id`."""
-    nodes: list[Any] = [output.grad_fn]
-    seen, found = set(), set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        nodes += [following for following, _ in node.next_functions]
-        if hasattr(node, "variable"):  # where autograd adds up a parameter's gradient
-            found.add(id(node.variable))
-    return found
+    # Only where autograd adds up a parameter's gradient, a node has it.
+    return {id(node.variable) for node in graph_nodes(output) if hasattr(node, "variable")}
 
 
 @contextmanager
