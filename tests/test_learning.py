@@ -19,7 +19,13 @@ from batchwright.planning.candidates.table import Row
 from batchwright.planning.candidates.trial_choice import Arm, Question
 from batchwright.planning.planner import make_plan
 from batchwright.prediction.accuracy import learning
-from batchwright.prediction.accuracy.learning import PRIOR, Prior, fit_learning
+from batchwright.prediction.accuracy.learning import (
+    PRIOR,
+    REFERENCE_BATCH,
+    REFERENCE_SAMPLES,
+    Prior,
+    fit_learning,
+)
 from batchwright.prediction.accuracy.quality import fit_progress
 from batchwright.prediction.accuracy.trainings import MIN_STEPS, Candidate, Observed
 from batchwright.records import Estimate, FirstAnswers, Goal, RunSummary, Trial
@@ -303,15 +309,28 @@ def test_where_high_rates_end_training_none_is_taken_above_the_highest_that_has_
     assert low.offset("sgd", 2048) == low.offset("sgd") < 0
 
 
-def test_trainings_at_the_usual_rate_tell_as_much_whatever_is_known_of_others():
+@pytest.mark.parametrize("known", [(Normal(0.0, 0.1), Normal(1.0, 0.1)), (Normal(0.0, 9.0),) * 2])
+def test_trainings_at_the_usual_rate_tell_as_much_whatever_depends_on_it(known):
     names = ("sgd", "muon")
-    other = replace(
-        PRIOR,
-        optimizers={n: PRIOR.of(n)._replace(best_rate=Normal(2.0, 0.1)) for n in names},
-    )
+    rates = dict(zip(("best_rate", "rate_weight"), known, strict=True))
+    other = replace(PRIOR, optimizers={n: PRIOR.of(n)._replace(**rates) for n in names})
     usual, changed = (fit_learning(measured(), classes=CLASSES, prior=p) for p in (PRIOR, other))
     for one in measured():
         assert usual.accuracy(one.training) == changed.accuracy(one.training)
+
+
+@pytest.mark.parametrize("best", [-1.0, 0.0, 1.0])
+def test_an_optimizer_that_was_not_seen_is_compared_with_the_best_rate_of_the_other(best):
+    """What a better rate of SGD gains, Muon is not behind for: it was unknown to both."""
+    known = {name: PRIOR.of(name)._replace(level=Normal(0.9, 0.01)) for name in ("sgd", "muon")}
+    prior = sharp(replace(PRIOR, optimizers=known))
+    model = fit_learning(at_rates(best), classes=CLASSES, optimizers=("muon",), prior=prior)
+    logits = {}
+    for name, offset in (("sgd", model.rate_of("sgd")[0]), ("muon", 0.0)):
+        reference = Candidate(name, REFERENCE_BATCH, REFERENCE_SAMPLES, offset)
+        unit = (model.accuracy(reference).value - 1 / CLASSES) / (1 - 1 / CLASSES)
+        logits[name] = log(unit / (1 - unit))
+    assert logits["muon"] - logits["sgd"] == pytest.approx(0.9, abs=0.02)
 
 
 @pytest.mark.parametrize("diverged", [False, True])

@@ -158,10 +158,13 @@ def invented(classes: int, seed: int, *, apart: bool) -> LearningModel:
     """
     blank, numbers = fit_learning([], classes=classes, optimizers=OPTIMIZERS), None
     source = np.random.default_rng(seed)
-    while numbers is None or not (-3 < numbers[0] < 3 and min(numbers[1], numbers[4]) > 0.2):
+    while numbers is None or not (-3 < numbers[0] < 3 and exp(min(numbers[1], numbers[4])) > 0.2):
         numbers = source.multivariate_normal(blank._mean, blank._covariance)
+    rates = 3 * len(OPTIMIZERS)  # of each the best one and the logarithm of its weight
     if not apart:
-        numbers[3 * len(OPTIMIZERS) :: 2] = 0.0
+        numbers[rates::2] = 0.0
+    gains = np.exp(numbers[rates + 1 :: 2]) * numbers[rates::2] ** 2
+    numbers[:rates:3] -= gains - gains[0]  # levels were drawn as they are at the best rates
     return replace(blank, _mean=numbers)
 
 

@@ -30,15 +30,17 @@ guessing at another rate, or diverged, tells only that so little is reached ther
 a limit (Huber 1964).
 
 Level a, slope :math:`\beta` and critical batch are the task's, for each optimizer; the latter two,
-which are positive, by their logarithms. What is known of them beforehand (`PRIOR`) and what was
-observed are brought together by Bayes' rule: normal errors, the curvature of the posterior at its
-peak (Laplace). So few short trainings already tell something, many tell nearly all, and the
+which are positive, by their logarithms. Beforehand two optimizers' levels are known against each
+other at the best rate of each, :math:`a + c m^2`: one whose usual rate is far from its best is far
+behind at the usual one, and not at the other. What is known of them beforehand (`PRIOR`) and what
+was observed are brought together by Bayes' rule: normal errors, the curvature of the posterior at
+its peak (Laplace). So few short trainings already tell something, many tell nearly all, and the
 interval says which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import exp, hypot, inf, log, pi, sqrt
@@ -388,13 +390,17 @@ def fit_learning(
 
     def linear_at(mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Derivatives of all that is to be met, each over its error, and what is left of it."""
+        known, met = weights.copy(), weights @ mean
+        for place, apart, row in _gains_apart(mean, names, prior):
+            known[place] += row
+            met[place] += apart
         rows, off = [], []
         for one, (target, error) in zip(observed, targets, strict=True):
             value, row = _logit(mean, names, one.training)
             weight = _pull(target - value) / FAILED_ERROR if _fails(one, classes) else 1 / error
             rows.append(weight * row)
             off.append(weight * (target - value))
-        return np.vstack([weights, *rows]), np.concatenate([wanted - weights @ mean, off])
+        return np.vstack([known, *rows]), np.concatenate([wanted - met, off])
 
     jacobian, residual = linear_at(mean)
     for _ in range(_ROUNDS):
@@ -462,6 +468,31 @@ def _prior_rows(names: Sequence[str], prior: Prior) -> tuple[np.ndarray, np.ndar
             rows.append(row)
             wanted.append(mean / error)
     return np.array(rows), np.array(wanted)
+
+
+def _gains_apart(
+    mean: np.ndarray, names: Sequence[str], prior: Prior
+) -> Iterator[tuple[int, float, np.ndarray]]:
+    """What the best rate gives an optimizer more than it gives the first one, c m^2 each.
+
+    As levels are compared at the best rates, that belongs to the rows of `_prior_rows` which do so:
+    for each its place, the gain over the row's error, and its derivatives likewise.
+    """
+    first, by_first = _gain(mean, names, names[0])
+    for index, name in enumerate(names[1:], start=1):
+        gain, by_gain = _gain(mean, names, name)
+        error = prior.of(name).level.error
+        yield 3 * index, (gain - first) / error, (by_gain - by_first) / error
+
+
+def _gain(mean: np.ndarray, names: Sequence[str], optimizer: str) -> tuple[float, np.ndarray]:
+    """Logit u at the best rate less that at the usual one, and its derivatives."""
+    best, log_weight = _rate_places(names, optimizer)
+    weight = exp(mean[log_weight])
+    row = np.zeros_like(mean)
+    row[best] = 2 * weight * mean[best]
+    row[log_weight] = gain = weight * mean[best] ** 2
+    return float(gain), row
 
 
 def _logit(

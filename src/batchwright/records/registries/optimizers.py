@@ -18,11 +18,11 @@ class Normal(NamedTuple):
 class LearningPrior(NamedTuple):
     """What tasks have shown of how an optimizer learns (docs/log.md); logarithms are natural.
 
-    The first three are beside those of SGD, in
-    the law of `prediction.accuracy.learning`; its own are those of the task itself.
+    The first three are beside those of SGD, in the law of `prediction.accuracy.learning`; its own
+    are those of the task itself.
 
     Attributes:
-        level: Level, in logit u.
+        level: Level at the best rate, in logit u, beside SGD's at its own.
         slope: Logarithm of its slope against that of steps.
         critical: Logarithm of the critical batch.
         best_rate: Logarithm of the best rate over the usual one, m.
@@ -107,7 +107,7 @@ MUON = OptimizerSpec(
     "size, so factors act on what is left to SGD only.",
     own_loop="bw.muon(model, lr=...)",
     learning=LearningPrior(
-        level=Normal(0.9, 0.5),
+        level=Normal(0.8, 0.5),
         slope=Normal(-0.16, 0.25),
         critical=Normal(1.45, 1.0),
         best_rate=Normal(0.0, 1.1),
