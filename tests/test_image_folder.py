@@ -67,6 +67,14 @@ def test_images_come_in_order_of_name_with_their_class(root: Path) -> None:
     assert data.facts.side == 16
 
 
+def test_the_share_of_the_commonest_class_is_counted_held_out(root: Path) -> None:
+    assert open_folder(root).facts.largest_class == 0.5
+    for index in range(7, 11):
+        draw(root / "val" / "dog" / f"{index}.png")
+    facts = open_folder(root).facts
+    assert facts.largest_class == facts.guessing == 6 / 8
+
+
 def test_test_stands_in_for_val(root: Path) -> None:
     (root / "val").rename(root / "test")
     assert open_folder(root).facts.split == "the folder test/"

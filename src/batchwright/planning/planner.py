@@ -464,7 +464,7 @@ def _progress(
     compared: Sequence[Compared],
     learnt: Learnt | None,
 ) -> Progress:
-    job, least, classes = told.job, None, len(profiles[0].data.classes)
+    job, least = told.job, None
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
     # Cycles and two batch sizes are laid out over the epochs that are stated.
     if job.goal.target is not None and job.method_spec.same_steps:
@@ -478,6 +478,6 @@ def _progress(
         confidence=job.goal.confidence,
         least=least,
         learnt=learnt,
-        guessing=1 / classes if classes > 1 else 0.0,
+        guessing=profiles[0].data.guessing,
         judged=not any(profile.without_accuracy for profile in profiles),
     )

@@ -403,7 +403,14 @@ def _go_through(
         classes=listing.classes,
         side=natural_side(listing),
         skipped=skipped,
+        largest_class=largest_share(writer.labels("val")),
     )
+
+
+def largest_share(labels: Any) -> float | None:
+    """Share of the commonest of these labels, those below 0 left out; `None`: there are none."""
+    counts = np.bincount(labels[labels >= 0])
+    return float(counts.max() / counts.sum()) if counts.size else None
 
 
 def _in_order(
