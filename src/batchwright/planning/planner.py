@@ -65,6 +65,7 @@ from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasu
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.learning_rates import rate_of
 from batchwright.planning.measurements import (
+    fewer_cores,
     graphs,
     loading,
     machine,
@@ -249,6 +250,7 @@ def make_plan(
         held_out=() if virtual else _held_out(kinds),
         kinds=choice.row.cluster.kinds if named else (),
         threads=threads,
+        cores=threads and fewer_cores(merged[0], made.stages, threads),
     )
     told_of = runs or any(profile.trials for profile in given)
     if not job.method_spec.same_steps and told_of:
