@@ -55,6 +55,12 @@ def make_job(**changes: Any) -> Job:
     return Job(**(settled | changes))
 
 
+def with_keys(words: Sequence[str], *keys: str) -> tuple[str, ...]:
+    """Words of a command with these in place of those of the same job keys, which go once."""
+    given = {key.partition("=")[0] for key in keys}
+    return (*(word for word in words if word.partition("=")[0] not in given), *keys)
+
+
 def make_data(**changes: Any) -> DataFacts:
     facts = {
         "name": "digits",

@@ -294,6 +294,32 @@ def saved(run):
     return run
 
 
+@pytest.mark.parametrize("maps", [True, False])
+def test_of_the_best_model_the_score_alone_is_read_where_the_disk_can_map_files(
+    run, monkeypatch, maps
+):
+    run.state.best_score = 0.5
+    run.save("best")
+    run.keeper.settle()
+    run.state.best_score = 0.9  # of a model that a kill has taken
+    run.save("last")
+    run.keeper.settle()
+    read, load = [], torch.load
+
+    def spied(path, **named):
+        if path == run.path("best"):
+            read.append(named.get("mmap", False))
+            if read[-1] and not maps:
+                raise OSError("this disk maps no files")
+        return load(path, **named)
+
+    monkeypatch.setattr(torch, "load", spied)
+    again = Run(run.folder)
+    again.keeper.restore(again.state)
+    assert again.state.best_score == 0.5
+    assert read == ([True] if maps else [True, False])
+
+
 def spoil(path, how):
     if how == "missing":
         path.unlink()  # killed between the two renames

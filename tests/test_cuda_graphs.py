@@ -610,6 +610,22 @@ def test_an_epoch_that_only_replays_took_the_memory_that_was_recorded(monkeypatc
     assert of_epoch() == 200
 
 
+def test_an_epoch_at_a_lower_resolution_did_not_take_the_memory_of_a_higher_one(monkeypatch):
+    allocated = iter([400, 900, 120, 300])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(allocated))
+    (row,), state = make_tiny_plan().stages, RunState()
+    rows = [row.model_copy(update={"resolution": side}) for side in (4, 8)]
+    memory = PeakMemory(torch.device("cuda"), state, StepClock(), None, SimpleNamespace(holds=2))
+    peaks = []
+    for row in (*rows, *rows):
+        state.meter = EpochMeter()
+        with memory.of_epoch(), memory.of_step(row):
+            pass
+        peaks.append(state.meter.peak)
+    assert peaks == [400, 900, 400, 900]
+
+
 def test_a_probe_measures_and_chooses(played):
     bench, _ = bench_of()
     with warnings.catch_warnings():

@@ -227,9 +227,9 @@ def test_every_key_can_be_set_on_the_command_line(key):
     assert value_at(job, key) == value
 
 
-def test_what_comes_later_wins(tmp_path):
+def test_what_is_given_as_text_wins_over_the_file(tmp_path):
     path = yaml_file(tmp_path, "epochs: 3\nseed: 5\nprobe:\n  budget: 4\n")
-    job = load_job(path, ["epochs=4", "epochs=5", "probe.steps=2"])
+    job = load_job(path, ["epochs=5", "probe.steps=2"])
     assert (job.epochs, job.seed) == (5, 5)
     assert job.probe == ProbeSettings(budget=4, steps=2)
 
@@ -430,6 +430,8 @@ def test_a_key_that_is_given_twice_is_refused(tmp_path):
         load_job(path)
     with pytest.raises(JobError, match=r"goal\.kinds = .* \('count' is given twice"):
         load_job(None, ["goal.kinds=[{kind: t4, count: 1, count: 2}]"])
+    with pytest.raises(JobError, match=r"^epochs=5: epochs=3 is given as well; leave one of the"):
+        load_job(None, ["epochs=3", "seed=1", "epochs = 5"])
 
 
 def test_yaml_may_take_keys_from_another_part(tmp_path):

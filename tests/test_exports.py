@@ -174,9 +174,15 @@ def test_engines_are_asked_for_the_cores_that_workers_were_timed_with() -> None:
     assert yaml.safe_load(exported(plan, "dstack"))["resources"]["cpu"] == "16.."
     assert "ray.cpus_per_worker=8 " in exported(plan, "ray")
     assert "ray.cpus_per_worker=2 " in exported(plan, "ray", cpus="2")
-    own = make_plan(job=make_job(ray={"cpus_per_worker": 4}), threads=8)
+    own = make_plan(job=make_job(ray={"cpus_per_worker": 1}), threads=8)
     assert "ray.cpus_per_worker" not in exported(own, "ray")
+    assert with_workers(own.job, own).ray.cpus == 1
+    assert with_workers(plan.job, plan).ray.cpus == 8
     assert with_workers(plan.job, plan).slurm.lines == ("--cpus-per-task=8",)
+    few = make_plan(job=make_job(device="cuda"), threads=208, cores=6)
+    assert "#SBATCH --cpus-per-task=12\n" in exported(few, "sbatch")
+    assert "ray.cpus_per_worker=6 " in exported(few, "ray")
+    assert with_workers(few.job, few).slurm.lines == ("--cpus-per-task=6",)
     own = make_plan(job=make_job(slurm={"lines": ("--cpus-per-gpu=2",)}), threads=8)
     assert with_workers(own.job, own).slurm.lines == ("--cpus-per-gpu=2",)
     assert with_workers(make_job(), make_plan()).slurm.lines == ()

@@ -18,6 +18,7 @@ from batchwright.records import Profile, RunSummary
 from batchwright.records.documents import read_record, write_record
 from forked import Forked
 from held_network import hold, release
+from samples import with_keys
 from test_session import make_tiny_plan
 
 ROOT = Path(__file__).parent.parent
@@ -282,7 +283,12 @@ def test_hosts_of_two_speeds_get_batches_of_their_own_from_one_run(hosts, tmp_pa
     """The slower one has rank 0; both have the same processor."""
     (tmp_path / "slower.py").write_text(NETWORK)
     more = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    words = (*RUN, "network=slower:network", "method=plain", "epochs=2", "probe.budget=20")
+    words = (
+        *with_keys(RUN, "probe.budget=20"),
+        "network=slower:network",
+        "method=plain",
+        "epochs=2",
+    )
     for host in hosts:
         host.start(hosts[0], 1, *words, nodes="2", **more)
     codes = [host.agent.wait(timeout=500) for host in hosts]

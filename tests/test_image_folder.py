@@ -67,6 +67,14 @@ def test_images_come_in_order_of_name_with_their_class(root: Path) -> None:
     assert data.facts.side == 16
 
 
+def test_the_share_of_the_commonest_class_is_counted_held_out(root: Path) -> None:
+    assert open_folder(root).facts.largest_class == 0.5
+    for index in range(7, 11):
+        draw(root / "val" / "dog" / f"{index}.png")
+    facts = open_folder(root).facts
+    assert facts.largest_class == facts.guessing == 6 / 8
+
+
 def test_test_stands_in_for_val(root: Path) -> None:
     (root / "val").rename(root / "test")
     assert open_folder(root).facts.split == "the folder test/"
@@ -117,6 +125,23 @@ def test_a_share_of_each_class_is_held_out_where_there_is_no_val(root: Path) -> 
         data = open_folder(folder, val=0.34)
         assert stored(data)[1].labels.tolist() == [0, 1]
         assert data.facts.split == "0.34 of each class, drawn by their names"
+
+
+def test_test_images_without_labels_are_left_out_in_a_line(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    draw(root / "test" / "1.png", grey=7)
+    said = f"{root / 'test'} is left out: it has no class folders, so its images have no labels"
+    assert open_folder(root).facts.split == "the folder val/"
+    assert caplog.messages == [said]
+    (root / "val").rename(root.parent / "other")
+    with pytest.raises(DataError, match=r"test has no class folders.* with val=0\.1, or put"):
+        open_folder(root)
+    caplog.clear()
+    data = open_folder(root, val=0.34)
+    assert data.facts.split == "0.34 of each class, drawn by their names"
+    assert (data.facts.train_samples, data.facts.val_samples) == (4, 2)
+    assert caplog.messages == [said]
 
 
 def test_the_held_out_images_are_the_same_with_every_seed(root: Path) -> None:

@@ -59,6 +59,16 @@ def test_the_further_the_target_the_more_epochs() -> None:
         assert longer.epochs == epochs
 
 
+def test_what_guessing_gets_right_counts_for_nothing() -> None:
+    run = missed(top1=0.5)
+    data = run.plan.data.model_copy(update={"largest_class": 0.5})
+    uneven = run.model_copy(update={"plan": run.plan.model_copy(update={"data": data})})
+    even, longer = lengthened(run), lengthened(uneven)
+    assert even is not None
+    assert longer is not None
+    assert longer.epochs == 16 > even.epochs
+
+
 @pytest.mark.parametrize("classes", [(), ("all",)])
 def test_data_without_classes_have_no_guessing(classes: tuple[str, ...]) -> None:
     run = missed()

@@ -151,6 +151,25 @@ def test_two_batches_are_taken_where_runs_tell_that_they_learn_as_much(apart, ta
     assert told.endswith("may lose more than goal.accuracy_tolerance") == (taken == "plain")
 
 
+def test_time_decides_where_chance_may_have_set_the_runs_apart():
+    """Two points are more than the tolerance, and less than single runs tell for sure."""
+    profile = profile_of()
+    plain, hybrid = (planned(profile, method) for method in ("plain", "hybrid"))
+    runs = [run_of(plain, 0.5), run_of(hybrid, 0.48)]
+    plan = planned(profile, "auto", runs)
+    assert plan.method == "hybrid"
+    (reason,) = reasons(plan, "method")
+    assert "2.0 points below plain, no further than chance may set them (give or" in reason.why
+    many = [
+        run_of(one, accuracy + off)
+        for one, accuracy in ((plain, 0.5), (hybrid, 0.48))
+        for off in (-0.004, -0.002, 0, 0, 0.002, 0.004)
+    ]
+    plan = planned(profile, "auto", many)
+    assert plan.method == "plain"
+    assert others(plan)["hybrid"].endswith("may lose more than goal.accuracy_tolerance")
+
+
 @pytest.mark.parametrize(("objective", "taken"), [("time", "hybrid"), ("cost", "plain")])
 def test_the_method_has_the_least_of_what_the_goal_asks_for(objective, taken):
     """Two groups of workers are quicker than one worker with `plain`, and cost more."""

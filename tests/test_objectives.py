@@ -16,7 +16,7 @@ import forked
 from batchwright.cli.output import print_plan
 from batchwright.errors import JobError, PlanError
 from batchwright.planning import method_choice
-from batchwright.planning.candidates.learnt import Learnt
+from batchwright.planning.candidates.learnt import Learnt, learnt_of
 from batchwright.planning.planner import make_plan, plan_to_measure
 from batchwright.planning.refusals import MIN_CHANCE, _lower
 from batchwright.planning.validation import idle_keys
@@ -638,6 +638,26 @@ def test_a_target_that_guessing_reaches_is_refused_to_no_training(target, batch,
     assert chosen(plan).trained_epochs == 1
     if batch == "auto":
         assert "as guessing reaches it" in reason(plan, "global batch").why
+
+
+def test_where_one_class_is_larger_guessing_is_right_by_its_share():
+    facts = PROFILE.data.model_copy(update={"largest_class": 0.6})
+    assert (facts.guessing, facts.even_classes) == (0.6, 1 / 0.6)
+    profile = PROFILE.model_copy(update={"data": facts})
+    keys = {"epochs": 2, "global_batch": "auto", "goal": Goal(accuracy=0.6)}
+    plan = make_plan(profile, profile.job.model_copy(update=keys))
+    assert "as guessing reaches it" in reason(plan, "global batch").why
+    learnt = learnt_of([profile], profile.job)
+    assert learnt.model.classes == 1 / 0.6
+    assert learnt_of([PROFILE], PROFILE.job).model.classes == len(facts.classes)
+
+
+@pytest.mark.parametrize(
+    "share", [None, 0.1, 1.0]
+)  # an old profile; even classes; one is judged by
+def test_even_classes_are_guessed_by_their_number(share):
+    facts = PROFILE.data.model_copy(update={"largest_class": share})
+    assert facts.guessing == 1 / len(facts.classes)
 
 
 def test_a_training_too_short_to_tell_anything_of_is_told_how_long_it_has_to_be():

@@ -9,6 +9,7 @@ import pytest
 
 from batchwright.algorithms.simulated_clock import step_times
 from batchwright.errors import BatchwrightError, PlanError
+from batchwright.planning.candidates.table import Table
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.schedule import rate_schedule
 from batchwright.prediction.memory import fit_memory
@@ -30,7 +31,7 @@ from batchwright.records import (
     UpdateTime,
     Virtual,
 )
-from batchwright.records.documents import load_job
+from batchwright.records.documents import change_job, load_job
 from batchwright.workflows.verbs import plan as plan_verb
 from samples import make_cluster, make_data, make_network, reason
 
@@ -468,6 +469,14 @@ def test_a_deadline_that_only_the_cycle_keeps_is_kept():
         planned("cyclic", global_batch=512, goal=Goal(deadline=0.3 * 30 * plain.high))
 
 
+@pytest.mark.parametrize("method", ["dual-batch", "hybrid"])
+@pytest.mark.parametrize("seconds", [6.5, 7.0, 7.5])
+def test_a_deadline_that_evaluation_alone_takes_is_refused(monkeypatch, method, seconds):
+    monkeypatch.setattr(Table, "other_seconds", lambda *_: seconds)
+    with pytest.raises(PlanError, match=r"goal\.deadline"):
+        planned(method, epochs=1, goal=Goal(deadline=7.0))
+
+
 @pytest.mark.parametrize("method", ["cyclic", "dual-batch", "hybrid"])
 def test_of_more_than_a_limit_is_advised_only_what_keeps_it(method):
     """The shortest training is one epoch; the plan's own extra time is not to be left to it."""
@@ -770,9 +779,10 @@ def test_the_words_of_the_equations_plan_the_papers_first_experiment():
     told = re.search(r"`(method=hybrid cycle\.order=fixed [^`]+)`", page)
     assert told
     words = told[1].split()
+    three = {"dual.small_workers": 3, "dual.extra_time": 1.1, "warmup_epochs": 0}
     large, small = (
-        plan_without_profile(load_job(None, [*words, *more]), CIFAR100, make_network())
-        for more in ((), ("dual.small_workers=3", "dual.extra_time=1.1", "warmup_epochs=0"))
+        plan_without_profile(change_job(load_job(None, words), keys), CIFAR100, make_network())
+        for keys in ({}, three)
     )
     rates = [(80, pytest.approx(0.1)), (40, pytest.approx(0.02)), (20, pytest.approx(0.004))]
     for plan in (large, small):

@@ -8,6 +8,7 @@ import pytest
 
 from batchwright.cli.output import print_plan
 from batchwright.errors import BatchwrightError, JobError, PlanError
+from batchwright.planning.measurements import fewer_cores
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.records import (
     CollectiveTime,
@@ -22,6 +23,7 @@ from batchwright.records import (
     Plan,
     ProbeSettings,
     Profile,
+    StepLoading,
     StepTime,
 )
 from batchwright.records.documents import write_record
@@ -465,6 +467,40 @@ def test_the_verb_takes_several_profiles_and_runs_as_records_or_files(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("batch_seconds", "cores"),
+    [
+        (None, 4),  # nothing is loaded beside the steps
+        (0.1, 4 + 2),  # a loader process keeps up with the steps, and has another beside it
+        (1.6, 4 + 32),
+        (1e3, 4 + 64),  # all that there were keep no pace: predicted times need them
+    ],
+)
+def test_engines_are_not_asked_for_all_cores_of_a_machine_with_a_gpu(batch_seconds, cores):
+    profile = make_profile(cluster=make_cluster(device="cuda", workers=1, cores=208, threads=208))
+    steps = tuple(
+        one.model_copy(
+            update={
+                "step_seconds": 0.1,
+                "visits": (),
+                "loading": batch_seconds
+                and StepLoading(
+                    loaders=64,
+                    batch_seconds=batch_seconds,
+                    cpu_seconds=0.0,
+                    alone_seconds=0.1,
+                    input_seconds=0.0,
+                ),
+            }
+        )
+        for one in profile.steps
+    )
+    stage = make_plan(make_profile()).stages[0]
+    found = fewer_cores(profile.model_copy(update={"steps": steps}), [stage], 208)
+    assert found == cores
+    assert fewer_cores(profile, [stage], 4) is None
+
+
+@pytest.mark.parametrize(
     ("facts", "workers", "threads"),
     [
         ({"cores": 8, "threads": 4}, 2, 4),
@@ -479,5 +515,6 @@ def test_the_plan_holds_how_many_threads_workers_were_timed_with(facts, workers,
     assert (plan.workers, plan.threads) == (workers, threads)
     told = f"Each with {threads} compute threads, as it was timed." in reason(plan, "workers").why
     assert told == (threads > 1)
+    assert (plan.cores, plan.worker_cores) == (None, threads)
     before = plan.model_dump(exclude={"threads"})  # of an earlier version
     assert type(plan).model_validate(before).threads is None

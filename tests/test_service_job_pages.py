@@ -62,6 +62,8 @@ def test_a_job_is_read_as_a_job_file_is():
         ("epochs: [", "not YAML in line"),
         ("epoch: 3", "did you mean 'epochs'"),
         ("epochs: many", "epochs"),
+        (f"a: [{'?,' * 9000}]", "more keys and values than any job"),
+        ("a: " + "1:" * 5000 + "1", "A value has more than 8,192 characters"),
         ("a: &x [1]\nb: *x", "Anchors"),
         ("a: *x", "Anchors"),
         ("[" * 100, "deeply nested"),

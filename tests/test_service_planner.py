@@ -95,6 +95,11 @@ def test_empty_fields_change_nothing():
     assert (told.keys, told.texts, told.errors) == ({}, [], {})
 
 
+def test_another_key_is_given_once():
+    told = asked(keys="epochs=3\nseed=1\nepochs = 4")
+    assert told.errors == {"keys": "epochs is given twice: leave one of the two lines out."}
+
+
 def test_other_keys_are_those_of_a_job():
     told = asked(keys="epochs=3\n\n goal.doubling_gain = 0.1 ")
     assert told.texts == [("epochs", "3"), ("goal.doubling_gain", "0.1")]

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -19,18 +19,21 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
+from artifacts import leased
 from batchwright.errors import BatchwrightError
 from batchwright.records import Job
 from batchwright.records.service import AgentIntroduction, RunEnd, RunIntroduction
 from batchwright.service.database.engine import Database, open_engine, shown
 from batchwright.service.database.migrate import HEAD, migrate, revision
 from batchwright.service.database.tables import metadata
-from batchwright.service.problems import Conflict, NotFound
+from batchwright.service.problems import Conflict, NoRoom, NotFound, TooMany
 from batchwright.service.settings import Settings
 from batchwright.service.store import Store
+from batchwright.service.store import jobs as jobs_module
+from batchwright.service.store import profiles as profiles_module
 from batchwright.service.store import runs as runs_module
 from samples import make_plan, make_profile
-from services import step
+from services import Service, step
 
 # ---------------------------------------------------------------------------------- lists of runs
 
@@ -520,6 +523,55 @@ def test_a_run_that_is_introduced_twice_at_once_is_there_once(postgres, monkeypa
     with ThreadPoolExecutor(2) as pool:
         found = [*pool.map(lambda _: store.runs.introduce(run, told, "me"), range(2))]
     assert [one.id for one in found] == [run, run]
+    store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["runs", "jobs", "profiles", "artifact_bytes"])
+def test_of_two_that_add_the_last_one_at_once_one_is_refused(postgres, monkeypatch, what, tmp_path):
+    """Without a lock both have counted before either has added."""
+    settings = Settings(database=postgres(), artifacts=str(tmp_path / "artifacts"))
+    limits = {"runs": 1, "profiles": 1, "artifact_bytes": 10}
+    settings = settings.model_copy(update={"limits": settings.limits.model_copy(update=limits)})
+    service = Service(Store.open(settings), settings, None)
+    store, counted = service.store, threading.Barrier(2)
+
+    def meet(look):
+        def looked(*given, **named):
+            found = look(*given, **named)
+            with suppress(threading.BrokenBarrierError):
+                counted.wait(2)  # the other may wait until this one is done
+            return found
+
+        return looked
+
+    for module in (runs_module, jobs_module, profiles_module):
+        if module.__name__.endswith(what):
+            monkeypatch.setattr(module, "count", meet(module.count))
+    leases = [leased(service, name) for name in "ab"] if what == "artifact_bytes" else [None] * 2
+    limits = {"open_jobs": 1} if what == "jobs" else {}
+    limits = settings.limits.model_copy(update=limits)
+    store.jobs._settings = settings.model_copy(update={"limits": limits})
+    monkeypatch.setattr(store.artifacts, "_room", meet(store.artifacts._room))
+    told = RunIntroduction(name="digits", plan=make_plan())
+    adding = {
+        "runs": lambda _: store.runs.introduce(str(uuid.uuid4()), told, "me"),
+        "jobs": lambda _: store.jobs.submit("a job", Job(), auto=True, owner="me"),
+        "profiles": lambda _: store.profiles.add("mine", make_profile()),
+        "artifact_bytes": lambda lease: store.artifacts.begin(
+            lease.job.id, "best.pt", lease.key, size=10, sha256="0" * 64
+        ),
+    }
+
+    def add(lease):
+        try:
+            adding[what](lease)
+        except (Conflict, NoRoom, TooMany):
+            return "refused"
+        return "added"
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(add, leases)) == ["added", "refused"]
     store.close()
 
 

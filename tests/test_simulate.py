@@ -712,9 +712,21 @@ def test_the_command_prints_a_record_tables_and_a_figure(files):
     assert "2 workers" in repr(kept)
 
 
+def test_a_key_that_is_given_twice_is_refused():
+    twice = ["workers=8", "hours=1", "workers=16"]
+    with pytest.raises(ArgumentError, match=r"^workers=16: workers=8 is given as well; leave one"):
+        bw.simulate(make_plan(), twice)
+
+
 @pytest.mark.slow
 def test_bad_words_end_the_command_with_one_line(files):
-    for words in (["workers=0"], ["mtbf_hours=1e-7"], ["--search", "spares"], ["--explain"]):
+    for words in (
+        ["workers=8", "workers=16"],
+        ["workers=0"],
+        ["mtbf_hours=1e-7"],
+        ["--search", "spares"],
+        ["--explain"],
+    ):
         done = run("plan.json", *words, status=2)
         assert done.stderr.startswith("error: ")
         assert done.stderr.count("\n") == 1

@@ -28,7 +28,7 @@ from batchwright.workflows.prepare_job import data_facts
 from forked import forking
 from forked_tasks import forking_tasks
 from held_network import hold, release
-from samples import make_job, make_network, make_plan, make_summary
+from samples import make_job, make_network, make_plan, make_summary, with_keys
 from slurm import Slurm, cluster, until
 
 ASKED = {
@@ -359,7 +359,7 @@ def test_a_run_is_submitted_and_followed_to_its_end(whole: Slurm, tmp_path):
 
 @pytest.mark.slow
 def test_the_exit_code_is_that_of_the_run(slurm: Slurm, tmp_path):
-    words = ("run", *KEYS, "data=imagefolder:nowhere", "--out", "run")
+    words = ("run", *with_keys(KEYS, "data=imagefolder:nowhere"), "--out", "run")
     _, err = (command := slurm.batchwright(*words, folder=tmp_path)).communicate()
     assert command.returncode == 2, err
     assert re.search(r"^error: .*nowhere", err, re.MULTILINE)
@@ -379,7 +379,8 @@ def test_the_exit_code_is_that_of_the_run(slurm: Slurm, tmp_path):
     ],
 )
 def test_what_slurm_cannot_give_is_refused_in_a_line(slurm: Slurm, tmp_path, asked, said):
-    words = ("run", *KEYS, "nodes=1", "workers=auto", asked, "--out", "run")
+    keys = with_keys(with_keys(KEYS, "nodes=1", "workers=auto"), asked)
+    words = ("run", *keys, "--out", "run")
     _, err = (command := slurm.batchwright(*words, folder=tmp_path)).communicate()
     assert command.returncode == 2, err
     assert re.search(said, err.splitlines()[-1])
@@ -414,8 +415,8 @@ def test_tasks_know_their_engine_where_a_site_exports_nothing(slurm: Slurm, tmp_
 @pytest.mark.slow
 def test_ctrl_c_leaves_the_job_which_is_found_again_and_cancelled(slurm: Slurm, tmp_path):
     """A job of one node, whose only task is a run by itself."""
-    alone = ("nodes=1", "workers=1", "epochs=3000")
-    words = ("run", *KEYS, *alone, *PROBE, NETWORK, "--out", "run")
+    alone = with_keys(KEYS, "nodes=1", "workers=1", "epochs=3000")
+    words = ("run", *alone, *PROBE, NETWORK, "--out", "run")
     hold(tmp_path, "run/metrics.jsonl", 3)
     command = slurm.batchwright(*words, folder=tmp_path)
     number = number_in(tmp_path / "run")

@@ -57,6 +57,7 @@ from batchwright.workload import host
 from forked import Forked
 from gloo import free_port
 from held_network import hold, release
+from samples import with_keys
 from test_hosts import BATCH, EPOCHS, SAMPLES, SCRIPT, lost_or_repeated
 from test_session import make_tiny_plan
 
@@ -591,7 +592,7 @@ def errors(told):
 def test_torchrun_starts_all_verbs_in_a_row(tmp_path, cache, forks):
     done = forked.command(
         *("--standalone", "--nproc-per-node", "2", "--monitor-interval", "0.2"),
-        *("-m", "batchwright", "run", *JOB, "precision=auto", "--out", "a", "--json"),
+        *("-m", "batchwright", "run", *with_keys(JOB, "precision=auto"), "--out", "a", "--json"),
         program=forked.TORCHRUN,
         cwd=tmp_path,
         env=environment(cache),
@@ -662,7 +663,7 @@ def test_every_process_runs_some_cells_of_a_sweep(start, tmp_path):
     def says(rank, size):
         return {**srun(rank, size), **({"BATCHWRIGHT_TRACKERS": "nobody"} if rank else {})}
 
-    words = ("sweep", *JOB, "epochs=1", "--grid", "learning_rate=0.05,0.1", "--seeds", 1)
+    words = ("sweep", *with_keys(JOB, "epochs=1"), "--grid", "learning_rate=0.05,0.1", "--seeds", 1)
     codes, told = start(*words, "--out", "s", says=says).end()
     assert codes == [1, 1], told
     assert "error: 1 of 2 runs done, 1 failed: " in told[0][1]
@@ -688,7 +689,7 @@ def held_sweep(start, tmp_path, *, waits=()):
         more = {"BATCHWRIGHT_TRACKERS": "nobody"} if rank in waits else {}
         return {**srun(rank, size), **more}
 
-    words = ("sweep", *JOB, "epochs=300", SMALL, "checkpoint_seconds=1000")
+    words = ("sweep", *with_keys(JOB, "epochs=300"), SMALL, "checkpoint_seconds=1000")
     grid = ("--grid", "learning_rate=0.05,0.1", "--seeds", 1)
     started = start(*words, *grid, "--out", "s", says=says)
     end = time.monotonic() + 300
@@ -851,7 +852,14 @@ def test_a_sweep_that_torchrun_starts_again_goes_on(tmp_path, cache, forks):
         "verb.take_down = dying\n"
         "entry()\n"
     )
-    words = ("sweep", *JOB, "epochs=1", "--grid", "learning_rate=0.05,0.1", "--seeds", "1")
+    words = (
+        "sweep",
+        *with_keys(JOB, "epochs=1"),
+        "--grid",
+        "learning_rate=0.05,0.1",
+        "--seeds",
+        "1",
+    )
     done = forked.command(
         *("--standalone", "--nproc-per-node", "2", "--max-restarts", "2"),
         *("--monitor-interval", "0.2", "dying.py", *words, "--out", "s"),

@@ -70,7 +70,10 @@ def test_a_bad_grid_is_refused_in_one_line(grid, said):
     [
         (["scaling"], "is no key with values"),
         (["=1"], "is no key with values"),
-        (["scaling=sqrt", "scaling=none"], "--grid scaling is given twice"),
+        (
+            ["scaling=sqrt", "scaling=none"],
+            "--grid scaling=none: scaling=sqrt is given as well; put all its values",
+        ),
     ],
 )
 def test_a_grid_on_the_command_line_names_each_key_once(texts, said):

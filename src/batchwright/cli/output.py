@@ -42,17 +42,13 @@ def files_and_keys(words: list[str]) -> tuple[list[str], list[str]]:
 
 def key_values(words: Sequence[str] | None, option: str = "") -> dict[str, str]:
     """Words such as ``KEY=VALUE``, each key once; ``option`` is what stands before each."""
-    pairs: dict[str, str] = {}
-    for word in words or ():
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise ArgumentError(f"{option}{word}: write KEY=VALUE")
-        if key in pairs:
-            raise ArgumentError(
-                f"{option}{word}: {key}={pairs[key]} is given as well; leave one of the two out"
-            )
-        pairs[key] = value
-    return pairs
+    from batchwright.records.documents import pairs_of
+
+    return pairs_of(
+        words or (),
+        lambda word: ArgumentError(f"{option} {word}: write KEY=VALUE".lstrip()),
+        option=option,
+    )
 
 
 def new_choice(plan: Plan, profile: Profile) -> str:

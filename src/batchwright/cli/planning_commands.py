@@ -318,7 +318,7 @@ def export(
     refuse_existing(out, force)
     folder = Path(plan)
     place = str(folder / "plan.json") if folder.is_dir() else plan
-    pairs = key_values(settings, "--set ")
+    pairs = key_values(settings, "--set")
     target = Target(hosts, "plan.json" if place == "-" else place, run_folder, pairs)
     text = exported(read_record(place, Plan), program, target)
     if out is None or str(out) == "-":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from batchwright.planning.chosen import Chosen
 from batchwright.planning.merging import kind_of
@@ -22,6 +23,10 @@ from batchwright.records import (
 )
 from batchwright.records.text.formatting import milliseconds, percent
 from batchwright.records.text.load_text import disturbances, load_words
+
+_HOST_CORES = 4
+"""Of a worker on a GPU, beside its loader processes: its own thread, that of the backward pass, and
+those that make batches ready ahead. Assumed."""
 
 WORTH_A_REMEDY = 0.1
 """Part of a step that loading must add before the plan says what to try."""
@@ -62,6 +67,25 @@ def threads_of(cluster: Cluster, workers: int) -> int:
     if workers >= cluster.workers or cluster.threads != share:
         return cluster.threads
     return max(1, cluster.cores // workers)
+
+
+def fewer_cores(profile: Profile, stages: Sequence[Stage], threads: int) -> int | None:
+    """Cores that a worker on a GPU needs, where they are fewer than its threads; else `None`.
+
+    One that was probed alone had all cores of its machine, and uses few: some of its own, and twice
+    the loader processes that keep up with its steps, as far as there were so many.
+    """
+    if profile.cluster.device == "cpu":
+        return None
+    needed = _HOST_CORES
+    for stage in stages:
+        size = stage.micro_batch_size
+        point = nearest_loaded(profile.steps, stage.workers, stage.resolution, size)
+        if point is not None and point.loading is not None:
+            told = point.loading
+            busy = ceil(2 * told.batch_seconds / point_seconds(point))
+            needed = max(needed, _HOST_CORES + min(told.loaders, busy))
+    return needed if needed < threads else None
 
 
 def measured_precision(profile: Profile, precision: Precision) -> Reason:

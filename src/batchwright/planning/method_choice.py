@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import hypot, inf
 from pkgutil import resolve_name
 
 from batchwright.errors import JobError, PlanError
@@ -182,8 +182,7 @@ def _planned(
         return PlannedMethod(plan, seconds, usual, 0.0, rule.told)
     own = _by_runs(plan, profile, runs)
     if own is not None:
-        apart = None if usual is None else own.value - usual.value
-        return PlannedMethod(plan, seconds, own, apart, "by the runs given")
+        return PlannedMethod(plan, seconds, own, *_apart_by_runs(plan, plain, profile, runs))
     if rule.apart is None:
         return PlannedMethod(plan, seconds, None, None, rule.told)
     if plain is not None and plan.update != plain.update:
@@ -200,10 +199,38 @@ def _planned(
     return PlannedMethod(plan, seconds, usual, low / 100, told)
 
 
-def _by_runs(plan: Plan, profile: Profile, runs: Sequence[RunSummary]) -> Estimate | None:
-    """Held-out accuracy at the end, by runs with the plan's method."""
+def _apart_by_runs(
+    plan: Plan, plain: Plan | None, profile: Profile, runs: Sequence[RunSummary]
+) -> tuple[float | None, str]:
+    """Accuracy less `plain`'s by runs with the method, as far as it is sure, and what tells it.
+
+    What no more than chance has set apart counts as alike, as with optimizers.
+    """
+    told = "by the runs given"
+    own = _by_runs(plan, profile, runs, of_mean=True)
+    usual = _by_runs(plain, profile, runs, of_mean=True) if plain else None
+    if usual is None and plain is not None:
+        usual = chosen_candidate(plain).accuracy
+    if own is None or usual is None:
+        return None, told
+    apart = own.value - usual.value
+    if apart >= -plan.job.goal.accuracy_tolerance:
+        return apart, told
+    chance = hypot(own.high - own.value, usual.value - usual.low)
+    if -apart > chance:
+        return apart, told
+    return 0.0, (
+        f"{told}, {-100 * apart:.1f} points below plain, no further than chance may set them "
+        f"(give or take {100 * chance:.1f}), so time decides"
+    )
+
+
+def _by_runs(
+    plan: Plan, profile: Profile, runs: Sequence[RunSummary], *, of_mean: bool = False
+) -> Estimate | None:
+    """Held-out accuracy at the end, by runs with the plan's method, as of `ProgressModel`."""
     told = experience_of(profile, plan.job, runs).progress(profile.noise, plan.update)
-    return told.accuracy(plan.stages[-1].global_batch_size, plan.epochs)
+    return told.accuracy(plan.stages[-1].global_batch_size, plan.epochs, of_mean=of_mean)
 
 
 def _seconds(plan: Plan) -> float:

@@ -65,6 +65,7 @@ from batchwright.planning.gradient_scaling import ags_rule, check_parts, unmeasu
 from batchwright.planning.gradient_scaling import reasons as scaling_reasons
 from batchwright.planning.learning_rates import rate_of
 from batchwright.planning.measurements import (
+    fewer_cores,
     graphs,
     loading,
     machine,
@@ -249,6 +250,7 @@ def make_plan(
         held_out=() if virtual else _held_out(kinds),
         kinds=choice.row.cluster.kinds if named else (),
         threads=threads,
+        cores=threads and fewer_cores(merged[0], made.stages, threads),
     )
     told_of = runs or any(profile.trials for profile in given)
     if not job.method_spec.same_steps and told_of:
@@ -464,7 +466,7 @@ def _progress(
     compared: Sequence[Compared],
     learnt: Learnt | None,
 ) -> Progress:
-    job, least, classes = told.job, None, len(profiles[0].data.classes)
+    job, least = told.job, None
     noise = next((p.noise for p in profiles if p.noise and p.noise.noise_scale), None)
     # Cycles and two batch sizes are laid out over the epochs that are stated.
     if job.goal.target is not None and job.method_spec.same_steps:
@@ -478,6 +480,6 @@ def _progress(
         confidence=job.goal.confidence,
         least=least,
         learnt=learnt,
-        guessing=1 / classes if classes > 1 else 0.0,
+        guessing=profiles[0].data.guessing,
         judged=not any(profile.without_accuracy for profile in profiles),
     )

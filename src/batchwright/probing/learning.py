@@ -138,7 +138,7 @@ def _why_none(profile: Profile, question: Question, budget: float) -> str:
     """What speaks against any trial, and what to give instead; empty if nothing does."""
     job = profile.job
     asked, least = job.probe.learning, question.least_budget
-    if question.classes < 2 or profile.without_accuracy:  # no more time would mend that
+    if len(profile.data.classes) < 2 or profile.without_accuracy:  # no more time would mend that
         return NO_ACCURACY
     if not question.arms:
         return "there are no trials, as no candidate within the limits can be trained here"
@@ -230,7 +230,7 @@ def _question(profile: Profile, plan: Plan, slowness: Slowness) -> Question:
         ),
         epochs=job.epochs,
         samples=data.train_samples,
-        classes=len(data.classes),
+        classes=data.even_classes,
         tolerance=job.goal.accuracy_tolerance,
         judging_seconds=0.0,
         rates=job.learning_rate == "auto",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -118,6 +118,38 @@ def texts_of(overrides: Iterable[str]) -> list[str]:
     )
 
 
+def pairs_of(
+    texts: Iterable[str],
+    malformed: Callable[[str], Exception],
+    *,
+    option: str = "",
+    twice: str = "leave one of the two out",
+) -> dict[str, str]:
+    """``key=value`` texts by key, each key once: of two values nobody could tell which counts.
+
+    Args:
+        texts: Words of the command line, or what was given to a function.
+        malformed: The error for a text that is none.
+        option: That stands before each, such as ``--set``.
+        twice: What to do about a key that is there again.
+
+    Raises:
+        Exception: Of the kind of ``malformed``: a text is none, or its key was there before.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not (key and equals):
+            raise malformed(text)
+        if key in found:
+            before = f"{option} {key}".lstrip()
+            raise type(malformed(text))(
+                f"{before}={value}: {key}={found[key]} is given as well; {twice}"
+            )
+        found[key] = value
+    return found
+
+
 def refuse_no_path(given: object, name: str) -> None:
     """Refuse what is neither a path nor left out.
 
@@ -163,13 +195,11 @@ def change_job(
             raise JobError(f"job key {key} is given twice{place}, nested and with a dot: keep one")
         known.add(key)
         _put(merged, key, value, place)
-    given = []
-    for text in texts_of(overrides):
-        key, equals, raw = (part.strip() for part in text.partition("="))
-        if not (equals and key):
-            raise JobError(f"{text!r} is no job key: write key=value, such as epochs=3")
-        given.append((key, raw))
-    for key, raw in given:
+    given = pairs_of(
+        texts_of(overrides),
+        lambda text: JobError(f"{text!r} is no job key: write key=value, such as epochs=3"),
+    )
+    for key, raw in given.items():
         text = _as_argument(key, raw) if _section(key)[0] else raw
         _put(merged, key, None if raw in ("null", "~") else text, "")
     try:
@@ -177,7 +207,7 @@ def change_job(
     except ValidationError as error:
         wrong = key_of(error.errors()[0])
         wrong = next((table for table in _TABLES if wrong.startswith(table)), wrong)
-        in_file = wrong in {k for k, _ in from_file} - {k for k, _ in given}
+        in_file = wrong in {k for k, _ in from_file} - given.keys()
         raise JobError(value_problem(error, place if in_file else "")) from None
 
 

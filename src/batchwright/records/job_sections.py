@@ -470,7 +470,17 @@ class Ray(Keys):
         description="The cluster's address. Unset: that of RAY_ADDRESS, else the cluster that "
         "runs on this machine, else a new one of this machine alone (`local`).",
     )
-    cpus_per_worker: Positive = Field(1.0, description="Cores that each worker reserves.")
+    cpus_per_worker: Literal["auto"] | Positive = Field(
+        "auto",
+        description="Cores that each worker reserves. `auto`: as many as the plan says that it "
+        "needs, or one where there is no plan yet.",
+    )
+
+    @property
+    def cpus(self) -> float:
+        """Cores that each worker reserves, one where nothing says more."""
+        return 1.0 if self.cpus_per_worker == "auto" else self.cpus_per_worker
+
     gpus_per_worker: Index = Field(0, description="GPUs that each worker reserves.")
     min_workers: Index = Field(
         0,

@@ -334,10 +334,20 @@ class PlanFields(Document):
     kinds: tuple[KindCount, ...] = Field((), description="Workers in rank order, by kind.")
     threads: Count | None = Field(
         None,
-        description="Compute threads that each worker had where its steps were timed: engines are "
-        "asked for as many cores. Null where nothing was measured, or kinds differ in them.",
+        description="Compute threads that each worker had where its steps were timed. Null where "
+        "nothing was measured, or kinds differ in them.",
+    )
+    cores: Count | None = Field(
+        None,
+        description="Cores that a worker on a GPU needs, for which engines are asked. Null where "
+        "these are as many as `threads`.",
     )
     reasons: tuple[Reason, ...] = Field((), description="Why, choice by choice.")
+
+    @property
+    def worker_cores(self) -> int | None:
+        """Cores of each worker, as far as they are known."""
+        return self.cores or self.threads
 
     @property
     def method_spec(self) -> MethodSpec:

@@ -43,6 +43,26 @@ class DataFacts(Record):
     side: Count = Field(description="Natural training resolution: image side, in pixels.")
     skipped: Index = Field(0, description="Unreadable images left out.")
     channels: Count = Field(3, description="Of an image; others than 3 in your own data alone.")
+    largest_class: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Share of the held-out images that are of the commonest class: what always "
+        "answering it gets right; null where they were not counted.",
+    )
+
+    @property
+    def even_classes(self) -> float:
+        """As many classes of one size as guessing is right by: fewer where one is larger."""
+        count, largest = len(self.classes), self.largest_class
+        if largest is None or not 1 + 1e-9 < largest * count < count:
+            return count
+        return 1 / largest
+
+    @property
+    def guessing(self) -> float:
+        """Accuracy of always answering the commonest class; 0 where there are no two classes."""
+        return 1 / self.even_classes if len(self.classes) > 1 else 0.0
 
 
 class NetworkFacts(Record):

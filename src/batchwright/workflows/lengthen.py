@@ -59,8 +59,7 @@ def _growth(reached: float, target: float, summary: RunSummary) -> float:
     with u what accuracy is above guessing and :math:`\beta` the slope that tasks have in the mean;
     see `prediction.accuracy.learning`. An accuracy that is no better than guessing takes the most.
     """
-    classes = len(summary.plan.data.classes)
-    chance = 1 / classes if classes > 1 else 0.0
+    chance = summary.plan.data.guessing
     now, then = ((one - chance) / (1 - chance) for one in (reached, target))
     if now <= 0:
         return MAX_GROWTH

@@ -211,11 +211,13 @@ def tell_doubts(job: Job, data: DataFacts) -> None:
             f"warning: val={job.val:g} does nothing: {data.name} has held-out images of its own "
             f"({data.split})"
         )
-    target, guessed = job.goal.target, 1 / max(1, len(data.classes))  # data of one's own have none
-    if target is not None and data.classes and target <= guessed:
+    target, guessed = job.goal.target, data.guessing
+    if target is not None and target <= guessed:
+        even = data.even_classes == len(data.classes)
+        where = f"classes={len(data.classes)}" if even else "the commonest class has that share"
         _to_stderr(
             f"warning: goal.accuracy={target:g} is reached by guessing, which is right in "
-            f"{guessed:.3g} of all cases where classes={len(data.classes)}: give more, or training "
+            f"{guessed:.3g} of all cases where {where}: give more, or training "
             "ends with its first evaluation"
         )
     top = max(_sides(job, data))

@@ -15,7 +15,7 @@ from batchwright.errors import ArgumentError
 from batchwright.planning.simulation.searched import with_searched
 from batchwright.planning.simulation.simulate import simulate as simulate_plan
 from batchwright.records import Plan, Profile, Scenario, Simulation
-from batchwright.records.documents import plain, record_of, texts_of
+from batchwright.records.documents import pairs_of, plain, record_of, texts_of
 from batchwright.records.job import as_written
 from batchwright.records.text.job_keys import unknown_key
 from batchwright.records.text.problems import described, first_problem
@@ -58,11 +58,11 @@ def simulate(
     given: Sequence[Any] = profile if several else [profile]  # type: ignore[assignment]
     profiles = [record_of(one, Profile, "simulate", "profile") for one in given]
     values = {key: plain(value) for key, value in keys.items()}
-    for text in texts_of(overrides):
-        key, equals, raw = (part.strip() for part in text.partition("="))
-        if not (equals and key):
-            raise ArgumentError(f"{text!r} is no key of simulate: write key=value, as hours=24")
-        values[key] = None if raw in ("null", "~") else raw
+    told = pairs_of(
+        texts_of(overrides),
+        lambda text: ArgumentError(f"{text!r} is no key of simulate: write key=value, as hours=24"),
+    )
+    values |= {key: None if raw in ("null", "~") else raw for key, raw in told.items()}
     if not search:
         return simulate_plan(plan, scenario_of(values), profiles)
     if not isinstance(search, Mapping):

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
@@ -408,14 +409,21 @@ def set_training(network: nn.Module) -> None:
             module.train(any(parameter.requires_grad for parameter in module.parameters()))
 
 
-def load_tensors(path: str | Path) -> Any:
+def load_tensors(path: str | Path, *, mapped: bool = False) -> Any:
     """What `torch.save` wrote into a file, on the CPU; runs no code and warns of nothing.
+
+    Args:
+        path: Of the file.
+        mapped: Leave tensors in the file, where the disk lets it be mapped, until they are used.
 
     Raises:
         Exception: Whatever `torch.load` and its unpickler meet in a file of another kind.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if mapped:
+            with suppress(Exception):  # what is wrong shows when it is read whole
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return torch.load(path, map_location="cpu", weights_only=True)
 
 

@@ -274,7 +274,7 @@ def _fitted(
     from batchwright.prediction.accuracy.learning import fit_learning
 
     model = fit_learning(
-        observed, classes=len(data.classes), optimizers=optimizers, usual_rate=usual_rate
+        observed, classes=data.even_classes, optimizers=optimizers, usual_rate=usual_rate
     )
     counts = data.train_samples, data.val_samples
     return Learnt(model, optimizers, *counts, longest, runs, note, steps)

@@ -118,7 +118,7 @@ class Question:
         arms: To choose from.
         epochs: Of the planned training.
         samples: Training images.
-        classes: Of the data.
+        classes: Of the data, as many even ones as guessing is right by.
         tolerance: Accuracy that is given up for time, a share.
         judging_seconds: What judging a trial takes.
         rates: Whether the learning rate is open, too.
@@ -132,7 +132,7 @@ class Question:
     arms: tuple[Arm, ...]
     epochs: int
     samples: int
-    classes: int
+    classes: float
     tolerance: float
     judging_seconds: float
     rates: bool = False

@@ -271,11 +271,11 @@ def served(
         highs = [pace.spread(side, large)[1] for side, large in levels]
         for _ in range(_SHORTENINGS):
             rounds = zip(epochs, groups, highs, strict=True)
-            over = sum(n * one.round_seconds * high for n, one, high in rounds) / allowed
-            if 0 < over <= 1 or extra.value == 1:
+            seconds = sum(n * one.round_seconds * high for n, one, high in rounds)
+            if seconds <= allowed or extra.value == 1:
                 break
             # A round is nearly in proportion to it: its last step is not a whole one.
-            shorter = floor(1e4 * extra.value / over) / 1e4 if over > 0 else 1.0
+            shorter = floor(1e4 * extra.value * max(0.0, allowed) / seconds) / 1e4
             shorter = max(1.0, min(shorter, extra.value - 1e-4))
             extra = by_deadline._replace(value=shorter)
             groups = groups_at(shorter)

@@ -78,7 +78,7 @@ def forecast(plan: Plan, factors: Sequence[float], epochs: Sequence[EpochRecord]
     if not told or told[-1].samples < of_epoch * done:
         return Forecast()
     seen, held_out = told[:1] + told[1:][-1:], told[-1].held_out
-    law = fit_learning(seen, classes=len(plan.data.classes), optimizers=(plan.update,))
+    law = fit_learning(seen, classes=plan.data.even_classes, optimizers=(plan.update,))
 
     def after(epoch: int) -> Estimate:
         training = Candidate(plan.update, batch, of_epoch * epoch)

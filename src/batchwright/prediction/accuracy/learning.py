@@ -15,7 +15,8 @@ well above it steps. Accuracy p on held-out images of C classes, freed of guessi
     u = \frac{p - 1 / C}{1 - 1 / C}
 
 so the share still to be learnt falls as a power of the steps once it is small, as learning curves
-do (Hestness et al. 2017, arXiv 1712.00409), and accuracy begins at guessing; :math:`\tau_0` is of
+do (Hestness et al. 2017, arXiv 1712.00409), and accuracy begins at guessing (where one class is
+larger than the others, 1 / C is its share); :math:`\tau_0` is of
 a training of `REFERENCE_SAMPLES` with `REFERENCE_BATCH`, so that a is what that one reaches. All of
 it is for whole trainings, whose rate has come down by their end: within one, accuracy is lower
 (`falls_short`).
@@ -123,7 +124,7 @@ class Aim(NamedTuple):
 class LearningModel:
     """Accuracy of trainings of one task, with its error."""
 
-    classes: int  # of the data
+    classes: float  # of the data
     observed: tuple[Observed, ...]  # what it rests on
     _names: tuple[str, ...]
     # Level, log slope and log critical batch of each optimizer, one after the other; then of each
@@ -366,7 +367,7 @@ class LearningModel:
 def fit_learning(
     observed: Sequence[Observed],
     *,
-    classes: int,
+    classes: float,
     optimizers: Iterable[str] = (),
     prior: Prior = PRIOR,
     usual_rate: Callable[[int], float] | None = None,
@@ -375,7 +376,7 @@ def fit_learning(
 
     Args:
         observed: Trainings of it; without any, the prior alone speaks.
-        classes: Of the data, at least 2.
+        classes: Of the data, above 1: as many even ones as guessing is right by.
         optimizers: To predict for, beside those observed.
         prior: What is known of tasks.
         usual_rate: Usual rate of a batch, or so many times it, of a network in which too high a
@@ -541,7 +542,7 @@ def _rate_places(names: Sequence[str], optimizer: str) -> tuple[int, int]:
     return first, first + 1
 
 
-def _fails(one: Observed, classes: int) -> bool:
+def _fails(one: Observed, classes: float) -> bool:
     """Whether a training may have learnt nothing because of its rate."""
     guessed = sqrt((1 - 1 / classes) / classes / one.held_out)
     return one.diverged or (one.offset != 0 and one.accuracy < 1 / classes + 2 * guessed)
@@ -562,7 +563,9 @@ def _shorter(samples: float, longest: float) -> float:
     return SHORTER_ERROR * log(longest / samples) if samples < longest else 0.0
 
 
-def _target(one: Observed, classes: int, seed: float, longest: float = 0.0) -> tuple[float, float]:
+def _target(
+    one: Observed, classes: float, seed: float, longest: float = 0.0
+) -> tuple[float, float]:
     """Logit u of what was observed, were it whole, and its standard error beside the longest."""
     unit = above_guessing(one.accuracy, classes, 1 - 0.5 / one.held_out)
     error = _noise(unit, one.held_out, classes, seed)
@@ -570,7 +573,7 @@ def _target(one: Observed, classes: int, seed: float, longest: float = 0.0) -> t
     return log(unit / (1 - unit)) + one.short.mean, error
 
 
-def _noise(unit: float, held_out: int, classes: int, seed: float) -> float:
+def _noise(unit: float, held_out: int, classes: float, seed: float) -> float:
     """Standard error of logit u: of counting right answers, and from seed to seed."""
     unit = min(1 - 0.5 / held_out, max(MIN_LEARNT, unit))
     share = with_guessing(unit, classes)

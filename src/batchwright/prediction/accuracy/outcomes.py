@@ -78,10 +78,8 @@ def read_run(run: RunSummary, target: float | None) -> Run:
 
 def _accuracies(run: RunSummary) -> list[tuple[float, float]]:
     """Epochs done and held-out accuracy then, from chance level on; of no classes that is none."""
-    classes = run.plan.data.classes
-    chance = 1 / len(classes) if classes else 0.0
     measured = [(epoch.epoch + 1.0, epoch.top1) for epoch in run.epochs if epoch.top1 is not None]
-    return [(0.0, chance), *measured]
+    return [(0.0, run.plan.data.guessing), *measured]
 
 
 def _first_crossing(curve: Sequence[tuple[float, float]], target: float) -> float | None:

@@ -176,13 +176,14 @@ class ProgressModel:
         error = Z_975 * self._law.ratio_error(batch, other)
         return interval_in_ratio(self._law.at(batch) / self._law.at(other), error)
 
-    def accuracy(self, batch: int, epochs: float) -> Estimate | None:
+    def accuracy(self, batch: int, epochs: float, *, of_mean: bool = False) -> Estimate | None:
         """Held-out accuracy after ``epochs`` epochs with ``batch``, a share.
 
         The mean over the runs with the nearest batch, read off where they had made the same
         progress; `None` without a run. Past their end it is the last, and the interval reaches up
         to where an error that falls with the square of the epochs would come. The interval is for
-        what one more run will count.
+        what one more run will count; with ``of_mean`` it is what chance makes of their mean, by
+        which recipes are compared.
         """
         found = self._read_from(batch, epochs)
         if found is None:
@@ -200,11 +201,14 @@ class ProgressModel:
         error, quantile = between_runs(values, counting)
         # Epochs are counted on few images as well: that part of their scatter is in `error`.
         beyond = sqrt(max(0.0, scatter**2 - counting**2))
-        off = quantile * hypot(beyond, error * sqrt(1 + 1 / len(values)))
+        count = len(values)
+        off = quantile * hypot(beyond, error * sqrt(1 + 1 / count))
+        if of_mean:
+            off, ends = quantile * hypot(beyond, error) / sqrt(count), []
         return Estimate(
             value=value,
-            low=max(0.0, min(value, *ends) - off),
-            high=min(1.0, max(value, *ends) + off),
+            low=max(0.0, min((value, *ends)) - off),
+            high=min(1.0, max((value, *ends)) + off),
         )
 
     def accuracy_until(self, batch: int, epochs: float) -> float | None:

@@ -18,12 +18,12 @@ MIN_LEARNT = 0.01
 """Less than this above guessing, as a share of what is above it, is not told from nothing."""
 
 
-def above_guessing(accuracy: float, classes: int, most: float) -> float:
+def above_guessing(accuracy: float, classes: float, most: float) -> float:
     """Accuracy u freed of guessing, a share, held between `MIN_LEARNT` and ``most``."""
     return min(most, max(MIN_LEARNT, (accuracy - 1 / classes) / (1 - 1 / classes)))
 
 
-def with_guessing(unit: float, classes: int) -> float:
+def with_guessing(unit: float, classes: float) -> float:
     """The accuracy, a share, whose part above guessing is u."""
     return 1 / classes + (1 - 1 / classes) * unit
 

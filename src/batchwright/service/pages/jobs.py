@@ -49,6 +49,10 @@ MAX_ROWS = 50
 
 LONGEST_JOB = 64 * 1024
 """Characters of a job."""
+LONGEST_VALUE = 8 * 1024
+"""Characters of a value: reading a number takes the square of its digits."""
+MOST_PARTS = 4000
+"""Keys, values and brackets of a job; the parser is Python, and took 9 s for 64 KiB of `?,`."""
 DEEPEST_JOB = 8
 """Levels of lists and maps; a job has four."""
 
@@ -304,8 +308,13 @@ def keys_of_text(text: str) -> dict[str, Any]:
 
 
 def _check_shape(text: str) -> None:
+    """Refuse what no job needs and a parser takes long for; it is parsed no further than that."""
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+        if number > MOST_PARTS:
+            raise JobTextError("This has more keys and values than any job.")
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST_VALUE:
+            raise JobTextError(f"A value has more than {LONGEST_VALUE:,} characters.")
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise JobTextError("Anchors (& and *) are not taken: write the values out.")
         if isinstance(event, yaml.CollectionStartEvent):

@@ -84,7 +84,8 @@ def _lines(words: str) -> list[tuple[str, str]]:
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     if len(lines) > MAX_KEYS:
         raise ValueError(f"Give at most {MAX_KEYS} keys.")
-    found, known = [], job_keys(Job)
+    known = job_keys(Job)
+    found: list[tuple[str, str]] = []
     for line in lines:
         key, equals, value = line.partition("=")
         if not equals or not key.strip():
@@ -92,6 +93,8 @@ def _lines(words: str) -> list[tuple[str, str]]:
         if key.strip() not in known:
             hint = meaning(key.strip()[:60], known) or "`docs/job.md` has them all."
             raise ValueError(f"There is no job key {key.strip()[:60]!r}: {hint}")
+        if any(key.strip() == before for before, _ in found):
+            raise ValueError(f"{key.strip()} is given twice: leave one of the two lines out.")
         found.append((key.strip(), value.strip()))
     return found
 

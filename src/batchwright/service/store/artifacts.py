@@ -37,7 +37,7 @@ from batchwright.service.database.tables import artifacts, jobs
 from batchwright.service.problems import Conflict, NoRoom, NotFound, ServiceProblem
 from batchwright.service.store.artifact_place import ArtifactPlace
 from batchwright.service.store.job_rows import job_row
-from batchwright.service.store.part import Part
+from batchwright.service.store.part import Part, alone_adding
 
 log = logging.getLogger("batchwright.service")
 
@@ -142,6 +142,7 @@ class Artifacts(Part):
         with self._database.writing() as connection:
             _refuse_old_lease(connection, job, key, lock=True)
             connection.execute(update(artifacts).where(same, _IS_COMING).values(state=GONE))
+            alone_adding(connection, artifacts)
             room, why = self._room(connection, job, not_(same))
             if size > room:
                 raise NoRoom(

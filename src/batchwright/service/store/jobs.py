@@ -61,7 +61,7 @@ from batchwright.service.store.job_rows import (
     standing_of,
     word_of,
 )
-from batchwright.service.store.part import Clock, Part, count, opened, share_of
+from batchwright.service.store.part import Clock, Part, alone_adding, count, opened, share_of
 
 log = logging.getLogger("batchwright.service")
 
@@ -139,6 +139,7 @@ class Jobs(Part):
             )
         most = self._settings.limits.open_jobs
         with self._database.writing() as connection:
+            alone_adding(connection, jobs)
             if count(connection, jobs, LIVE) >= most:
                 raise TooMany(
                     f"{most} jobs have not ended: wait for some of them, or cancel some", 60.0

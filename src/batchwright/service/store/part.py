@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+from zlib import crc32
 
 from sqlalchemy import (
     Column,
@@ -29,6 +30,9 @@ Clock = Callable[[], float]
 
 FEW = 100
 """Rows that are few, of however small a table."""
+
+_TOTALS = 0x62617464
+"""First half of the names of PostgreSQL's advisory locks that are taken here."""
 
 Document = TypeVar("Document", bound=Record)
 
@@ -73,6 +77,15 @@ def opened(model: type[Document], text: str | None) -> Document | None:
 def share_of(connection: Connection, table: Table) -> int:
     """How many rows of a table one look may delete for being old."""
     return max(FEW, count(connection, table) // 10)
+
+
+def alone_adding(connection: Connection, table: Table) -> None:
+    """Nobody else gets further than here until this transaction ends: a total that is counted next
+    still holds when a row is added. SQLite has one writer at a time already.
+    """
+    if connection.dialect.name == "postgresql":
+        lock = func.pg_advisory_xact_lock(_TOTALS, crc32(table.name.encode()) >> 1)
+        connection.execute(select(lock))
 
 
 def count(connection: Connection, table: Table, *which: ColumnElement[bool]) -> int:

@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, select
 from batchwright.records import Profile
 from batchwright.service.database.tables import profiles
 from batchwright.service.problems import Conflict
-from batchwright.service.store.part import Part, count, missing, share_of
+from batchwright.service.store.part import Part, alone_adding, count, missing, share_of
 
 
 class ProfileInfo(NamedTuple):
@@ -41,6 +41,7 @@ class Profiles(Part):
         identifier, most = str(uuid.uuid4()), self._settings.limits.profiles
         info = ProfileInfo(identifier, name, self._clock(), owner)
         with self._database.writing() as connection:
+            alone_adding(connection, profiles)
             if count(connection, profiles) >= most:
                 raise Conflict(f"this service keeps {most} profiles at most: delete some first")
             body = profile.model_dump_json()

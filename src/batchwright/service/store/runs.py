@@ -32,7 +32,7 @@ from batchwright.records.service import (
 from batchwright.service.database.tables import DELETED, EXPIRED, GONE, THERE, advice, records, runs
 from batchwright.service.problems import Conflict, Refused, Unavailable
 from batchwright.service.settings import DAY
-from batchwright.service.store.part import Part, count, missing, opened, share_of
+from batchwright.service.store.part import Part, alone_adding, count, missing, opened, share_of
 
 REMOVED_AT_ONCE = 5000
 """Records in one transaction when a run is removed, so that others can write in between."""
@@ -108,8 +108,10 @@ class Runs(Part):
             found = _row(connection, identifier, lock=True)
             if found is None:
                 most = self._settings.limits.runs
+                alone_adding(connection, runs)
                 # The second count looks at each row, which takes long.
-                if count(connection, runs) >= most and count(connection, runs, THERE) >= most:
+                full = count(connection, runs) >= most and count(connection, runs, THERE) >= most
+                if full and _row(connection, identifier) is None:  # nor has it come meanwhile
                     raise Conflict(f"this service keeps {most} runs at most: delete some first")
                 add = sqlite.insert if self._database.is_sqlite else postgresql.insert
                 new = add(runs).values(

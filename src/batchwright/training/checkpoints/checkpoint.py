@@ -85,14 +85,14 @@ def about_network(plan: Plan, description: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint as it was saved; tensors on the CPU.
+def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """Read a checkpoint as it was saved; tensors on the CPU, or ``mapped`` and not read yet.
 
     Raises:
         FileError: There is none, it is damaged, or it is something else.
     """
     try:
-        content = load_tensors(path)
+        content = load_tensors(path, mapped=mapped)
     except FileNotFoundError:
         raise FileError(f"there is no checkpoint {path} to resume from") from None
     except OSError as error:

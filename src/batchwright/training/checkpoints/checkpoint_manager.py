@@ -350,7 +350,8 @@ class CheckpointManager:
         score = known
         if self._folder is not None and self._group.rank == 0 and known > -math.inf:
             try:
-                content = load_checkpoint(self._folder / "checkpoints" / "best.pt")
+                path = self._folder / "checkpoints" / "best.pt"
+                content = load_checkpoint(path, mapped=True)  # the score alone is wanted
                 score = min(known, content["state"]["best_score"])
             except FileError:
                 score = -math.inf

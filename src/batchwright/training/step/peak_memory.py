@@ -41,7 +41,8 @@ class PeakMemory:
         self._lasting = lasting if device.type == "cpu" else None
         self._row: Stage | None = None
         self._steps = 0
-        self._graphs, self._highest = graphs, 0
+        self._graphs = graphs
+        self._highest: dict[int | None, int] = {}  # by resolution, while passes are recorded
 
     @contextmanager
     def of_epoch(self) -> Iterator[None]:
@@ -51,10 +52,13 @@ class PeakMemory:
         yield
         if self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._device)
-            # A replayed pass allocates nothing: it has the memory in which it was recorded.
-            recorded = self._graphs is not None and self._graphs.holds
-            self._highest = max(peak, self._highest) if recorded else peak
-            self._found(self._highest)
+            # A replayed pass allocates nothing: it has the memory in which it was recorded, maybe
+            # at the same resolution many epochs ago. That of another one is not this epoch's.
+            if self._graphs is None or not self._graphs.holds:
+                self._highest.clear()
+            side = None if self._row is None else self._row.resolution
+            self._highest[side] = max(peak, self._highest.get(side, 0))
+            self._found(self._highest[side])
 
     @contextmanager
     def of_step(self, row: Stage) -> Iterator[None]:

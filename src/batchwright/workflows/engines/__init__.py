@@ -77,16 +77,20 @@ def resumed_by_engine(
 def with_workers(job: Job, plan: Plan) -> Job:
     """The job with the plan's number of workers, for an engine to start as many.
 
-    Slurm is asked for as many cores as they had where they were timed, unless the job says.
+    Slurm and Ray are asked for the cores that the plan says they need, unless the job says.
 
     Raises:
         JobError: Its nodes or GPUs cannot have them.
     """
     job = job.model_copy(update={"workers": plan.workers})
     lines = job.slurm.lines
-    if plan.threads and not any(line.startswith("--cpus-per-") for line in lines):
-        lines = (*lines, f"--cpus-per-task={plan.threads}")
+    cores = plan.worker_cores
+    if cores and not any(line.startswith("--cpus-per-") for line in lines):
+        lines = (*lines, f"--cpus-per-task={cores}")
         job = job.model_copy(update={"slurm": job.slurm.model_copy(update={"lines": lines})})
+    if cores and job.ray.cpus_per_worker == "auto":
+        ray = job.ray.model_copy(update={"cpus_per_worker": float(cores)})
+        job = job.model_copy(update={"ray": ray})
     check_job(job)
     return job
 

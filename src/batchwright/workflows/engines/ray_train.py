@@ -110,7 +110,7 @@ def _workers(nodes: Sequence[Mapping[str, Any]], job: Job) -> int:
     wanted = max(room, 1) if job.workers == "auto" else job.workers
     if (min(job.ray.min_workers, wanted) or wanted) > room:
         raise JobError(
-            f"workers={wanted} with ray.cpus_per_worker={job.ray.cpus_per_worker:g} and "
+            f"workers={wanted} with ray.cpus_per_worker={job.ray.cpus:g} and "
             f"ray.gpus_per_worker={job.ray.gpus_per_worker}: the Ray cluster has room for {room}; "
             "give fewer workers, or less to each, or start more machines first"
         )
@@ -119,7 +119,7 @@ def _workers(nodes: Sequence[Mapping[str, Any]], job: Job) -> int:
 
 def _each(job: Job) -> list[tuple[str, float]]:
     """What a worker needs of each kind, as Ray names them."""
-    asked = (("CPU", job.ray.cpus_per_worker), ("GPU", job.ray.gpus_per_worker))
+    asked = (("CPU", job.ray.cpus), ("GPU", job.ray.gpus_per_worker))
     return [(name, count) for name, count in asked if count]
 
 

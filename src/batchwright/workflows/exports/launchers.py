@@ -17,7 +17,7 @@ import yaml
 from batchwright.errors import ArgumentError, PlanError
 from batchwright.records import Plan
 from batchwright.records.documents import change_job
-from batchwright.records.job_sections import SLURM_TIME, SLURM_TIME_HINT, Ray
+from batchwright.records.job_sections import SLURM_TIME, SLURM_TIME_HINT
 from batchwright.workflows.engines.slurm_script import body, notice
 from batchwright.workflows.exports.target import Target, headline
 
@@ -65,7 +65,7 @@ def sbatch(plan: Plan, target: Target) -> str:
     tasks = 1 if target.hosts == 1 else plan.workers // target.hosts
     devices = _devices(plan, target, "gpus-per-node", "cpus-per-task")
     # On GPUs, too, a worker has its cores: else all that share a task would have one together.
-    cores = devices.pop("cpus-per-task", plan.workers // target.hosts * (plan.threads or 1))
+    cores = devices.pop("cpus-per-task", plan.workers // target.hosts * (plan.worker_cores or 1))
     devices["cpus-per-task"] = max(1, cores // tasks)
     options: dict[str, object] = {
         "job-name": _name(plan),
@@ -172,8 +172,8 @@ def ray(plan: Plan, target: Target) -> str:
         raise ArgumentError("ray places the workers on its machines by itself: leave --hosts out")
     asked = {"cpus": "ray.cpus_per_worker", "min_workers": "ray.min_workers"}
     given = {key: target.settings[name] for name, key in asked.items() if name in target.settings}
-    if plan.threads and plan.job.ray.cpus_per_worker == Ray().cpus_per_worker:
-        given = {asked["cpus"]: str(plan.threads)} | given
+    if plan.worker_cores and plan.job.ray.cpus_per_worker == "auto":
+        given = {asked["cpus"]: str(plan.worker_cores)} | given
     keys = [
         "launch=ray",
         f"ray.gpus_per_worker={int(plan.job.device == 'cuda')}",
@@ -386,7 +386,7 @@ def _devices(plan: Plan, target: Target, gpus: str, cores: str) -> dict[str, int
     if plan.job.device == "cuda":
         return {gpus: count}
     server = plan.method_spec.served and target.hosts == 1
-    return {cores: count * (plan.threads or 1) + server}
+    return {cores: count * (plan.worker_cores or 1) + server}
 
 
 def _look_at_settings(target: Target) -> None:

@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records import Job, SweptKey
-from batchwright.records.documents import change_job, plain
+from batchwright.records.documents import change_job, pairs_of, plain
 from batchwright.records.text.formatting import job_value
 from batchwright.records.text.job_keys import job_keys, unknown_key
 from batchwright.records.text.problems import described
@@ -65,15 +65,12 @@ def words_of_grid(texts: Iterable[str]) -> dict[str, str]:
     Raises:
         JobError: One is no such text, or a key is there twice.
     """
-    found: dict[str, str] = {}
-    for text in texts:
-        key, equals, values = (part.strip() for part in text.partition("="))
-        if not (key and equals):
-            raise JobError(f"--grid {text!r} is no key with values: write {_EXAMPLE}")
-        if key in found:
-            raise JobError(f"--grid {key} is given twice: put all its values behind one")
-        found[key] = values
-    return found
+    return pairs_of(
+        texts,
+        lambda text: JobError(f"--grid {text!r} is no key with values: write {_EXAMPLE}"),
+        option="--grid",
+        twice="put all its values behind one",
+    )
 
 
 def read_grid(job: Job, grid: Grid) -> tuple[SweptKey, ...]:

@@ -14,6 +14,7 @@ from batchwright.records.registries.data_sources import DRAWN
 from batchwright.workload.data.decoding import SUFFIXES
 from batchwright.workload.data.image_files import FolderFiles
 from batchwright.workload.data.listing import (
+    TEST_NAMES,
     ImageFile,
     Listing,
     hold_out,
@@ -60,8 +61,17 @@ def _listed(path: Path, job: Job) -> Listing:
             f"{path}: {start}/ and {held_out}/ are the same folder, so images that are trained on "
             f"would be held out: put others into {held_out}/, or remove it and give val=0.1"
         )
+    unlabelled = folder.unlabelled() if start else ""
+    if unlabelled == held_out and job.val is not None:
+        held_out = ""
     classes = folder.class_names(start)
     images = folder.images(start, classes)
+    if unlabelled and unlabelled == held_out:
+        raise DataError(
+            f"{folder.root / unlabelled} has no class folders, so its images have no labels to "
+            "evaluate by: leave it out and hold out a share of the others with val=0.1, or put the "
+            "images of each class in a folder named for it"
+        )
     if held_out:
         here, there = set(classes), set(folder.class_names(held_out))
         only = [
@@ -82,7 +92,9 @@ def _listed(path: Path, job: Job) -> Listing:
         parts = hold_out(images, classes, job.val)
         split = f"{job.val:g} {DRAWN}"
     read = FolderFiles(folder.root)
-    return Listing(folder.root, classes, parts, split, read, outside=folder.outside)
+    return Listing(
+        folder.root, classes, parts, split, read, outside=folder.outside, unlabelled=unlabelled
+    )
 
 
 class _Folder:
@@ -117,15 +129,7 @@ class _Folder:
 
     def class_names(self, part: str) -> tuple[str, ...]:
         """Names of the folders in ``part``, in alphabetical order."""
-        folder = self.root / part
-        names = sorted(
-            entry.name
-            for entry in os.scandir(folder)
-            if not entry.name.startswith(".")
-            and entry.name != "__MACOSX"  # macOS adds it to archives
-            and entry.is_dir()
-            and (not entry.is_symlink() or self._is_inside(Path(entry.path)))
-        )
+        folder, names = self.root / part, self._folders(part)
         if len(names) < 2:
             hint = self._deeper(folder, names)
             raise DataError(
@@ -136,6 +140,23 @@ class _Folder:
             if not name.isprintable():
                 raise DataError(f"{folder}: the class folder {name!r} needs a printable UTF-8 name")
         return tuple(names)
+
+    def unlabelled(self) -> str:
+        """The folder of test images that has no class folders, as competitions give it, or none."""
+        names = {entry.name.lower(): entry.name for entry in os.scandir(self.root)}
+        tests = [names[name] for name in TEST_NAMES if name in names]
+        folders = (one for one in tests if (self.root / one).is_dir())
+        return next((one for one in folders if not self._folders(one)), "")
+
+    def _folders(self, part: str) -> list[str]:
+        return sorted(
+            entry.name
+            for entry in os.scandir(self.root / part)
+            if not entry.name.startswith(".")
+            and entry.name != "__MACOSX"  # macOS adds it to archives
+            and entry.is_dir()
+            and (not entry.is_symlink() or self._is_inside(Path(entry.path)))
+        )
 
     def _deeper(self, folder: Path, names: list[str]) -> str:
         """A hint where an archive has unpacked into a folder of its own, as many do."""

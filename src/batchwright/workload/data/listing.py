@@ -76,6 +76,7 @@ class Listing:
             `UnreadableImageError`.
         kind: What the data are called where their place has no name.
         outside: Links that lead out of the folder, left out.
+        unlabelled: Folder of test images without labels, left out; empty: there is none.
     """
 
     root: Path
@@ -85,6 +86,7 @@ class Listing:
     read: Callable[[str], bytes]
     kind: str = "imagefolder"
     outside: int = 0
+    unlabelled: str = ""
 
     @property
     def all_files(self) -> list[ImageFile]:
@@ -352,6 +354,11 @@ def _go_through(
     skipped = 0
     if listing.outside:
         _logger.warning("%d link(s) out of %s were not followed", listing.outside, listing.root)
+    if listing.unlabelled:
+        _logger.warning(
+            "%s is left out: it has no class folders, so its images have no labels",
+            listing.root / listing.unlabelled,
+        )
 
     def attempt(task: tuple[Part, int, ImageFile]) -> _Read | UnreadableImageError:
         try:
@@ -396,7 +403,14 @@ def _go_through(
         classes=listing.classes,
         side=natural_side(listing),
         skipped=skipped,
+        largest_class=largest_share(writer.labels("val")),
     )
+
+
+def largest_share(labels: Any) -> float | None:
+    """Share of the commonest of these labels, those below 0 left out; `None`: there are none."""
+    counts = np.bincount(labels[labels >= 0])
+    return float(counts.max() / counts.sum()) if counts.size else None
 
 
 def _in_order(

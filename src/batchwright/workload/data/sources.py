@@ -37,6 +37,7 @@ from batchwright.workload.data.listing import (
     Listing,
     decode_all,
     index_all,
+    largest_share,
     natural_side,
     stored_bytes,
 )
@@ -176,6 +177,7 @@ def _facts_of_arrays(data: _ArrayData) -> DataFacts:
         split=data.split,
         classes=data.classes,
         side=data.parts["train"][0].shape[1],
+        largest_class=largest_share(data.parts["val"][1]),
     )
 
 
