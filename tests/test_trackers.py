@@ -180,7 +180,7 @@ def test_a_full_disk_doubles_nothing_and_leaves_nothing(run, kept, monkeypatch):
     assert State(run).lines == {"kept:there": 4}
 
 
-def full(*_):
+def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -298,6 +298,17 @@ def test_trackers_may_stand_in_the_environment_and_folders_become_whole(monkeypa
     assert wanted_trackers(["tensorboard:~/tb"]) == (f"tensorboard:{tmp_path}/home/tb",)
 
 
+def test_a_process_that_has_one_place_of_a_tracker_is_not_given_two(monkeypatch):
+    for name in ("mlflow", "wandb"):
+        one = TrackerSpec(name, "x:y", "json", "it", single=TRACKERS[name].single)
+        monkeypatch.setitem(TRACKERS._found, name, one)
+    assert wanted_trackers(["mlflow:a", "mlflow:b", "wandb:a", "wandb:a"]) == (
+        *("mlflow:a", "mlflow:b", "wandb:a"),
+    )
+    with pytest.raises(ArgumentError, match="send RUN --tracker wandb:b` hands it on to another"):
+        wanted_trackers(["wandb:a", "wandb:b"])
+
+
 # ------------------------------------------------------------------------------- the real trackers
 
 
@@ -349,13 +360,23 @@ def test_tensorboard_shows_each_value_once_and_predictions_beside_them(run, tmp_
     send_to_trackers(run, [f"tensorboard:{tmp_path / 'tb'}"], "finished")
     assert [step for step, _ in shown(tmp_path / "tb" / "run")["train/loss"]] == [2, 8, 11, 12]
 
+    # Nor of anything, as where the disk was full at once.
+    state.note(f"tensorboard:{tmp_path / 'tb'}", 0)
+    send_to_trackers(run, [f"tensorboard:{tmp_path / 'tb'}"], "finished")
+    assert [step for step, _ in shown(tmp_path / "tb" / "run")["train/loss"]] == [2, 8, 11, 12]
+    assert shown(tmp_path / "tb" / "run" / "predicted")["time/epoch_s"] == [(8, 2.5)]
+
 
 @needs("mlflow")
 @pytest.mark.slow
-def test_mlflow_has_each_value_once_and_what_was_planned(run, tmp_path):
+def test_mlflow_has_each_value_once_and_what_was_planned(run, tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     address = f"sqlite:///{tmp_path}/runs.db"
+    with monkeypatch.context() as patch:  # the server goes as soon as it has the run
+        patch.setattr(MlflowClient, "log_batch", full)
+        with pytest.raises(BatchwrightError, match="No space left"):
+            send_to_trackers(run, [f"mlflow:{address}"], "")
     sent_twice(run, f"mlflow:{address}")
     State(run).note(f"mlflow:{address}", 3)  # as if it was killed before it noted more
     send_to_trackers(run, [f"mlflow:{address}"], "finished")

@@ -196,6 +196,8 @@ class Following:
 
     def _open(self) -> None:
         folder, spec = self._folder, self._wanted.spec
+        # Who the run is lasts beyond an attempt that ends before its first note.
+        self._state.note(self.word, self._state.lines.get(self.word, 0))
         plan = folder / "plan.json"  # a loop of somebody's own may leave none there
         facts = plan_facts(read_record(plan, Plan)) if plan.exists() else {}
         run = Tracked(folder, self._state.name, self._state.run, facts, self._points.last)
