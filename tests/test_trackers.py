@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -125,6 +125,24 @@ def test_what_goes_on_later_doubles_nothing(run, kept):
     assert (place, after, later, name) == ("there", -1, 11, same)
     assert Kept.ends == ["finished"]
     assert State(run).lines == {"kept:there": 6}
+
+
+def test_what_a_tracker_may_lose_with_its_process_is_handed_on_again(run, kept, monkeypatch):
+    monkeypatch.setattr(Kept, "lasts_after", 1000.0, raising=False)
+    killed = Following(run, kept, State(run))
+    killed.turn()
+    killed.turn()  # it is handed on once by a process that lives
+    assert (places(), killed.left) == (LOSSES, 0)
+    assert State(run).lines == {"kept:there": 0}
+    Kept.values = []
+    again = Following(run, kept, State(run))
+    again.turn()
+    assert places() == LOSSES
+    again._given = deque([(0.0, 2), (float("inf"), 4)])
+    again.turn()
+    assert State(run).lines == {"kept:there": 2}
+    again.close("finished")
+    assert State(run).lines == {"kept:there": 4}
 
 
 def test_the_run_of_a_loop_of_ones_own_may_have_no_plan(run, kept):

@@ -10,6 +10,9 @@ from batchwright.client.trackers.following import Tracked
 
 
 class _WandB:
+    lasts_after = 30.0
+    """Their own process writes and sends some seconds later, and ends with this one."""
+
     def __init__(self, project: str, run: Tracked) -> None:
         self._last = run.after
         self._run = wandb.init(
@@ -28,7 +31,7 @@ class _WandB:
         self._run.log(dict(values), step=self._last)
 
     def flush(self) -> None:
-        """Their own process writes what it has been given, also when this one is killed."""
+        """Nothing of theirs does it; see `lasts_after`."""
 
     def close(self, outcome: str) -> None:
         self._run.finish(exit_code=int(outcome == "failed"))
