@@ -551,6 +551,9 @@ def test_bad_words_are_refused() -> None:
         ("torchrun", {"image": "x"}, "it takes none"),
         ("skypilot", {"bucket": "s3://x"}, "skypilot needs --set package=...: what pip installs"),
         ("skypilot", {"bucket": "s3://x", "package": "./b.whl"}, "accelerator"),
+        ("kubernetes", {"image": "my image", "claim": "c"}, "image=my image: an image's name has"),
+        ("skypilot", SKY | {"volume": "runs:/runs"}, "volume=runs:/runs: give a volume's name"),
+        ("dstack", {"package": "b", "volume": "runs:/runs"}, "volume=runs:/runs: give a volume's"),
         ("skypilot", SKY | {"bucket": "runs"}, "bucket=runs: give a whole bucket with where it is"),
         ("skypilot", SKY | {"bucket": "s3://a/b"}, "SkyPilot mounts no folder of one"),
         ("ray", {"gpus": "8"}, "it takes cpus, min_workers"),
@@ -579,6 +582,9 @@ def test_bad_words_are_refused() -> None:
     for name in LAUNCHERS:
         with pytest.raises(PlanError, match="launch=virtual, whose workers and times are simul"):
             exported(simulated, name)
+    for name in EXPORTS:
+        with pytest.raises(ArgumentError, match="--run-folder is empty: name the run folder"):
+            export(make_plan(), name, Target(run="", settings=SETTINGS.get(name, {})))
     with pytest.raises(PlanError, match="--hosts that divides 2"):
         exported(make_plan(), "torchrun", 3)
     for path in ("/home/plan.json", "../plan.json"):

@@ -38,6 +38,8 @@ _WRITTEN = {
     "time": (SLURM_TIME, SLURM_TIME_HINT),
     "cpus-per-task": (r"0*[1-9]\d*", "give a whole number of cores, 1 or more"),
     "namespace": (_LABEL, _LABEL_HINT),
+    "image": (r"\S+", "an image's name has no blanks"),
+    "volume": (r"[^:]+", "give a volume's name; it is mounted at /runs"),
     "bucket": (
         r"(s3|gs|r2)://[^/]+/?|(?!s3:|gs:|r2:)[a-z\d]+://.+",
         "give a whole bucket with where it is, such as s3://runs; SkyPilot mounts no folder of one",
@@ -242,6 +244,7 @@ def _kept_by_skypilot(target: Target) -> dict[str, object]:
 
 def dstack(plan: Plan, target: Target) -> str:
     """A task that dstack tries again after an interruption."""
+    _look_at_settings(target)
     accelerator = _accelerator(plan, target, "dstack")
     count = _devices(plan, target, "gpu", "cpu")
     resources: dict[str, object] = {"shm_size": "8GB"}
