@@ -413,12 +413,16 @@ def test_mlflow_has_each_value_once_and_what_was_planned(run, tmp_path, monkeypa
 def test_wandb_keeps_each_value_once_without_a_network(run, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     sent_twice(run, "wandb:mine")
-    found = [step for path in sorted(run.rglob("*.wandb")) for step in steps_in(path)]
-    assert found == [2, 8, 11, 12]
+    records = [one for path in sorted(run.rglob("*.wandb")) for one in records_in(path)]
+    items = [item for one in records for item in one.history.item]
+    steps = [item for item in items if "_step" in (item.key, *item.nested_key)]
+    assert [int(one.value_json) for one in steps] == [2, 8, 11, 12]
+    codes = [one.exit.exit_code for one in records if one.HasField("exit")]
+    assert codes == [255, 0]  # the first time nobody knew how it ended
 
 
-def steps_in(path):
-    """The steps of an offline run's file: records in blocks, as LevelDB's logs have them."""
+def records_in(path):
+    """Those of an offline run's file, in blocks as LevelDB's logs have them."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     content, at, part = path.read_bytes(), 7, b""
@@ -431,9 +435,7 @@ def steps_in(path):
         at += 7 + length
         if kind in (1, 4):  # whole, or its last part
             record, part = Record.FromString(part), b""
-            for one in record.history.item:
-                if "_step" in (one.key, *one.nested_key):
-                    yield int(one.value_json)
+            yield record
 
 
 @needs("trackio")

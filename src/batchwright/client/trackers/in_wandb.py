@@ -8,6 +8,9 @@ import wandb
 
 from batchwright.client.trackers.following import Tracked
 
+_EXIT_CODES = {"finished": 0, "failed": 1}
+_KILLED = 255  # as their own hook says of Ctrl-C
+
 
 class _WandB:
     lasts_after = 30.0
@@ -34,7 +37,7 @@ class _WandB:
         """Nothing of theirs does it; see `lasts_after`."""
 
     def close(self, outcome: str) -> None:
-        self._run.finish(exit_code=int(outcome == "failed"))
+        self._run.finish(exit_code=_EXIT_CODES.get(outcome, _KILLED))
 
 
 def open_tracker(place: str, run: Tracked) -> _WandB:
