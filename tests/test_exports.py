@@ -21,11 +21,11 @@ from batchwright.cli.commands import app
 from batchwright.errors import ArgumentError, JobError, PlanError
 from batchwright.planning.planner import plan_without_profile
 from batchwright.records import Estimate, Plan
-from batchwright.records.documents import read_record
+from batchwright.records.documents import read_record, write_record
 from batchwright.workflows.engines import with_workers
 from batchwright.workflows.exports import EXPORTS, export
 from batchwright.workflows.exports.target import Target
-from batchwright.workflows.prepare_job import data_facts
+from batchwright.workflows.prepare_job import data_facts, refuse_another
 from gloo import free_port
 from samples import make_cyclic_plan, make_dual_plan, make_job, make_network, make_plan
 
@@ -252,6 +252,58 @@ def test_kubernetes_gets_a_job_that_holds_the_plan() -> None:
     mounts = {one["name"] for one in container["volumeMounts"]}
     assert mounts == {one["name"] for one in pod["volumes"]}
     assert {one["metadata"]["namespace"] for one in (config, service, job)} == {"team"}
+
+
+def test_runs_in_folders_of_their_own_have_names_of_their_own() -> None:
+    """Else a second one would replace the first one's plan on a cluster."""
+    folders = (
+        "run",
+        "a",
+        "b",
+        "kept/a",
+        "Kept/a",
+        "a_b",
+        "a b",
+        "ä",
+        *(60 * "x" + c for c in "ab"),
+    )
+    for engine in ("kubernetes", *CLOUDS):
+        names = []
+        for run in (*folders, *(f"/runs/{one}" for one in folders)):
+            text = export(make_plan(), engine, Target(run=run, settings=SETTINGS[engine]))
+            *_, last = yaml.safe_load_all(text)
+            names.append(last["name"] if engine in CLOUDS else last["metadata"]["name"])
+        assert names[: len(folders)] == names[len(folders) :]
+        assert len(set(names)) == len(folders)
+        assert all(re.fullmatch("[a-z][a-z0-9-]{0,39}[a-z0-9]", one) for one in names)
+        assert names[:2] == ["batchwright-resnet8", "batchwright-resnet8-a"]
+
+
+def test_dstack_finds_the_plan_from_where_its_file_lies(tmp_path: Path) -> None:
+    plan, out = tmp_path / "a:b" / "p.json", tmp_path / "deep" / "er" / "task.yaml"
+    for one in (plan, out):
+        one.parent.mkdir(parents=True)
+    plan.write_text(make_plan().model_dump_json())
+    given = [word for pair in SETTINGS["dstack"].items() for word in ("--set", "=".join(pair))]
+    words = ["export", str(plan), "--as", "dstack", *given, "--out", str(out)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    task = yaml.safe_load(out.read_text())
+    assert task["files"] == [{"local_path": "../../a:b/p.json", "path": "plan.json"}]
+    assert "batchwright train plan.json --out" in task["commands"][-1]
+
+
+def test_a_run_folder_of_another_plan_is_not_taken_for_the_runs_own(tmp_path: Path) -> None:
+    """The file of a second plan says --resume where the first one's run lies."""
+    plan = make_plan()
+    write_record(plan, tmp_path / "plan.json")
+    other = make_plan(job=make_job(seed=5))
+    with pytest.raises(PlanError, match=r"a run of another plan \(seed=0, and .* has seed=5\): ch"):
+        bw.train(other, run_folder=tmp_path, resume=True)
+    data = plan.data.model_copy(update={"digest": 64 * "0", "name": "others"})
+    with pytest.raises(PlanError, match=r"holds a run of another plan .* has data=others"):
+        refuse_another(plan.model_copy(update={"data": data}), plan, tmp_path)
+    job = plan.job.model_copy(update={"launch": "slurm", "timeout": 3.0, "restarts": 1})
+    refuse_another(plan.model_copy(update={"job": job, "stages": 2 * plan.stages}), plan, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["kubernetes", *CLOUDS])
@@ -485,6 +537,9 @@ def test_the_run_folder_is_the_one_that_is_asked_for(name: str) -> None:
         assert "kept/here" in export(make_plan(), name, target)
 
 
+SKY = {"package": "./b.whl", "accelerator": "H100"}
+
+
 def test_bad_words_are_refused() -> None:
     for name, settings, said in (
         ("pbs", {}, "'pbs': known are torchrun, sbatch"),
@@ -502,6 +557,11 @@ def test_bad_words_are_refused() -> None:
         ("torchrun", {"image": "x"}, "it takes none"),
         ("skypilot", {"bucket": "s3://x"}, "skypilot needs --set package=...: what pip installs"),
         ("skypilot", {"bucket": "s3://x", "package": "./b.whl"}, "accelerator"),
+        ("kubernetes", {"image": "my image", "claim": "c"}, "image=my image: an image's name has"),
+        ("skypilot", SKY | {"volume": "runs:/runs"}, "volume=runs:/runs: give a volume's name"),
+        ("dstack", {"package": "b", "volume": "runs:/runs"}, "volume=runs:/runs: give a volume's"),
+        ("skypilot", SKY | {"bucket": "runs"}, "bucket=runs: give a whole bucket with where it is"),
+        ("skypilot", SKY | {"bucket": "s3://a/b"}, "SkyPilot mounts no folder of one"),
         ("ray", {"gpus": "8"}, "it takes cpus, min_workers"),
     ):
         device = "cuda" if name == "skypilot" else "cpu"
@@ -528,6 +588,9 @@ def test_bad_words_are_refused() -> None:
     for name in LAUNCHERS:
         with pytest.raises(PlanError, match="launch=virtual, whose workers and times are simul"):
             exported(simulated, name)
+    for name in EXPORTS:
+        with pytest.raises(ArgumentError, match="--run-folder is empty: name the run folder"):
+            export(make_plan(), name, Target(run="", settings=SETTINGS.get(name, {})))
     with pytest.raises(PlanError, match="--hosts that divides 2"):
         exported(make_plan(), "torchrun", 3)
     for path in ("/home/plan.json", "../plan.json"):

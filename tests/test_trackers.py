@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -127,6 +127,24 @@ def test_what_goes_on_later_doubles_nothing(run, kept):
     assert State(run).lines == {"kept:there": 6}
 
 
+def test_what_a_tracker_may_lose_with_its_process_is_handed_on_again(run, kept, monkeypatch):
+    monkeypatch.setattr(Kept, "lasts_after", 1000.0, raising=False)
+    killed = Following(run, kept, State(run))
+    killed.turn()
+    killed.turn()  # it is handed on once by a process that lives
+    assert (places(), killed.left) == (LOSSES, 0)
+    assert State(run).lines == {"kept:there": 0}
+    Kept.values = []
+    again = Following(run, kept, State(run))
+    again.turn()
+    assert places() == LOSSES
+    again._given = deque([(0.0, 2), (float("inf"), 4)])
+    again.turn()
+    assert State(run).lines == {"kept:there": 2}
+    again.close("finished")
+    assert State(run).lines == {"kept:there": 4}
+
+
 def test_the_run_of_a_loop_of_ones_own_may_have_no_plan(run, kept):
     (run / "plan.json").unlink()
     assert not Following(run, kept, State(run)).turn()
@@ -180,7 +198,7 @@ def test_a_full_disk_doubles_nothing_and_leaves_nothing(run, kept, monkeypatch):
     assert State(run).lines == {"kept:there": 4}
 
 
-def full(*_):
+def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -298,6 +316,17 @@ def test_trackers_may_stand_in_the_environment_and_folders_become_whole(monkeypa
     assert wanted_trackers(["tensorboard:~/tb"]) == (f"tensorboard:{tmp_path}/home/tb",)
 
 
+def test_a_process_that_has_one_place_of_a_tracker_is_not_given_two(monkeypatch):
+    for name in ("mlflow", "wandb"):
+        one = TrackerSpec(name, "x:y", "json", "it", single=TRACKERS[name].single)
+        monkeypatch.setitem(TRACKERS._found, name, one)
+    assert wanted_trackers(["mlflow:a", "mlflow:b", "wandb:a", "wandb:a"]) == (
+        *("mlflow:a", "mlflow:b", "wandb:a"),
+    )
+    with pytest.raises(ArgumentError, match="send RUN --tracker wandb:b` hands it on to another"):
+        wanted_trackers(["wandb:a", "wandb:b"])
+
+
 # ------------------------------------------------------------------------------- the real trackers
 
 
@@ -349,13 +378,23 @@ def test_tensorboard_shows_each_value_once_and_predictions_beside_them(run, tmp_
     send_to_trackers(run, [f"tensorboard:{tmp_path / 'tb'}"], "finished")
     assert [step for step, _ in shown(tmp_path / "tb" / "run")["train/loss"]] == [2, 8, 11, 12]
 
+    # Nor of anything, as where the disk was full at once.
+    state.note(f"tensorboard:{tmp_path / 'tb'}", 0)
+    send_to_trackers(run, [f"tensorboard:{tmp_path / 'tb'}"], "finished")
+    assert [step for step, _ in shown(tmp_path / "tb" / "run")["train/loss"]] == [2, 8, 11, 12]
+    assert shown(tmp_path / "tb" / "run" / "predicted")["time/epoch_s"] == [(8, 2.5)]
+
 
 @needs("mlflow")
 @pytest.mark.slow
-def test_mlflow_has_each_value_once_and_what_was_planned(run, tmp_path):
+def test_mlflow_has_each_value_once_and_what_was_planned(run, tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     address = f"sqlite:///{tmp_path}/runs.db"
+    with monkeypatch.context() as patch:  # the server goes as soon as it has the run
+        patch.setattr(MlflowClient, "log_batch", full)
+        with pytest.raises(BatchwrightError, match="No space left"):
+            send_to_trackers(run, [f"mlflow:{address}"], "")
     sent_twice(run, f"mlflow:{address}")
     State(run).note(f"mlflow:{address}", 3)  # as if it was killed before it noted more
     send_to_trackers(run, [f"mlflow:{address}"], "finished")
@@ -374,12 +413,16 @@ def test_mlflow_has_each_value_once_and_what_was_planned(run, tmp_path):
 def test_wandb_keeps_each_value_once_without_a_network(run, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     sent_twice(run, "wandb:mine")
-    found = [step for path in sorted(run.rglob("*.wandb")) for step in steps_in(path)]
-    assert found == [2, 8, 11, 12]
+    records = [one for path in sorted(run.rglob("*.wandb")) for one in records_in(path)]
+    items = [item for one in records for item in one.history.item]
+    steps = [item for item in items if "_step" in (item.key, *item.nested_key)]
+    assert [int(one.value_json) for one in steps] == [2, 8, 11, 12]
+    codes = [one.exit.exit_code for one in records if one.HasField("exit")]
+    assert codes == [255, 0]  # the first time nobody knew how it ended
 
 
-def steps_in(path):
-    """The steps of an offline run's file: records in blocks, as LevelDB's logs have them."""
+def records_in(path):
+    """Those of an offline run's file, in blocks as LevelDB's logs have them."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     content, at, part = path.read_bytes(), 7, b""
@@ -392,9 +435,7 @@ def steps_in(path):
         at += 7 + length
         if kind in (1, 4):  # whole, or its last part
             record, part = Record.FromString(part), b""
-            for one in record.history.item:
-                if "_step" in (one.key, *one.nested_key):
-                    yield int(one.value_json)
+            yield record
 
 
 @needs("trackio")

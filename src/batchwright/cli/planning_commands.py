@@ -319,7 +319,8 @@ def export(
     folder = Path(plan)
     place = str(folder / "plan.json") if folder.is_dir() else plan
     pairs = key_values(settings, "--set")
-    target = Target(hosts, "plan.json" if place == "-" else place, run_folder, pairs)
+    beside = "." if out is None else str(out.parent)
+    target = Target(hosts, "plan.json" if place == "-" else place, run_folder, pairs, beside)
     text = exported(read_record(place, Plan), program, target)
     if out is None or str(out) == "-":
         print(text, end="")

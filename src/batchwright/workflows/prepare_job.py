@@ -455,15 +455,40 @@ def with_job(plan: Plan, job: Job) -> Plan:
     Raises:
         PlanError: It differs in another key.
     """
-    for key, planned, asked in _differences(plan.job, job):
+    for key, planned, asked in _planned_otherwise(plan.job, job):
+        raise PlanError(
+            f"{key}={as_written(asked)} differs from the plan's {key}={as_written(planned)}: "
+            f"plan again with it (training itself takes {', '.join(TRAINING_KEYS)}, "
+            "goal.deadline)"
+        )
+    return plan.model_copy(update={"job": job})
+
+
+def refuse_another(given: Plan, kept: Plan, folder: str | Path) -> None:
+    """Refuse to resume a run by a plan that was not made for its job: it would be passed over.
+
+    Args:
+        given: The plan that is named.
+        kept: That of the run, which may have changed since for the same job.
+        folder: Of the run.
+
+    Raises:
+        PlanError: They are of different jobs, or of different images.
+    """
+    found = [("data", kept.data.name, given.data.name)] * (kept.data.digest != given.data.digest)
+    for key, own, other in (*found, *_planned_otherwise(kept.job, given.job)):
+        raise PlanError(
+            f"{folder} holds a run of another plan ({key}={as_written(own)}, and the plan given "
+            f"has {key}={as_written(other)}): choose another run folder, or leave the plan out"
+        )
+
+
+def _planned_otherwise(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
+    """Keys beyond `TRAINING_KEYS` in which two jobs differ, each with both values."""
+    for key, old, new in _differences(before, now):
         # Sections of training's own may differ in any part; the deadline is its own to keep.
         if key.partition(".")[0] not in TRAINING_KEYS and key != "goal.deadline":
-            raise PlanError(
-                f"{key}={as_written(asked)} differs from the plan's {key}={as_written(planned)}: "
-                f"plan again with it (training itself takes {', '.join(TRAINING_KEYS)}, "
-                "goal.deadline)"
-            )
-    return plan.model_copy(update={"job": job})
+            yield key, old, new
 
 
 def _differences(before: Keys, now: Keys, section: str = "") -> Iterator[tuple[str, Any, Any]]:

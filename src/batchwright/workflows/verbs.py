@@ -36,6 +36,7 @@ from batchwright.records.documents import (
     change_job,
     job_yaml,
     load_job,
+    read_record,
     record_of,
     refuse_no_path,
     refuse_other,
@@ -84,6 +85,7 @@ from batchwright.workflows.prepare_job import (
     job_of,
     measured_before,
     ready,
+    refuse_another,
     refuse_unconfirmed_code,
     tell_doubts,
     tell_idle,
@@ -303,7 +305,8 @@ def train(
     """Train as a plan says, with real worker processes.
 
     Args:
-        plan: From `plan`, or the path of its file; with ``resume`` the run folder's own.
+        plan: From `plan`, or the path of its file. With ``resume`` the run folder's own is
+            followed, and one that is given has to be of the same job.
         run_folder: Where everything goes; unset: a new folder under ``runs``.
         resume: Continue the run in ``run_folder``.
         profile: What the plan was made from, or its file: kept beside it, for the report.
@@ -335,6 +338,9 @@ def train(
         "follow_advice": follow_advice,
         "trackers": wanted_trackers(trackers),
     }
+    if resume and plan is not None and run_folder and (Path(run_folder) / "plan.json").exists():
+        kept = read_record(Path(run_folder) / "plan.json", Plan)
+        refuse_another(record_of(plan, Plan, "train"), kept, run_folder)
     if resume and (done := resumed_by_engine(run_folder, keys, overrides, **telling)):
         return done
     again = None if resume else begun_before(run_folder)

@@ -16,7 +16,7 @@ from pathlib import Path
 from batchwright.client.reporter_process import outcome_of
 from batchwright.client.trackers.following import asked
 from batchwright.distributed.worker_processes import Companion
-from batchwright.errors import said_by
+from batchwright.errors import ArgumentError, said_by
 
 TRACKERS_VARIABLE = "BATCHWRIGHT_TRACKERS"  # for runs that name none, with commas between them
 LAST_SECONDS = 20.0  # for what is left at the end of the run: a tracker may still be starting
@@ -31,13 +31,23 @@ def wanted_trackers(words: Iterable[str] | None) -> tuple[str, ...]:
         words: As asked for; ``None``: as the environment says.
 
     Raises:
-        ArgumentError: There is no such tracker, or its package is not installed.
+        ArgumentError: There is no such tracker, its package is not installed, or it cannot have
+            several places at once.
     """
     if words is None:
         named = os.environ.get(TRACKERS_VARIABLE, "").split(",")
         with said_by(TRACKERS_VARIABLE):
             return wanted_trackers(one.strip() for one in named)
-    return tuple(one.word for one in asked(word for word in words if word))
+    found = asked(word for word in words if word)
+    taken = set[str]()
+    for one in found:
+        if one.spec.single and one.spec.name in taken:
+            raise ArgumentError(
+                f"--tracker {one.word}: {one.spec.name} takes one place while a run goes on: "
+                f"`batchwright send RUN --tracker {one.word}` hands it on to another one later"
+            )
+        taken.add(one.spec.name)
+    return tuple(one.word for one in found)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
@@ -77,7 +78,11 @@ class Tracked:
 
 
 class Tracker(Protocol):
-    """Takes the values of one run."""
+    """Takes the values of one run.
+
+    One with an attribute ``lasts_after`` may lose, with this process, what it was given in the last
+    so many seconds: that is handed on again, so it has to take no step twice.
+    """
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Values by name after so many updates."""
@@ -148,6 +153,7 @@ class Following:
         self._folder, self._wanted, self._state = folder, wanted, state
         self._lines, self._points = Lines(folder / METRICS), Points()
         self._tracker: Tracker | None = None
+        self._given = deque[tuple[float, int]]()  # from when on so many lines stay
         self._backoff, self._due, self.problem = Backoff(), 0.0, ""
 
     @property
@@ -160,7 +166,7 @@ class Following:
         if time.monotonic() < self._due:
             return False
         try:
-            had = self._state.lines.get(self.word, 0)
+            had = self._had
             found = self._lines.ahead(_MAX_LINES)
             for number, text in enumerate(found, self._lines.next):
                 if number == had and self._tracker is None:
@@ -173,19 +179,35 @@ class Following:
             if self._lines.next > had:
                 assert self._tracker is not None  # noqa: S101 - as above
                 self._tracker.flush()
-                self._state.note(self.word, self._lines.next)
-            elif self._state.stale:
-                self._state.note(self.word, had)
+                lasts = getattr(self._tracker, "lasts_after", 0.0)
+                self._given.append((time.monotonic() + lasts, self._lines.next))
+            self._note(time.monotonic())
             more = self._lines.waiting and bool(found)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a tracker may fail in any way
             self._fail(error)
             self._due = time.monotonic() + self._backoff.seconds()
             self._tracker = None
+            self._given.clear()
             self._lines, self._points = Lines(self._folder / METRICS), Points()
             return False
         self._backoff.reset()
         self.problem = ""
         return more
+
+    @property
+    def _had(self) -> int:
+        """Lines that need not be handed on again while this process lives."""
+        return self._given[-1][1] if self._given else self._state.lines.get(self.word, 0)
+
+    def _note(self, now: float) -> None:
+        """Note what stays by now."""
+        lines = self._state.lines.get(self.word, 0)
+        wanted = self._state.stale
+        while self._given and self._given[0][0] <= now:
+            _, lines = self._given.popleft()
+            wanted = True
+        if wanted:
+            self._state.note(self.word, lines)
 
     def hurry(self) -> None:
         """The run has ended: what waits for a later attempt is tried at once."""
@@ -196,6 +218,8 @@ class Following:
 
     def _open(self) -> None:
         folder, spec = self._folder, self._wanted.spec
+        # Who the run is lasts beyond an attempt that ends before its first note.
+        self._state.note(self.word, self._state.lines.get(self.word, 0))
         plan = folder / "plan.json"  # a loop of somebody's own may leave none there
         facts = plan_facts(read_record(plan, Plan)) if plan.exists() else {}
         run = Tracked(folder, self._state.name, self._state.run, facts, self._points.last)
@@ -206,13 +230,14 @@ class Following:
         if self._tracker is not None:
             try:
                 self._tracker.close(outcome)
+                self._note(float("inf"))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
                 self._fail(error)
 
     @property
     def left(self) -> int:
         """Lines that the tracker does not have."""
-        return max(0, self._lines.count() - self._state.lines.get(self.word, 0))
+        return max(0, self._lines.count() - self._had)
 
 
 class State:

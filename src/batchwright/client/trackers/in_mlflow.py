@@ -28,6 +28,7 @@ class _MLflow:
         else:
             tags = {TAG: run.id}
             self._run = client.create_run(experiment, tags=tags, run_name=run.name).info.run_id
+        if not others or not others[0].data.params:  # an attempt may have ended in between
             params = [Param(name, str(value)) for name, value in run.facts.items()]
             client.log_batch(self._run, params=params)
         # A process that was killed may have handed on more than its note says.

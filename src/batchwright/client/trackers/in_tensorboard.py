@@ -35,9 +35,9 @@ class _TensorBoard:
 
     def _writer(self, folder: Path) -> EventFileWriter:
         writer = EventFileWriter(str(folder))
-        if self._after >= 0:  # what a process that was killed wrote beyond its note is left out
-            begin = SessionLog(status=SessionLog.START)
-            writer.add_event(Event(wall_time=time.time(), step=self._after + 1, session_log=begin))
+        # What an attempt wrote that was killed, or met a full disk, before its note is left out.
+        begin = SessionLog(status=SessionLog.START)
+        writer.add_event(Event(wall_time=time.time(), step=self._after + 1, session_log=begin))
         return writer
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

@@ -8,8 +8,14 @@ import wandb
 
 from batchwright.client.trackers.following import Tracked
 
+_EXIT_CODES = {"finished": 0, "failed": 1}
+_KILLED = 255  # as their own hook says of Ctrl-C
+
 
 class _WandB:
+    lasts_after = 30.0
+    """Their own process writes and sends some seconds later, and ends with this one."""
+
     def __init__(self, project: str, run: Tracked) -> None:
         self._last = run.after
         self._run = wandb.init(
@@ -28,10 +34,10 @@ class _WandB:
         self._run.log(dict(values), step=self._last)
 
     def flush(self) -> None:
-        """Their own process writes what it has been given, also when this one is killed."""
+        """Nothing of theirs does it; see `lasts_after`."""
 
     def close(self, outcome: str) -> None:
-        self._run.finish(exit_code=int(outcome == "failed"))
+        self._run.finish(exit_code=_EXIT_CODES.get(outcome, _KILLED))
 
 
 def open_tracker(place: str, run: Tracked) -> _WandB:

@@ -19,6 +19,7 @@ class TrackerSpec:
         place: What may stand behind the colon, in words.
         folder: Whether that is a folder.
         extra: Of ours that installs the package; empty: it is installed by itself.
+        single: Whether a process can feed one place of it alone.
     """
 
     name: str
@@ -27,6 +28,7 @@ class TrackerSpec:
     place: str
     folder: bool = False
     extra: str = ""
+    single: bool = False
 
 
 _HERE = "batchwright.client.trackers"
@@ -54,6 +56,7 @@ TRACKERS = Registry(
         "wandb",
         "the project; else `batchwright`. `WANDB_MODE=offline` keeps it here",
         extra="tracking",
+        single=True,
     ),
     TrackerSpec(
         "trackio",

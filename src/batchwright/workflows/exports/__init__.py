@@ -112,6 +112,8 @@ def export(plan: Plan, name: str, target: Target) -> str:
         if not target.settings.get(key):
             meant = spec.settings[key]
             raise ArgumentError(f"{name} needs --set {key}=...: {meant}")
+    if not target.run:
+        raise ArgumentError("--run-folder is empty: name the run folder there")
     if not spec.keeps_run and target.run != Target.run:
         raise ArgumentError(
             f"--run-folder {target.run}: {name}'s file has no place for one; leave it out and "

@@ -7,8 +7,10 @@ machine, goes on from its last checkpoint.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
+from os.path import relpath
 from pathlib import PurePath, PurePosixPath
 from typing import Any
 
@@ -36,6 +38,12 @@ _WRITTEN = {
     "time": (SLURM_TIME, SLURM_TIME_HINT),
     "cpus-per-task": (r"0*[1-9]\d*", "give a whole number of cores, 1 or more"),
     "namespace": (_LABEL, _LABEL_HINT),
+    "image": (r"\S+", "an image's name has no blanks"),
+    "volume": (r"[^:]+", "give a volume's name; it is mounted at /runs"),
+    "bucket": (
+        r"(s3|gs|r2)://[^/]+/?|(?!s3:|gs:|r2:)[a-z\d]+://.+",
+        "give a whole bucket with where it is, such as s3://runs; SkyPilot mounts no folder of one",
+    ),
     "claim": (rf"{_LABEL}(\.{_LABEL})*", f"{_LABEL_HINT}, and dots between such words"),
 }
 """Settings that their programs take in one way of writing only, and how."""
@@ -94,7 +102,7 @@ def kubernetes(plan: Plan, target: Target) -> str:
             f"the plan has {size:,} bytes, and a ConfigMap takes {LARGEST_CONFIG_MAP:,}: "
             "train it by another export, or plan with fewer stages"
         )
-    name, settings = _name(plan), target.settings
+    name, settings = _name(plan, _below_runs(target)), target.settings
     namespace = {"namespace": settings["namespace"]} if settings.get("namespace") else {}
     inside = Target(target.hosts, "/plan/plan.json", _below_runs(target), settings)
     lines = (
@@ -203,7 +211,7 @@ def skypilot(plan: Plan, target: Target) -> str:
     resources["job_recovery"] = {"max_restarts_on_errors": plan.job.restarts}
     inside = Target(target.hosts, target.plan, _below_runs(target), target.settings)
     task = {
-        "name": _name(plan),
+        "name": _name(plan, _below_runs(target)),
         "num_nodes": target.hosts,
         "resources": resources,
         "workdir": ".",
@@ -216,6 +224,7 @@ def skypilot(plan: Plan, target: Target) -> str:
 
 def _kept_by_skypilot(target: Target) -> dict[str, object]:
     """What holds the run folder: files there are appended to and locked, which `MOUNT` cannot."""
+    _look_at_settings(target)
     bucket, volume = (target.settings.get(key, "") for key in ("bucket", "volume"))
     if bool(bucket) == bool(volume):
         raise ArgumentError(
@@ -235,6 +244,7 @@ def _kept_by_skypilot(target: Target) -> dict[str, object]:
 
 def dstack(plan: Plan, target: Target) -> str:
     """A task that dstack tries again after an interruption."""
+    _look_at_settings(target)
     accelerator = _accelerator(plan, target, "dstack")
     count = _devices(plan, target, "gpu", "cpu")
     resources: dict[str, object] = {"shm_size": "8GB"}
@@ -242,14 +252,15 @@ def dstack(plan: Plan, target: Target) -> str:
         resources["gpu"] = f"{accelerator}:{count['gpu']}"
     else:
         resources["cpu"] = f"{count['cpu']}.."
-    inside = Target(target.hosts, target.plan, _below_runs(target), target.settings)
+    inside = Target(target.hosts, "plan.json", _below_runs(target), target.settings)
     script = _script(plan, inside, '"$DSTACK_MASTER_NODE_IP:{port}"')
     task: dict[str, object] = {
         "type": "task",
-        "name": _name(plan),
+        "name": _name(plan, _below_runs(target)),
         "nodes": target.hosts,
         "python": "3.11",
-        "files": [target.plan],
+        # It looks for files from where its own lies, and takes a colon in a word for another path.
+        "files": [{"local_path": relpath(target.plan, target.beside), "path": "plan.json"}],
         "commands": [_install(target), script],
         "resources": resources,
         "volumes": [f"{target.settings['volume']}:/runs"],
@@ -374,10 +385,23 @@ def _port(plan: Plan) -> int:
     return plan.job.port or PORT
 
 
-def _name(plan: Plan) -> str:
-    """A name that every engine takes: lower-case letters, digits and dashes, dstack's length."""
-    words = f"batchwright-{plan.network.name}".lower()
-    return "".join(c if c.isascii() and c.isalnum() else "-" for c in words)[:41].strip("-")
+def _name(plan: Plan, run: str = "") -> str:
+    """A name that every engine takes: lower-case letters, digits and dashes, dstack's length.
+
+    Runs with folders of their own have names of their own, or one would take the other's place.
+    """
+    network = _plain(f"batchwright-{plan.network.name}")
+    own = run.removeprefix("/runs/")
+    if own in ("", Target.run):
+        return network[:41].strip("-")
+    name = f"{network}-{own}"
+    if name != _plain(name) or len(name) > 41:
+        name = f"{_plain(name)[:34]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+    return name
+
+
+def _plain(words: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in words.lower())
 
 
 def _devices(plan: Plan, target: Target, gpus: str, cores: str) -> dict[str, int]:

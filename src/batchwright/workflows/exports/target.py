@@ -18,12 +18,14 @@ class Target:
         plan: Path of the plan's file there.
         run: Path of the run folder there; where there are several hosts, on a disk that they share.
         settings: More that the program wants to know, by the names of `Export.settings`.
+        beside: Folder here that the written file is to lie in.
     """
 
     hosts: int = 1
     plan: str = "plan.json"
     run: str = "run"
     settings: Mapping[str, str] = field(default_factory=dict)
+    beside: str = "."
 
 
 @dataclass(frozen=True)
