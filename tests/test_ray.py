@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import batchwright as bw
-from batchwright.errors import JobError
+from batchwright.errors import JobError, WorkerError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.records import Job, Plan, RunSummary
 from batchwright.records.agent_rules import not_allowed
@@ -177,23 +177,81 @@ def test_gpus_that_no_worker_reserves_are_told():
     )
 
 
-@pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (1, "3")])
-def test_a_process_beside_a_worker_sees_the_gpus_that_it_reserves(
-    monkeypatch, tmp_path, gpus, seen
-):
+def pretend_ray(monkeypatch, *, rank=0, size=1, said=lambda own: own):
+    """Stand in for Ray around one worker; ``said`` is what it hears from the first."""
     ranks = SimpleNamespace(
-        get_world_size=lambda: 1, get_local_rank=lambda: 0, get_local_world_size=lambda: 1
+        get_world_rank=lambda: rank,
+        get_world_size=lambda: size,
+        get_local_rank=lambda: rank,
+        get_local_world_size=lambda: size,
     )
     train = ModuleType("ray.train")
     train.get_context = lambda: ranks
+    train.get_preemption_info = lambda: None
     modules = {
         "ray": SimpleNamespace(train=train),
         "ray.train": train,
-        "ray.train.collective": SimpleNamespace(broadcast_from_rank_zero=lambda own: own),
+        "ray.train.collective": SimpleNamespace(broadcast_from_rank_zero=said),
         "ray.util": SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
     }
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
+
+
+def words_of_the_first(*words):
+    """What a worker hears: where to meet, the words, and the last of them again and again."""
+    coming = iter([("127.0.0.1", 29500), *words, *[words[-1]] * 1000])
+    return lambda _own: next(coming)
+
+
+def beside_ray(folder, code):
+    """A worker's program, and its folder."""
+    told = ray_worker.Work((sys.executable, "-c", code), str(folder), str(folder), 0)
+    told.logs.mkdir(parents=True)
+    return told
+
+
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_a_killed_worker_is_told_to_ray_while_the_first_one_waits_for_it(monkeypatch, tmp_path):
+    """Before they have met, the first would wait for it for two minutes."""
+    pretend_ray(monkeypatch, rank=1, size=2, said=words_of_the_first((None, False, False)))
+    monkeypatch.setattr(ray_worker, "_STEP_SECONDS", 0.02)
+    with pytest.raises(WorkerError, match=r"worker 1 on .* was killed"):
+        ray_worker._carry_out(beside_ray(tmp_path, KILLED), frozenset())
+
+
+def test_ray_starts_nothing_again_for_a_worker_that_is_killed_while_the_run_stops(
+    monkeypatch, tmp_path
+):
+    told = beside_ray(tmp_path, "import time; time.sleep(60)")
+
+    def killed(process, _number):
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(subprocess.Popen, "send_signal", killed)
+    said = words_of_the_first((None, False, True), (143, False, True))
+    pretend_ray(monkeypatch, rank=1, size=2, said=said)
+    monkeypatch.setattr(ray_worker, "_STEP_SECONDS", 0.02)
+    assert ray_worker._carry_out(told, frozenset()) == (143, frozenset())
+
+
+def test_a_stop_is_heard_by_workers_that_ray_has_started_again(tmp_path):
+    told = beside_ray(tmp_path, "")
+    assert not ray_worker._stop(told)
+    (told.logs / ray_worker.STOP).touch()
+    assert ray_worker._stop(told)
+    assert not (told.logs / ray_worker.STOP).exists()  # so the command knows
+    assert ray_worker._stop(told)
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (1, "3")])
+def test_a_process_beside_a_worker_sees_the_gpus_that_it_reserves(
+    monkeypatch, tmp_path, gpus, seen
+):
+    pretend_ray(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     code = "import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
     told = ray_worker.Work((sys.executable, "-c", code), str(tmp_path), str(tmp_path), gpus)

@@ -23,7 +23,7 @@ from batchwright.records.run_folder import resuming_command
 from batchwright.records.text.problems import printable
 from batchwright.storage.files import make_folder
 from batchwright.storage.follow_lines import Tail
-from batchwright.workflows.engines.ray_worker import EXIT_CODE, LOG, STOP, Work, look, work
+from batchwright.workflows.engines.ray_worker import EXIT_CODE, HEARD, LOG, STOP, Work, look, work
 
 _LOOK_SECONDS = 0.2
 _REACH_SECONDS = 5.0  # for the cluster's port to answer
@@ -61,7 +61,7 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
         tuple(command), str(folder.resolve()), str(Path.cwd()), gpus=job.ray.gpus_per_worker
     )
     make_folder(told.logs)
-    for name in (EXIT_CODE, STOP):
+    for name in (EXIT_CODE, STOP, HEARD):
         (told.logs / name).unlink(missing_ok=True)
     with _connected(ray, job.ray.address):
         workers = _workers(ray.nodes(), job)
