@@ -247,6 +247,31 @@ def test_a_stop_is_heard_by_workers_that_ray_has_started_again(tmp_path):
     assert ray_worker._stop(told)
 
 
+def test_why_ray_has_given_up_is_said_in_a_line_with_how_to_go_on(tmp_path):
+    """Ray's own message is a traceback, of which the first 300 characters say nothing."""
+    pretended = f"""Training failed due to worker errors:
+[Rank 1 Error Snippet]:
+Traceback (most recent call last):
+  File "{ray_worker.__file__}", line 103, in work
+    code, noticed = _carry_out(told, leaving)
+                    ^^^^^^^^^^^^^^^^^^^^^^^^^
+{WorkerError.__module__}.{WorkerError.__qualname__}: worker 1 on node2 was killed
+"""
+
+    def fit():
+        raise RuntimeError(pretended)
+
+    told = beside_ray(tmp_path, "")
+    with pytest.raises(WorkerError) as ended:
+        ray_train._fit(SimpleNamespace(fit=fit), told, "batchwright run --resume --out a")
+    assert ended.value.exit_code == 1
+    assert str(ended.value) == (
+        "the run under Ray has failed (worker 1 on node2 was killed, and `restarts` allows no "
+        f"other start), its logs are in {told.logs}; continue with `batchwright run --resume "
+        "--out a`"
+    )
+
+
 @pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (1, "3")])
 def test_a_process_beside_a_worker_sees_the_gpus_that_it_reserves(
     monkeypatch, tmp_path, gpus, seen
