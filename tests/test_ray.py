@@ -247,6 +247,18 @@ def test_a_stop_is_heard_by_workers_that_ray_has_started_again(tmp_path):
     assert ray_worker._stop(told)
 
 
+def test_a_cluster_that_was_started_inside_of_torchrun_has_no_agent_to_meet_at(
+    monkeypatch, tmp_path
+):
+    """Worker 0 left the store to an agent that is not there, and all waited for it."""
+    pretend_ray(monkeypatch)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    code = "import os; print([name for name in os.environ if 'ELASTIC' in name])"
+    told = beside_ray(tmp_path, code)
+    assert ray_worker._start(told, 0).wait() == 0
+    assert (told.logs / "worker-0.log").read_text() == "[]\n"
+
+
 def test_why_ray_has_given_up_is_said_in_a_line_with_how_to_go_on(tmp_path):
     """Ray's own message is a traceback, of which the first 300 characters say nothing."""
     pretended = f"""Training failed due to worker errors:

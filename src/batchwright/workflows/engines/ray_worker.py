@@ -170,7 +170,8 @@ def _start(told: Work, rank: int) -> subprocess.Popen[bytes]:
         own = None if listener is None else (get_node_ip_address(), listener.getsockname()[1])
         address, port = broadcast_from_rank_zero(own)
         environment = {
-            **os.environ,
+            # A cluster that was started inside of torchrun has these: no agent keeps the store.
+            **{key: one for key, one in os.environ.items() if not key.startswith("TORCHELASTIC_")},
             STARTED_BY: "ray",
             ENGINE_PARENT: str(os.getpid()),
             "RANK": str(rank),
