@@ -33,6 +33,7 @@ from samples import (
     make_network,
     make_profile,
     make_step,
+    make_summary,
 )
 from slurm import until
 from test_session import make_tiny_plan
@@ -295,6 +296,19 @@ def test_a_process_beside_a_worker_sees_the_gpus_that_it_reserves(
     told.logs.mkdir(parents=True)
     assert ray_worker._start(told, 0).wait() == 0
     assert (told.logs / "worker-0.log").read_text() == f"{seen!r}\n"
+
+
+def test_a_run_that_was_lost_after_its_training_gets_its_report_by_a_resume(monkeypatch, tmp_path):
+    monkeypatch.delenv(STARTED_BY, raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)  # nothing is left for it to do
+    summary = make_summary(run_folder=str(tmp_path))
+    plan = summary.plan.model_copy(
+        update={"job": summary.plan.job.model_copy(update={"launch": "ray"})}
+    )
+    write_record(plan, tmp_path / "plan.json")
+    write_record(summary.model_copy(update={"plan": plan}), tmp_path / "summary.json")
+    bw.run(run_folder=tmp_path, resume=True)
+    assert (tmp_path / "report.html").exists()
 
 
 def test_an_agent_starts_nothing_under_ray():
