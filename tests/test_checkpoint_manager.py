@@ -15,6 +15,7 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from torch import nn
 from batchwright.distributed.group import Group
 from batchwright.distributed.processes import STARTED
 from batchwright.errors import FileError, PlanError
+from batchwright.training.all_reduce_run import AllReduceRun
 from batchwright.training.batches.randomness import (
     random_states,
     restore_random_states,
@@ -466,6 +468,18 @@ def test_seeds_tell_runs_steps_and_workers_apart():
         drawn.append(draws())
     assert drawn[0] == drawn[1]
     assert all(len({each[kind] for each in drawn}) == 5 for kind in range(3))
+
+
+def test_a_run_that_goes_on_with_other_workers_says_how_many():
+    said = []
+    run = SimpleNamespace(
+        world_size=1,
+        _plan=SimpleNamespace(workers=2, stages=[SimpleNamespace(global_batch_size=8)]),
+        _setup=SimpleNamespace(least=1),
+        _recorder=SimpleNamespace(note=said.append),
+    )
+    AllReduceRun._check_workers(run, goes_on=True)
+    assert said == ["going on with 1 worker, planned were 2"]
 
 
 def test_one_worker_goes_on_where_two_were(saved, monkeypatch):

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import batchwright as bw
-from batchwright.errors import JobError
+from batchwright.errors import JobError, WorkerError
 from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.records import Job, Plan, RunSummary
 from batchwright.records.agent_rules import not_allowed
@@ -33,6 +33,7 @@ from samples import (
     make_network,
     make_profile,
     make_step,
+    make_summary,
 )
 from slurm import until
 from test_session import make_tiny_plan
@@ -177,29 +178,137 @@ def test_gpus_that_no_worker_reserves_are_told():
     )
 
 
-@pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (1, "3")])
-def test_a_process_beside_a_worker_sees_the_gpus_that_it_reserves(
-    monkeypatch, tmp_path, gpus, seen
-):
+def pretend_ray(monkeypatch, *, rank=0, size=1, said=lambda own: own):
+    """Stand in for Ray around one worker; ``said`` is what it hears from the first."""
     ranks = SimpleNamespace(
-        get_world_size=lambda: 1, get_local_rank=lambda: 0, get_local_world_size=lambda: 1
+        get_world_rank=lambda: rank,
+        get_world_size=lambda: size,
+        get_local_rank=lambda: rank,
+        get_local_world_size=lambda: size,
     )
     train = ModuleType("ray.train")
     train.get_context = lambda: ranks
+    train.get_preemption_info = lambda: None
     modules = {
         "ray": SimpleNamespace(train=train),
         "ray.train": train,
-        "ray.train.collective": SimpleNamespace(broadcast_from_rank_zero=lambda own: own),
+        "ray.train.collective": SimpleNamespace(broadcast_from_rank_zero=said),
         "ray.util": SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
     }
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
+
+
+def words_of_the_first(*words):
+    """What a worker hears: where to meet, the words, and the last of them again and again."""
+    coming = iter([("127.0.0.1", 29500), *words, *[words[-1]] * 1000])
+    return lambda _own: next(coming)
+
+
+def beside_ray(folder, code):
+    """A worker's program, and its folder."""
+    told = ray_worker.Work((sys.executable, "-c", code), str(folder), str(folder), 0)
+    told.logs.mkdir(parents=True)
+    return told
+
+
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_a_killed_worker_is_told_to_ray_while_the_first_one_waits_for_it(monkeypatch, tmp_path):
+    """Before they have met, the first would wait for it for two minutes."""
+    pretend_ray(monkeypatch, rank=1, size=2, said=words_of_the_first((None, False, False)))
+    monkeypatch.setattr(ray_worker, "_STEP_SECONDS", 0.02)
+    with pytest.raises(WorkerError, match=r"worker 1 on .* was killed"):
+        ray_worker._carry_out(beside_ray(tmp_path, KILLED), frozenset())
+
+
+def test_ray_starts_nothing_again_for_a_worker_that_is_killed_while_the_run_stops(
+    monkeypatch, tmp_path
+):
+    told = beside_ray(tmp_path, "import time; time.sleep(60)")
+
+    def killed(process, _number):
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(subprocess.Popen, "send_signal", killed)
+    said = words_of_the_first((None, False, True), (143, False, True))
+    pretend_ray(monkeypatch, rank=1, size=2, said=said)
+    monkeypatch.setattr(ray_worker, "_STEP_SECONDS", 0.02)
+    assert ray_worker._carry_out(told, frozenset()) == (143, frozenset())
+
+
+def test_a_stop_is_heard_by_workers_that_ray_has_started_again(tmp_path):
+    told = beside_ray(tmp_path, "")
+    assert not ray_worker._stop(told)
+    (told.logs / ray_worker.STOP).touch()
+    assert ray_worker._stop(told)
+    assert not (told.logs / ray_worker.STOP).exists()  # so the command knows
+    assert ray_worker._stop(told)
+
+
+def test_a_cluster_that_was_started_inside_of_torchrun_has_no_agent_to_meet_at(
+    monkeypatch, tmp_path
+):
+    """Worker 0 left the store to an agent that is not there, and all waited for it."""
+    pretend_ray(monkeypatch)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    code = "import os; print([name for name in os.environ if 'ELASTIC' in name])"
+    told = beside_ray(tmp_path, code)
+    assert ray_worker._start(told, 0).wait() == 0
+    assert (told.logs / "worker-0.log").read_text() == "[]\n"
+
+
+def test_why_ray_has_given_up_is_said_in_a_line_with_how_to_go_on(tmp_path):
+    """Ray's own message is a traceback, of which the first 300 characters say nothing."""
+    pretended = f"""Training failed due to worker errors:
+[Rank 1 Error Snippet]:
+Traceback (most recent call last):
+  File "{ray_worker.__file__}", line 103, in work
+    code, noticed = _carry_out(told, leaving)
+                    ^^^^^^^^^^^^^^^^^^^^^^^^^
+{WorkerError.__module__}.{WorkerError.__qualname__}: worker 1 on node2 was killed
+"""
+
+    def fit():
+        raise RuntimeError(pretended)
+
+    told = beside_ray(tmp_path, "")
+    with pytest.raises(WorkerError) as ended:
+        ray_train._fit(SimpleNamespace(fit=fit), told, "batchwright run --resume --out a")
+    assert ended.value.exit_code == 1
+    assert str(ended.value) == (
+        "the run under Ray has failed (worker 1 on node2 was killed, and `restarts` allows no "
+        f"other start), its logs are in {told.logs}; continue with `batchwright run --resume "
+        "--out a`"
+    )
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (1, "3")])
+def test_a_process_beside_a_worker_sees_the_gpus_that_it_reserves(
+    monkeypatch, tmp_path, gpus, seen
+):
+    pretend_ray(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     code = "import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
     told = ray_worker.Work((sys.executable, "-c", code), str(tmp_path), str(tmp_path), gpus)
     told.logs.mkdir(parents=True)
     assert ray_worker._start(told, 0).wait() == 0
     assert (told.logs / "worker-0.log").read_text() == f"{seen!r}\n"
+
+
+def test_a_run_that_was_lost_after_its_training_gets_its_report_by_a_resume(monkeypatch, tmp_path):
+    monkeypatch.delenv(STARTED_BY, raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)  # nothing is left for it to do
+    summary = make_summary(run_folder=str(tmp_path))
+    plan = summary.plan.model_copy(
+        update={"job": summary.plan.job.model_copy(update={"launch": "ray"})}
+    )
+    write_record(plan, tmp_path / "plan.json")
+    write_record(summary.model_copy(update={"plan": plan}), tmp_path / "summary.json")
+    bw.run(run_folder=tmp_path, resume=True)
+    assert (tmp_path / "report.html").exists()
 
 
 def test_an_agent_starts_nothing_under_ray():

@@ -13,6 +13,7 @@ from batchwright.distributed.group import Group
 from batchwright.distributed.reducer import Reducer
 from batchwright.errors import FileError, NewPlan, PlanError, TrainingError
 from batchwright.records import Stage, WorkerTime
+from batchwright.records.text.formatting import counted
 from batchwright.training.batches.batch_split import Sharing, share_of
 from batchwright.training.batches.feeding import Batch
 from batchwright.training.batches.sampler import Step
@@ -421,7 +422,7 @@ class AllReduceRun:
                 f"the global batch of {batch} is too small for the {found} workers that are "
                 f"running, each needs at least {least}: start fewer"
             )
-        self._recorder.note(f"going on with {found} workers, planned were {planned}")
+        self._recorder.note(f"going on with {counted(found, 'worker')}, planned were {planned}")
 
 
 def all_finite(parameters: Sequence[Tensor]) -> bool:

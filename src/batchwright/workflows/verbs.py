@@ -470,6 +470,8 @@ def run(
         "trackers": wanted_trackers(trackers),
     }
     if resume and (done := resumed_by_engine(run_folder, keys, overrides, **telling)):
+        if not (Path(done.run_folder) / "report.html").exists():  # lost once training had ended
+            report(done)
         return done
     if not resume:
         job, keys, overrides = job_of(job, keys, overrides), {}, []

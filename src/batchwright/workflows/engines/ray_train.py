@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import socket
 import sys
@@ -23,13 +24,15 @@ from batchwright.records.run_folder import resuming_command
 from batchwright.records.text.problems import printable
 from batchwright.storage.files import make_folder
 from batchwright.storage.follow_lines import Tail
-from batchwright.workflows.engines.ray_worker import EXIT_CODE, LOG, STOP, Work, look, work
+from batchwright.workflows.engines.ray_worker import EXIT_CODE, HEARD, LOG, STOP, Work, look, work
 
 _LOOK_SECONDS = 0.2
 _REACH_SECONDS = 5.0  # for the cluster's port to answer
 _MACHINE_SECONDS = 120.0  # for each machine to start a process that imports this
 _UNHEARD_SECONDS = 60.0  # after which nobody is there to hear that the run is to stop
 _SAID = 300  # characters of Ray's own messages
+# What `ray_worker.work` raises, in the traceback that Ray makes its message of.
+_KILLED = re.compile(rf"^{WorkerError.__module__}\.WorkerError: (.+)$", re.MULTILINE)
 
 
 def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
@@ -61,7 +64,7 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
         tuple(command), str(folder.resolve()), str(Path.cwd()), gpus=job.ray.gpus_per_worker
     )
     make_folder(told.logs)
-    for name in (EXIT_CODE, STOP):
+    for name in (EXIT_CODE, STOP, HEARD):
         (told.logs / name).unlink(missing_ok=True)
     with _connected(ray, job.ray.address):
         workers = _workers(ray.nodes(), job)
@@ -228,10 +231,19 @@ def _fit(trainer: Any, told: Work, again: str) -> None:
     if noted and code == 128 + SIGTERM:
         raise Interrupted(noted[0], f"stopped by signal {noted[0]}; continue with `{again}`")
     if failures or code:
-        why = one_line(failures[0])[:_SAID] if failures else f"exit code {code}"
-        ended = WorkerError(f"the run under Ray has failed ({why}), its logs are in {logs}")
+        why = _why(failures[0]) if failures else f"exit code {code}"
+        on = f"; continue with `{again}`" if failures else ""
+        ended = WorkerError(f"the run under Ray has failed ({why}), its logs are in {logs}{on}")
         ended.exit_code = code or WorkerError.exit_code
         raise ended
+
+
+def _why(failure: Exception) -> str:
+    """Why Ray has given up, in a line: what our own worker says, not the traceback around it."""
+    killed = _KILLED.findall(str(failure))
+    if killed:
+        return f"{killed[-1]}, and `restarts` allows no other start"
+    return one_line(failure)[:_SAID]
 
 
 def _exit_code(path: Path) -> int:

@@ -3,8 +3,8 @@
     worker of Ray, a thread: notices, reports --signals--> `batchwright run --resume`, a process
 
 The workers move in step: every second the first one tells all others how its process is, whether to
-stop and whether there is an epoch to report. So they report equally often, as Ray wants it, and
-whoever has lost another waits until Ray, which sees that as well, starts all again.
+stop and whether there is an epoch to report. So they report equally often, as Ray wants it. A
+worker whose process is killed fails, and whoever has lost another waits until Ray starts all again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from batchwright.records.lines.line_files import METRICS, sound_line
 from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.storage.follow_lines import Tail
 
-EXIT_CODE, STOP, LOG = "exit-code", "stop", "worker-{rank}.log"
-"""Files in the run's logs/ray: how the run has ended, that it is to stop, what each worker has
-printed."""
+EXIT_CODE, STOP, HEARD, LOG = "exit-code", "stop", "stopping", "worker-{rank}.log"
+"""Files in the run's logs/ray: how the run has ended, that it is to stop, that a worker has heard
+so, what each worker has printed."""
 
 _STEP_SECONDS = 1.0  # between two words of the first worker
 _LAST_SECONDS = 60.0  # for a process to end, once the first one has
@@ -123,6 +123,7 @@ def _carry_out(told: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str]
     from ray.train.collective import broadcast_from_rank_zero
 
     rank = train.get_context().get_world_rank()
+    where = f"worker {rank} on {socket.gethostname()}"
     lines: Tail[dict[str, Any]] = Tail(Path(told.folder) / METRICS, _epoch, from_end=True)
     epochs: list[dict[str, Any]] = []
     process = _start(told, rank)
@@ -133,6 +134,8 @@ def _carry_out(told: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str]
             ended = process.poll()
             if rank == 0:
                 lines(epochs.append)
+            elif ended is not None and ended < 0 and not stopping:
+                raise WorkerError(f"{where} was killed")  # the first may long not see it by itself
             own = (ended, bool(epochs), _stop(told)) if rank == 0 else None
             ended, known, asked = broadcast_from_rank_zero(own)
             stop = stop or asked
@@ -148,8 +151,8 @@ def _carry_out(told: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str]
                 break
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(_LAST_SECONDS)
-            if code < 0 and not (stopping and code == -SIGTERM):  # that is what stops it
-                raise WorkerError(f"worker {rank} on {socket.gethostname()} was killed")
+            if code < 0 and not stop and not (stopping and code == -SIGTERM):  # that stops it
+                raise WorkerError(f"{where} was killed")
     finally:
         process.kill()
         process.wait()
@@ -167,7 +170,8 @@ def _start(told: Work, rank: int) -> subprocess.Popen[bytes]:
         own = None if listener is None else (get_node_ip_address(), listener.getsockname()[1])
         address, port = broadcast_from_rank_zero(own)
         environment = {
-            **os.environ,
+            # A cluster that was started inside of torchrun has these: no agent keeps the store.
+            **{key: one for key, one in os.environ.items() if not key.startswith("TORCHELASTIC_")},
             STARTED_BY: "ray",
             ENGINE_PARENT: str(os.getpid()),
             "RANK": str(rank),
@@ -195,12 +199,10 @@ def _start(told: Work, rank: int) -> subprocess.Popen[bytes]:
 
 
 def _stop(told: Work) -> bool:
-    """Whether the run is to stop; says so once."""
-    try:
-        (told.logs / STOP).unlink()  # which tells that it was heard
-    except OSError:
-        return False
-    return True
+    """Whether the run is to stop, even if Ray has started all again since that was heard."""
+    with suppress(OSError):
+        (told.logs / STOP).replace(told.logs / HEARD)
+    return (told.logs / HEARD).exists()
 
 
 def _epoch(line: bytes) -> dict[str, Any] | None:
