@@ -107,7 +107,7 @@ MUON = OptimizerSpec(
     "size, so factors act on what is left to SGD only.",
     own_loop="bw.muon(model, lr=...)",
     learning=LearningPrior(
-        level=Normal(0.8, 0.5),
+        level=Normal(0.9, 0.5),
         slope=Normal(-0.16, 0.25),
         critical=Normal(1.45, 1.0),
         best_rate=Normal(0.0, 1.1),
