@@ -314,7 +314,7 @@ In Python they are keyword arguments: `bw.run(data="digits", epochs=3, probe={"b
   have the keys at the foot of this page). `null` unsets a key.
 - A time may have its unit (`90s`, `10min`, `2h`, `1d`), and so may a size (`500MB`, `8GiB`) and a
   bandwidth (`10Gbit/s`).
-- An unknown key, a wrong type, a value out of range or a key given twice is refused with
+- An unknown key, a wrong type, a value out of range or a key with two values is refused with
   one line. For a word of another program (`lr`, `batch_size`, `gpus`, `amp`, `img_size`, `model`
   and many more) the line says which key it means.
 - The run folder keeps the resolved job as `job.yaml`, with a value for every `auto` that machine

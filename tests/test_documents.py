@@ -432,6 +432,8 @@ def test_a_key_that_is_given_twice_is_refused(tmp_path):
         load_job(None, ["goal.kinds=[{kind: t4, count: 1, count: 2}]"])
     with pytest.raises(JobError, match=r"^epochs=5: epochs=3 is given as well; leave one of the"):
         load_job(None, ["epochs=3", "seed=1", "epochs = 5"])
+    # A script may add to words of its own what those already say.
+    assert load_job(None, ["epochs=3", "seed=1", "epochs = 3"]).epochs == 3
 
 
 def test_yaml_may_take_keys_from_another_part(tmp_path):

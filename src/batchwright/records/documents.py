@@ -125,23 +125,23 @@ def pairs_of(
     option: str = "",
     twice: str = "leave one of the two out",
 ) -> dict[str, str]:
-    """``key=value`` texts by key, each key once: of two values nobody could tell which counts.
+    """``key=value`` texts by key, each with one value: of two nobody could tell which counts.
 
     Args:
         texts: Words of the command line, or what was given to a function.
         malformed: The error for a text that is none.
         option: That stands before each, such as ``--set``.
-        twice: What to do about a key that is there again.
+        twice: What to do about a key that is there again, with another value.
 
     Raises:
-        Exception: Of the kind of ``malformed``: a text is none, or its key was there before.
+        Exception: Of the kind of ``malformed``: a text is none, or its key has two values.
     """
     found: dict[str, str] = {}
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not (key and equals):
             raise malformed(text)
-        if key in found:
+        if found.get(key, value) != value:
             before = f"{option} {key}".lstrip()
             raise type(malformed(text))(
                 f"{before}={value}: {key}={found[key]} is given as well; {twice}"
