@@ -95,9 +95,11 @@ def test_empty_fields_change_nothing():
     assert (told.keys, told.texts, told.errors) == ({}, [], {})
 
 
-def test_another_key_is_given_once():
+def test_another_key_has_one_value():
     told = asked(keys="epochs=3\nseed=1\nepochs = 4")
     assert told.errors == {"keys": "epochs is given twice: leave one of the two lines out."}
+    told = asked(keys="epochs=4\nseed=1\nepochs = 4")
+    assert (dict(told.texts), told.errors) == ({"epochs": "4", "seed": "1"}, {})
 
 
 def test_other_keys_are_those_of_a_job():

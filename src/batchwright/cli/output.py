@@ -41,7 +41,7 @@ def files_and_keys(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def key_values(words: Sequence[str] | None, option: str = "") -> dict[str, str]:
-    """Words such as ``KEY=VALUE``, each key once; ``option`` is what stands before each."""
+    """Words such as ``KEY=VALUE``, each key with one value; ``option`` stands before each."""
     from batchwright.records.documents import pairs_of
 
     return pairs_of(

@@ -475,8 +475,10 @@ def refuse_another(given: Plan, kept: Plan, folder: str | Path) -> None:
     Raises:
         PlanError: They are of different jobs, or of different images.
     """
-    found = [("data", kept.data.name, given.data.name)] * (kept.data.digest != given.data.digest)
-    for key, own, other in (*found, *_planned_otherwise(kept.job, given.job)):
+    found = [*_planned_otherwise(kept.job, given.job)]
+    if kept.data.digest != given.data.digest:
+        found.insert(0, ("data", kept.data.name, given.data.name))
+    for key, own, other in found:
         raise PlanError(
             f"{folder} holds a run of another plan ({key}={as_written(own)}, and the plan given "
             f"has {key}={as_written(other)}): choose another run folder, or leave the plan out"

@@ -93,7 +93,7 @@ def _lines(words: str) -> list[tuple[str, str]]:
         if key.strip() not in known:
             hint = meaning(key.strip()[:60], known) or "`docs/job.md` has them all."
             raise ValueError(f"There is no job key {key.strip()[:60]!r}: {hint}")
-        if any(key.strip() == before for before, _ in found):
+        if any(key.strip() == one and value.strip() != other for one, other in found):
             raise ValueError(f"{key.strip()} is given twice: leave one of the two lines out.")
         found.append((key.strip(), value.strip()))
     return found

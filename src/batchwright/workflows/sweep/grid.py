@@ -63,7 +63,7 @@ def words_of_grid(texts: Iterable[str]) -> dict[str, str]:
     """The ``KEY=VALUES`` texts of the command line, by key.
 
     Raises:
-        JobError: One is no such text, or a key is there twice.
+        JobError: One is no such text, or a key is there twice with different values.
     """
     return pairs_of(
         texts,
