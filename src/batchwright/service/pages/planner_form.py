@@ -18,7 +18,7 @@ from batchwright.records.service import PlanRequest
 from batchwright.records.text.amounts import NUMBER, bytes_of, rate_of, seconds_of
 from batchwright.records.text.job_keys import job_keys, meaning
 from batchwright.service.plan_answers import planned
-from batchwright.service.problems import TooMany
+from batchwright.service.problems import TooMany, Unavailable
 
 MAX_KEYS = 40
 """Lines of further keys."""
@@ -180,7 +180,8 @@ def answer_form(profile: Profile, asked: Asked) -> Plan | None:
     """The plan that was asked for, as `batchwright plan` makes it; `None` adds to the errors.
 
     Raises:
-        TooMany: Others plan; nothing is wrong with what was asked.
+        TooMany: The service is busy with other plans; nothing is wrong with the form.
+        Unavailable: Planning took too long, or the system ended its process.
     """
     if asked.errors:
         return None
@@ -188,7 +189,7 @@ def answer_form(profile: Profile, asked: Asked) -> Plan | None:
     keys = asked.keys | {key: None if raw in ("null", "~") else raw for key, raw in asked.texts}
     try:
         return planned(PlanRequest(profiles=(profile,), keys=keys))
-    except TooMany:
+    except (TooMany, Unavailable):  # may pass: not to be kept as the answer to this form
         raise
     except BatchwrightError as error:
         words = one_line(error)
