@@ -53,7 +53,8 @@ class ArtifactPlace:
             raise BatchwrightError(f"--artifacts {shown} needs another package: {hint}") from None
         except (ValueError, TypeError) as error:
             raise BatchwrightError(f"--artifacts {shown}: {one_line(error)}") from None
-        if isinstance(self._files, LocalFileSystem):
+        self._is_local = isinstance(self._files, LocalFileSystem)
+        if self._is_local:
             make_folder(Path(self._root))
             with suppress(OSError):  # not ours to change, but ours to use
                 Path(self._root).chmod(0o700)
@@ -84,7 +85,7 @@ class ArtifactPlace:
                 file = self._files.open(self._at(name), "wb", block_size=BLOCK)
                 yield file
                 file.flush()
-                with suppress(AttributeError, OSError, ValueError):  # a local file only has one
+                if self._is_local:  # a remote place has no file descriptor to sync
                     os.fsync(file.fileno())
                 file.close()
         except BaseException:
