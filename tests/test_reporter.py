@@ -23,7 +23,7 @@ from sqlalchemy import delete
 from batchwright.cli import client_commands
 from batchwright.client import reporter, reporter_process
 from batchwright.client.http import ServiceError
-from batchwright.client.outbox import Lines, read_report, seal_of, sound
+from batchwright.client.outbox import Lines, can_be_sent, read_report, seal_of
 from batchwright.client.reporter import Order, Reporter
 from batchwright.client.reporter_process import ReporterProcess, destination, reported
 from batchwright.client.sending import MAX_LINES, Sender, report_to_send, send
@@ -112,8 +112,8 @@ def test_a_line_longer_than_a_message_comes_alone(tmp_path):
 
 @pytest.mark.parametrize("line", [b"", b"[1]", b'{"a": NaN}', b'{"a"', b"\xff", b"[" * 10_000])
 def test_what_is_no_json_object_is_not_sent(line):
-    assert not sound(line)
-    assert sound(b'{"kind": "step"}')
+    assert not can_be_sent(line)
+    assert can_be_sent(b'{"kind": "step"}')
 
 
 @pytest.mark.parametrize(
@@ -695,7 +695,7 @@ def test_damaged_advice_does_not_hold_up_the_end(service, folder, told):
     sender.introduce()
     (folder / "advice-1.json").write_text("{")
     (folder / "advice-2.json").write_text("[]")
-    sender.tell_taken()
+    sender.report_taken_advice()
     assert sender.report.advice_told == 0
 
 

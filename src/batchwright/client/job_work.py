@@ -276,7 +276,7 @@ class JobWork:
                 sender.introduce()
                 while sender.send_some():
                     self._heartbeat.check()
-                sender.tell_taken()
+                sender.report_taken_advice()
                 sender.end("finished", None)
             except ServiceError as error:
                 if not error.passing:
