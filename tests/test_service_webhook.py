@@ -147,7 +147,7 @@ def test_of_two_services_one_tells(service):
     (first,) = service.store.notices.due()
     other.turn()
     assert hook.asked == []
-    service.store.notices.told(first.key)
+    service.store.notices.sent(first.key)
     service.clock.go(1e4)
     other.turn()
     assert hook.asked == []

@@ -42,7 +42,7 @@ async def _store_of(request: Request) -> Store:
     return store_of(request)
 
 
-Stored = Annotated[Store, Depends(_store_of)]
+StoreDep = Annotated[Store, Depends(_store_of)]
 """The store, as a parameter of a route."""
 
 
@@ -118,7 +118,7 @@ def sign_in_address(base: str, secret: str) -> str:
     return f"{base.rstrip('/')}{SIGN_IN}?link={secret}"
 
 
-def own(caller: Caller, owner: str) -> None:
+def require_owner(caller: Caller, owner: str) -> None:
     """Nothing, if ``caller`` may change what belongs to ``owner``.
 
     Raises:

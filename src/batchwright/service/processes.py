@@ -38,7 +38,7 @@ from batchwright.service.problems import (
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Told = tuple[str, Any, bool]
+TaskResult = tuple[str, Any, bool]
 """What came of a task, ``done``, ``failed`` or one of `_PROBLEMS`; its value, the traceback or the
 line; and whether the process stays."""
 
@@ -160,14 +160,14 @@ class _Worker:
         """Whether it can be asked."""
         return self._process.poll() is None
 
-    def ask(self, task: tuple[Any, ...], seconds: float) -> Told:
+    def ask(self, task: tuple[Any, ...], seconds: float) -> TaskResult:
         """What came of it."""
         try:
             self._connection.send((seconds, task))
             if not self._connection.poll(seconds):
                 told = f"this takes longer than {seconds:.0f} s: send less at once, or come again"
                 return "unavailable", told, False
-            answer: Told = self._connection.recv()
+            answer: TaskResult = self._connection.recv()
         except (EOFError, OSError):
             # A library that gets no more memory ends its process by a signal of its own; SIGKILL
             # comes from outside, as where the machine has none left.

@@ -44,7 +44,7 @@ _EXCEPT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{},'))
 _AS_LISTS = bytes.maketrans(b"{}", b"[]")
 
 
-def aside(size: int, function: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+def run_apart_if_large(size: int, function: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
     """What ``function`` makes of a text of so many bytes. Of a large one the calling thread waits,
     and nobody else.
 
@@ -114,7 +114,7 @@ def read(model: type[Model], body: bytes) -> Model:
         Refused: It is none; the line names the first thing that is wrong.
         TooMany: As there.
     """
-    return aside(len(body), read_json, model, body)
+    return run_apart_if_large(len(body), read_json, model, body)
 
 
 def read_json(model: type[Model], body: bytes) -> Model:

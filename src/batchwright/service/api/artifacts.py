@@ -18,12 +18,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from batchwright.records.service import ArtifactInfo, ArtifactName, Identifier, JobArtifacts
-from batchwright.service.access import Stored, Submitter, need, own
+from batchwright.service.access import StoreDep, Submitter, need, require_owner
 from batchwright.service.api.jobs import JobId
 from batchwright.service.problems import Conflict, NoRoom, Refused, TooMany, Unavailable
 from batchwright.service.store import Store
 from batchwright.service.store.artifact_place import PIECE
-from batchwright.service.store.artifacts import Coming
+from batchwright.service.store.artifacts import Upload
 from batchwright.service.store.tokens import Caller
 
 router = APIRouter(prefix="/v1/jobs", tags=["artifacts"])
@@ -72,7 +72,7 @@ class Transfers:
 
 
 @router.get("/{job}/artifacts")
-def list_artifacts(store: Stored, caller: AnyReader, job: JobId, lease: Key = None) -> JobArtifacts:
+def list_artifacts(store: StoreDep, caller: AnyReader, job: JobId, lease: Key = None) -> JobArtifacts:
     """Logs, checkpoints and reports of a job that are kept here, and how much more may be."""
     refuse_strangers(store, caller, job, lease)
     return store.artifacts.of(job)
@@ -85,7 +85,7 @@ def list_artifacts(store: Stored, caller: AnyReader, job: JobId, lease: Key = No
     responses={200: {"content": _BYTES, "description": "The file."}},
 )
 def get_artifact(
-    request: Request, store: Stored, caller: AnyReader, job: JobId, name: Named, lease: Key = None
+    request: Request, store: StoreDep, caller: AnyReader, job: JobId, name: Named, lease: Key = None
 ) -> Response:
     """One of them, whole. `Repr-Digest` is the SHA-256 that it was brought with."""
     refuse_strangers(store, caller, job, lease)
@@ -98,7 +98,7 @@ def get_artifact(
 )
 async def put_artifact(
     request: Request,
-    store: Stored,
+    store: StoreDep,
     caller: Bringer,
     job: JobId,
     name: Named,
@@ -142,10 +142,10 @@ async def put_artifact(
 
 @router.delete("/{job}/artifacts/{name}", status_code=204)
 def delete_artifact(
-    request: Request, store: Stored, caller: Submitter, job: JobId, name: Named
+    request: Request, store: StoreDep, caller: Submitter, job: JobId, name: Named
 ) -> None:
     """Delete one of them, to make room."""
-    own(caller, store.jobs.owner(job))
+    require_owner(caller, store.jobs.owner(job))
     store.artifacts.delete(job, name)
     store.audit.note(caller.name, "artifact.delete", job, name)
     request.app.state.remover.soon()
@@ -211,7 +211,7 @@ class _Closing(StreamingResponse):
                 await to_thread.run_sync(self._body.close)
 
 
-def _write(request: Request, store: Store, coming: Coming, length: int, sha256: str) -> None:
+def _write(request: Request, store: Store, coming: Upload, length: int, sha256: str) -> None:
     """Write what comes, piece by piece; fails unless it is what was said.
 
     Raises:

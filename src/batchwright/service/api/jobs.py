@@ -22,7 +22,7 @@ from batchwright.records.service import (
     LeaseRequest,
     Name,
 )
-from batchwright.service.access import Reader, Reporter, Stored, Submitter, own
+from batchwright.service.access import Reader, Reporter, StoreDep, Submitter, require_owner
 from batchwright.service.api.body_route import BodyRoute
 from batchwright.service.problems import Conflict, NotFound, Refused
 
@@ -34,7 +34,7 @@ AgentName = Annotated[Name, Path(description="The agent's name.")]
 
 
 @router.post("", status_code=201)
-def submit_job(store: Stored, caller: Submitter, submission: JobSubmission) -> JobInfo:
+def submit_job(store: StoreDep, caller: Submitter, submission: JobSubmission) -> JobInfo:
     """Queue a job. Its keys are checked here; data and network are looked at by its agent."""
     job = change_job(Job(), submission.job)
     told = store.jobs.submit(
@@ -51,7 +51,7 @@ def submit_job(store: Stored, caller: Submitter, submission: JobSubmission) -> J
 
 @router.get("")
 def list_jobs(
-    store: Stored,
+    store: StoreDep,
     _caller: Reader,
     limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 50,
     before: Annotated[
@@ -64,7 +64,7 @@ def list_jobs(
 
 
 @router.get("/{job}")
-def get_job(store: Stored, _caller: Reader, job: JobId) -> JobInfo:
+def get_job(store: StoreDep, _caller: Reader, job: JobId) -> JobInfo:
     """A job and where it stands."""
     return store.jobs.get(job)
 
@@ -74,7 +74,7 @@ def get_job(store: Stored, _caller: Reader, job: JobId) -> JobInfo:
     response_model=None,
     responses={200: {"model": Profile, "description": "The profile."}},
 )
-def get_profile(store: Stored, _caller: Reader, job: JobId) -> Response:
+def get_profile(store: StoreDep, _caller: Reader, job: JobId) -> Response:
     """What was measured for a job, as the file that `batchwright probe` writes."""
     return _file(store.jobs.profile(job), "profile")
 
@@ -84,24 +84,24 @@ def get_profile(store: Stored, _caller: Reader, job: JobId) -> Response:
     response_model=None,
     responses={200: {"model": Plan, "description": "The plan."}},
 )
-def get_plan(store: Stored, _caller: Reader, job: JobId) -> Response:
+def get_plan(store: StoreDep, _caller: Reader, job: JobId) -> Response:
     """The plan of a job, as the file that `batchwright plan` writes."""
     return _file(store.jobs.plan(job), "plan")
 
 
 @router.post("/{job}/approve")
-def approve_job(store: Stored, caller: Submitter, job: JobId) -> JobInfo:
+def approve_job(store: StoreDep, caller: Submitter, job: JobId) -> JobInfo:
     """Let a job be trained by the plan that waits."""
-    own(caller, store.jobs.owner(job))
+    require_owner(caller, store.jobs.owner(job))
     told = store.jobs.approve(job)
     store.audit.note(caller.name, "job.approve", job)
     return told
 
 
 @router.post("/{job}/cancel")
-def cancel_job(store: Stored, caller: Submitter, job: JobId) -> JobInfo:
+def cancel_job(store: StoreDep, caller: Submitter, job: JobId) -> JobInfo:
     """End a job; an agent that works on it is told to stop."""
-    own(caller, store.jobs.owner(job))
+    require_owner(caller, store.jobs.owner(job))
     told = store.jobs.cancel(job)
     store.audit.note(caller.name, "job.cancel", job)
     return told
@@ -109,7 +109,7 @@ def cancel_job(store: Stored, caller: Submitter, job: JobId) -> JobInfo:
 
 @router.post("/{job}/progress")
 def report_progress(
-    store: Stored, caller: Reporter, job: JobId, progress: JobProgress
+    store: StoreDep, caller: Reporter, job: JobId, progress: JobProgress
 ) -> JobOrders:
     """Tell of a job that an agent works on; with the lease's key alone it is a heartbeat.
 
@@ -138,14 +138,14 @@ def _file(record: Record | None, what: str) -> Response:
 
 
 @agents_router.get("")
-def list_agents(store: Stored, _caller: Reader) -> list[AgentInfo]:
+def list_agents(store: StoreDep, _caller: Reader) -> list[AgentInfo]:
     """All agents, by name."""
     return store.agents.list()
 
 
 @agents_router.put("/{agent}")
 def introduce_agent(
-    store: Stored, caller: Reporter, agent: AgentName, introduction: AgentIntroduction
+    store: StoreDep, caller: Reporter, agent: AgentName, introduction: AgentIntroduction
 ) -> AgentInfo:
     """Tell that an agent is there, and what it carries out.
 
@@ -168,13 +168,13 @@ def introduce_agent(
     },
 )
 def lease_job(
-    store: Stored,
+    store: StoreDep,
     caller: Reporter,
     agent: AgentName,
     request: Annotated[LeaseRequest, Body(default_factory=LeaseRequest)],
 ) -> Response:
     """Ask for something to do. Of several agents that ask, one gets a job."""
-    own(caller, store.agents.owner(agent))
+    require_owner(caller, store.agents.owner(agent))
     lease = store.jobs.lease(agent, request.session)
     if lease is None:
         return Response(status_code=204)

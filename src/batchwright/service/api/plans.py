@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Response
 from batchwright.records import Plan, Profile, Record
 from batchwright.records.base import NonNegative, record_text
 from batchwright.records.service import Identifier, NewProfile, PlanRequest
-from batchwright.service.access import Reader, Stored, Submitter, own
+from batchwright.service.access import Reader, StoreDep, Submitter, require_owner
 from batchwright.service.api.body_route import BodyRoute
 from batchwright.service.plan_answers import planned
 
@@ -36,7 +36,7 @@ def make_plan(_caller: Reader, request: PlanRequest) -> Response:
 
 
 @profiles_router.post("", status_code=201)
-def add_profile(store: Stored, caller: Submitter, new: NewProfile) -> StoredProfile:
+def add_profile(store: StoreDep, caller: Submitter, new: NewProfile) -> StoredProfile:
     """Keep a profile; it belongs to this token."""
     identifier = store.profiles.add(new.name, new.profile, caller.name)
     store.audit.note(caller.name, "profile.add", identifier, new.name)
@@ -45,7 +45,7 @@ def add_profile(store: Stored, caller: Submitter, new: NewProfile) -> StoredProf
 
 @profiles_router.get("")
 def list_profiles(
-    store: Stored,
+    store: StoreDep,
     _caller: Reader,
     limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 100,
 ) -> list[StoredProfile]:
@@ -55,15 +55,15 @@ def list_profiles(
 
 
 @profiles_router.get("/{profile}")
-def get_profile(store: Stored, _caller: Reader, profile: ProfileId) -> Profile:
+def get_profile(store: StoreDep, _caller: Reader, profile: ProfileId) -> Profile:
     """A kept profile."""
     return store.profiles.get(profile)
 
 
 @profiles_router.delete("/{profile}", status_code=204)
-def delete_profile(store: Stored, caller: Submitter, profile: ProfileId) -> Response:
+def delete_profile(store: StoreDep, caller: Submitter, profile: ProfileId) -> Response:
     """Delete a kept profile; plans that came of it stay."""
-    own(caller, store.profiles.owner(profile))
+    require_owner(caller, store.profiles.owner(profile))
     store.profiles.delete(profile)
     store.audit.note(caller.name, "profile.delete", profile)
     return Response(status_code=204)

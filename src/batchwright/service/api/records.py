@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from batchwright.records.service import RecordBatch, RecordPage, RecordsTaken
-from batchwright.service.access import Reader, Reporter, Stored
+from batchwright.service.access import Reader, Reporter, StoreDep
 from batchwright.service.api.runs import RunId
 from batchwright.service.middleware.bodies import body_of, is_json
 from batchwright.service.problems import Refused
@@ -41,7 +41,7 @@ Kind = Annotated[
 
 @router.post("/{run}/records", openapi_extra={"requestBody": BATCH})
 async def append_records(
-    request: Request, store: Stored, caller: Reporter, run: RunId
+    request: Request, store: StoreDep, caller: Reporter, run: RunId
 ) -> RecordsTaken:
     """Store records. When this answers they are there for good; what was sent before is skipped.
 
@@ -70,7 +70,7 @@ async def append_records(
     responses={200: {"model": RecordPage, "description": "The records."}},
 )
 def get_records(
-    store: Stored,
+    store: StoreDep,
     _caller: Reader,
     run: RunId,
     kind: Kind = None,

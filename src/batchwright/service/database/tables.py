@@ -98,7 +98,7 @@ DELETED, EXPIRED = GONE = ("deleted", "expired")
 """Outcomes of runs that nobody finds any more, while what they held is removed. Of one that
 somebody deleted the row stays for a while, so that its reporter cannot bring it back."""
 
-THERE = or_(runs.c.outcome.is_(None), runs.c.outcome.not_in(GONE))
+NOT_DELETED = or_(runs.c.outcome.is_(None), runs.c.outcome.not_in(GONE))
 """Whether a run can be found."""
 
 records = Table(

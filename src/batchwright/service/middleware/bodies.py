@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from batchwright.service.api.error_responses import is_for_programs
 from batchwright.service.middleware.identify import caller_of, whose
 from batchwright.service.problems import ServiceProblem, TooLarge, TooMany, Unauthorized
-from batchwright.service.reading import aside, check_json
+from batchwright.service.reading import check_json, run_apart_if_large
 from batchwright.service.settings import Limits
 
 STRANGERS_BYTES = 64 * 1024
@@ -84,7 +84,7 @@ class Bodies:
                     await run_in_threadpool(check_json, body, *most)
                 else:
                     read = partial(check_json, body, *most)
-                    await run_in_threadpool(lambda: aside(len(body), read))
+                    await run_in_threadpool(lambda: run_apart_if_large(len(body), read))
             if body is not None:  # else the client has gone
                 scope.setdefault("state", {})["body"] = body
                 await self._app(scope, _replay(body, receive), send)

@@ -12,7 +12,7 @@ from batchwright.records.service import Identifier, RunInfo
 from batchwright.reporting.data.comparison import compared
 from batchwright.reporting.pages.live_page import Part
 from batchwright.reporting.pages.page_comparison import clock_note, comparison_parts
-from batchwright.service.access import PageReader, Stored
+from batchwright.service.access import PageReader, StoreDep
 from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, piece, render
 from batchwright.service.pages.run_page import OVER, story_of
 from batchwright.service.problems import NotFound
@@ -29,7 +29,7 @@ Chosen = Annotated[list[Identifier], Query(max_length=50)]
 
 
 @router.get("")
-def compare_page(request: Request, store: Stored, caller: PageReader, run: Chosen = []) -> Response:  # noqa: B006
+def compare_page(request: Request, store: StoreDep, caller: PageReader, run: Chosen = []) -> Response:  # noqa: B006
     """The page."""
     runs = _runs(store, run)
     query = "&".join(f"run={one.id}" for one in runs)
@@ -48,7 +48,7 @@ def compare_page(request: Request, store: Stored, caller: PageReader, run: Chose
 @router.get("/live")
 def compare_live(
     request: Request,
-    store: Stored,
+    store: StoreDep,
     caller: PageReader,
     run: Chosen = [],  # noqa: B006 - FastAPI's way to say it; nothing changes it
     have: Have = "",

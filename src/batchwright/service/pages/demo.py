@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse
 from pydantic_core import to_json
 
 from batchwright.records.service import MAX_RECORDS, RunEnd, RunIntroduction
-from batchwright.service.access import Stored, check_form, need_page
+from batchwright.service.access import StoreDep, check_form, need_page
 from batchwright.service.store import Store
 from batchwright.service.store.lines import read_batch
 from batchwright.service.store.tokens import Caller
@@ -25,7 +25,7 @@ OWNER = "demo"
 
 
 @router.post("/demo", dependencies=[Depends(check_form)])
-def load(store: Stored, caller: Annotated[Caller, need_page("report", "submit")]) -> Response:
+def load(store: StoreDep, caller: Annotated[Caller, need_page("report", "submit")]) -> Response:
     """Load it, if it is not there, and show it."""
     load_demo(store)
     store.audit.note(caller.name, "demo.load", DEMO)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from batchwright.records.service import ArtifactName, Identifier, LogName
 from batchwright.records.text.formatting import size
 from batchwright.reporting.pages.live_page import Part
-from batchwright.service.access import PageReader, Stored
+from batchwright.service.access import PageReader, StoreDep
 from batchwright.service.api.artifacts import handed_out
 from batchwright.service.pages.rendering import fill
 from batchwright.service.problems import ServiceProblem
@@ -25,7 +25,7 @@ SHOWN_BYTES = 8192
 
 @router.get("/{job}/artifacts/{name}")
 def download(
-    request: Request, store: Stored, _caller: PageReader, job: Identifier, name: ArtifactName
+    request: Request, store: StoreDep, _caller: PageReader, job: Identifier, name: ArtifactName
 ) -> Response:
     """A file of a job, to be saved."""
     return handed_out(request, store, job, name)

@@ -22,7 +22,7 @@ from batchwright.reporting.pages.page import job_text
 from batchwright.service.access import (
     PageReader,
     PageSubmitter,
-    Stored,
+    StoreDep,
     check_form,
     csrf_of,
     store_of,
@@ -111,7 +111,7 @@ def jobs_rows(
 @router.post("", dependencies=[Depends(check_form)])
 def submit_job(
     request: Request,
-    store: Stored,
+    store: StoreDep,
     caller: PageSubmitter,
     job: Annotated[str, Form()] = "",
     name: Annotated[str, Form()] = "",
@@ -194,7 +194,7 @@ def _lists(
 
 
 @router.get("/{job}")
-def job_page(request: Request, store: Stored, caller: PageReader, job: Identifier) -> Response:
+def job_page(request: Request, store: StoreDep, caller: PageReader, job: Identifier) -> Response:
     """The page of one job."""
     info = store.jobs.get(job)
     return render(request, "job.html", caller, job=info, live=_live(request, store, caller, info))
@@ -202,7 +202,7 @@ def job_page(request: Request, store: Stored, caller: PageReader, job: Identifie
 
 @router.get("/{job}/live")
 def job_live(
-    request: Request, store: Stored, caller: PageReader, job: Identifier, have: Have = ""
+    request: Request, store: StoreDep, caller: PageReader, job: Identifier, have: Have = ""
 ) -> Response:
     """What has changed on it."""
     info = store.jobs.get(job)
@@ -212,14 +212,14 @@ def job_live(
 
 
 @router.post("/{job}/approve", dependencies=[Depends(check_form)])
-def approve_job(store: Stored, caller: PageSubmitter, job: Identifier) -> Response:
+def approve_job(store: StoreDep, caller: PageSubmitter, job: Identifier) -> Response:
     """Let a plan be followed, and show the job."""
     api.approve_job(store, caller, job)
     return RedirectResponse(f"/jobs/{job}", 303)
 
 
 @router.post("/{job}/cancel", dependencies=[Depends(check_form)])
-def cancel_job(store: Stored, caller: PageSubmitter, job: Identifier) -> Response:
+def cancel_job(store: StoreDep, caller: PageSubmitter, job: Identifier) -> Response:
     """End a job, and show it."""
     api.cancel_job(store, caller, job)
     return RedirectResponse(f"/jobs/{job}", 303)

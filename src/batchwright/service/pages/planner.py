@@ -34,7 +34,7 @@ from batchwright.reporting.data.plan_words import batches_words, decided_words
 from batchwright.reporting.pages.live_page import CURRENCY
 from batchwright.reporting.pages.page import plan_part, profile_facts
 from batchwright.reporting.pages.page_plan import accuracy_chart, pareto_part
-from batchwright.service.access import PageReader, PageSubmitter, Stored, check_form, store_of
+from batchwright.service.access import PageReader, PageSubmitter, StoreDep, check_form, store_of
 from batchwright.service.api import plans as api
 from batchwright.service.pages.planner_form import (
     FIELDS,
@@ -46,7 +46,7 @@ from batchwright.service.pages.planner_form import (
 )
 from batchwright.service.pages.rendering import drawn, render, sentence
 from batchwright.service.problems import NotFound, Refused, ServiceProblem
-from batchwright.service.reading import SMALL_BYTES, aside, check_json
+from batchwright.service.reading import SMALL_BYTES, check_json, run_apart_if_large
 from batchwright.service.settings import Limits
 from batchwright.service.store import Store
 from batchwright.service.store.profiles import ProfileInfo
@@ -169,7 +169,7 @@ def planner_answer(request: Request, caller: PageReader) -> Response:
 
 
 @router.get("/planner/plan.json")
-def planner_plan(request: Request, store: Stored, _caller: PageReader) -> Response:
+def planner_plan(request: Request, store: StoreDep, _caller: PageReader) -> Response:
     """The plan as a file, equal to the byte with what `batchwright plan` writes."""
     told = request.app.state.plan_answers.answer(store, _given(request))
     if told.plan is None:
@@ -182,7 +182,7 @@ def planner_plan(request: Request, store: Stored, _caller: PageReader) -> Respon
 @router.post("/planner/profiles", dependencies=[Depends(check_form)])
 def upload_profile(
     request: Request,
-    store: Stored,
+    store: StoreDep,
     caller: PageSubmitter,
     file: Annotated[UploadFile, File()],
     name: Annotated[Name | str, Form(max_length=120)] = "",
@@ -198,7 +198,7 @@ def upload_profile(
 
 @router.post("/planner/profiles/delete", dependencies=[Depends(check_form)])
 def delete_profile(
-    store: Stored, caller: PageSubmitter, profile: Annotated[Identifier, Form()]
+    store: StoreDep, caller: PageSubmitter, profile: Annotated[Identifier, Form()]
 ) -> Response:
     """Delete a stored profile, and plan from another."""
     api.delete_profile(store, caller, profile)
@@ -307,7 +307,7 @@ def read_profile(content: bytes, name: str) -> tuple[Profile, str]:
         text = content.decode("utf-8")
         if len(content) > SMALL_BYTES:
             check_json(content, Limits().nesting)
-        profile = aside(len(content), parse_record, text, "this file", Profile)
+        profile = run_apart_if_large(len(content), parse_record, text, "this file", Profile)
     except UnicodeDecodeError:
         raise ProfileError("This file is not text in UTF-8, as profiles are.") from None
     except BatchwrightError as error:

@@ -33,7 +33,7 @@ from batchwright.reporting.pages.live_page import (
     tiles,
 )
 from batchwright.reporting.pages.page import page as report_page
-from batchwright.service.access import PageReader, Stored, check_form, need_page
+from batchwright.service.access import PageReader, StoreDep, check_form, need_page
 from batchwright.service.pages.rendering import Have, Live, answer_live, digest_of, piece, render
 from batchwright.service.problems import NotFound
 from batchwright.service.store import Store
@@ -87,7 +87,7 @@ def run_pages(store: Store) -> Draw:
 
 
 @router.get("/{run}")
-def run_page(request: Request, store: Stored, caller: PageReader, run: Identifier) -> Response:
+def run_page(request: Request, store: StoreDep, caller: PageReader, run: Identifier) -> Response:
     """The page."""
     info = store.runs.get(run)
     live = request.app.state.draw_run(info, _etag(store, info))
@@ -96,7 +96,7 @@ def run_page(request: Request, store: Stored, caller: PageReader, run: Identifie
 
 @router.get("/{run}/live")
 def run_live(
-    request: Request, store: Stored, caller: PageReader, run: Identifier, have: Have = ""
+    request: Request, store: StoreDep, caller: PageReader, run: Identifier, have: Have = ""
 ) -> Response:
     """What has changed on the page."""
     info = store.runs.get(run)
@@ -106,7 +106,7 @@ def run_live(
 
 @router.post("/{run}/delete", dependencies=[Depends(check_form)])
 def delete_run(
-    request: Request, store: Stored, caller: Annotated[Caller, need_page("admin")], run: Identifier
+    request: Request, store: StoreDep, caller: Annotated[Caller, need_page("admin")], run: Identifier
 ) -> Response:
     """Delete a run, and show the others."""
     store.runs.delete(run)
@@ -116,7 +116,7 @@ def delete_run(
 
 
 @router.get("/{run}/files/{name}")
-def run_file(store: Stored, _caller: PageReader, run: Identifier, name: str) -> Response:
+def run_file(store: StoreDep, _caller: PageReader, run: Identifier, name: str) -> Response:
     """A document of the run as a file to keep; there are four names."""
     runs = store.runs
     kind = "application/json"
