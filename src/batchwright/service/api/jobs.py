@@ -24,6 +24,8 @@ from batchwright.records.service import (
 )
 from batchwright.service.access import Reader, Reporter, StoreDep, Submitter, require_owner
 from batchwright.service.api.body_route import BodyRoute
+from batchwright.service.job_states import LEASE_LOST
+from batchwright.service.plan_answers import checked_documents
 from batchwright.service.problems import Conflict, NotFound, Refused
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=BodyRoute)
@@ -118,12 +120,10 @@ def report_progress(
     agent = store.jobs.agent(job)
     if agent is not None and not caller.owns(store.agents.owner(agent)):
         # Most likely it was the caller's until its agent fell silent: 403 would not tell it so.
-        raise Conflict("the lease of this job was lost: stop working on it, and lease again")
+        raise Conflict(LEASE_LOST)
     documents = progress.profile is not None or progress.plan is not None
     if documents and (asked := store.jobs.asked(job, progress.key)) is not None:
-        from batchwright.service.job_documents import checked  # the planner
-
-        progress = checked(*asked, progress)
+        progress = checked_documents(*asked, progress)
     orders = store.jobs.progress(job, progress)
     if progress.state is not None:
         said = f"{agent or ''}{f': {progress.reason}' if progress.reason else ''}"

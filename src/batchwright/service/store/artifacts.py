@@ -34,6 +34,7 @@ from sqlalchemy import (
 from batchwright.records.service import ArtifactInfo, ArtifactName, JobArtifacts
 from batchwright.records.text.formatting import size as in_words
 from batchwright.service.database.tables import artifacts, jobs
+from batchwright.service.job_states import LEASE_LOST
 from batchwright.service.problems import Conflict, NoRoom, NotFound, ServiceProblem
 from batchwright.service.store.artifact_place import ArtifactPlace
 from batchwright.service.store.job_rows import job_row
@@ -263,7 +264,7 @@ def _refuse_old_lease(connection: Connection, job: str, key: str, *, lock: bool 
     job that is done still arrive.
     """
     if job_row(connection, job, lock=lock)["lease_key"] != key:
-        raise Conflict("the lease of this job was lost: stop working on it, and lease again")
+        raise Conflict(LEASE_LOST)
 
 
 def _info(row: Any) -> ArtifactInfo:

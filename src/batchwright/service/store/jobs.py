@@ -310,7 +310,7 @@ class Jobs(Part):
     def progress(self, identifier: str, progress: JobProgress) -> JobOrders:
         """Store an agent's report on its job; the agent is noted to be there.
 
-        `job_documents` has checked before that profile and plan are of the job.
+        `plan_answers.checked_documents` has checked before that profile and plan are of the job.
 
         Raises:
             Conflict: The agent does not have the job any more, or the job cannot get to that state.
