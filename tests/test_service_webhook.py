@@ -268,6 +268,12 @@ def lease_job(lease):
     return Job.model_validate(lease.job.job)
 
 
+def test_an_agent_heard_of_before_the_clock_was_set_back_is_not_counted(service):
+    leased(service)
+    service.clock.go(-3600)
+    assert figures(service)["agents",] == 0
+
+
 def test_metrics_count_leases_that_were_lost(service):
     lease = leased(service)
     service.store.jobs.progress(lease.job.id, JobProgress(key=lease.key))

@@ -1,4 +1,4 @@
-"""Jobs: submitted and approved by people, carried out by agents, which ask for something to do."""
+"""Jobs, which people submit and approve; and agents, which lease them and report on them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ AgentName = Annotated[Name, Path(description="The agent's name.")]
 def submit_job(store: StoreDep, caller: Submitter, submission: JobSubmission) -> JobInfo:
     """Queue a job. Its keys are checked here; data and network are looked at by its agent."""
     job = change_job(Job(), submission.job)
-    told = store.jobs.submit(
+    info = store.jobs.submit(
         submission.name,
         job,
         auto=submission.auto,
@@ -47,8 +47,8 @@ def submit_job(store: StoreDep, caller: Submitter, submission: JobSubmission) ->
         needs=submission.needs,
         keep_seconds=submission.keep_seconds,
     )
-    store.audit.note(caller.name, "job.submit", told.id, submission.name)
-    return told
+    store.audit.note(caller.name, "job.submit", info.id, submission.name)
+    return info
 
 
 @router.get("")
@@ -95,18 +95,18 @@ def get_plan(store: StoreDep, _caller: Reader, job: JobId) -> Response:
 def approve_job(store: StoreDep, caller: Submitter, job: JobId) -> JobInfo:
     """Let a job be trained by the plan that waits."""
     require_owner(caller, store.jobs.owner(job))
-    told = store.jobs.approve(job)
+    info = store.jobs.approve(job)
     store.audit.note(caller.name, "job.approve", job)
-    return told
+    return info
 
 
 @router.post("/{job}/cancel")
 def cancel_job(store: StoreDep, caller: Submitter, job: JobId) -> JobInfo:
     """End a job; an agent that works on it is told to stop."""
     require_owner(caller, store.jobs.owner(job))
-    told = store.jobs.cancel(job)
+    info = store.jobs.cancel(job)
     store.audit.note(caller.name, "job.cancel", job)
-    return told
+    return info
 
 
 @router.post("/{job}/progress")
@@ -119,7 +119,7 @@ def report_progress(
     """
     agent = store.jobs.agent(job)
     if agent is not None and not caller.owns(store.agents.owner(agent)):
-        # Most likely it was the caller's until its agent fell silent: 403 would not tell it so.
+        # Not 403: most likely the caller's agent had the job until it fell silent.
         raise Conflict(LEASE_LOST)
     documents = progress.profile is not None or progress.plan is not None
     if documents and (asked := store.jobs.asked(job, progress.key)) is not None:
@@ -154,9 +154,9 @@ def introduce_agent(
     """
     if introduction.name != agent:
         raise Refused("the name in the address and the one in the body differ: send the same")
-    told = store.agents.introduce(introduction, caller.name)
-    store.audit.note(caller.name, "agent.introduce", told.name, ", ".join(introduction.allow))
-    return told
+    info = store.agents.introduce(introduction, caller.name)
+    store.audit.note(caller.name, "agent.introduce", info.name, ", ".join(introduction.allow))
+    return info
 
 
 @agents_router.post(

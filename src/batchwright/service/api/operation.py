@@ -1,4 +1,4 @@
-"""For operators and programs: whether the service lives, what it has counted, what can be asked."""
+"""Health, metrics and the OpenAPI description, for operators and programs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Plans on demand: profiles and a goal in, a plan with its reasons out; and profiles that are kept
-to plan from.
-"""
+"""Plans on demand, from profiles and job keys; and profiles that are kept to plan from."""
 
 from __future__ import annotations
 
@@ -50,8 +48,8 @@ def list_profiles(
     limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 100,
 ) -> list[StoredProfile]:
     """Kept profiles, newest first."""
-    found = store.profiles.list(limit)
-    return [StoredProfile(id=one.id, name=one.name, created=one.created) for one in found]
+    infos = store.profiles.list(limit)
+    return [StoredProfile(id=info.id, name=info.name, created=info.created) for info in infos]
 
 
 @profiles_router.get("/{profile}")

@@ -59,9 +59,9 @@ def introduce_run(
     store: StoreDep, caller: Reporter, run: RunId, introduction: RunIntroduction
 ) -> RunInfo:
     """Introduce a run, or tell that one which had stopped goes on. It belongs to this token."""
-    told = store.runs.introduce(run, introduction, caller.name)
+    info = store.runs.introduce(run, introduction, caller.name)
     store.audit.note(caller.name, "run.introduce", run, introduction.name)
-    return told
+    return info
 
 
 @router.get("/{run}")
@@ -81,9 +81,9 @@ def alive(store: StoreDep, caller: Reporter, run: RunId) -> RecordsTaken:
 def end_run(store: StoreDep, caller: Reporter, run: RunId, end: RunEnd) -> RunInfo:
     """Tell how a run ended."""
     require_owner(caller, store.runs.owner(run))
-    told = store.runs.end(run, end)
+    info = store.runs.end(run, end)
     store.audit.note(caller.name, "run.end", run, end.outcome)
-    return told
+    return info
 
 
 @router.delete("/{run}", status_code=204)
@@ -105,19 +105,19 @@ def get_plan(store: StoreDep, _caller: Reader, run: RunId) -> Plan:
 @router.get("/{run}/profile")
 def get_profile(store: StoreDep, _caller: Reader, run: RunId) -> Profile:
     """What a run's plan was made from."""
-    found = store.runs.profile(run)
-    if found is None:
+    profile = store.runs.profile(run)
+    if profile is None:
         raise NotFound("this run was introduced without a profile")
-    return found
+    return profile
 
 
 @router.get("/{run}/summary")
 def get_summary(store: StoreDep, _caller: Reader, run: RunId) -> RunSummary:
     """The summary of a finished run."""
-    found = store.runs.summary(run)
-    if found is None:
+    summary = store.runs.summary(run)
+    if summary is None:
         raise NotFound("this run has no summary: it has not finished")
-    return found
+    return summary
 
 
 @advice_router.get("")
@@ -140,6 +140,6 @@ def take_advice(
 ) -> Advice:
     """Tell that a run follows an advice from an epoch on."""
     require_owner(caller, store.runs.owner(run))
-    told = store.advice.taken(run, number, taken.epoch)
+    advice = store.advice.taken(run, number, taken.epoch)
     store.audit.note(caller.name, "advice.take", run, f"{number}, from epoch {taken.epoch + 1}")
-    return told
+    return advice
