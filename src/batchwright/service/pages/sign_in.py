@@ -1,7 +1,7 @@
-"""A link that works once signs a browser in.
+"""The pages that sign a browser in, by a one-time link, and out.
 
-Opening the link changes nothing: programs that look at links before people do would use it up. Its
-page has one button, which sends the secret back; the session's cookie comes with the answer.
+Opening the link changes nothing: programs that follow links before people do would use it up. Its
+page has one button, which sends the secret back; the answer sets the session's cookie.
 """
 
 from __future__ import annotations
