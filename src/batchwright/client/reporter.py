@@ -106,15 +106,17 @@ class Reporter:
         """
         try:
             wait = self._turn()
-        except ServiceError as error:
-            if error.status in (401, 404):  # another token, or the service has deleted the run
+        except (BatchwrightError, OSError, ValueError) as error:
+            refusal = error if isinstance(error, ServiceError) else None
+            if refusal is not None and refusal.status in (401, 404):
+                # Another token is needed, or the service has deleted the run: begin anew.
                 self._introduced = False
                 self._close()
-            self._tell_problem(error)
-            return self._backoff.seconds(error)
-        except (BatchwrightError, OSError, ValueError) as error:
-            self._tell_problem(error)
-            return self._backoff.seconds()
+            text = one_line(error)
+            if text != self._problem:
+                self._problem = text
+                self._tell(f"{text}; training goes on, and what is not sent is sent later")
+            return self._backoff.seconds(refusal)
         self._backoff.reset()
         if self._problem:
             self._problem = ""
@@ -180,12 +182,6 @@ class Reporter:
         with suppress(BatchwrightError):
             write_report(self._folder, self._report)
         self._kept = time.monotonic()
-
-    def _tell_problem(self, error: Exception) -> None:
-        text = one_line(error)
-        if text != self._problem:
-            self._problem = text
-            self._tell(f"{text}; training goes on, and what is not sent is sent later")
 
     def _tell(self, text: str) -> None:
         with suppress(OSError, ValueError):  # nobody reads it any more
