@@ -606,6 +606,22 @@ def test_advice_that_was_taken_is_told_once_with_the_plan_that_came_of_it(servic
     assert not (folder / "advice.json").exists()
 
 
+def test_advice_that_training_cannot_read_does_not_come_again(service, folder, told):
+    """As from a service of a newer version: each epoch would find it, and note it, anew."""
+    sender = a_sender(folder, service, told, follows_advice=True)
+    sender.introduce()
+    offer(service, sender.report.run, 1)
+    sent(sender)
+    sender.exchange_advice()
+    (folder / "advice.json").rename(folder / "advice-unreadable.json")  # as training does
+    sender.exchange_advice()
+    assert not (folder / "advice.json").exists()
+    offer(service, sender.report.run, 2)
+    sender.alive()
+    sender.exchange_advice()
+    assert read_record(folder / "advice.json", KeptAdvice).number == 2
+
+
 def test_advice_is_only_told_to_a_run_that_does_not_follow_it(service, folder, told):
     sender = a_sender(folder, service, told)
     sender.introduce()

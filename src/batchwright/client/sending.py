@@ -29,6 +29,7 @@ MAX_LINES = 1000  # in a message; `records.service.MAX_RECORDS`, without importi
 MAX_BYTES = 2**20  # of a message
 ATTEMPTS = 4  # failures in a row after which `send` gives up
 ADVICE = "advice.json"  # where training looks for advice
+UNREADABLE = "advice-unreadable.json"  # advice that training could not read, as of a newer version
 _MAX_ERROR = 2000  # characters of an error
 _MAX_CORRECTIONS = 5  # answers in a row that want another line than the one sent
 
@@ -144,12 +145,13 @@ class Sender:
             return
         self.report_taken_advice()
         left = self._advice_left
-        # Advice that was written and is neither there nor handled was removed by training together
-        # with older advice.
+        # Advice that was written and is neither there, handled nor unreadable was removed by
+        # training together with older advice.
         removed = not (
             left == 0
             or (self._folder / ADVICE).exists()
             or self._handled_advice(left) is not None
+            or _count_in(self._advice_in(UNREADABLE), "number") == left
         )
         if self._newest_advice > self._advice_seen or removed:
             self._fetch_advice()
@@ -305,13 +307,19 @@ class Sender:
         self._advice_left = number
 
     def _handled_advice(self, number: int) -> dict[str, Any] | None:
-        """Advice that training has taken or passed over, which it renames to ``advice-N.json``.
+        """Advice that training has taken or passed over, which it renames to ``advice-N.json``;
+        ``None`` where it has not.
+        """
+        return self._advice_in(f"advice-{number}.json")
+
+    def _advice_in(self, name: str) -> dict[str, Any] | None:
+        """Advice to this run in a file of the run folder.
 
         Returns:
             ``None`` where there is no such file, it is damaged, or it is of another run: the folder
             may have been reported elsewhere before, and each run counts its advice from 1.
         """
-        path = self._folder / f"advice-{number}.json"
+        path = self._folder / name
         try:
             advice = json.loads(_json_in(path)) if path.exists() else None
         except FileError:
