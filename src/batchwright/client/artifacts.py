@@ -242,11 +242,7 @@ class RunFiles:
                 self._heartbeat.wait(backoff.seconds(error))
 
     def _look_up(self) -> tuple[ArtifactInfo, ...]:
-        """The service's artifacts of the job; notes what is known by that.
-
-        Raises:
-            ServiceError: The service cannot be reached, or refuses.
-        """
+        """The service's artifacts of the job; notes which files need not be sent."""
         listed = self._files.listed()
         self._kept = listed.kept
         self._there = {info.name: info.sha256 for info in listed.artifacts}

@@ -290,13 +290,7 @@ class JobWork:
     # ----------------------------------------------------------------------------------- processes
 
     def _verb(self, *words: str) -> None:
-        """Run a verb to its end.
-
-        Raises:
-            LeaseEnded: The work is to end.
-            Unable: The job has exceeded a limit of this agent.
-            VerbFailed: The verb ended with an error.
-        """
+        """Run a verb to its end; raises `VerbFailed` or, after a limit was exceeded, `Unable`."""
         self._heartbeat.check()
         job = self._lease.job
         self._tell(f"{words[0]}: {job.name}")

@@ -99,10 +99,8 @@ class Reporter:
         return None
 
     def _turn_safely(self) -> float | None:
-        """Take one turn. An error is told once, and the turn repeated later.
-
-        Returns:
-            Seconds to wait before the next turn; ``None`` if nothing is left to do.
+        """Take a turn; an error is told once. Returns the seconds until the next turn; ``None`` if
+        nothing is left to do.
         """
         try:
             wait = self._turn()

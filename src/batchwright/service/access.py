@@ -89,14 +89,8 @@ def need_page(*scopes: Scope) -> Any:
 def _allowed(
     request: Request, state: str, scopes: tuple[Scope, ...], who: str, unknown: str
 ) -> Caller:
-    """The caller in a request's state, if it has any of ``scopes``.
-
-    Args:
-        request: The request.
-        state: Name of the caller in the request's state.
-        scopes: Scopes of which one is enough; none: any caller may.
-        who: The caller in the message of `Forbidden`.
-        unknown: Message of `Unauthorized`.
+    """The caller in a request's ``state``, if it has any of ``scopes``; messages name it ``who``,
+    or are ``unknown``.
     """
     caller: Caller | None = getattr(request.state, state, None)
     if caller is None:

@@ -225,14 +225,7 @@ class _Closing(StreamingResponse):
 
 
 def _write(request: Request, store: Store, upload: Upload, length: int, sha256: str) -> None:
-    """Write the body of an upload, piece by piece.
-
-    Args:
-        request: The request.
-        store: The store.
-        upload: The upload.
-        length: Bytes that were announced.
-        sha256: Digest that was announced, in hex.
+    """Write the body of an upload, whose length and digest were announced, piece by piece.
 
     Raises:
         Refused: The body has another length or digest.

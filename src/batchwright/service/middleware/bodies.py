@@ -93,11 +93,7 @@ class Bodies:
             share.give_back()
 
     async def _read(self, request: Request, receive: Receive, share: _RequestBytes) -> bytes | None:
-        """The body; `None` if the client has disconnected.
-
-        Raises:
-            ServiceProblem: The body is too large, or too many large ones are in memory.
-        """
+        """The body; `None` if the client has disconnected."""
         most, stranger = self._limits.body_bytes, caller_of(request.scope) is None
         kind = request.headers.get("content-type", "application/json")
         if stranger:
@@ -132,11 +128,7 @@ class Bodies:
 
 
 class _HeldBytes:
-    """Bytes of the bodies in memory, by sender.
-
-    Args:
-        most: Maximum bytes of all.
-    """
+    """Bytes of the bodies in memory, by sender; ``most`` at once."""
 
     def __init__(self, most: int) -> None:
         self.most = most

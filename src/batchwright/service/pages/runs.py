@@ -68,19 +68,7 @@ def runs_rows(
 
 
 class _Listed:
-    """A page of the list of runs.
-
-    Args:
-        request: The request.
-        caller: The caller who is signed in.
-        query: Text that the runs' names hold; empty: any.
-        state: State of the runs; `None`: any.
-        before: Last run of the previous page; `None`: the first page.
-
-    Attributes:
-        runs: The runs of this page.
-        etag: Digest of all that the page depends on.
-    """
+    """A page of the list of runs; ``etag`` is a digest of all that the page depends on."""
 
     def __init__(
         self,

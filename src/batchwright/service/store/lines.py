@@ -70,11 +70,7 @@ def _read_one_by_one(body: bytes, data: Callable[[], DataFacts]) -> RecordBatch:
 
 
 def _line(values: object, number: int, data: Callable[[], DataFacts]) -> object:
-    """The record of a number, read.
-
-    Raises:
-        Refused: The record is wrong.
-    """
+    """A record, parsed; `Refused` names its number and field."""
     if isinstance(values, dict) and len(values) > MAX_KEYS:
         raise Refused(f"record {number}: {len(values):,} keys, where {MAX_KEYS:,} are taken")
     text = to_json(values)

@@ -379,12 +379,8 @@ class _Run:
 
 
 def _refuse(batch: RecordBatch, stored: int, digest: str | None) -> None:
-    """Refuse a batch that leaves a gap behind the stored records, or follows on other lines.
-
-    Args:
-        batch: The batch.
-        stored: Number of stored records.
-        digest: Digest of their lines; `None`: not known.
+    """Refuse a batch that leaves a gap behind the ``stored`` records, or follows on lines of another
+    ``digest``.
 
     Raises:
         Conflict: ``next`` is the number of the record that is wanted; if it is the batch's own
@@ -446,19 +442,12 @@ def _epochs_in(stored: StoredRecords) -> list[EpochRecord]:
 def _next_of_kind(
     identifier: str, kind: str, sequence: int, limit: int, levels: int, way: int = 1
 ) -> Select[Any]:
-    """Records of a kind after a sequence number, or before it: at least the ``limit`` next to it.
+    """Records of a kind after a sequence number, or before it (``way`` -1): at least the ``limit``
+    next to it.
 
     The index has records level by level, so the query takes the first ones of each level, among
     which are the first ones of all. Otherwise rare lines of a long run would be looked for among
     all of its lines.
-
-    Args:
-        identifier: Identifier of the run.
-        kind: Kind of the records.
-        sequence: The sequence number.
-        limit: Number of records that are needed.
-        levels: Number of levels that the kind has.
-        way: 1: records after the number; -1: before it.
     """
     column = records.c.sequence
     first = [

@@ -356,15 +356,6 @@ def _refuse(row: RowMapping, owner: str, facts: dict[str, Any]) -> None:
     """Refuse an introduction that does not fit a stored run. A run keeps its owner, data, network,
     method and length; batches and rates may change. A reporter that goes on does not bring a
     deleted run back.
-
-    Args:
-        row: Row of the stored run.
-        owner: Name of the token that introduces the run.
-        facts: Data, network, method and length in the introduction, by column.
-
-    Raises:
-        Unavailable: The run is being removed, as it is too old.
-        Conflict: The run was deleted, is another owner's, or of another training.
     """
     if row["outcome"] == EXPIRED:
         raise Unavailable("this run is being removed, being too old: come again in a moment")

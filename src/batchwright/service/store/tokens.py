@@ -245,11 +245,7 @@ class SignIn(Part):
 
 
 def _check_name(name: str, longest: int, what: str) -> None:
-    """Refuse a name that is too long or has control characters in it.
-
-    Raises:
-        Refused: The name is invalid; the message says that it cannot name ``what``.
-    """
+    """Refuse a name for ``what`` that is empty, too long, or has control characters in it."""
     try:
         TypeAdapter(Name).validate_python(name)
         valid = len(name) <= longest
