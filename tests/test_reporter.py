@@ -566,6 +566,18 @@ def put_aside(folder, advice, run, taken=None):
     (folder / "advice.json").unlink(missing_ok=True)
 
 
+def test_an_empty_answer_is_an_error_that_passes_and_loses_no_line(service, folder, told):
+    """As of a proxy whose service is away."""
+    sender = a_sender(folder, service, told, ["", "204", "204"])
+    sender.introduce()
+    for send_it in (sender.send_some, sender.alive):
+        with pytest.raises(ServiceError, match="does not answer as") as error:
+            send_it()
+        assert error.value.passing
+    sent(sender)
+    assert len(stored(service, sender.report.run)[0]) == 7
+
+
 def test_advice_comes_into_the_folder_of_a_run_that_follows_it(service, folder, told):
     sender = a_sender(folder, service, told, follows_advice=True)
     sender.introduce()

@@ -111,7 +111,7 @@ class Sender:
         }
         body = json.dumps(head)[:-1].encode() + b',"records":[' + b",".join(sent) + b"]}"
         try:
-            answer = self._service.post(f"/v1/runs/{self.report.run}/records", body)
+            answer = self._checked(self._service.post(f"/v1/runs/{self.report.run}/records", body))
         except ServiceError as error:
             self._after_refusal(error, first, lines)
             return True
@@ -122,7 +122,7 @@ class Sender:
 
     def alive(self) -> None:
         """Tell the service that the run goes on, without new lines."""
-        self._take_answer(self._service.put(f"/v1/runs/{self.report.run}/alive"))
+        self._take_answer(self._checked(self._service.put(f"/v1/runs/{self.report.run}/alive")))
 
     def end(self, outcome: str, error: str | None) -> None:
         """Send how the run ended, with its summary if it finished."""
@@ -225,7 +225,20 @@ class Sender:
         else:
             raise error
 
-    def _take_answer(self, answer: Any) -> None:
+    def _checked(self, answer: Any) -> dict[str, Any]:
+        """An answer of the service that is an object.
+
+        Raises:
+            ServiceError: The answer is none, as of a proxy whose service is away.
+        """
+        if not isinstance(answer, dict):
+            raise ServiceError(
+                f"{self._service.url} does not answer as `batchwright serve` does: try again later",
+                status=502,
+            )
+        return answer
+
+    def _take_answer(self, answer: dict[str, Any]) -> None:
         """Go on as an answer says, a `RecordsTaken`."""
         self.last_contact = time.monotonic()
         self._newest_advice = max(self._newest_advice, _count_in(answer, "advice") or 0)

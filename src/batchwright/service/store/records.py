@@ -379,8 +379,8 @@ class _Run:
 
 
 def _refuse(batch: RecordBatch, stored: int, digest: str | None) -> None:
-    """Refuse a batch that leaves a gap behind the ``stored`` records, or follows on lines of another
-    ``digest``.
+    """Refuse a batch that leaves a gap behind the ``stored`` records, or follows on lines of
+    another ``digest``.
 
     Raises:
         Conflict: ``next`` is the number of the record that is wanted; if it is the batch's own
