@@ -78,7 +78,9 @@ class Transfers:
 
 
 @router.get("/{job}/artifacts")
-def list_artifacts(store: StoreDep, caller: AnyReader, job: JobId, lease: Key = None) -> JobArtifacts:
+def list_artifacts(
+    store: StoreDep, caller: AnyReader, job: JobId, lease: Key = None
+) -> JobArtifacts:
     """Logs, checkpoints and reports of a job that are kept here, and how much more may be."""
     refuse_strangers(store, caller, job, lease)
     return store.artifacts.of(job)

@@ -15,6 +15,7 @@ import io
 import re
 import threading
 from collections import Counter
+from functools import partial
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -73,9 +74,7 @@ class Bodies:
                 async with asyncio.timeout(BODY_SECONDS):
                     body = await self._read(request, receive, share)
             except TimeoutError:
-                raise ServiceProblem(
-                    f"the body did not come within {BODY_SECONDS:.0f} s"
-                ) from None
+                raise ServiceProblem(f"the body did not come within {BODY_SECONDS:.0f} s") from None
             if body and is_json(request.headers.get("content-type", "application/json")):
                 most = self._limits.nesting, self._limits.values
                 if len(body) <= STRANGERS_BYTES:
@@ -83,9 +82,8 @@ class Bodies:
                 elif len(body) <= THREAD_BYTES:
                     await run_in_threadpool(check_json, body, *most)
                 else:
-                    await run_in_threadpool(
-                        run_apart_if_large, len(body), check_json, body, *most
-                    )
+                    check = partial(run_apart_if_large, len(body), check_json, body, *most)
+                    await run_in_threadpool(check)
             if body is not None:  # else the client has gone
                 scope.setdefault("state", {})["body"] = body
                 await self._app(scope, _replay(body, receive), send)

@@ -69,7 +69,9 @@ class StoreFigures(Collector):
     def _agents(self, connection: Connection) -> Iterator[Metric]:
         there = heard_lately(self._store.clock(), self._store.settings.lease_seconds)
         busy = select(func.count(jobs.c.agent.distinct())).where(HELD)
-        yield _gauge("batchwright_agents", "Agents that are there.", count(connection, agents, there))
+        yield _gauge(
+            "batchwright_agents", "Agents that are there.", count(connection, agents, there)
+        )
         yield _gauge("batchwright_agents_busy", "Agents that have a job.", connection.scalar(busy))
 
     def _sizes(self, connection: Connection) -> Iterator[Metric]:

@@ -107,7 +107,10 @@ def run_live(
 
 @router.post("/{run}/delete", dependencies=[Depends(check_form)])
 def delete_run(
-    request: Request, store: StoreDep, caller: Annotated[Caller, need_page("admin")], run: Identifier
+    request: Request,
+    store: StoreDep,
+    caller: Annotated[Caller, need_page("admin")],
+    run: Identifier,
 ) -> Response:
     """Delete a run, and show the others."""
     store.runs.delete(run)

@@ -1,5 +1,4 @@
-"""Rows of the table of jobs, the records that are made of them, and which agent may have which job.
-"""
+"""Rows of the table of jobs, records made of them, and which agent may have which job."""
 
 from __future__ import annotations
 
@@ -37,7 +36,9 @@ INFO_COLUMNS = [
 ]
 """The columns of a `JobInfo`: all others, and whether there are documents."""
 
-STANDING_COLUMNS = [column for column in INFO_COLUMNS if column.name not in ("job", "needs", "error")]
+STANDING_COLUMNS = [
+    column for column in INFO_COLUMNS if column.name not in ("job", "needs", "error")
+]
 """The columns of a `Standing`, and other short ones."""
 
 LIVE = jobs.c.ended.is_(None)

@@ -1,5 +1,4 @@
-"""The table of runs: introduced, reported, ended, listed, deleted. Their records are in `records`.
-"""
+"""The table of runs: introduced, reported, ended, listed, deleted. `records` has their records."""
 
 from __future__ import annotations
 
@@ -126,8 +125,7 @@ class Runs(Part):
                 lock_for_insert(connection, runs)
                 # The second count looks at each row, which takes long.
                 full = (
-                    count(connection, runs) >= most
-                    and count(connection, runs, NOT_DELETED) >= most
+                    count(connection, runs) >= most and count(connection, runs, NOT_DELETED) >= most
                 )
                 if full and _row(connection, identifier) is None:  # nor was it added meanwhile
                     raise Conflict(f"this service keeps {most} runs at most: delete some first")
@@ -232,7 +230,7 @@ class Runs(Part):
 
     def owner(self, identifier: str) -> str:
         """Name of the token that a run belongs to."""
-        return str(self._of(runs.c.owner, identifier))
+        return str(self._column(runs.c.owner, identifier))
 
     def plan(self, identifier: str) -> Plan:
         """The plan that a run follows now."""
