@@ -145,7 +145,7 @@ def beside_plain(
         return plan
     try:
         plain = make(PLAIN.name)
-    except PlanError as error:
+    except (JobError, PlanError) as error:
         if plan.job.goal.target is None:  # `plain` misses a limit that this plan keeps
             return plan
         own = _planned(plan, None, profile, runs)
