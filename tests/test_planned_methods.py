@@ -639,6 +639,18 @@ def virtual(method, profile=None, **changes):
     return planned(method, profile, launch="virtual", **{"workers": 8, **changes})
 
 
+@pytest.mark.parametrize("method", ["cyclic", "dual-batch", "hybrid"])
+def test_the_interval_between_checkpoints_is_the_plans_own_unless_it_was_asked_for(method):
+    goal = Goal(preemptions_per_hour=2, checkpoint_cost=5)
+    plan = planned(method, goal=goal)
+    chosen = reason(plan, "checkpoint interval")
+    assert (chosen.source, chosen.why[:10]) == ("published", "Daly's for")
+    seconds = plan.job.checkpoint_seconds
+    asked = planned(method, goal=goal, checkpoint_seconds=seconds)
+    assert asked.stages == plan.stages
+    assert reason(asked, "checkpoint interval").source == "asked"
+
+
 @pytest.mark.parametrize("method", ["plain", "dynamic-batch", "dual-batch", "cyclic", "hybrid"])
 def test_any_number_of_workers_can_be_simulated_from_one_that_was_measured(method):
     plan = virtual(method)

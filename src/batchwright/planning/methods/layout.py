@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 
 from batchwright.errors import PlanError
-from batchwright.planning.candidates.preemptions import losses_of
 from batchwright.planning.candidates.progress import fewest_epochs
 from batchwright.planning.candidates.table import SECONDS_PER_HOUR
 from batchwright.planning.chosen import Chosen
@@ -99,7 +98,7 @@ def lay_out(job: Job, times: Measured | Stated, optimizer: tuple[Reason, ...] = 
         *method_reason(job),
         *made.reasons,
         *_training_time(job, made.stages, total),
-        *losses_of(job, times.network, times.preemptions).reasons(total),
+        *times.losses.reasons(total),
         *link_reason(job),
     )
     return replace(made, reasons=found)
@@ -116,8 +115,7 @@ def _laid_out_by_method(
         end: other + sum(n * getattr(one, end) for n, one in rows if one is not None)
         for end in ("value", "low", "high")
     }
-    losses = losses_of(job, times.network, times.preemptions)
-    return made, losses.estimate(Estimate(**ends))
+    return made, times.losses.estimate(Estimate(**ends))
 
 
 def _misses(job: Job, times: Measured | Stated, total: Estimate) -> dict[str, str]:

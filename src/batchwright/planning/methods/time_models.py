@@ -17,6 +17,7 @@ from batchwright.planning.candidates.choice import Choice
 from batchwright.planning.candidates.local_batches import local_batches, shares_by_kind, split
 from batchwright.planning.candidates.optimizer import chosen_optimizer, extra_seconds
 from batchwright.planning.candidates.prediction_records import prediction, prediction_reasons
+from batchwright.planning.candidates.preemptions import Losses, losses_of
 from batchwright.planning.candidates.progress import Progress
 from batchwright.planning.candidates.table import Table
 from batchwright.planning.candidates.worker_types import WorkerType, cut, link_given
@@ -93,9 +94,9 @@ class Measured:
         return self.choice.row.cluster.hourly
 
     @property
-    def preemptions(self) -> float:
-        """How often any worker is taken away in an hour."""
-        return self.choice.row.cluster.preemptions
+    def losses(self) -> Losses:
+        """The time lost by workers that are taken away, at the interval that the table has."""
+        return self.table.losses(self.choice.row.cluster)
 
     @property
     def limit(self) -> int:
@@ -293,9 +294,9 @@ class Stated:
         return None if price is None else self.workers * price
 
     @property
-    def preemptions(self) -> float:
-        """How often any worker is taken away in an hour."""
-        return self.workers * self.job.goal.preemptions_of("")
+    def losses(self) -> Losses:
+        """The time lost by workers that are taken away."""
+        return losses_of(self.job, self.network, self.workers * self.job.goal.preemptions_of(""))
 
     def other_seconds(self, epochs: int) -> float:  # noqa: ARG002
         """Seconds of a training besides its steps: not known, so 0."""
