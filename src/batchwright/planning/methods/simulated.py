@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from batchwright.errors import JobError
 from batchwright.prediction.fit import fit_line
 from batchwright.records import (
     VIRTUAL_BANDWIDTH,
@@ -17,6 +18,7 @@ from batchwright.records import (
     Profile,
     StepTime,
 )
+from batchwright.records.text.formatting import counted
 
 
 def with_link(job: Job) -> Job:
@@ -65,8 +67,13 @@ def simulated(profile: Profile, job: Job, *, slowest: bool) -> Profile:
 
 def _workers(job: Job) -> list[tuple[float, float]]:
     """Speed and overhead of each worker that the job describes; of one usual worker without any."""
-    count = max(len(job.virtual.speeds), len(job.virtual.overheads), 1)
-    return list(job.virtual.relative_times(count))
+    speeds, overheads = len(job.virtual.speeds), len(job.virtual.overheads)
+    if speeds and overheads and speeds != overheads:  # with workers=auto nobody has compared them
+        raise JobError(
+            f"virtual.speeds has {counted(speeds, 'value')}, virtual.overheads {overheads}: give "
+            "one of each for each worker"
+        )
+    return list(job.virtual.relative_times(max(speeds, overheads, 1)))
 
 
 def _lines(points: Sequence[StepTime]) -> dict[int, tuple[float, float]]:
