@@ -185,7 +185,13 @@ def check_least(job: Job, batch: int) -> None:
 
 
 def reasons(
-    job: Job, stages: Sequence[Stage], least: int, rate: LearningRateRule, update: str
+    job: Job,
+    stages: Sequence[Stage],
+    least: int,
+    rate: LearningRateRule,
+    update: str,
+    *,
+    by_runs: bool = False,
 ) -> tuple[Reason, ...]:
     """Why gradients are scaled or not, and into how many parts steps are cut.
 
@@ -195,6 +201,7 @@ def reasons(
         least: Fewest samples of a part.
         rate: The learning rate.
         update: The optimizer.
+        by_runs: Whether runs decided for the job's `ags.mode`, rather than the job itself.
     """
     split, rule = step_split_of(job), ags_rule(job)
     if split is None:
@@ -205,7 +212,7 @@ def reasons(
     found = []
     if rule is not None:
         followed = OPTIMIZERS[update].follows_gradients
-        found.append(_scaling(job, rule, batch, rate, followed=followed))
+        found.append(_scaling(job, rule, batch, rate, followed=followed, by_runs=by_runs))
     if larger:
         parts = _parts(sizes, stage.micro_batch_size, least)
         wanted = job.ags.parts
@@ -345,19 +352,20 @@ def _of_noise(rule: AgsRule, batch: int) -> float:
 
 
 def _scaling(
-    job: Job, rule: AgsRule, batch: int, rate: LearningRateRule, *, followed: bool
+    job: Job, rule: AgsRule, batch: int, rate: LearningRateRule, *, followed: bool, by_runs: bool
 ) -> Reason:
     """The reason for the factors.
 
     ``followed`` says whether the optimizer's update follows the size of the gradient: then the
     reason names the largest rate that comes of it.
     """
+    origin = "By the runs given" if by_runs else "Asked for"
     ratio = batch / rule.base_batch
     most = most_factor(rule, rate, batch)
     value = f"{rule.mode}, factors of {rule.least:g} to {most:.3g}"
     what = "ratio of its norms" if rule.mode == "norm" else "squared ratio of its norms"
     why = (
-        f"Asked for. Each tensor's gradient times the {what} at {rule.base_batch} and at {batch} "
+        f"{origin}. Each tensor's gradient times the {what} at {rule.base_batch} and at {batch} "
         f"samples, measured over the last {rule.lookback} steps or so."
     )
     if job.rate_scaling == "gain":
@@ -375,11 +383,11 @@ def _scaling(
     if ratio <= 1:
         value = "none"
         why = (
-            f"Asked for (ags.mode={rule.mode}), and a batch of {batch} is not above "
+            f"{origin} (ags.mode={rule.mode}), and a batch of {batch} is not above "
             f"base_batch={rule.base_batch}: there is nothing to make up for."
         )
     why = f"{why} {OPTIMIZERS[job.optimizer].on_factors}".rstrip()
-    return Chosen(value, why, "asked").reason("gradient scaling")
+    return Chosen(value, why, "measured" if by_runs else "asked").reason("gradient scaling")
 
 
 def _steps(split: StepSplit, stage: Stage) -> list[tuple[int, ...]]:

@@ -51,6 +51,8 @@ def rate_of(
     network: NetworkFacts,
     update: OptimizerName,
     learnt: LearningLaw | None = None,
+    *,
+    by_runs: bool = False,
 ) -> tuple[LearningRateRule, tuple[Reason, ...]]:
     """The learning rate of a plan of one row, and the reasons for rate, warm-up and decay.
 
@@ -61,10 +63,13 @@ def rate_of(
         network: The network.
         update: The optimizer.
         learnt: The law of learning, with the rates that trials had; `None` without trials.
+        by_runs: Whether runs decided for the job's `scaling`, rather than the job itself.
     """
     scale = learnt.rate_scale(update, batch) if learnt else 1.0
     rule = rule_for(job, batch, data, network, update, scale)
     rate = _rate(rule, batch, remark_on_rate(job, rule, update))
+    if by_runs and rate.source == "asked":
+        rate = rate._replace(source="measured")
     if tried := _rates_tried(job, batch, update, learnt):
         rate = rate._replace(why=f"{rate.why} {tried}", source="measured", reference="")
     return rule, _reasons(job, rule, batch, rate, Chosen(rule.decay, *_DECAY[rule.decay]))

@@ -205,7 +205,8 @@ def make_plan(
         layout = lay_out(settled, times)
         explained = (workers, *measured, *layout.reasons, *why_update)
     else:
-        rule, rates = rate_of(settled, batch, data, network, update, learnt)
+        open_scaling = asked.scaling == "auto"
+        rule, rates = rate_of(settled, batch, data, network, update, learnt, by_runs=open_scaling)
         layout = Layout(laid_out(settled, rule, [times.only_level()]), rule)
         by_epoch = progress.by_epoch(
             batch, scheduled, rule, averaged=averaged_epochs(job) is not None
@@ -244,6 +245,7 @@ def make_plan(
             *(() if virtual else loading(merged[0], layout.stages)),
         ),
         update,
+        ags_by_runs=asked.ags.mode == "auto",
         considered=considered,
         max_epochs=asked.epochs if scheduled < asked.epochs else None,
         target_epochs=row.epochs if row.epochs < scheduled else None,
@@ -439,6 +441,8 @@ def _assembled(
     layout: Layout,
     explained: Sequence[Reason],
     update: OptimizerName | None = None,
+    *,
+    ags_by_runs: bool = False,
     **predicted: Any,
 ) -> Plan:
     """The plan as a record, with the reasons that follow from its stages.
@@ -448,6 +452,7 @@ def _assembled(
         layout: Stages and learning rate.
         explained: Reasons that come first.
         update: The optimizer; unset: the job's own for the largest batch.
+        ags_by_runs: Whether runs decided for the job's `ags.mode`, if it is not `auto`.
         predicted: Further fields of the plan: predictions.
 
     Raises:
@@ -475,7 +480,7 @@ def _assembled(
         stages=stages,
         reasons=(
             *explained,
-            *scaling_reasons(job, stages, least, rule, update),
+            *scaling_reasons(job, stages, least, rule, update, by_runs=ags_by_runs),
             *averaging_reasons(job),
         ),
         **predicted,
