@@ -16,8 +16,7 @@ from batchwright.algorithms.learning_rate import rate_factor
 from batchwright.distributed.processes import STARTED, seconds_since_launch
 from batchwright.distributed.reducer import WorkerNote
 from batchwright.errors import FileError
-from batchwright.prediction.accuracy.forecast import forecast
-from batchwright.prediction.accuracy.straying import straying
+from batchwright.prediction.accuracy.forecast import forecast, straying
 from batchwright.records import EpochRecord, Plan, Profile, RunSummary
 from batchwright.records.documents import write_record
 from batchwright.records.lines.line_files import METRICS, line_text
