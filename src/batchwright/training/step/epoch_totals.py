@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from batchwright.records import EpochRecord, FactorRange, LocalBatches, Stage, WorkerTime
-from batchwright.records.run import told_loss
+from batchwright.records.run import recorded_loss
 
 OWN_PARTS = ("local_samples", "input", "compute", "wait", "communication", "loading", "peak")
 """Of one worker; the others are for all."""
@@ -56,7 +56,7 @@ class EpochMeter:
     def mean_loss(self) -> float | None:
         """Mean training loss so far; ``None`` where it is not finite or nothing was seen."""
         mean = self.loss / self.weight if self.weight else math.nan
-        return told_loss(mean)
+        return recorded_loss(mean)
 
     @property
     def samples_per_second(self) -> float:
@@ -108,7 +108,7 @@ class EpochMeter:
             samples=self.samples,
             learning_rate=self.rate,
             train_loss=self.mean_loss,
-            val_loss=told_loss(loss / self.score_count) if loss is not None else None,
+            val_loss=recorded_loss(loss / self.score_count) if loss is not None else None,
             val_correct=round(correct) if correct is not None else None,
             val_count=self.score_count or None,
             noise_scale=noise_scale,
