@@ -27,7 +27,7 @@ from batchwright.records.text.plan_text import explain
 from batchwright.reporting.data.plan_curves import plan_curves
 from batchwright.reporting.data.spending import spending
 from batchwright.service.pages.planner import Answer
-from batchwright.service.pages.planner_form import Asked
+from batchwright.service.pages.planner_form import FilledForm
 from batchwright.workflows.simulating import simulate
 from samples import make_epoch, make_job, make_kind_profile, make_profile, make_summary
 from test_choice import allowed, chosen, reason
@@ -439,7 +439,7 @@ def test_times_are_of_the_epochs_that_the_target_takes():
         ending = plan.model_copy(update={"stages": (stage,), "target_epochs": None})
         told, like = (make_summary(plan=one, epochs=epochs) for one in (plan, ending))
         assert spending(told).expected == spending(like).expected
-    on_page = {name: more for name, _, more in Answer(Asked({}), plan, PROFILE).tiles}
+    on_page = {name: more for name, _, more in Answer(FilledForm({}), plan, PROFILE).tiles}
     assert on_page["The training"].startswith(f"{counted(needed, 'epoch')}: ")
 
 

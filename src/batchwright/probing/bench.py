@@ -130,7 +130,7 @@ class Bench:
             dtype=dtype_of(self._precision),
             rank=group.rank,
         )
-        group.share(self._weights())  # or each would start over with its own
+        group.broadcast(self._weights())  # or each would start over with its own
         self._start = [t.detach().to("cpu", copy=True) for t in self._weights()]
         self._reducer: Reducer | None = None
         self._clock = clock_for(self.device)
@@ -157,7 +157,7 @@ class Bench:
         if self._reducer is not None:
             self._reducer.close()
         self.group, self._failure_told = group, False  # some may not know yet
-        group.share(self._weights())
+        group.broadcast(self._weights())
         self.optimizer.state.clear()  # that of workers which have sat idle would be out of date
         self._reducer = Reducer(self.trained, group, per_tensor=self._per_tensor)
         self._updater = self._update()

@@ -14,7 +14,7 @@ class TrackerSpec:
     Attributes:
         name: Name in ``--tracker``, before any colon.
         open: Import string of a function (place, run) -> `client.trackers.following.Tracker`, which
-            takes the values; ``run`` is a `client.trackers.following.Tracked`.
+            takes the values; ``run`` is a `client.trackers.following.TrackedRun`.
         package: The package that it imports.
         place: Description of the text after the colon.
         folder: Whether the place is a folder.
