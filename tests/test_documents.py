@@ -760,6 +760,8 @@ def test_what_cannot_be_written_leaves_nothing_aside(tmp_path):
         write_whole(tmp_path / "taken", b"x")
     with pytest.raises(FileError, match=r"cannot write .*no/file: No such file"):
         write_whole(tmp_path / "no" / "file", b"x")
+    with pytest.raises(FileError, match=r"cannot write .*a: File name too long"):
+        write_whole(tmp_path / ("a" * 300), b"x")
     assert [one.name for one in tmp_path.iterdir()] == ["taken"]
 
 

@@ -743,14 +743,14 @@ def test_a_sweep_counts_the_gpus_and_tells_them_apart():
     assert len({*sharing.seen_gpus()} - {""}) == count
 
 
-@reaches("workflows.sweep.verb:_tell_crowding")
+@reaches("workflows.sweep.verb:_warn_of_crowding")
 def test_a_shared_sweep_on_gpus_has_no_word_on_cores(monkeypatch, capsys):
     started = SimpleNamespace(size=2, by="torchrun")
     monkeypatch.setattr(verb, "joined", lambda: started)
     monkeypatch.setattr(verb, "own_machine", lambda _: SimpleNamespace(cores=0))
-    verb._tell_crowding([plan_for()])
+    verb._warn_of_crowding([plan_for()])
     assert not capsys.readouterr().err
-    verb._tell_crowding([make_tiny_plan((12,), device="cpu")])
+    verb._warn_of_crowding([make_tiny_plan((12,), device="cpu")])
     assert "workers=1: a run starts" in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from batchwright.errors import DataError
 from batchwright.records import Job
-from batchwright.workflows.prepare_job import tell_doubts
+from batchwright.workflows.prepare_job import warn_of_doubts
 from batchwright.workload.data.image_folder import list_images
 from batchwright.workload.data.image_store import ImageStore
 from batchwright.workload.data.listing import ImageFile, hold_out, natural_side
@@ -390,9 +390,9 @@ def test_a_held_out_share_is_told_to_do_nothing_beside_a_split_of_one_s_own(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job(data=f"imagefolder:{root}", val=0.5)
-    tell_doubts(job, open_data(job).facts)
+    warn_of_doubts(job, open_data(job).facts)
     said = "warning: val=0.5 does nothing: images has held-out images of its own (the folder val/)"
     assert capsys.readouterr().err == f"{said}\n"
     shutil.rmtree(root / "val")
-    tell_doubts(job, open_data(job).facts)
+    warn_of_doubts(job, open_data(job).facts)
     assert capsys.readouterr().err == ""

@@ -276,7 +276,7 @@ Traceback (most recent call last):
 
     told = beside_ray(tmp_path, "")
     with pytest.raises(WorkerError) as ended:
-        ray_train._fit(SimpleNamespace(fit=fit), told, "batchwright run --resume --out a")
+        ray_train._fit(SimpleNamespace(fit=fit), told.logs, "batchwright run --resume --out a")
     assert ended.value.exit_code == 1
     assert str(ended.value) == (
         "the run under Ray has failed (worker 1 on node2 was killed, and `restarts` allows no "

@@ -114,6 +114,11 @@ def test_runs_of_one_name_are_told_apart_by_the_folders_above():
     assert [one.name for one in compared([first, second]).runs] == ["a/run", "b/run"]
 
 
+def test_runs_in_the_root_folder_have_a_name():
+    runs = [a_run("a", [100]).model_copy(update={"run_folder": "/"}) for _ in range(2)]
+    assert [one.name for one in compared(runs).runs] == ["/", "/"]
+
+
 @pytest.mark.parametrize(
     "data",
     [{"digest": "ab" * 32}, {"val_samples": 10}, {"split": "another"}],

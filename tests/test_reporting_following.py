@@ -7,7 +7,7 @@ import pytest
 
 from batchwright.records.lines.line_files import line_text, sound_line
 from batchwright.records.lines.run_lines import note
-from batchwright.storage.follow_lines import Tail
+from batchwright.storage.follow_lines import Tail, following
 from batchwright.training.recorder import mend
 
 
@@ -67,7 +67,8 @@ def test_a_damaged_line_is_left_out(tmp_path, damaged):
 
 def test_lines_are_followed_while_they_are_written(tmp_path):
     path, seen = tmp_path / "lines.jsonl", []
-    with Tail(path, values).followed(seen.append):
+    lines = Tail(path, values)
+    with following(lambda: lines(seen.append)):
         path.write_text('{"a": 1}\n')
         end = time.monotonic() + 500
         while not seen:

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from batchwright.records.lines.run_lines import note
-from batchwright.records.run import told_loss
+from batchwright.records.run import recorded_loss
 from batchwright.reporting.render.live_tables import LiveWorkers
 from batchwright.reporting.render.progress import LINE_SECONDS, StepsProgress, progress, steps
 from dynamic_runs import shares_line, step_line
@@ -119,7 +119,11 @@ def test_values_that_are_missing_or_null_are_left_out():
 
 
 def test_a_loss_that_is_not_finite_is_left_out():
-    assert (told_loss(float("nan")), told_loss(float("inf")), told_loss(-2.5)) == (None, None, -2.5)
+    assert (recorded_loss(float("nan")), recorded_loss(float("inf")), recorded_loss(-2.5)) == (
+        None,
+        None,
+        -2.5,
+    )
     (said,) = lines(a_console(), [step(0, 5, 20.0, **{"train/loss": None})])
     assert "loss" not in said
 

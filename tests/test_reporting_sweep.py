@@ -113,6 +113,8 @@ def test_numbers_stand_where_they_are_and_other_values_side_by_side():
     assert scale_of([64, 128, 1024]).logarithmic
     assert scale_of(["auto", 5.0]).places == (0.0, 1.0)
     assert not scale_of([[24], [24, 32]]).numeric
+    yes_and_no = scale_of([True, False])  # in Python these are whole numbers
+    assert (yes_and_no.places, yes_and_no.numeric) == ((0.0, 1.0), False)
 
 
 def test_what_has_no_room_is_said_to_be_in_the_table():

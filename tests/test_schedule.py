@@ -222,7 +222,7 @@ def test_workers_of_a_server_have_no_global_batch():
 
 
 def test_training_says_it_before_it_starts(capsys):
-    run_training._tell_rate(plan_of(global_batch=64, learning_rate=0.1))
+    run_training._print_rate(plan_of(global_batch=64, learning_rate=0.1))
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["warning", "learning rate", "warm-up"]
 
@@ -238,7 +238,7 @@ def test_training_says_it_before_it_starts(capsys):
     ],
 )
 def test_a_run_that_cannot_tell_its_noise_scale_says_so_and_how(job, said, capsys):
-    run_training._tell_rate(plan_of(**job))
+    run_training._print_rate(plan_of(**job))
     lines = [line for line in capsys.readouterr().err.splitlines() if "noise scale" in line]
     assert len(lines) == bool(said)
     assert said in "".join(lines)
@@ -351,7 +351,7 @@ def test_the_command_warns_of_a_batch_below_the_base_batch(command, place):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["epochs=3"], "global_batch=auto: the schedule of a job hangs on its batch"),
+        (["epochs=3"], "global_batch=auto: the schedule of a job depends on its batch"),
         (["global_batch=512", "epochs=3", "warmup_epochs=4"], "warmup_epochs=4 is longer than"),
         (["global_batch=512", "learning_rate=0"], "learning_rate = '0'"),
         (["global_batch=512", "learning_rate=-1"], "learning_rate = '-1'"),

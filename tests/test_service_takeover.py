@@ -296,7 +296,7 @@ def test_files_are_listed_and_fetched_by_a_command(kept, reached_in_process, tmp
     client_commands.fetch(lease.job.id, as_json=True)
     told = json.loads(capsys.readouterr().out)["artifacts"]
     assert [(one["name"], one["size"]) for one in told] == [("last.pt", 2048), ("train.log", 13)]
-    with pytest.raises(ArgumentError, match="--json tells what there is"):
+    with pytest.raises(ArgumentError, match="--json lists the files"):
         client_commands.fetch(lease.job.id, names=["last.pt"], as_json=True)
     client_commands.fetch(lease.job.id, "http://127.0.0.1:8400", ["train.log"])
     shown = capsys.readouterr().out

@@ -780,7 +780,7 @@ def test_a_signal_to_all_counts_once_where_a_process_looks_late(start, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["find_everywhere", "tell"])
+@pytest.mark.parametrize("place", ["find_everywhere", "write_sweep_report"])
 def test_a_stop_while_no_run_of_a_sweep_trains_says_what_goes_on(start, tmp_path, place):
     """As worker 0 plans, and as it draws figures."""
     (tmp_path / "signalled.py").write_text(

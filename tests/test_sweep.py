@@ -552,15 +552,15 @@ def test_more_workers_than_a_process_of_a_launcher_has_cores_are_told(monkeypatc
     plan = make_plan()
     monkeypatch.setattr(verb, "width_of", lambda _: 5)
     monkeypatch.setattr(verb, "own_machine", lambda _: Machine(2))
-    verb._tell_crowding([plan])
+    verb._warn_of_crowding([plan])
     assert not capsys.readouterr().err  # a sweep in one process may do so without a word
     started = SimpleNamespace(by="torchrun", size=2)
     monkeypatch.setattr(verb, "joined", lambda: started)
-    verb._tell_crowding([plan])
+    verb._warn_of_crowding([plan])
     said = "workers=5: a run starts 5 processes of its own, and each of the 2 that torchrun has"
     assert capsys.readouterr().err.startswith(f"warning: {said} started has 2 cores for them")
     monkeypatch.setattr(verb, "own_machine", lambda _: Machine(5))
-    verb._tell_crowding([plan])
+    verb._warn_of_crowding([plan])
     assert not capsys.readouterr().err
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,13 +17,14 @@ from batchwright.errors import ArgumentError, BatchwrightError
 TokenFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Holds the token; else BATCHWRIGHT_TOKEN, or this machine's own."
+        metavar="FILE",
+        help="File that holds the token; else BATCHWRIGHT_TOKEN, or this machine's own token.",
     ),
 ]
 Server = Annotated[str, typer.Option(metavar="URL", help="The service.")]
 LOCAL_SERVICE = "http://127.0.0.1:8400"
-"""Where `serve` listens unless it is told otherwise."""
-_MOST = 1_000_000  # GPUs, workers: beyond it is a slip of the pen
+"""The address that `serve` listens on by default."""
+_MOST = 1_000_000  # GPUs or workers: a larger number is a typing error
 
 
 def submit(
@@ -39,14 +40,14 @@ def submit(
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="What the job is called; else its file, or network and data."
+            metavar="NAME", help="The job's name; else that of its file, or network and data."
         ),
     ] = None,
     auto: Annotated[
         bool, typer.Option("--auto", help="Train without waiting for the plan to be approved.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Tell what becomes of it, until it has ended.")
+        bool, typer.Option("--wait", help="Print each change of its state until it has ended.")
     ] = False,
     label: Annotated[
         list[str] | None,
@@ -54,38 +55,39 @@ def submit(
     ] = None,
     gpus: Annotated[
         int,
-        typer.Option(metavar="N", min=0, max=_MOST, help="Only agents with so many GPUs, or more."),
+        typer.Option(metavar="N", min=0, max=_MOST, help="Only agents with at least N GPUs."),
     ] = 0,
     memory: Annotated[
         str | None,
         typer.Option(
             metavar="GIB",
-            help="Only agents with so much memory, also as 8GB; of each GPU if any.",
+            help="Only agents with at least this memory, also as 8GB; of each GPU with --gpus.",
         ),
     ] = None,
     keep_seconds: Annotated[
         str | None,
         typer.Option(
             metavar="SECONDS",
-            help="How long its training is kept for an agent that is away, also as 1h.",
+            help="How long the job waits for its agent to come back before another takes it over; "
+            "also as 1h.",
         ),
     ] = None,
     token_file: TokenFile = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Queue a job at a service, for its agents to carry out."""
+    """Queue a job at a service; one of its agents carries it out."""
     from batchwright.client.http import Service
     from batchwright.client.submitting import follow, needed, state_words
     from batchwright.client.submitting import submit as hand_in
 
-    room = amount("--memory", memory, "GiB", least=0) or 0.0
+    gib = amount("--memory", memory, "GiB", least=0) or 0.0
     kept = amount("--keep-seconds", keep_seconds, "seconds", least=0)
     job, path = job_and_file(words)
-    needs = needed(label or (), gpus, room)
-    called = name or (Path(path).stem if path and path != "-" else f"{job.network} on {job.data}")
-    url, token = _reached(server, token_file)
+    needs = needed(label or (), gpus, gib)
+    name = name or (Path(path).stem if path and path != "-" else f"{job.network} on {job.data}")
+    url, token = _url_and_token(server, token_file)
     with Service(url, token) as service:
-        info = hand_in(service, job, name=called, auto=auto, needs=needs, keep_seconds=kept)
+        info = hand_in(service, job, name=name, auto=auto, needs=needs, keep_seconds=kept)
         _tell(f"submitted as {info.id}")
         if wait:
             try:
@@ -100,19 +102,21 @@ def submit(
 
 
 def fetch(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its identifier, from `submit`.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's identifier, from `submit`.")],
     server: Server = LOCAL_SERVICE,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Files to fetch; logs are printed. None: list all."),
+        typer.Argument(
+            metavar="NAME", help="Files to fetch; logs are printed. Without names, all are listed."
+        ),
     ] = None,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for the files that are no logs.")
+        Path, typer.Option(metavar="DIR", help="Folder for the fetched files, except logs.")
     ] = Path(),
     token_file: TokenFile = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List what a service keeps of a job, print its logs, fetch its checkpoints and reports."""
+    """List the files that a service keeps of a job, print its logs, fetch the others."""
     from pydantic import TypeAdapter, ValidationError
 
     from batchwright.client.artifacts import JobFiles
@@ -128,8 +132,8 @@ def fetch(
             "address of the job's page ends with it"
         ) from None
     if as_json and names:
-        raise ArgumentError("--json tells what there is: name no files beside it")
-    url, token = _reached(server, token_file)
+        raise ArgumentError("--json lists the files: name none beside it")
+    url, token = _url_and_token(server, token_file)
     with Service(url, token) as service:
         files = JobFiles(service, job)
         listed = files.listed()
@@ -157,7 +161,8 @@ def send(
         str | None,
         typer.Option(
             metavar="URL",
-            help="The service; without it, where the run reported before, or none with --tracker.",
+            help="The service. Without it, the one that the run reported to before; with "
+            "--tracker, none.",
         ),
     ] = None,
     tracker: Annotated[
@@ -166,7 +171,7 @@ def send(
     ] = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Send a service, or trackers, what they do not have of a run."""
+    """Send to a service, or to trackers, the lines of a run that they do not have yet."""
     from batchwright.client.http import Service, checked_url
     from batchwright.client.outbox import seal_of
     from batchwright.client.sending import report_to_send
@@ -175,14 +180,13 @@ def send(
     if tracker:
         from batchwright.client.trackers.following import send_to_trackers
 
-        # A run with a summary has finished.
         outcome = "finished" if (run / "summary.json").exists() else ""
         for word, lines in send_to_trackers(run, tracker, outcome).items():
             _tell(f"{lines} lines of {run} are in {word}")
         if server is None:
             return
     report = report_to_send(run, None if server is None else checked_url(server))
-    url, token = _reached(report.url, token_file)
+    url, token = _url_and_token(report.url, token_file)
     if server is None and token_file is None and report.seal != seal_of(url, token):
         raise BatchwrightError(
             f"{run} reported to {url} with another token than yours: say "
@@ -196,20 +200,24 @@ def send(
 
 def agent(
     folder: Annotated[
-        Path, typer.Option(metavar="DIR", help="Takes the jobs' folders; one agent at a time.")
+        Path,
+        typer.Option(
+            metavar="DIR", help="Folder for the jobs' folders; only one agent may use it at a time."
+        ),
     ],
     server: Server = LOCAL_SERVICE,
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Its name, unique at the service; else made of machine and folder."
+            metavar="NAME",
+            help="The agent's name, unique at the service; else made of machine and folder.",
         ),
     ] = None,
     allow: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=PATTERN",
-            help="What jobs may name in data, network, loss or weights; may be repeated.",
+            help="Values that jobs may have for data, network, loss or weights; may be repeated.",
         ),
     ] = None,
     label: Annotated[
@@ -230,7 +238,7 @@ def agent(
         str | None,
         typer.Option(
             metavar="GIB",
-            help="Stop jobs whose folder takes more, also as 500GB, and give them back.",
+            help="Stop jobs whose folder is larger, also as 500GB, and give them back.",
         ),
     ] = None,
     follow_advice: FollowAdvice = False,
@@ -246,32 +254,39 @@ def agent(
     from batchwright.records.text.problems import shorten
 
     hours, disk = amount("--max-hours", max_hours, "hours"), amount("--max-disk", max_disk, "GiB")
-    rules, called = allowed(allow or ()), usual_name(folder) if name is None else name
     limits = Limits(max_workers, hours, disk)
+    rules = allowed(allow or ())
     try:
         introduction = AgentIntroduction(
-            name=called,
+            name=usual_name(folder) if name is None else name,
             chosen=name is not None,
             allow=rules,
             offer=offer(label or (), limits),
         )
     except ValidationError as error:
         wrong = error.errors()[0]
-        what, told = wrong["loc"][0], wrong["msg"]
-        if what == "name":
-            told = "give 1 to 120 characters on one line, without a slash"
-        raise BatchwrightError(f"--{what} {shorten(wrong['input'])}: {told}") from None
-    url, token = _reached(server, token_file)
+        option, problem = wrong["loc"][0], wrong["msg"]
+        if option == "name":
+            problem = "give 1 to 120 characters on one line, without a slash"
+        raise BatchwrightError(f"--{option} {shorten(wrong['input'])}: {problem}") from None
+    url, token = _url_and_token(server, token_file)
     with Service(url, token, answer_seconds=10.0) as service:
-        how: dict[str, Any] = {"limits": limits, "follow_advice": follow_advice, "tell": _tell}
-        Agent(service, token, folder, introduction, **how).work()
+        Agent(
+            service,
+            token,
+            folder,
+            introduction,
+            limits=limits,
+            follow_advice=follow_advice,
+            tell=_tell,
+        ).work()
 
 
-def _reached(server: str, token_file: Path | None) -> tuple[str, str]:
-    """Address and token.
+def _url_and_token(server: str, token_file: Path | None) -> tuple[str, str]:
+    """The checked address of the service, and the token for it.
 
     Raises:
-        BatchwrightError: The address is none, or there is no token.
+        BatchwrightError: The address is not that of a service, or there is no token.
     """
     from batchwright.client.http import checked_url, find_token
 
@@ -286,6 +301,7 @@ def _reached(server: str, token_file: Path | None) -> tuple[str, str]:
 
 
 def _tell(line: str) -> None:
+    """Print a line on standard error, unprintable characters escaped."""
     from batchwright.records.text.problems import printable
 
     print(printable(line), file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """The command line: the same verbs as the library, reading and writing JSON files.
 
-What a person reads goes to standard error, JSON to standard output, so commands pipe:
+Text for people goes to standard error and JSON to standard output, so commands can be piped:
 
     batchwright probe data=digits | batchwright plan - | batchwright train - --out runs/a
 
@@ -36,11 +36,11 @@ _OTHER_VERBS = {
     "resume": "`batchwright run --resume --out RUN`",
     "compare": "`batchwright report RUN RUN...`, which compares runs",
 }
-"""What to write in place of a command that there is not."""
+"""Words that users may try as commands, and what to write in place of each."""
 
 
 class _Commands(TyperGroup):
-    """Answers a command line that is wrong in one line, with what was probably meant."""
+    """The command group. A wrong command line ends with one line that says what to write."""
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
         with _usage_refused():
@@ -53,12 +53,12 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found: Any = super().get_command(ctx, cmd_name)
         for word in found.params if found else ():
-            if word.param_type_name == "argument":  # or Typer adds Python's type to its name
+            if word.param_type_name == "argument":  # else Typer adds Python's type to its name
                 word.display_type_rich = lambda **_: None
         return found
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """With the first sentence of each, whole: Typer cuts what is longer than a line."""
+        """List each command with its whole first sentence; Typer would cut it to one line."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl(
@@ -66,7 +66,8 @@ class _Commands(TyperGroup):
             )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in self.commands and not ctx.resilient_parsing:  # as a shell completes
+        # A shell that completes a command line parses it resiliently, and wants no errors.
+        if args[0] not in self.commands and not ctx.resilient_parsing:
             near = difflib.get_close_matches(args[0], self.commands, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(self.commands)}"
             if args[0] in _OTHER_VERBS:
@@ -76,15 +77,18 @@ class _Commands(TyperGroup):
 
 
 _USAGE = ("NoSuchOption", "MissingParameter", "BadParameter", "BadOptionUsage", "UsageError")
-"""What click raises where a command line is wrong; an empty one, which gets help, is none."""
+"""Names of the errors that click raises for a wrong command line.
+
+`NoArgsIsHelpError` is not among them: an empty command line gets the help."""
 
 
 @contextmanager
 def _usage_refused() -> Iterator[None]:
+    """Turn click's usage errors into an `ArgumentError` of one line."""
     try:
         yield
     except Exception as error:
-        # Typer brings a click of its own, or takes the one that is installed.
+        # Compared by name, since Typer may use its own copy of click or the installed one.
         if type(error).__name__ not in _USAGE:
             raise
         wrong: Any = error
@@ -100,7 +104,7 @@ def _usage_refused() -> Iterator[None]:
 
 
 def _key_for(option: str) -> str:
-    """What to write in place of an option; empty where it is like no job key."""
+    """The hint for an unknown option that resembles a job key; empty if none is like it."""
     from batchwright.records import Job
     from batchwright.records.text.job_keys import ABSENT_WORDS, OTHER_WORDS, job_keys, meaning
 
@@ -108,7 +112,7 @@ def _key_for(option: str) -> str:
     known = job_keys(Job)
     if word in known:
         return f"a job key has no dashes: write {word}=..."
-    # Of an option that other verbs have there is nothing to say but what this one takes.
+    # The option exists for other verbs: the hint would only repeat it.
     if OTHER_WORDS.get(word, "").startswith(f"{option} "):
         return ""
     return meaning(word, known) if word in {*OTHER_WORDS, *ABSENT_WORDS} else ""
@@ -162,7 +166,7 @@ app.command()(training_commands.sweep)
 
 @app.command()
 def doctor(as_json: JsonFlag = False) -> None:
-    """Say what this machine offers to training, and what is wrong with it."""
+    """Show what this machine offers for training, and what is wrong with it."""
     from batchwright import __version__
     from batchwright.workflows.doctor import examine
 
@@ -191,7 +195,7 @@ app.command()(service_commands.backup)
 
 
 def main() -> None:
-    """Read the words and do it: every known mistake is one line on stderr and exit code 2."""
+    """Run the command line. Every known mistake ends with one line on stderr and exit code 2."""
     from batchwright.distributed.processes import spinning_shortly
     from batchwright.errors import one_line
     from batchwright.records.text.problems import printable
@@ -202,15 +206,15 @@ def main() -> None:
     os.environ.update(spinning_shortly(os.environ))  # before torch, for launch=in-process
 
     try:
-        sys.path.append(_working_folder())  # import strings find the user's modules
+        sys.path.append(_working_folder())  # so that import strings find the user's modules
         _refuse_unprintable(sys.argv[1:])
         for stream in (sys.stdin, sys.stdout):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(encoding="utf-8")  # as JSON is, whatever the locale says
+                stream.reconfigure(encoding="utf-8")  # JSON is UTF-8 whatever the locale says
         try:
             take_part(sys.argv[1:], app)
         except SystemExit as end:
-            if end.code:  # what failed counts, not whether somebody still reads what was printed
+            if end.code:  # the command's own failure counts, not that stdout may be closed
                 _exit(end.code)
             sys.stdout.flush()
             raise
@@ -219,7 +223,7 @@ def main() -> None:
         _exit(error.exit_code, printable(one_line(error)))
     except BrokenPipeError:  # the reader of our output has gone
         _exit(1)
-    except OSError as error:  # of a place that is unlike what anybody looked for
+    except OSError as error:  # a file or folder that no earlier check has refused
         where = "" if error.filename is None else f" {error.filename}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             place, hint = f"cannot write{where}", "free some space, or write to another place"
@@ -231,24 +235,24 @@ def main() -> None:
 
 
 def _exit(code: int | str, error: str = "") -> NoReturn:
-    """End with a code, which stays the same where nothing can be printed any more.
+    """End the process with ``code``, also where stdout or stderr is closed.
 
-    Python itself would end with 120, as what is left in the buffers cannot be written, either.
+    Python itself would then end with 120, since it cannot flush its buffers.
     """
     for stream, line in ((sys.stderr, error and f"error: {error}\n"), (sys.stdout, "")):
         try:
             stream.write(line)
-            getattr(stream, "wrapped", stream).flush()  # by Typer, whose own says nothing
+            getattr(stream, "wrapped", stream).flush()  # Typer's wrapper hides the error
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
 
 
 def _refuse_unprintable(words: list[str]) -> None:
-    """Refuse what no file of ours could hold.
+    """Refuse words that are not valid Unicode, which no file of ours could hold.
 
     Raises:
-        ArgumentError: A word is no text, such as the name of a file from another encoding.
+        ArgumentError: A word is such, for example a file name in another encoding.
     """
     for word in words:
         try:
@@ -260,10 +264,10 @@ def _refuse_unprintable(words: list[str]) -> None:
 
 
 def _working_folder() -> str:
-    """Of this process, as `python -m` puts it among the places of modules.
+    """The working folder, which `python -m` puts on the module path, too.
 
     Raises:
-        FileError: It is gone.
+        FileError: The folder has been deleted.
     """
     try:
         return str(Path.cwd())

@@ -1,6 +1,6 @@
-"""What a shell is offered: job keys with their values, trackers, programs that take a plan.
+"""Shell completion: job keys with their values, trackers, and programs to export a plan for.
 
-Files are the shell's own part: where nothing of this fits, it offers them.
+Files are completed by the shell itself, where none of these fits.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import typer
 
 
 def job_words(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Job keys that begin so; behind the = the values that a key may have.
+    """Job keys that begin with ``incomplete``; after the = the values that a key may have.
 
-    Bash takes the = for a word of its own, other shells do not.
+    Bash splits words at the =, other shells do not.
     """
     before = list(ctx.params.get("words") or ctx.params.get("overrides") or ())
     if before[1:] and before[-1] == "=":
         return [value for value in _values(before[-2]) if value.startswith(incomplete)]
-    if not incomplete and before and _values(before[-1]):  # an = that nothing follows is left out
+    if not incomplete and before and _values(before[-1]):  # bash leaves out a trailing =
         return _values(before[-1])
     key, equals, value = incomplete.partition("=")
     if equals:
@@ -28,26 +28,26 @@ def job_words(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def files_first(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Files first; job keys only once something is typed."""
+    """Job keys once something is typed; before that nothing, so that the shell offers files."""
     return job_words(ctx, incomplete) if incomplete else []
 
 
 def trackers(incomplete: str) -> list[str]:
-    """Names of trackers; what stands behind the colon is anybody's."""
+    """Names of trackers; the place after the colon cannot be completed."""
     from batchwright.records.registries.trackers import TRACKERS
 
     return [name for name in TRACKERS if name.startswith(incomplete)]
 
 
 def exports(incomplete: str) -> list[str]:
-    """Programs that a plan can be written for."""
+    """Names of programs that a plan can be exported for, and ``list``."""
     from batchwright.workflows.exports import EXPORTS
 
     return [name for name in ("list", *EXPORTS) if name.startswith(incomplete)]
 
 
 def _keys(beginning: str) -> list[str]:
-    """Keys with their =. A key alone has its values as well: else a shell would end the word."""
+    """Keys with their =. A single match also gets its values: else a shell would end the word."""
     from batchwright.records import Job
     from batchwright.records.text.job_keys import job_keys
 
@@ -58,7 +58,7 @@ def _keys(beginning: str) -> list[str]:
 
 
 def _values(key: str) -> list[str]:
-    """What a key may be, where that is a few words; else its default, as an example."""
+    """The values of a key that takes a few words; else its default, as an example."""
     from pydantic import TypeAdapter
 
     from batchwright.records import Job
@@ -79,7 +79,7 @@ def _values(key: str) -> list[str]:
 
 
 def _words(schema: dict[str, Any]) -> Iterator[str]:
-    """The words of a field's schema, those of each of its alternatives."""
+    """The words that a field's JSON schema allows, over all its alternatives."""
     yield from schema.get("enum", ())
     if schema.get("type") == "boolean":
         yield from ("true", "false")

@@ -1,4 +1,4 @@
-"""Words and options that commands of several files take."""
+"""Arguments and options that several command files share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from batchwright.cli import completion
 
-PLAN = typer.Argument(metavar="PLAN.json|RUN", help="From plan, or a run folder; - is stdin.")
+PLAN = typer.Argument(metavar="PLAN.json|RUN", help="A plan's file, or a run folder; - is stdin.")
 JobWords = Annotated[
     list[str] | None,
     typer.Argument(
@@ -27,5 +27,7 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if ther
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 FollowAdvice = Annotated[
     bool,
-    typer.Option("--follow-advice", help="Take plans that the service offers, after an epoch."),
+    typer.Option(
+        "--follow-advice", help="After an epoch, switch to a new plan that the service offers."
+    ),
 ]

@@ -1,4 +1,4 @@
-"""What the verbs of the command line read and print: words, files, tables, one line each."""
+"""What the commands share: reading arguments and files, and printing plans, tables and results."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def job_of(words: list[str] | None) -> Job:
 
 
 def files_and_keys(words: list[str]) -> tuple[list[str], list[str]]:
-    """Words that are files, and those that are ``KEY=VALUE``; a file may have = in its name."""
+    """Split words into files and ``KEY=VALUE`` texts; a file that exists may have = in its name."""
     files = [word for word in words if "=" not in word or is_there(word)]
     return files, [word for word in words if word not in files]
 
 
 def key_values(words: Sequence[str] | None, option: str = "") -> dict[str, str]:
-    """Words such as ``KEY=VALUE``, each key with one value; ``option`` stands before each."""
+    """``KEY=VALUE`` words by key, each with one value; ``option`` is named in error messages."""
     from batchwright.records.documents import pairs_of
 
     return pairs_of(
@@ -52,7 +52,7 @@ def key_values(words: Sequence[str] | None, option: str = "") -> dict[str, str]:
 
 
 def new_choice(plan: Plan, profile: Profile) -> str:
-    """What planning again would choose, in a line."""
+    """What planning again with ``profile`` would choose, beside the old choice, in a line."""
     from batchwright.planning.planner import make_plan
     from batchwright.records.text.formatting import counted
     from batchwright.workflows.check_plan import open_again
@@ -60,7 +60,7 @@ def new_choice(plan: Plan, profile: Profile) -> str:
     try:
         again = make_plan(profile, open_again(plan, profile))
     except BatchwrightError as error:
-        return f"no new plan comes of it: {error}"
+        return f"planning again with these points fails: {error}"
     before, now = (
         f"{counted(one.workers, 'worker')} with global batch {one.stages[0].global_batch_size}"
         for one in (plan, again)
@@ -71,7 +71,15 @@ def new_choice(plan: Plan, profile: Profile) -> str:
 
 
 def refuse_bad_target(out: Path | None, model: type[Record] | None = None) -> None:
-    """Better now than after measuring for half a minute; ``model`` is what will be written."""
+    """Refuse a path that cannot be written before any work is done.
+
+    Args:
+        out: The file to write; ``-`` or `None` is stdout.
+        model: The record that will be written there; a file with another record is refused.
+
+    Raises:
+        BatchwrightError: The path is a folder, or its folder is missing or not writable.
+    """
     if out is None or str(out) == "-":
         return
     if is_there(out) and out.is_dir():
@@ -86,7 +94,7 @@ def refuse_bad_target(out: Path | None, model: type[Record] | None = None) -> No
 
 
 def refuse_bad_figure(figure: Path | None) -> None:
-    """The same of a figure, which its name has to be of a kind of, too."""
+    """Refuse a path that is not that of a figure (.png, .pdf or .svg), or cannot be written."""
     if figure is not None:
         from batchwright.reporting.render.figures import check_figure
 
@@ -100,23 +108,26 @@ _UNITS = {"seconds": 1.0, "hours": 3600.0, "days": 86400.0, "GiB": 2.0**30}
 def amount(
     option: str, given: str | None, unit: str = "", *, least: float | None = None
 ) -> float | None:
-    """What an option says: a number in its unit, or one with a unit of its own, as job keys take.
+    """The value of an option: a plain number in ``unit``, or a text with its own unit (``8GB``).
 
     Args:
-        option: Its name.
-        given: What stands behind it; `None`: nothing.
-        unit: One of `_UNITS`, or none.
-        least: Smallest amount; unset: anything above 0.
+        option: The option's name, for messages.
+        given: The option's text; `None`: the option was not given.
+        unit: A key of `_UNITS`; empty: a number without a unit.
+        least: Smallest value; unset: anything above 0.
+
+    Returns:
+        The value in ``unit``; `None` if the option was not given.
 
     Raises:
-        ArgumentError: It is none, such as nan, or more than anybody has.
+        ArgumentError: The text is no number, or the value is too small or too large.
     """
     from batchwright.records.text.amounts import bytes_of, seconds_of
 
     if given is None:
         return None
     size = unit == "GiB"
-    most = 1e6 if size else 1e9  # beyond, sums of it would be no numbers any more
+    most = 1e6 if size else 1e9  # larger values would overflow when they are added up
     try:
         value = float(given)
     except ValueError:
@@ -131,22 +142,23 @@ def amount(
 
 
 def refuse_existing(out: Path | None, force: bool) -> None:
-    """Nothing, unless a file would be overwritten that somebody may have changed."""
+    """Refuse to overwrite a file, which somebody may have changed, without ``--force``."""
     if out is not None and str(out) != "-" and out.is_file() and not force:
         raise BatchwrightError(f"{out} exists: name another file, or overwrite it with --force")
 
 
 def write(record: Record, out: Path | None) -> None:
-    """To the file; without one to stdout."""
+    """Write a record as JSON to a file, or without one to stdout."""
     from batchwright.records.documents import write_record
 
     write_record(record, "-" if out is None else out)
 
 
-def hand_on(record: Record, out: Path | None, as_json: bool) -> None:
-    """To the file, and to stdout if asked; without either to stdout, unless that is a terminal.
+def write_result(record: Record, out: Path | None, as_json: bool) -> None:
+    """Write a command's result as JSON: to the file, and to stdout with ``--json``.
 
-    There it was shown already, and thousands of lines would take that away.
+    Without either it goes to stdout, unless that is a terminal: there tables have shown it already,
+    and thousands of lines of JSON would scroll them away.
     """
     if out is not None:
         write(record, out)
@@ -159,14 +171,14 @@ def hand_on(record: Record, out: Path | None, as_json: bool) -> None:
 
 
 def explained(plan: Plan, stream: TextIO) -> str:
-    """The plan with all its reasons, as wide as what ``stream`` writes to."""
+    """The plan with all its reasons, wrapped to the terminal's width if ``stream`` is one."""
     from batchwright.records.text.plan_text import explain
 
     return explain(plan, get_terminal_size().columns if stream.isatty() else None)
 
 
 def print_plan(plan: Plan, *, explain: bool) -> None:
-    """The plan in a line, or with all its reasons."""
+    """Print the plan on standard error: in one line, or with all its reasons."""
     if explain:
         print(explained(plan, sys.stderr), file=sys.stderr)
         return
@@ -203,14 +215,14 @@ def print_plan(plan: Plan, *, explain: bool) -> None:
 
 
 def show(table: Any) -> None:
-    """A table, for a person."""
+    """Print a rich table on standard error."""
     from rich.console import Console
 
     Console(stderr=True).print(table)
 
 
 def finish_run(summary: RunSummary, as_json: bool) -> None:
-    """`finish`, but of a run whose engine's log was shown and has the table already."""
+    """`finish` without its table where an engine ran the job: its log has shown that already."""
     from batchwright.workflows.engines import hands_over
 
     if not hands_over(summary.plan.job):
@@ -220,7 +232,10 @@ def finish_run(summary: RunSummary, as_json: bool) -> None:
 
 
 def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None:
-    """What a run comes to: a table for a person, one object for a program."""
+    """Print a run's results: tables and paths on stderr, with ``--json`` one object on stdout.
+
+    ``page`` is the report, where that is not in the run folder.
+    """
     from batchwright.reporting.data.reading import learnt_words, refit_words
     from batchwright.reporting.render.tables import summary_table
 
@@ -239,24 +254,24 @@ def finish(summary: RunSummary, as_json: bool, page: Path | None = None) -> None
 
 
 def compare(runs: list[str], out: Path, as_json: bool) -> None:
-    """Several runs beside each other: page, figure, table."""
+    """Compare several runs: write page and figure into ``out``, and print the table."""
     from batchwright.reporting.render.tables import comparison_table
     from batchwright.workflows import verbs
 
-    told, page = verbs.compare_runs(runs, out=out)
-    show(comparison_table(told))
+    comparison, page = verbs.compare_runs(runs, out=out)
+    show(comparison_table(comparison))
     print(f"comparison: {page} (figure: {page.with_suffix('.png')})", file=sys.stderr)
     if as_json:
         results = [
             result(one.summary)
             | {"training_seconds": one.seconds, "seconds_to_common_accuracy": one.reached}
-            for one in told.runs
+            for one in comparison.runs
         ]
-        print(json.dumps({"common_accuracy": told.common, "runs": results}, indent=2))
+        print(json.dumps({"common_accuracy": comparison.common, "runs": results}, indent=2))
 
 
 def result(summary: RunSummary) -> dict[str, Any]:
-    """What a program wants to know of a run."""
+    """A run's results as plain values, for ``--json``."""
     from batchwright.reporting.data.reading import accuracy_comparison, overall
 
     stage = summary.plan.stages[-1]

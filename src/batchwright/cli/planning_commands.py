@@ -13,7 +13,6 @@ from batchwright.cli.options import PLAN, Force, JobWords, JsonFlag, Overrides
 from batchwright.cli.output import (
     explained,
     files_and_keys,
-    hand_on,
     job_of,
     key_values,
     new_choice,
@@ -23,6 +22,7 @@ from batchwright.cli.output import (
     refuse_existing,
     show,
     write,
+    write_result,
 )
 from batchwright.errors import ArgumentError, PlanError
 
@@ -44,7 +44,7 @@ def probe(
     profile = verbs.probe(job_of(words), out=None if piped else out)
     if piped or as_json:
         write(profile, None)
-    show(profile_table(profile))  # below it, where both go to a terminal
+    show(profile_table(profile))  # last, so that a terminal shows it below the JSON
 
 
 def plan(
@@ -52,7 +52,7 @@ def plan(
         list[str],
         typer.Argument(
             metavar="PROFILE.json|RUN|KEY=VALUE",
-            help="From probe, or run folders, one or more; - is stdin. Then job keys to change.",
+            help="Profiles, or run folders that hold one; - is stdin. Then job keys to change.",
             autocompletion=completion.files_first,
         ),
     ],
@@ -60,7 +60,8 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="RUN",
-            help="Finished run of this workload, or sweep, to learn from; may be repeated.",
+            help="Finished run of this workload, or a sweep over it, to learn from; may be "
+            "repeated.",
         ),
     ] = None,
     out: Annotated[
@@ -75,7 +76,7 @@ def plan(
     as_json: JsonFlag = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show why, choice by choice.")] = False,
 ) -> None:
-    """Decide, and predict: workers, batch, rate and why. Needs no torch."""
+    """Choose workers, batch, rate and more, and predict time and accuracy. Needs no torch."""
     from batchwright.records import Plan, Profile
     from batchwright.records.documents import read_record
     from batchwright.workflows import verbs
@@ -94,11 +95,11 @@ def plan(
 
         drawn, numbers = write_plan_figure(decided, profiles, figure)
         print(f"figure: {drawn} (its numbers: {numbers})", file=sys.stderr)
-    hand_on(decided, out, as_json)
+    write_result(decided, out, as_json)
 
 
 def explain(plan: Annotated[str, PLAN]) -> None:
-    """Show why a plan is as it is, choice by choice, by its file alone. Needs no torch."""
+    """Show a plan with the reason of each choice, from its file alone. Needs no torch."""
     from batchwright.records.run_folder import read_plan
 
     print(explained(read_plan(plan), sys.stdout))
@@ -109,22 +110,26 @@ def check(
     overrides: Overrides = None,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="PROFILE.json", help="What the plan was made from, to add to."),
+        typer.Option(
+            metavar="PROFILE.json", help="Profile of the plan; the new points are added to it."
+        ),
     ] = None,
     points: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Most steps to measure; without it, all that it predicts."),
+        typer.Option(
+            metavar="N", help="Most steps to measure; without it, all that the plan predicts."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File for the profile with the new points; needs --profile, or a run's folder.",
+            help="File for the profile with the new points; needs --profile, or a run folder.",
         ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure steps that a plan predicted, its own among them, and compare."""
+    """Measure steps that a plan has predicted, its own first, and compare."""
     from batchwright.records import Plan, Profile
     from batchwright.records.documents import read_record
     from batchwright.reporting.data.reading import check_words
@@ -168,7 +173,7 @@ def schedule(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the learning rate over the epochs, and what it comes from. Trains nothing."""
+    """Show the learning rate over the epochs, with its sources. Trains nothing."""
     from batchwright.reporting.render.figures import write_schedule_figure
     from batchwright.reporting.render.tables import schedule_table
     from batchwright.workflows import verbs
@@ -177,14 +182,14 @@ def schedule(
     if len(places) > 1:
         raise PlanError(f"schedule shows one thing at a time, not {' and '.join(places)}")
     refuse_bad_figure(figure)
-    told = verbs.schedule(places[0] if places else None, overrides=overrides)
-    for doubt in told.doubts:
+    found = verbs.schedule(places[0] if places else None, overrides=overrides)
+    for doubt in found.doubts:
         print(f"warning: {doubt}", file=sys.stderr)
-    show(schedule_table(told))
+    show(schedule_table(found))
     if figure is not None:
-        print(f"figure: {write_schedule_figure(told, figure)}", file=sys.stderr)
+        print(f"figure: {write_schedule_figure(found, figure)}", file=sys.stderr)
     if as_json:
-        print(told.model_dump_json(indent=2))
+        print(found.model_dump_json(indent=2))
 
 
 def simulate(
@@ -192,14 +197,15 @@ def simulate(
         list[str],
         typer.Argument(
             metavar="PLAN.json|RUN|KEY=VALUE",
-            help="From plan, or a run folder; - is stdin. Then keys of the simulation "
+            help="A plan's file, or a run folder; - is stdin. Then keys of the simulation "
             "(docs/simulate.md).",
         ),
     ],
     profile: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PROFILE.json", help="What the plan was made from; may be repeated, by kind."
+            metavar="PROFILE.json",
+            help="Profile of the plan; may be repeated, one for each kind of worker.",
         ),
     ] = None,
     search: Annotated[
@@ -221,11 +227,11 @@ def simulate(
         typer.Option(metavar="FILE", help="File for the plan with the best values searched."),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show every reason of that plan.")
+        bool, typer.Option("--explain", help="Show every reason of the plan of --write-plan.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Simulate a plan's training on clusters that nobody here has. Needs no torch."""
+    """Simulate a plan's training on clusters that you do not have. Needs no torch."""
     from batchwright.records import Plan, Simulation
     from batchwright.records.documents import read_record
     from batchwright.reporting.render.simulation import simulation_tables, write_simulation_figure
@@ -241,7 +247,7 @@ def simulate(
     refuse_bad_target(write_plan, Plan)
     if explain and write_plan is None:
         raise ArgumentError("--explain shows the plan of --write-plan: give --write-plan FILE")
-    if write_plan is not None and str(write_plan) in ("-", str(out)):
+    if write_plan is not None and write_plan in (Path("-"), out):
         raise ArgumentError(
             f"--write-plan {write_plan}: the result goes there; give the plan a file of its own"
         )
@@ -263,7 +269,7 @@ def simulate(
     if taken is not None:
         print_plan(taken, explain=explain)
         write(taken, write_plan)
-    hand_on(found, out, as_json)
+    write_result(found, out, as_json)
 
 
 def export(
@@ -272,7 +278,7 @@ def export(
         typer.Option(
             "--as",
             metavar="NAME",
-            help="Program that takes it; `list` names all.",
+            help="Program that the plan is written for; `list` names all.",
             autocompletion=completion.exports,
         ),
     ],
@@ -280,7 +286,9 @@ def export(
     hosts: Annotated[
         int, typer.Option(metavar="N", min=1, help="Hosts that share the workers evenly.")
     ] = 1,
-    run_folder: Annotated[str, typer.Option(metavar="DIR", help="Run folder there.")] = "run",
+    run_folder: Annotated[
+        str, typer.Option(metavar="DIR", help="Run folder on the machine that trains.")
+    ] = "run",
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -295,7 +303,7 @@ def export(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write a plan for another program: an engine that starts it, or a trainer that follows it."""
+    """Write a plan as a file of another program that starts or follows it."""
     from batchwright.records import Plan
     from batchwright.records.documents import read_record
     from batchwright.storage.files import write_whole

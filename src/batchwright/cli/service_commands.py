@@ -1,6 +1,6 @@
-"""Commands of whoever runs a service: `serve`, `token`, `sign-in`, `backup`.
+"""Commands for operators of a service: `serve`, `token`, `sign-in`, `backup`.
 
-What they need beyond the rest of Batchwright comes with ``pip install "batchwright[serve]"``.
+They need the packages of ``pip install "batchwright[serve]"``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PACKAGES = {"alembic", "fastapi", "multipart", "prometheus_client", "psycopg", "python_multipart"}
 PACKAGES |= {"fsspec", "jinja2", "sqlalchemy", "starlette", "uvicorn"}
+"""Modules that the extra ``serve`` installs."""
 
 Database = Annotated[
     str | None,
@@ -52,8 +53,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Where browsers find it, such as https://plans.example.org behind a proxy. Its "
-            "name is allowed; with https, cookies go over HTTPS only.",
+            help="Address for browsers, such as https://plans.example.org behind a proxy. Its host "
+            "name is allowed; with https, cookies are sent over HTTPS only.",
         ),
     ] = None,
     secure_cookies: Annotated[
@@ -62,7 +63,7 @@ def serve(
     proxy: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS", help="Proxy that is believed when it says who its clients are."
+            metavar="ADDRESS", help="Proxy whose word on its clients' addresses is trusted."
         ),
     ] = None,
     retention_days: Annotated[
@@ -74,27 +75,29 @@ def serve(
     lease_seconds: Annotated[
         str | None,
         typer.Option(
-            metavar="SECONDS", help="Silence after which an agent may lose its job; else 30."
+            metavar="SECONDS",
+            help="Seconds of silence after which an agent may lose its job; else 30.",
         ),
     ] = None,
     keep_seconds: Annotated[
         str | None,
         typer.Option(
             metavar="SECONDS",
-            help="How much longer a training is kept for a silent agent; else 600.",
+            help="Seconds more that a training waits for its silent agent; else 600.",
         ),
     ] = None,
     rate: Annotated[
         str | None,
         typer.Option(
-            metavar="N", help="Requests a second that a token or an address may make; else 200."
+            metavar="N",
+            help="Requests per second that one token or address may make; else 200.",
         ),
     ] = None,
     artifacts: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Takes jobs' checkpoints and logs: a folder, s3://BUCKET/FOLDER, or `none`. "
+            help="Store for jobs' checkpoints and logs: a folder, s3://BUCKET/FOLDER, or `none`. "
             "Without it, a folder beside the SQLite file.",
         ),
     ] = None,
@@ -102,7 +105,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="GIB",
-            help="Room for artifacts, also as 500GB; else 64. One job may have a quarter of it.",
+            help="Size of that store, also as 500GB; else 64. One job may use a quarter of it.",
         ),
     ] = None,
     webhook: Annotated[
@@ -110,7 +113,7 @@ def serve(
         typer.Option(
             metavar="URL",
             envvar="BATCHWRIGHT_WEBHOOK",
-            help="Is told of failed jobs, silent runs and missed predictions.",
+            help="Address that failed jobs, silent runs and missed predictions are posted to.",
             show_envvar=False,
         ),
     ] = None,
@@ -129,28 +132,28 @@ def serve(
             log_to_stderr,
             public_parts,
         )
-        from batchwright.service.operating.serving import serve as serve_until_told
+        from batchwright.service.operating.serving import serve as serve_until_stopped
         from batchwright.service.settings import GIB, Limits, Settings
         from batchwright.service.store.tokens import new_name
         from batchwright.service.webhook import SECRET, checked_webhook
 
-    told: dict[str, Any] = {
+    times: dict[str, Any] = {
         "retention_days": amount("--retention-days", retention_days, "days"),
         "lease_seconds": amount("--lease-seconds", lease_seconds, "seconds", least=5),
         "keep_seconds": amount("--keep-seconds", keep_seconds, "seconds", least=0),
     }
-    asked, room = amount("--rate", rate), amount("--artifacts-gib", artifacts_gib, "GiB")
-    check_names(allowed_host or (), proxy)
-    scheme, name = public_parts(public_url) if public_url else ("", "")
-    usual = Limits()
-    given = asked or usual.requests_per_second
-    size = round(room * GIB) if room else usual.artifact_bytes
+    defaults = Limits()
+    requests = amount("--rate", rate) or defaults.requests_per_second
+    gib = amount("--artifacts-gib", artifacts_gib, "GiB")
+    size = max(1, round(gib * GIB)) if gib else defaults.artifact_bytes
     limits = Limits(
-        requests_per_second=given,
-        burst=max(usual.burst, round(4 * given)),
-        artifact_bytes=max(1, size),
+        requests_per_second=requests,
+        burst=max(defaults.burst, round(4 * requests)),
+        artifact_bytes=size,
         artifact_bytes_per_job=max(1, size // 4),
     )
+    check_names(allowed_host or (), proxy)
+    scheme, name = public_parts(public_url) if public_url else ("", "")
     database = database or default_database()
     settings = Settings(
         database=database,
@@ -159,25 +162,25 @@ def serve(
         allowed_hosts=tuple(filter(None, (*(allowed_host or ()), name))),
         public_url=public_url and public_url.rstrip("/"),
         secure_cookies=secure_cookies or scheme == "https",
-        **{key: value for key, value in told.items() if value is not None},
+        **{key: value for key, value in times.items() if value is not None},
         artifacts=None if artifacts == "none" else artifacts or default_artifacts(database),
         webhook=checked_webhook(webhook),
         webhook_secret=os.environ.get(SECRET) or None,
         limits=limits,
     )
 
-    def tell(address: str, store: Store) -> None:
+    def announce(address: str, store: Store) -> None:
         _say(f"batchwright serves at {address}, from {shown(settings.database)}")
         if sys.stderr.isatty() or not store.sign_in.ever():
             name = new_name()
             link = sign_in_address(address, store.sign_in.link(["admin"], name))
             store.audit.note("operator", "sign-in.link", f"browser {name}", "admin")
             _say(f"sign in within {round(settings.link_seconds / 60)} minutes: {link}")
-        else:  # nobody may be looking, but for those who read logs
+        else:  # a log is no place for a link that signs in
             _say(f"sign in: `batchwright sign-in --server {address}` prints a link")
         log_to_stderr(log_level)
 
-    serve_until_told(settings, on_start=tell, proxy=proxy)
+    serve_until_stopped(settings, on_start=announce, proxy=proxy)
 
 
 def token(
@@ -192,7 +195,7 @@ def token(
     ] = None,
     database: Database = None,
 ) -> None:
-    """Create, list or revoke the tokens of those who may use a service."""
+    """Create, list or revoke the tokens by which programs use a service."""
     if action == "list":
         with _store(database) as store:
             for one in store.tokens.list():
@@ -226,7 +229,7 @@ def sign_in(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Who is to follow it: what they submit stays theirs when they sign in again.",
+            help="Who will use the link: their jobs stay theirs when they sign in again.",
         ),
     ] = None,
     server: Annotated[
@@ -234,11 +237,11 @@ def sign_in(
     ] = LOCAL_SERVICE,
     sign_out: Annotated[
         bool,
-        typer.Option("--sign-out", help="Sign all browsers out instead, and void all links."),
+        typer.Option("--sign-out", help="Instead sign all browsers out, and void all links."),
     ] = False,
     database: Database = None,
 ) -> None:
-    """Print a link that signs a browser in, once; or sign all browsers out."""
+    """Print a link that signs in one browser, once; or sign all browsers out."""
     with _store(database) as store:
         if sign_out:
             _say(f"signed in until now: {store.sign_in.leave_all()}; nobody is any more")
@@ -259,7 +262,7 @@ def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="New file for the copy.")],
     database: Database = None,
 ) -> None:
-    """Copy a service's database while the service goes on."""
+    """Copy a service's database while the service runs."""
     with _with_serve():
         from batchwright.service.operating.backup import backup as copy
         from batchwright.service.operating.local import default_database
@@ -270,7 +273,7 @@ def backup(
 
 @contextmanager
 def _with_serve() -> Iterator[None]:
-    """Say what to install where it is missing."""
+    """Turn a failed import of a package of the extra ``serve`` into a hint to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -282,7 +285,7 @@ def _with_serve() -> Iterator[None]:
 
 @contextmanager
 def _store(database: str | None) -> Iterator[Store]:
-    """The store of a database that is there, or of the user's own."""
+    """Open the store in a database: the given one, or the user's default one."""
     with _with_serve():
         from batchwright.service.operating.local import default_database
         from batchwright.service.settings import Settings

@@ -1,4 +1,4 @@
-"""Commands that train or tell of a training: `run`, `train`, `report`, `deliver`, `sweep`."""
+"""Commands that train, or show a training: `run`, `train`, `report`, `deliver`, `sweep`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ReportTo = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Service that is told how the run goes. Else what BATCHWRIGHT_REPORT_TO says.",
+        help="Service to report the run to; else that of BATCHWRIGHT_REPORT_TO, if set.",
     ),
 ]
 Trackers = Annotated[
@@ -39,8 +39,8 @@ Trackers = Annotated[
     typer.Option(
         "--tracker",
         metavar="NAME[:PLACE]",
-        help="Shows the run besides: tensorboard:DIR, mlflow:ADDRESS, wandb:PROJECT, "
-        "trackio:PROJECT; may be repeated. Else what BATCHWRIGHT_TRACKERS says.",
+        help="Tracker to show the run in: tensorboard:DIR, mlflow:ADDRESS, wandb:PROJECT, "
+        "trackio:PROJECT; may be repeated. Else those of BATCHWRIGHT_TRACKERS, if set.",
         autocompletion=completion.trackers,
     ),
 ]
@@ -86,9 +86,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     profile: Annotated[
         str | None,
-        typer.Option(
-            metavar="PROFILE.json", help="What the plan was made from; kept with the run."
-        ),
+        typer.Option(metavar="PROFILE.json", help="Profile of the plan; it is kept with the run."),
     ] = None,
     report_to: ReportTo = None,
     follow_advice: FollowAdvice = False,
@@ -123,20 +121,20 @@ def report(
         typer.Argument(metavar="RUN...", help="Run folder or summary.json; several: compared."),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for page and figures.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for the page and its figures.")
     ] = None,
     metrics: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the run's lines here instead, under flat names as trackers take them: "
-            ".csv is a table, else JSON lines; - is stdout. The run may still go on.",
+            help="Write the run's metrics to this file instead, under flat names as trackers show "
+            "them: .csv is a table, else JSON lines; - is stdout. The run may still go on.",
         ),
     ] = None,
     as_json: JsonFlag = False,
     force: Force = False,
 ) -> None:
-    """Tell: predicted against measured, accuracy, where the time went. Needs no torch."""
+    """Report a run: predicted against measured, accuracy, time. Needs no torch."""
     from batchwright.records.lines import export
     from batchwright.records.run_folder import read_summary
     from batchwright.workflows import verbs
@@ -166,16 +164,20 @@ def deliver(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder; must be new or empty.")],
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="network=NAME", help="For --onnx, a network of your own again."),
+        typer.Argument(
+            metavar="network=NAME", help="For --onnx: import string of a network of your own."
+        ),
     ] = None,
     checkpoint: Annotated[
         str,
-        typer.Option(metavar="best|last", help="Whose weights: the best epoch's, or the last."),
+        typer.Option(
+            metavar="best|last", help="Which weights: those of the best epoch, or of the last."
+        ),
     ] = "best",
     licence: Annotated[
-        str, typer.Option(metavar="NAME", help="For the card, such as apache-2.0.")
+        str, typer.Option(metavar="NAME", help="Licence for the model card, such as apache-2.0.")
     ] = "unknown",
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write the network as ONNX, too.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also write the network as ONNX.")] = False,
 ) -> None:
     """Write a trained network for others: weights as safetensors, a model card, ONNX."""
     from batchwright.workflows.delivery.deliver import deliver as delivered
@@ -186,7 +188,7 @@ def deliver(
     card = delivered(
         run,
         out,
-        checkpoint=checkpoint,  # type: ignore[arg-type] # it is looked at there
+        checkpoint=checkpoint,  # type: ignore[arg-type] # `deliver` checks it
         licence=licence,
         onnx=onnx,
         network=keys.get("network"),
@@ -214,7 +216,10 @@ def sweep(
         str, typer.Option(metavar="auto|N", help="Most runs at the same time.")
     ] = "auto",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the sweep in --out, and widen it.")
+        bool,
+        typer.Option(
+            "--resume", help="Continue the sweep in --out; --grid and --seeds may add runs."
+        ),
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -226,7 +231,7 @@ def sweep(
     from batchwright.workflows.sweep.verb import sweep as run_sweep
 
     varied = words_of_grid(grid or ())
-    with other_keys_come():  # those of the grid
+    with other_keys_come():  # the grid's keys
         job = None if resume else job_of(words)
     found = run_sweep(
         job,
@@ -244,5 +249,5 @@ def sweep(
     if as_json:
         print(found.model_dump_json(indent=2))
     if found.failed:
-        told = "; ".join(f"{cell.name}: {cell.error}" for cell in found.failed[:3])
-        raise TrainingError(f"{progress_words(found)}: {told}")
+        errors = "; ".join(f"{cell.name}: {cell.error}" for cell in found.failed[:3])
+        raise TrainingError(f"{progress_words(found)}: {errors}")

@@ -1,4 +1,4 @@
-"""One verb of a sweep's or an agent's: the command line, in a process that ends with its parent.
+"""The command line in a process that ends with its parent: a run of a sweep, or of an agent.
 
 python -m batchwright.cli.verb_child train PLAN.json --out DIR
 """

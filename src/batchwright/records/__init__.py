@@ -1,8 +1,8 @@
-"""The nouns that travel between the verbs: frozen, checked, with a unit on every field.
+"""The records that the verbs pass to each other: frozen, checked, with a unit on every field.
 
     Job --probe--> Profile --plan--> Plan --train--> RunSummary --report--> pages
 
-Words, settled once; fields and their descriptions use them, and not those in brackets:
+Terms that fields and their descriptions use, and not the words in brackets:
 
 * *worker* (not *replica*, *trainer*): one training rank. *Loader process* (not *data worker*): a
   process that loads data for a worker.
@@ -10,17 +10,17 @@ Words, settled once; fields and their descriptions use them, and not those in br
   *mini-batch*, *effective batch*): their sum over the workers. *Micro-batch* (not *sub-batch*): the
   part of a local batch that goes through the network at once.
 * *epoch*: every training sample once. *Step* (not *iteration*): one update of the weights.
-* *round*: one worker's stretch between two exchanges with the parameter server.
-* *stage* (not *sub-stage*): a stretch of epochs under one resolution, batch and rate, a row of the
-  plan. *Rate stage*: a stretch of constant learning rate (before warm-up and decay), one stage or
-  more; the job's keys of the cycle mean this one. *Cycle*: the resolutions low to high inside one
-  rate stage.
+* *round*: the training of one worker between two exchanges with the parameter server.
+* *stage* (not *sub-stage*): a stretch of epochs with one resolution, batch and rate, a row of the
+  plan's table. *Rate stage*: a stretch of constant learning rate (before warm-up and decay), of one
+  stage or more; the job's ``cycle`` keys use this meaning. *Cycle*: the resolutions low to high
+  inside one rate stage.
 * *update factor* (not *merge weight*): the weight of a pushed model in a merge.
 * *cell* (not *experiment*): one run of a sweep. *Setting*: the cells of a sweep that differ in the
   seed alone.
 
-Every record refuses unknown keys, NaN and infinity. A file holds one record; its ``format`` says
-which and in which version.
+Every record refuses unknown keys, NaN and infinity. A file holds one record; its ``format`` names
+the kind and the version.
 """
 
 from batchwright.records.base import (

@@ -1,9 +1,9 @@
-"""What an agent carries out: by its rules, such as ``data=imagefolder:/sets/*``, and by what its
-machine offers; and whether a profile or plan is of the job that it comes with.
+"""Which jobs an agent carries out: by its rules, such as ``data=imagefolder:/sets/*``, and by what
+its machine offers. Also whether a profile or plan belongs to the job that it comes with.
 
-The service hands an agent only what its rules name, and the agent looks again before it starts
-anything: a job may name code to import and places to read, so nothing is allowed that is not named.
-What comes back is looked at likewise, on both sides, since another agent may follow it.
+A job may name code to import and places to read, so only what a rule names is allowed. The service
+gives an agent no other jobs, and the agent checks again before it starts anything. Profiles and
+plans that agents send back are checked on both sides, too, since another agent may follow them.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ DEFAULTS = {
     "data_args": (),
     "network_args": (),
 }
-"""What is allowed where no rule names the key; without weights or arguments a job always is."""
+"""Patterns for keys that no rule names. A job without weights or arguments matches ``()``, too."""
 
 
-_RANGE = re.compile(r"\{\d+\.\.\d+\}")  # of a pattern of files
+_RANGE = re.compile(r"\{\d+\.\.\d+\}")  # a range in a pattern of files, such as {0..9}
 _BRACES = re.compile(r"\{[^{}]*\}")
 MAX_BRACES = 20
-"""Levels of braces in each other that no name has; each is another look at the whole of it."""
+"""Nested braces from which a name is refused: each level costs another pass over the name."""
 
 Rules = Mapping[str, tuple[str, ...]]
 """Patterns by job key."""
 
 
 def rules_of(texts: Iterable[str]) -> Rules:
-    """Patterns by job key; a key that is named loses its default, the others keep theirs.
+    """Patterns by job key: those of the rules, and the defaults of keys that no rule names.
 
     Args:
-        texts: Each ``KEY=PATTERN`` with a key of `DEFAULTS`; ``*``, ``?`` and ``[...]`` as in a
-            shell.
+        texts: Rules ``KEY=PATTERN`` with a key of `DEFAULTS`; ``*``, ``?`` and ``[...]`` match as
+            in a shell.
 
     Raises:
-        ValueError: A text is not of that form.
+        ValueError: A rule is malformed.
     """
     named: dict[str, list[str]] = {}
     for text in texts:
@@ -71,13 +71,13 @@ def not_allowed(texts: Iterable[str], job: Job) -> str:
     """Why an agent with these rules does not carry out a job, in a line; empty if it does.
 
     Raises:
-        ValueError: A rule is not of the form that `rules_of` takes.
+        ValueError: A rule is malformed, see `rules_of`.
     """
     return refusal(rules_of(texts), job)
 
 
 def refusal(rules: Rules, job: Job) -> str:
-    """`not_allowed` with rules that were read already."""
+    """`not_allowed` with parsed rules."""
     if job.launcher.submit:
         return f"launch={job.launch}: an agent trains on its own machine; leave launch out"
     if job.goal.prices is not None:
@@ -94,14 +94,14 @@ def refusal(rules: Rules, job: Job) -> str:
 
 
 def _matches(value: Any, text: str, pattern: str) -> bool:
-    """A pattern never leads out of the folder that it names."""
+    """Whether a value matches a pattern; one that may leave the pattern's folder does not."""
     if text == pattern:
         return True
     return fnmatchcase(text, pattern) and not any(map(_climbs, _strings(value)))
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All texts inside a JSON value."""
+    """All texts in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -110,7 +110,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _climbs(text: str) -> bool:
-    """Whether a name may lead to the folder above, be it by braces, as ``{a,.}{b,.}`` does."""
+    """Whether a name may contain ``..``, also by expanding braces, as ``{a,.}{b,.}`` does."""
     plain = _RANGE.sub("0", text)
     for _ in range(MAX_BRACES):
         if any(set("./\\") & set(group) for group in _BRACES.findall(plain)):
@@ -118,21 +118,21 @@ def _climbs(text: str) -> bool:
         plain, count = _BRACES.subn("", plain)
         if not count:
             return ".." in re.split(r"[:/\\]", plain)
-    return True  # nobody writes such a name, and to read it takes long
+    return True  # no real name nests braces so deeply
 
 
 # ------------------------------------------------------------------------------ what machines offer
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]{0,59}$")]
-"""A word that operators give their machines, such as ``room-2`` or ``site=berlin``."""
+"""A word by which operators name their machines, such as ``room-2`` or ``site=berlin``."""
 
 
 def label_problem(error: ValidationError) -> str:
-    """What is wrong with `--label`, in a line."""
+    """The error message for a wrong `--label`."""
     problem = error.errors()[0]
     if problem["type"] == "string_pattern_mismatch":
-        told = "write letters, digits and . _ = -, the first a letter or digit, 60 at most"
-        return f"--label {shorten(problem['input'])}: {told}"
+        hint = "write letters, digits and . _ = -, the first a letter or digit, 60 at most"
+        return f"--label {shorten(problem['input'])}: {hint}"
     return f"--label: {first_problem(error, '')}"
 
 
@@ -140,30 +140,34 @@ GIB = 2**30
 
 
 class Offer(Record):
-    """What a machine offers to jobs, as its agent tells."""
+    """What an agent's machine offers to jobs."""
 
-    labels: tuple[Label, ...] = Field((), max_length=50, description="Words of its operator's.")
-    gpus: Index = Field(0, description="GPUs that training may use.")
-    gpu: str = Field("", max_length=120, description="Their model; empty without.")
-    gpu_memory: Index = Field(0, description="Memory of the smallest of them, in bytes.")
-    cores: Index = Field(0, description="CPU cores that training may use; 0: not told.")
-    memory: Index = Field(0, description="Main memory, in bytes; 0: not told.")
-    max_workers: Count | None = Field(None, description="Maximum of workers; null: any number.")
+    labels: tuple[Label, ...] = Field(
+        (), max_length=50, description="Labels that its operator gave the machine."
+    )
+    gpus: Index = Field(0, description="Number of GPUs that training may use.")
+    gpu: str = Field("", max_length=120, description="Model of the GPUs; empty without.")
+    gpu_memory: Index = Field(0, description="Memory of the smallest GPU, in bytes.")
+    cores: Index = Field(0, description="CPU cores that training may use; 0: unknown.")
+    memory: Index = Field(0, description="Main memory, in bytes; 0: unknown.")
+    max_workers: Count | None = Field(None, description="Most workers of a job; null: any number.")
 
 
 class Needs(Record):
     """What a job needs of a machine."""
 
-    labels: tuple[Label, ...] = Field((), max_length=50, description="All of them.")
-    gpus: Index = Field(0, description="Minimum of GPUs.")
-    memory: Index = Field(
-        0, description="Minimum of memory, in bytes: of each GPU where it needs any, else main."
+    labels: tuple[Label, ...] = Field(
+        (), max_length=50, description="Labels, all of which the machine must have."
     )
-    workers: Index = Field(0, description="Workers that it says it trains with; 0: open.")
+    gpus: Index = Field(0, description="Fewest GPUs.")
+    memory: Index = Field(
+        0, description="Least memory, in bytes: of each GPU if it needs any, else main memory."
+    )
+    workers: Index = Field(0, description="Workers by the job's keys; 0: the plan decides.")
 
 
 def needs_of(job: Job, asked: Needs) -> Needs:
-    """What a job needs: as asked, and as its keys say."""
+    """What a job needs: ``asked``, and what its keys need."""
     if job.launcher.simulated:
         return asked
     workers = job.workers if isinstance(job.workers, int) else 0
@@ -172,9 +176,9 @@ def needs_of(job: Job, asked: Needs) -> Needs:
 
 
 def lacking(offer: Offer, needs: Needs) -> tuple[str, str] | None:
-    """The first thing that a machine lacks, in words: what is needed, and what of it is offered.
+    """The first need that a machine does not meet: (need, offer) in words; `None` if it meets all.
 
-    `None` if it offers all.
+    Labels come first, then GPUs, memory and workers.
     """
     for label in needs.labels:
         if label not in offer.labels:
@@ -190,7 +194,7 @@ def lacking(offer: Offer, needs: Needs) -> tuple[str, str] | None:
     return None
 
 
-# ---------------------------------------------------------------- whether a document is of its job
+# ------------------------------------------------------ whether a profile or plan belongs to a job
 
 RESOLVED = (
     *PASS_KEYS,
@@ -204,8 +208,16 @@ RESOLVED = (
 
 
 def misfit(job: Job, made: Job) -> str:
-    """Which key of the job in a document is not that of the job it was made for, in a line; empty:
-    none. Resolving fills in `RESOLVED`, and a published cycle its epochs and its recipe.
+    """How the job in a profile or plan differs from the job it was made for; empty: not at all.
+
+    Keys that resolving fills in (`RESOLVED`, epochs and recipe of a published cycle) may differ.
+
+    Args:
+        job: The job as submitted.
+        made: The job in the profile or plan.
+
+    Returns:
+        The first key that differs with both values, in a line.
     """
     preset = {"epochs", *job.preset.recipe} - {*job.cycle.keep} if job.preset is not None else ()
     for key, field in Job.model_fields.items():
@@ -218,30 +230,32 @@ def misfit(job: Job, made: Job) -> str:
 
 
 def difference(made: Record, given: Record, *, without: Iterable[str] = ()) -> str:
-    """Where two records differ, in a line; empty: nowhere.
+    """The first difference between two records, in a line; empty if there is none.
 
-    Figures may differ by a millionth, as between versions of libraries that compute them.
+    Floats may differ by a relative 1e-6, as with other versions of numerical libraries.
 
     Args:
-        made: What it should be.
-        given: What it is.
+        made: The expected record.
+        given: The record to check.
         without: Fields that are not compared.
     """
-    left = set(without)
-    found = next(_apart(made.model_dump(exclude=left), given.model_dump(exclude=left), ""), None)
-    if found is None:
+    left_out = set(without)
+    expected, found = (one.model_dump(exclude=left_out) for one in (made, given))
+    first = next(_differences(expected, found, ""), None)
+    if first is None:
         return ""
-    place, wanted, is_ = found
-    return f"{place} = {shorten(is_)} instead of {shorten(wanted)}"
+    place, wanted, actual = first
+    return f"{place} = {shorten(actual)} instead of {shorten(wanted)}"
 
 
-def _apart(made: Any, given: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
+def _differences(made: Any, given: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
+    """Differences between two nested values: (place, expected, actual)."""
     if isinstance(made, Mapping) and isinstance(given, Mapping):
         for key in made.keys() | given.keys():
-            yield from _apart(made.get(key), given.get(key), f"{place}.{key}".lstrip("."))
+            yield from _differences(made.get(key), given.get(key), f"{place}.{key}".lstrip("."))
     elif isinstance(made, tuple | list) and isinstance(given, tuple | list):
         for number, (one, other) in enumerate(zip_longest(made, given)):
-            yield from _apart(one, other, f"{place}[{number}]")
+            yield from _differences(one, other, f"{place}[{number}]")
     elif isinstance(made, float) and isinstance(given, float):
         if not isclose(made, given, rel_tol=1e-6):
             yield place, made, given

@@ -1,4 +1,4 @@
-"""What all records share: immutability, checked numbers, an estimate with its interval."""
+"""What all records share: immutability, types of checked numbers, estimates with intervals."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from batchwright.storage.files import write_whole
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
-# Whole numbers up to where floats hold each of them.
+# Whole numbers up to 2^53: floats represent each of these exactly.
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Index = Annotated[int, Field(ge=0, le=2**53)]
-# What people state of a cluster: more than thirty years, or such a price or speed, is a slip of the
-# pen, and sums and shares of it would be no numbers any more.
+# Figures that people state for a cluster. Larger ones (1e9 s are thirty years) are typing errors,
+# and sums and ratios of them would overflow.
 StatedSeconds = Annotated[float, Field(ge=0, le=1e9)]
 Price = Annotated[float, Field(ge=1e-9, le=1e9)]
 RelativeSpeed = Annotated[float, Field(ge=1e-9, le=1e9)]
@@ -43,7 +43,7 @@ Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class _Arguments(dict[str, JsonValue]):
-    """Has a hash, as all values of records: nobody changes them."""
+    """Arguments with a hash, as all values of records have one; nobody changes them."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(json.dumps(self, sort_keys=True))
@@ -62,7 +62,7 @@ Source = Literal["measured", "predicted", "published", "assumed", "asked"]
 
 
 def _fail_fast(part: Any, model: type) -> None:
-    """Have all lists in a part of the schema of ``model`` fail fast; other models have theirs."""
+    """Set ``fail_fast`` on all lists in a part of the schema of ``model``, not in other models'."""
     if isinstance(part, list | tuple):
         for inner in part:
             _fail_fast(inner, model)
@@ -76,15 +76,15 @@ def _fail_fast(part: Any, model: type) -> None:
 class Record(BaseModel):
     """Base of all records: immutable, unknown keys refused, finite numbers only.
 
-    Of a list the first wrong item alone is told. Nobody reads about a million of them, and to
-    gather them takes minutes and gigabytes.
+    Validation of a list ends at its first wrong item: to gather the errors of a million items takes
+    minutes and gigabytes, and nobody reads them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Pydantic's own, with lists that end at their first wrong item."""
+        """Pydantic's schema, with lists whose validation ends at the first wrong item."""
         schema = handler(source)
         _fail_fast(schema, cls)
         return schema
@@ -99,12 +99,12 @@ class Estimate(Record):
 
 
 class Keys(Record):
-    """Base of what people fill in: a job and its parts."""
+    """Base of records that people fill in: a job and its parts."""
 
     @field_validator("*", mode="before")
     @classmethod
-    def _number_is_no_yes_or_no(cls, value: Any, field: ValidationInfo) -> Any:
-        """Refuse true and false for a number; Python takes them for 1 and 0."""
+    def _refuse_bool_for_number(cls, value: Any, field: ValidationInfo) -> Any:
+        """Refuse true and false for a number: Python would count them as 1 and 0."""
         several = type(value) is tuple or type(value) is list
         found = any(type(part) is bool for part in value) if several else type(value) is bool
         if found and field.field_name is not None:
@@ -120,21 +120,21 @@ def _kinds_in(annotation: Any) -> list[Any]:
 
 
 class Document(Record):
-    """Base of the records that the verbs return: a file holds one, a line tells what matters."""
+    """Base of the records that the verbs return; each is kept in a file of its own."""
 
     def _facts(self) -> list[tuple[str, str]]:
-        """What matters most of it, each with its name, as `repr` and a notebook show it."""
+        """The record's main values as (name, value), for `repr` and notebooks."""
         raise NotImplementedError
 
     def _tables(self) -> list[Shown]:
-        """What a notebook shows below the facts."""
+        """Tables that a notebook shows below the facts."""
         return []
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON, as the command line does; `batchwright.load` reads it again.
+        """Write the record as JSON, as the command line does; `batchwright.load` reads it again.
 
         Raises:
-            ArgumentError: The path is something else.
+            ArgumentError: ``path`` is neither a text nor a `Path`.
             FileError: The folder is missing or not writable, or the disk is full.
         """
         if not isinstance(path, str | Path):
@@ -154,22 +154,22 @@ class Document(Record):
 
 
 def record_text(record: Record) -> str:
-    """What a file with the record holds."""
+    """The record as the JSON text of its file."""
     return record.model_dump_json(indent=2) + "\n"
 
 
 _CELL = "text-align:left;padding:1px 12px 1px 0"
-"""Colours are the notebook's own, light or dark."""
+"""Style of a table's cell. Colours are the notebook's own, light or dark."""
 
 
 class Shown(NamedTuple):
     """A table of a few rows, for a notebook.
 
     Attributes:
-        name: What it shows.
-        head: Of each column.
-        rows: As many cells in each.
-        bold: Which of them stands out; none: -1.
+        name: The table's caption.
+        head: Title of each column.
+        rows: Cells of each row, one for each column.
+        bold: Index of the row that is set in bold; -1: none.
     """
 
     name: str
@@ -179,7 +179,7 @@ class Shown(NamedTuple):
 
     @property
     def html(self) -> str:
-        """Without scripts, and with nothing from elsewhere."""
+        """The table as HTML, without scripts and with all text escaped."""
 
         def line(tag: str, cells: Sequence[str], style: str = "") -> str:
             each = (f"<{tag} style='{_CELL}{style}'>{escape(printable(c))}</{tag}>" for c in cells)
@@ -194,7 +194,7 @@ class Shown(NamedTuple):
 
 
 def html_table(name: str, rows: list[tuple[str, str]]) -> str:
-    """Names and values as a small table, for a notebook."""
+    """Names and values as a small HTML table, for a notebook."""
     body = "".join(
         f"<tr><th style='{_CELL}'>{escape(printable(name))}</th>"
         f"<td style='{_CELL}'>{escape(printable(value))}</td></tr>"

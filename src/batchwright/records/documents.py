@@ -1,7 +1,7 @@
-"""Files in and out: a job as YAML with ``key=value`` overrides, every other record as JSON.
+"""Reading and writing files: a job as YAML with ``key=value`` overrides, other records as JSON.
 
-Whatever is wrong with a file becomes one line that names the file, the key, the value and what to
-try. Writing is atomic: the old file stays until the new one is whole.
+Each error is one line that names the file, the key, the value and what to try. Writing is atomic:
+the old file stays until the new one is whole.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _KINDS = {
     "Job": "job",
     "KeptAdvice": "advice",
 }
-_WRITTEN_BY = {  # which verb writes what
+_WRITTEN_BY = {  # the verb that writes a kind of record
     "profile": "probe",
     "plan": "plan",
     "summary": "train",
     "sweep": "sweep",
     "simulation": "simulate",
 }
-_TAKEN_BY = {"profile": "plan", "plan": "train", "summary": "report"}
+_TAKEN_BY = {"profile": "plan", "plan": "train", "summary": "report"}  # the verb that reads it
 _LISTS = (  # keys that take several values, separated by commas
     *("frozen", "resolutions", "track", "dual.large_batches"),
     *("virtual.speeds", "virtual.overheads", "virtual.links"),
@@ -54,17 +54,19 @@ _LISTS = (  # keys that take several values, separated by commas
     *("cycle.keep", "cycle.stage_epochs", "cycle.stage_rates", "cycle.shares"),
     *("cycle.batches", "cycle.dropouts", "cycle.strengths", "slurm.lines"),
 )
-_ARGUMENTS = ("data_args", "network_args")  # whose parts may have any name
-_ONE_OR_EACH = ("virtual.sample_seconds", "virtual.step_seconds")  # a single value is no list
-_WORDS = ("auto", "knee", "memory")  # which some of them may have instead
+_ARGUMENTS = ("data_args", "network_args")  # keys whose parts may have any name
+# Of `_LISTS`: keys that keep a single value as it is, since it holds for all resolutions.
+_ONE_OR_EACH = ("virtual.sample_seconds", "virtual.step_seconds")
+_WORDS = ("auto", "knee", "memory")  # values that keys of `_LISTS` may have in place of a list
 _IN_A_RUN = ("job.yaml", "profile.json", "plan.json", "summary.json", "sweep.json")
-TRAINED = ("summary.json", "metrics.jsonl", "checkpoints")  # what only a run with a plan leaves
+TRAINED = ("summary.json", "metrics.jsonl", "checkpoints")
+"""Files of a run folder that training alone leaves there."""
 _MAX_BRACKETS = 500
-"""Open brackets in the text of a table: a parser's time grows with their square."""
+"""Most open brackets in the text of a table: the parser's time grows with their square."""
 _MAX_CHARACTERS = 16 * 1024
 """Longest text that is read as a table or a list."""
 
-_TABLES = {  # keys that take several items
+_TABLES = {  # keys that take several items, each with keys of its own, and an example
     "goal.kinds": "[{kind: t4, count: 4, price: 0.35}]",
     "virtual.disturbances": "[{worker: 0, start: 10, end: 20, slowdown: 3}]",
 }
@@ -73,13 +75,17 @@ _TABLES = {  # keys that take several items
 def record_of(
     given: AnyRecord | str | Path, model: type[AnyRecord], function: str, what: str = ""
 ) -> AnyRecord:
-    """A record that was given to a function, such as ``train``, itself or by the path of its file.
+    """The record that a function such as ``train`` was given, itself or as the path of its file.
 
-    ``what`` names the argument, where that is not the kind of record.
+    Args:
+        given: The function's argument.
+        model: The kind of record.
+        function: The function's name, for messages.
+        what: The argument's name, where it is not the kind of record.
 
     Raises:
-        ArgumentError: It is something else.
-        FileError: There is no such file, or something else in it.
+        ArgumentError: ``given`` is neither such a record nor a path.
+        FileError: There is no such file, or it holds something else.
     """
     if isinstance(given, model):
         return given
@@ -95,17 +101,17 @@ def record_of(
 
 
 def plain(value: Any) -> Any:
-    """A value with NumPy's arrays and numbers as Python's own, in a list, too."""
+    """The value with NumPy arrays and numbers, also those in lists, turned into Python's own."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def texts_of(overrides: Iterable[str]) -> list[str]:
-    """The ``key=value`` texts that were given to a function.
+    """The ``key=value`` texts that a function was given, as a list.
 
     Raises:
-        ArgumentError: It is no list of texts.
+        ArgumentError: ``overrides`` is no list of texts.
     """
     if isinstance(overrides, Iterable) and not isinstance(overrides, str | Mapping):
         texts = list(overrides)
@@ -125,16 +131,17 @@ def pairs_of(
     option: str = "",
     twice: str = "leave one of the two out",
 ) -> dict[str, str]:
-    """``key=value`` texts by key, each with one value: of two nobody could tell which counts.
+    """``key=value`` texts as a dictionary; a key with two different values is refused.
 
     Args:
-        texts: Words of the command line, or what was given to a function.
-        malformed: The error for a text that is none.
-        option: That stands before each, such as ``--set``.
-        twice: What to do about a key that is there again, with another value.
+        texts: Words of the command line, or overrides of a function.
+        malformed: Makes the error for a text that is not ``key=value``.
+        option: The option before each text, such as ``--set``, for messages.
+        twice: What to do about a key with two values, for the message.
 
     Raises:
-        Exception: Of the kind of ``malformed``: a text is none, or its key has two values.
+        Exception: Of the type that ``malformed`` makes: a text is malformed, or a key has two
+            values.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -151,10 +158,10 @@ def pairs_of(
 
 
 def refuse_no_path(given: object, name: str) -> None:
-    """Refuse what is neither a path nor left out.
+    """Refuse an argument that is neither a path nor `None`.
 
     Raises:
-        ArgumentError: It is something else; the message names the argument.
+        ArgumentError: It is something else; the message says ``name``, the argument's name.
     """
     if given is not None and not isinstance(given, str | Path):
         raise ArgumentError(f"{name}= takes the path of a folder, not {described(given)}")
@@ -186,7 +193,17 @@ def change_job(
     overrides: Iterable[str] = (),
     place: str = "",
 ) -> Job:
-    """``job`` with the keys in ``values`` and then the ``key=value`` texts replaced."""
+    """The job with other values for some keys.
+
+    Args:
+        job: The job to change.
+        values: Values by key, nested or with dots.
+        overrides: ``key=value`` texts, which win over ``values``.
+        place: Where ``values`` come from, such as `` in job.yaml``, for messages.
+
+    Raises:
+        JobError: A key is unknown, or a value is wrong.
+    """
     merged = job.model_dump(mode="json")
     from_file = flattened(values or {})
     known: set[str] = set()
@@ -212,10 +229,10 @@ def change_job(
 
 
 def read_record(path: str | Path, model: type[AnyRecord]) -> AnyRecord:
-    """The record in a JSON file, or in that of a run folder; ``-`` reads stdin.
+    """The record in a JSON file, or in the file of that kind in a run folder; ``-`` reads stdin.
 
     Raises:
-        FileError: missing, unreadable, not JSON, or not this kind of record.
+        FileError: The file is missing, unreadable, not JSON, or another kind of record.
     """
     kind = _KINDS.get(model.__name__, model.__name__)
     if str(path) != "-" and is_file(inside := Path(path, f"{kind}.json")):
@@ -224,10 +241,10 @@ def read_record(path: str | Path, model: type[AnyRecord]) -> AnyRecord:
 
 
 def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
-    """The record in a JSON file that may be of several kinds; its ``format`` says of which.
+    """The record in a JSON file, of one of several kinds; the file's ``format`` says which.
 
     Raises:
-        FileError: missing, unreadable, not JSON, or none of these kinds.
+        FileError: The file is missing, unreadable, not JSON, or none of these kinds.
     """
     text, where = _read_text(path), _name_of(path)
     try:
@@ -240,8 +257,8 @@ def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
     for kind, model in zip(kinds, models, strict=True):
         if _kind_of(values) == kind:
             return parse_record(text, where, model)
-    told = values.get("format") if isinstance(values, dict) else None
-    what = f"its format is {shorten(told)}" if told is not None else "it has no format"
+    found = values.get("format") if isinstance(values, dict) else None
+    what = f"its format is {shorten(found)}" if found is not None else "it has no format"
     raise FileError(
         f"{where} is neither {', '.join(f'a {kind}' for kind in kinds[:-1])} nor a {kinds[-1]}: "
         f"{what}"
@@ -249,10 +266,10 @@ def read_one_of(path: str | Path, models: Sequence[type[Record]]) -> Record:
 
 
 def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
-    """The record in a JSON text; ``where`` is what messages call it.
+    """The record in a JSON text; ``where`` names the text's origin in messages.
 
     Raises:
-        FileError: It is not JSON, or not this kind of record.
+        FileError: The text is not JSON, or not this kind of record.
     """
     kind = _KINDS.get(model.__name__, model.__name__)
     hint = _written_by(kind)
@@ -267,7 +284,7 @@ def parse_record(text: str, where: str, model: type[AnyRecord]) -> AnyRecord:
             values = None
         other = _kind_of(values)
         if other and other != kind:
-            if (other, kind) == ("plan", "profile"):  # as of `plan plan.json --explain`
+            if (other, kind) == ("plan", "profile"):  # for example `plan plan.json --explain`
                 hint += ", and `batchwright explain` shows why a plan is as it is"
             raise FileError(f"{where} is a {other}, not a {kind}{hint}") from None
         if other and values["format"] != (here := model.model_fields["format"].default):
@@ -286,14 +303,14 @@ def _written_by(kind: str) -> str:
 
 
 def _kind_of(values: Any) -> str:
-    """The kind of record that plain values say they are; empty: none of ours."""
+    """The kind of record by the ``format`` of parsed JSON; empty if it is no record of ours."""
     said = values.get("format") if isinstance(values, dict) else None
     found = re.fullmatch(r"batchwright-([a-z]+)/\d+", said) if isinstance(said, str) else None
     return found[1] if found else ""
 
 
 def kind_in(path: Path) -> str:
-    """The kind of record that a file says it holds; empty: none of ours, or unreadable."""
+    """The kind of record that a file holds; empty if it is unreadable or no record of ours."""
     try:
         return _kind_of(json.loads(path.read_bytes()))
     except (ValueError, RecursionError, OSError):
@@ -301,11 +318,11 @@ def kind_in(path: Path) -> str:
 
 
 def refuse_other(path: Path, model: type[Record]) -> None:
-    """Refuse to write a record over a file that holds anything but an earlier one of its kind.
+    """Refuse to write a record over a file that must stay.
 
     Raises:
-        FileError: It does, such as a profile where a plan is to be written; or it is a record of a
-            run that has trained by it.
+        FileError: The file holds anything but an earlier record of the same kind, such as a profile
+            where a plan is to be written; or it belongs to a run that has trained.
     """
     kind = _KINDS.get(model.__name__, model.__name__)
     run = path.parent
@@ -341,12 +358,12 @@ def write_text(text: str, path: str | Path) -> None:
 
 
 def job_yaml(job: Job) -> str:
-    """The job as YAML, every key with its resolved value, in the order of the documentation."""
+    """All keys of the job with their resolved values as YAML, in the documentation's order."""
     return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def asked_yaml(job: Job) -> str:
-    """The keys of a job that are not at their defaults, as YAML; empty where all are."""
+    """The keys of a job that are not at their defaults, as YAML; empty if there are none."""
     asked = _changed(job.model_dump(mode="json"), Job().model_dump(mode="json"))
     return yaml.safe_dump(asked, sort_keys=False, allow_unicode=True) if asked else ""
 
@@ -386,7 +403,7 @@ def _read_text(path: str | Path, hint: str = "") -> str:
 
 def _read_yaml(path: str | Path) -> Mapping[str, Any]:
     text = _read_text(path)
-    if str(path) == "-" and not text.strip():  # what was to write it has failed
+    if str(path) == "-" and not text.strip():  # the command before the pipe has failed
         raise FileError(
             "standard input is empty, where a job was expected: write lines as epochs: 3"
         )
@@ -407,9 +424,9 @@ def _read_yaml(path: str | Path) -> Mapping[str, Any]:
 
 
 def _as_table(key: str, value: Any, place: str) -> Any:
-    """The items of a key that takes several, from YAML or from such text; none for null.
+    """The items of a key of `_TABLES`, from a parsed value or a YAML text; null: no items.
 
-    A single item need not stand in brackets. What is in the items, the record checks.
+    A single item need not stand in brackets. The record itself checks the items' keys.
     """
     items, problem = value, "not a list of items"
     if (
@@ -438,13 +455,13 @@ def _as_table(key: str, value: Any, place: str) -> Any:
 
 
 def _section(key: str) -> tuple[str, str]:
-    """A key with arguments, cut at its dot: the key, the argument's name; else both empty."""
+    """A key of `_ARGUMENTS` split at its dot: (key, argument); for other keys two empty texts."""
     section, _, argument = key.replace(".args", "_args", 1).partition(".")
     return (section, argument) if section in _ARGUMENTS else ("", "")
 
 
 def _as_argument(key: str, value: str) -> Any:
-    """The value of an argument, as YAML has it."""
+    """The value of an argument of data or network, parsed as YAML."""
     brackets = value.count("[") + value.count("{")
     if len(value) > _MAX_CHARACTERS or brackets >= _MAX_BRACKETS:
         raise JobError(f"job key {key} = {shorten(value)}: too long or too deep a value")
@@ -455,10 +472,10 @@ def _as_argument(key: str, value: str) -> Any:
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Job keys and their values, those of parts with a dot, such as ``goal.price``."""
+    """(key, value) pairs of nested values, with dots in the keys, such as ``goal.price``."""
     pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
-        if isinstance(value, BaseModel):  # a part of the job, as a record
+        if isinstance(value, BaseModel):  # a section of the job, given as a record
             value = value.model_dump()
         if (
             isinstance(value, Mapping)
@@ -472,6 +489,7 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
 
 
 def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
+    """Set a key with dots in the nested ``values`` of a job, lists and tables parsed from text."""
     known = job_keys(Job)
     section, argument = _section(key)
     if section:
@@ -484,7 +502,7 @@ def _put(values: dict[str, Any], key: str, value: Any, place: str) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         values = values[parent]
-    if key == "goal.kinds":  # the last that is said counts
+    if key == "goal.kinds":  # `kinds` and `prices` replace each other: the last given counts
         values["prices"] = None
         if names_prices(value):
             key, last, value = "goal.prices", "prices", str(value).strip()

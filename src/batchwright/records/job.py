@@ -1,4 +1,4 @@
-"""The job: what to train, on what, and what its keys may not say of each other."""
+"""The job: what to train and on which data, with rules about keys that contradict each other."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from batchwright.records.registries.methods import METHODS
 from batchwright.records.text.job_keys import job_keys, job_problem
 
 PASS_KEYS = ("activation_checkpointing", "compile", "cuda_graphs")
-"""Job keys of how passes are taken: measuring settles their ``auto``, which is else ``off``."""
+"""Job keys of how passes are computed. The probe decides their ``auto``, which is else ``off``."""
 
 _OTHERS_COME = ContextVar("others_come", default=False)
 
 
 @contextmanager
 def other_keys_come() -> Iterator[None]:
-    """Inside, keys of a job need not go together: others are yet to be given, or vary."""
+    """Inside, jobs may be made whose keys contradict each other: more keys are still to come."""
     before = _OTHERS_COME.set(True)
     try:
         yield
@@ -34,9 +34,9 @@ def other_keys_come() -> Iterator[None]:
 
 
 class Job(JobFields):
-    """What to train, and on what. Every key that changes the result is here."""
+    """What to train, and on which data. Every key that changes the result is here."""
 
-    if not TYPE_CHECKING:  # a checker goes by the keys
+    if not TYPE_CHECKING:  # a type checker takes the signature from the fields
 
         def __init__(self, *others: object, **keys: Any) -> None:
             if others:
@@ -46,10 +46,10 @@ class Job(JobFields):
             except ValidationError as error:
                 raise JobError(job_problem(error, job_keys(type(self)))) from None
 
-        __init__.__pydantic_base_init__ = True  # pydantic itself need not call it for JSON
+        __init__.__pydantic_base_init__ = True  # so that pydantic does not call it for JSON
 
     def _changed(self) -> dict[str, Any]:
-        """The keys that are not as by default."""
+        """The keys that are not at their defaults."""
         return self.model_dump(exclude_defaults=True)
 
     def __repr_args__(self) -> list[tuple[str, Any]]:
@@ -69,34 +69,32 @@ class Job(JobFields):
 
 
 def check_job(job: Job) -> None:
-    """Refuse a job in which something was settled that does not go with what it asks for.
+    """Refuse a job whose keys contradict each other, after some of them were resolved.
 
     Raises:
-        JobError: The first conflict.
+        JobError: The first contradiction.
     """
     if conflict := conflict_in(job):
         raise JobError(conflict)
 
 
-# ----------------------------------------------------------- what keys may not say of each other
+# ------------------------------------------------------------------ keys that contradict each other
 
 
 def conflict_in(job: JobFields) -> str:
-    """Which keys of a job contradict each other, in a line; empty if none do.
+    """The first contradiction between keys of a job, in a line; empty if there is none.
 
-    What depends on the machine, the data or the network is for others to say.
+    `workflows.prepare_job` checks what depends on the machine, the data or the network.
     """
     return next((line for rule in _RULES for line in rule(job)), "")
 
 
 def method_keys(method: str = "auto") -> dict[str, tuple[str, ...]]:
-    """Job keys that do something with few methods, and these: ours, and one that is named."""
+    """Job keys that only some methods use, each with those methods: ours and ``method``."""
     specs = METHODS.own | ({} if method == "auto" else {method: METHODS[method]})
     takers = {
         key: tuple(name for name, one in specs.items() if one.takes(key))
-        for key in sorted(
-            job_keys(JobFields), key=lambda key: "." not in key
-        )  # those of parts first
+        for key in sorted(job_keys(JobFields), key=lambda key: "." not in key)  # sections first
     }
     return {key: methods for key, methods in takers.items() if methods}
 
@@ -133,16 +131,16 @@ def _workers(job: JobFields) -> Iterator[str]:
 
 
 def groups_known(job: JobFields) -> bool:
-    """Whether the job says how many workers of one kind are in which group, and their time."""
-    unlike = job.virtual.speeds or job.virtual.overheads  # they count for more, or for less
+    """Whether the job states the sizes of both groups and their time, for equally fast workers."""
+    uneven = job.virtual.speeds or job.virtual.overheads
     known = "auto" not in (job.dual.small_workers, job.dual.extra_time, job.workers)
-    return job.method_spec.takes("dual.extra_time") and known and not unlike
+    return job.method_spec.takes("dual.extra_time") and known and not uneven
 
 
 def _extra_time(job: JobFields) -> Iterator[str]:
-    """One that leaves small-batch workers no samples, whatever a step takes."""
+    """An extra time that leaves small-batch workers no samples, whatever a step takes."""
     times = (job.virtual.sample_seconds, job.virtual.step_seconds)
-    stated = job.launcher.simulated and None not in times  # which tells more
+    stated = job.launcher.simulated and None not in times  # then `prepare_job` checks more exactly
     if stated or not groups_known(job):
         return
     small, extra, count = int(job.dual.small_workers), float(job.dual.extra_time), int(job.workers)
@@ -233,7 +231,7 @@ def _warps(job: JobFields) -> Iterator[str]:
 
 
 def _averaging(job: JobFields) -> Iterator[str]:
-    """Models that count by their samples are averaged, so all of them must be there."""
+    """`dual.shares=published` weighs all workers' models by samples, so all must be there."""
     if not job.method_spec.takes("dual.shares") or job.dual.shares != "published":
         return
     if job.server.consistency != "bsp":
@@ -249,7 +247,7 @@ def _averaging(job: JobFields) -> Iterator[str]:
 
 
 def _address(job: JobFields) -> Iterator[str]:
-    """Before anything is written: what a job holds is in its run folder, and goes to others."""
+    """A secret in the data's address: a job is written to its run folder and sent to services."""
     if problem := secret_in(job.data):
         yield problem
 
@@ -314,7 +312,7 @@ def _bounds(job: JobFields) -> Iterator[str]:
 
 
 def _open_method(job: JobFields) -> Iterator[str]:
-    """Keys that belong to one method where the plan is to choose the method."""
+    """Keys of particular methods where the plan chooses the method."""
     if job.method != "auto":
         return
     usual = JobFields()

@@ -1,4 +1,4 @@
-"""The keys of a job, and what follows from several of them."""
+"""The keys of a job, and values that follow from several of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Scaling = Literal["linear", "sqrt", "gain", "none"]
 
 
 class JobFields(Keys):
-    """The keys of a `Job`, apart from it for the rules about them."""
+    """The keys of a `Job`, without its rules (`records.job`), which need this type themselves."""
 
     data: str = Field(
         "digits",
@@ -333,32 +333,32 @@ class JobFields(Keys):
 
     @property
     def rate_scaling(self) -> Scaling:
-        """`scaling`, with `auto` at its usual: what runs say `plan` puts in its place."""
+        """`scaling`, with `auto` as ``sqrt``; where runs tell a better one, `plan` replaced it."""
         return "sqrt" if self.scaling == "auto" else self.scaling
 
     @property
     def method_spec(self) -> MethodSpec:
-        """`method`'s entry in the registry."""
+        """The method's entry in the registry."""
         return METHODS[self.method]
 
     @property
     def launcher(self) -> Launcher:
-        """`launch`'s entry in the registry."""
+        """The launcher's entry in the registry."""
         return LAUNCHERS[self.launch]
 
     @property
     def seconds_between_checkpoints(self) -> float:
-        """`checkpoint_seconds`, with `auto` at its usual."""
+        """`checkpoint_seconds`, with `auto` as 60."""
         return 60.0 if self.checkpoint_seconds == "auto" else self.checkpoint_seconds
 
     @property
     def preset(self) -> Preset | None:
-        """The published schedule to follow; `None`: none, or the method has no cycle."""
+        """The schedule of `cycle.preset`; `None` without one, or if the method has no cycle."""
         return PRESETS.get(self.cycle.preset) if self.method_spec.takes("cycle.preset") else None
 
     @property
     def asked_epochs(self) -> int:
-        """`epochs`, or those of a preset where they are left as they are by default."""
+        """`epochs`, or those of the preset where the job leaves them at the default."""
         usual = JobFields.model_fields["epochs"].default
         given = "epochs" in self.cycle.keep or self.epochs != usual
         if self.preset is None or given:
@@ -368,14 +368,14 @@ class JobFields(Keys):
 
     @property
     def asked_resolutions(self) -> tuple[int, ...]:
-        """`resolutions`, or those of a preset where they are open; empty: the data tell."""
+        """`resolutions`, or with `auto` those of the preset; empty if the data decide them."""
         if self.resolutions != "auto":
             return self.resolutions
         return () if self.preset is None else self.preset.resolutions
 
     @property
     def code_keys(self) -> tuple[str, ...]:
-        """The keys that name a function to import."""
+        """The keys whose values are import strings of user code."""
         own_data = self.data if source_of(self.data) is FUNCTION else ""
         own_network = "" if network_spec(self.network) else self.network
         named = {"data": own_data, "network": own_network, "loss": self.loss}
@@ -396,7 +396,7 @@ class JobFields(Keys):
 
     @property
     def averages(self) -> bool:
-        """Whether a plan has them evaluate it."""
+        """Whether a plan evaluates an average of the weights."""
         return self.average_weights == "on" or (
             self.average_weights == "auto" and self.goal.target is not None and self.can_average
         )

@@ -1,4 +1,4 @@
-"""The parts of a job that have keys of their own, such as ``goal.price``."""
+"""The sections of a job: the parts that have keys of their own, such as ``goal.price``."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from batchwright.records.text.problems import shorten
 
 
 def _sized(value: object) -> object:
-    """The bytes of ``8GiB``; anything else as it is, for the field itself to take or refuse."""
+    """``8GiB`` as bytes; any other value unchanged, for the field to accept or refuse."""
     size = bytes_of(value) if isinstance(value, str) else None
     return value if size is None else size
 
 
 def _timed(value: object) -> object:
-    """The seconds of ``2h``; anything else as it is, for the field itself to take or refuse."""
+    """``2h`` as seconds; any other value unchanged, for the field to accept or refuse."""
     return _time_in("seconds", 1.0, value)
 
 
 def _in_hours(value: object) -> object:
-    """The hours of ``2d``; a number without a unit is hours already."""
+    """``2d`` as hours; a number without a unit is in hours already."""
     return _time_in("hours", 3600.0, value)
 
 
@@ -52,25 +52,26 @@ def _time_in(unit: str, length: float, value: object) -> object:
         return value
     if (seconds := seconds_of(value)) is not None:
         return seconds / length if _has_unit(value) else seconds
-    told = "input should be a number of {unit}, or a time such as 90s, 10min or 2h"
-    return _plain_number(value, told, unit=unit)
+    message = "input should be a number of {unit}, or a time such as 90s, 10min or 2h"
+    return _plain_number(value, message, unit=unit)
 
 
 def _rated(value: object) -> object:
-    """The bytes per second of ``10Gbit/s``; anything else as it is, as above."""
+    """``10Gbit/s`` as bytes per second; other values as `_plain_number` checks them."""
     if not isinstance(value, str):
         return value
     if (rate := rate_of(value)) is not None:
         return rate
-    told = "input should be a number of bytes per second, or a rate such as 1.25GB/s or 10Gbit/s"
-    return _plain_number(value, told)
+    message = "input should be a number of bytes per second, or a rate such as 1.25GB/s or 10Gbit/s"
+    return _plain_number(value, message)
 
 
-def _plain_number(value: str, told: LiteralString, **words: str) -> str:
+def _plain_number(value: str, message: LiteralString, **words: str) -> str:
+    """The text itself if it is a number; else an error with ``message``, filled with ``words``."""
     try:
         float(value)
     except ValueError:
-        raise PydanticCustomError("amount", told, words) from None
+        raise PydanticCustomError("amount", message, words) from None
     return value
 
 
@@ -79,7 +80,7 @@ def _has_unit(words: str) -> bool:
 
 
 def _share_or_timed(value: object) -> object:
-    """The same where a number below 1 is a share."""
+    """A time as seconds, or a number below 1, which is a share; times below 1 s are refused."""
     seconds = _timed(value)
     if isinstance(value, str) and _has_unit(value) and isinstance(seconds, float) and seconds < 1:
         raise PydanticCustomError("time", "input should be a share, or a time from 1 s on")
@@ -99,7 +100,7 @@ AgsMode = Literal["off", "norm", "gain"]
 MIN_BUDGET, MAX_BUDGET = 5.0, 20.0
 """Limits of `probe.budget`, where it is `auto`, in seconds."""
 BUDGET_SHARE = 0.1
-"""A probe's time as a share of the training's, between these limits."""
+"""Share of the training's time that a probe may take, between these limits."""
 
 
 class ProbeSettings(Keys):
@@ -143,12 +144,12 @@ class ProbeSettings(Keys):
         return MIN_BUDGET if self.budget == "auto" else self.budget
 
     def budget_for(self, training_seconds: float) -> float:
-        """Seconds to spend on measuring for a training that takes as long as that."""
+        """Seconds to spend on measuring for a training of ``training_seconds``."""
         return max(self.first_budget, min(BUDGET_SHARE * training_seconds, self.most_budget))
 
     @property
     def most_budget(self) -> float:
-        """Seconds that may be spent on measuring, whatever becomes known."""
+        """Most seconds that may be spent on measuring."""
         return MAX_BUDGET if self.budget == "auto" else self.budget
 
 
@@ -179,8 +180,8 @@ class Link(Keys):
 
 
 VIRTUAL_LATENCY, VIRTUAL_BANDWIDTH = 5e-4, 125e6
-"""Links of virtual workers, where a job says nothing: half a millisecond a message, and the
-Ethernet of 1 Gb/s of the dual-batch paper's experiments."""
+"""Default links of virtual workers: half a millisecond per message, and 125e6 bytes per second, the
+1 Gb/s Ethernet of the dual-batch paper's experiments."""
 
 
 class DualBatch(Keys):
@@ -279,7 +280,7 @@ class Ags(Keys):
 
     @property
     def factors(self) -> AgsMode:
-        """`mode`, with `auto` at its usual: what runs say `plan` puts in its place."""
+        """`mode`, with `auto` as ``off``; where runs tell a better one, `plan` has replaced it."""
         return "off" if self.mode == "auto" else self.mode
 
 
@@ -374,9 +375,16 @@ class Virtual(Keys):
     def stated(
         self, key: Literal["sample_seconds", "step_seconds"], side: int, sides: Sequence[int]
     ) -> tuple[float | None, bool]:
-        """A stated time, and whether it is stated for this one of some resolutions, low to high.
+        """A stated time, and whether it was stated for this very resolution.
 
-        Otherwise it is that of the highest.
+        Args:
+            key: Which time.
+            side: The resolution, in pixels.
+            sides: All resolutions of the training, low to high.
+
+        Returns:
+            The time in seconds, `None` if none is stated; and false if it is that of the highest
+            resolution.
         """
         value = getattr(self, key)
         if not isinstance(value, tuple):
@@ -386,7 +394,7 @@ class Virtual(Keys):
         return value[-1], False
 
     def conflicts(self, workers: int) -> Iterator[str]:
-        """What does not go with so many workers, a line each."""
+        """Error messages for values that do not fit a number of workers."""
         for key in ("speeds", "overheads", "links"):
             values = getattr(self, key)
             if values and len(values) != workers:
@@ -408,7 +416,7 @@ class Virtual(Keys):
                 )
 
     def relative_times(self, workers: int) -> tuple[tuple[float, float], ...]:
-        """Speed and overhead of each of so many workers."""
+        """Relative speed and overhead of each worker, in rank order."""
         speeds, overheads = self.speeds or (1.0,) * workers, self.overheads or (1.0,) * workers
         return tuple(zip(speeds, overheads, strict=True))
 
@@ -420,7 +428,7 @@ SLURM_TIME_HINT = (
 
 
 def _written(key: str, hint: str) -> WrapValidator:
-    """Says how a key is written, where pydantic would show the pattern that it does not match."""
+    """A validator whose error says how the key is written, in place of pydantic's raw pattern."""
 
     def check(value: object, handler: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -478,7 +486,7 @@ class Ray(Keys):
 
     @property
     def cpus(self) -> float:
-        """Cores that each worker reserves, one where nothing says more."""
+        """Cores that each worker reserves, with `auto` as one."""
         return 1.0 if self.cpus_per_worker == "auto" else self.cpus_per_worker
 
     gpus_per_worker: Index = Field(0, description="GPUs that each worker reserves.")
@@ -490,11 +498,11 @@ class Ray(Keys):
 
 
 NOT_OBSERVED = 3
-"""Times `goal.accuracy_tolerance` that are given up where only other tasks tell accuracy."""
+"""Factor on `goal.accuracy_tolerance` where accuracy is known from other tasks alone."""
 
 
 def names_prices(value: object) -> bool:
-    """Whether the value of `goal.kinds` is the name of a file of prices."""
+    """Whether the value of `goal.kinds` is the path of a file of prices (.csv)."""
     return isinstance(value, str | Path) and str(value).strip().lower().endswith(".csv")
 
 
@@ -604,36 +612,36 @@ class Goal(Keys):
 
     @property
     def target(self) -> float | None:
-        """Accuracy that ends the training, a share; `None` where the objective is another."""
+        """Accuracy that ends the training, a share; `None` where no accuracy is aimed for."""
         return self.accuracy if self.objective in ("auto", "target-accuracy") else None
 
     def level_within(self, *, assumed: bool) -> float:
-        """By how much candidates may be less accurate than the best, a share.
+        """How much less accurate than the best a candidate may be, as a share.
 
-        Three times the tolerance where only other tasks tell accuracy: what sets batches apart is
-        known to no better than some points there. Beyond the tolerance it has to halve the time or
-        cost.
+        With ``assumed``, accuracies are known from other tasks alone, and differences between
+        batches only to some points: then it is three times the tolerance. A candidate beyond the
+        tolerance itself has to halve the time or cost.
         """
         return self.accuracy_tolerance * (NOT_OBSERVED if assumed else 1)
 
     @property
     def by_cost(self) -> bool:
-        """Whether what it has the least of is the cost."""
+        """Whether the plan minimizes the cost."""
         return self.objective == "cost" or (self.least == "cost" and self.target is not None)
 
     @property
     def bounds_workers(self) -> bool:
-        """Whether it says how many workers a plan may use."""
+        """Whether the goal limits the workers that a plan may use."""
         return bool(self.kinds or self.prices) or self.max_workers is not None
 
     def without_cost(self) -> Goal:
-        """The same where no price is known."""
+        """The goal without what needs a price."""
         objective = "auto" if self.objective == "cost" else self.objective
         free = {"objective": objective, "max_cost": None, "least": "time", "prices": None}
         return self.model_copy(update=free)
 
     def preemptions_of(self, kind: str) -> float:
-        """How often a worker of a kind is taken away in an hour."""
+        """Preemptions per hour of one worker of a kind."""
         named = next((one for one in self.kinds if one.kind == kind), None)
         if named is None and self.kinds:
             return 0.0
@@ -642,7 +650,7 @@ class Goal(Keys):
         return named.preemptions_per_hour or 0.0
 
     def conflicts(self) -> Iterator[str]:
-        """An objective or limit that lacks a price or a target, a line each; a kind named twice."""
+        """Error messages: an objective or limit lacks its price or target, a kind comes twice."""
         prices = [kind.price for kind in self.kinds] or [None]
         for key, wanted in (
             ("goal.objective=cost", self.objective == "cost"),

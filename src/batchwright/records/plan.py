@@ -1,4 +1,4 @@
-"""The plan, which can tell what it holds."""
+"""The plan, with its explanation as text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from batchwright.records.text.plan_text import explain
 
 
 class Plan(PlanFields):
-    """A header and a table of stages; nothing else passes between deciding and doing.
+    """How to train: a header and a table of stages. Training gets nothing else from planning.
 
-    Holds no time, host or output path: the same input gives the same bytes everywhere.
+    A plan holds no time of day, host or output path: the same input gives the same bytes
+    everywhere.
     """
 
     def explain(self) -> str:
-        """The plan, choice by choice, and what else was considered, as text for a person."""
+        """The plan as text for a person: each choice with its reason, and the other candidates."""
         return explain(self)

@@ -1,4 +1,4 @@
-"""What a plan holds: a header and a table of stages, with what was predicted and why."""
+"""What a plan holds: a header and a table of stages, with predictions and reasons."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ _MOST_SHOWN = 8  # candidates in a notebook
 
 
 class KindCount(Record):
-    """So many workers of one kind."""
+    """A number of workers of one kind."""
 
     kind: str = Field(description="Name of the kind.")
-    count: Count = Field(description="Workers of it.")
+    count: Count = Field(description="Number of workers of this kind.")
 
 
 class Prediction(Record):
-    """What one candidate, so many workers with a batch at a resolution, would take."""
+    """A candidate (workers, batch and resolution) and what is predicted for it."""
 
-    workers: Count = Field(description="Workers.")
-    kinds: tuple[KindCount, ...] = Field((), description="Their kinds; empty: the measured one.")
+    workers: Count = Field(description="Number of workers.")
+    kinds: tuple[KindCount, ...] = Field(
+        (), description="Kinds of the workers; empty: all of the measured kind."
+    )
     global_batch_size: Count = Field(description="Samples per step over all workers.")
     local_batch_size: Count = Field(description="Largest local batch, samples per step.")
     micro_batch_size: Count = Field(description="Most samples in one forward pass.")
@@ -59,39 +61,39 @@ class Prediction(Record):
     peak_bytes: Estimate = Field(description="Peak tensor bytes on one worker.")
     efficiency: Estimate | None = Field(
         None,
-        description="Progress per sample against the base batch, at the rate that each is given; "
-        "null if unknown.",
+        description="Progress per sample relative to the base batch, each at its own learning "
+        "rate; null if unknown.",
     )
     epochs: Estimate | None = Field(
         None,
-        description="Epochs to the target accuracy; null if nothing tells, or if they are more "
-        "than 10 times those of the job.",
+        description="Epochs to the target accuracy; null if unknown, or if more than 10 times "
+        "those of the job.",
     )
     trained_epochs: Count | None = Field(
         None,
-        description="Epochs that the plan would train it to reach the target accuracy; null where "
-        "it does not choose them.",
+        description="Epochs that the plan would train this candidate to reach the target accuracy; "
+        "null where the plan does not choose epochs.",
     )
     target_seconds: Estimate | None = Field(
         None,
-        description="Where the objective is `target-accuracy`: seconds of training to it, in the "
-        "epochs that were chosen; where nothing tells these, for as much progress as an "
-        "epoch with the base batch makes. Null with another objective, or if unknown.",
+        description="With the objective `target-accuracy`: seconds of training to the target, in "
+        "the chosen epochs. Where these are unknown: seconds for as much progress as one "
+        "epoch with the base batch. Null with another objective, or if unknown.",
     )
     accuracy: Estimate | None = Field(
         None,
-        description="Held-out accuracy after the job's epochs, or after those chosen for it, a "
-        "share; null if unknown.",
+        description="Held-out accuracy, a share, after the job's epochs or those chosen for this "
+        "candidate; null if unknown.",
     )
     train_seconds: Estimate | None = Field(
         None, description="Seconds of the whole training, evaluation included."
     )
     cost: Estimate | None = Field(
-        None, description="Of the whole training, in the price's currency; null without price."
+        None, description="Cost of the whole training, in the price's currency; null without price."
     )
     extrapolated: bool = Field(description="Whether the batch lies outside what was measured.")
     assumed: bool = Field(
-        False, description="Whether stated figures, not measured ones, went in: link or speed."
+        False, description="Whether it rests on a stated link or speed, not on measured ones."
     )
     frontier: bool = Field(
         False,
@@ -100,33 +102,41 @@ class Prediction(Record):
     )
     level: bool = Field(
         False,
-        description="Whether what was measured cannot tell it from the chosen one: the choice may "
-        "as well have fallen on it.",
+        description="Whether the measurements cannot tell it from the chosen candidate.",
     )
-    refused: str = Field("", description="The limit it misses, in words; empty if none.")
+    refused: str = Field("", description="The limit that it violates, in words; empty: none.")
 
 
 class Knee(Record):
-    """Where more batch stops paying, for one cluster size and resolution."""
+    """The batch beyond which larger ones save too little, for one cluster and resolution."""
 
-    workers: Count = Field(description="Workers.")
-    kinds: tuple[KindCount, ...] = Field((), description="Their kinds; empty: the measured one.")
+    workers: Count = Field(description="Number of workers.")
+    kinds: tuple[KindCount, ...] = Field(
+        (), description="Kinds of the workers; empty: all of the measured kind."
+    )
     resolution: Count = Field(description="Image side, in pixels.")
     global_batch_size: Count | None = Field(
-        description="Smallest candidate whose doubling gains too little; null if all gain enough."
+        description="Smallest candidate whose doubling gains too little, in samples; null if all "
+        "gain enough."
     )
     low: float | None = Field(
-        None, description="Where it would be at the lower end of the fit's interval, in samples."
+        None, description="The knee at the lower end of the fit's interval, in samples."
     )
-    high: float | None = Field(None, description="The same at its upper end, in samples.")
+    high: float | None = Field(
+        None, description="The knee at the upper end of the fit's interval, in samples."
+    )
     closed_form: float | None = Field(
-        None, description="Where a straight line puts it, in samples; null if it is none."
+        None,
+        description="The knee of a straight line through the step times, in samples; null if the "
+        "step times are not such a line.",
     )
-    kneedle: Count | None = Field(None, description="What Kneedle says; null if nothing.")
+    kneedle: Count | None = Field(
+        None, description="The knee that the Kneedle algorithm finds, in samples; null: none."
+    )
 
 
 class HeldOut(Record):
-    """A step that was not measured, predicted so that `check` can."""
+    """A step that was predicted but not measured, for `check` to measure."""
 
     workers: Count = Field(description="Workers that compute at the same time.")
     resolution: Count = Field(description="Image side, in pixels.")
@@ -139,21 +149,21 @@ class HeldOut(Record):
 
 
 class Alternative(Record):
-    """What else could have been chosen."""
+    """Another value that could have been chosen."""
 
     value: str = Field(description="The value, with its unit.")
-    loss: str = Field(description="What choosing it would lose, or gain, by prediction.")
+    loss: str = Field(description="Predicted loss, or gain, if it were chosen, in words.")
 
 
 class Reason(Record):
-    """Why a choice is what it is."""
+    """The reason of one choice."""
 
-    choice: str = Field(description="What was chosen, for example `global batch`.")
-    value: str = Field(description="The value, with its unit.")
+    choice: str = Field(description="Name of the choice, for example `global batch`.")
+    value: str = Field(description="The chosen value, with its unit.")
     why: str = Field(description="The reason, in a sentence.")
-    source: Source = Field(description="Where it came from.")
-    reference: str = Field("", description="For `published`: who, when, where.")
-    alternatives: tuple[Alternative, ...] = Field((), description="What else there was.")
+    source: Source = Field(description="Where the value comes from.")
+    reference: str = Field("", description="For `published`: authors, year and place.")
+    alternatives: tuple[Alternative, ...] = Field((), description="Other values, with their loss.")
 
 
 class LearningRateRule(Record):
@@ -162,26 +172,26 @@ class LearningRateRule(Record):
     base: Positive = Field(description="Rate at the base batch, per step.")
     base_batch: Count = Field(description="Global batch at which the base rate holds.")
     scaling: Literal["linear", "sqrt", "gain", "none"] = Field(
-        description="Growth with the batch; `gain` is measured, and multiplies the rate besides."
+        description="How the rate grows with the batch; `gain` is a measured factor on top."
     )
     peak: Positive = Field(description="Rate at the planned batch, after warm-up, per step.")
     warmup_epochs: NonNegative = Field(
-        description="Length of the rise at the start, in epochs: a line, for `one-cycle` a cosine."
+        description="Length of the warm-up in epochs: a linear rise, for `one-cycle` a cosine."
     )
     decay: Literal["cosine", "steps", "one-cycle", "none"] = Field(
-        description="Shape after warm-up; `one-cycle` begins its rise at its own rate, too."
+        description="Shape after the warm-up; `one-cycle` also has a start of its own."
     )
     warmup_start: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="Share of the peak at which the rise begins; null: the base rate, for "
-        "`one-cycle` its own.",
+        description="Rate at the start of the warm-up, as a share of the peak; null: the base "
+        "rate, for `one-cycle` its own start.",
     )
     tried: Positive = Field(
         1.0,
-        description="The rate over that which a plan without trials gives: what trials at several "
-        "rates found best. Base and peak hold it.",
+        description="Factor that trials at several rates found best, relative to the rate of a "
+        "plan without trials. It is part of base and peak.",
     )
 
 
@@ -191,11 +201,13 @@ class AgsRule(Record):
     mode: Literal["norm", "gain"] = Field(
         description="Factors are the ratio of gradient norms at two batches, or its square."
     )
-    base_batch: Count = Field(description="Batch whose gradient norms are aimed at, in samples.")
+    base_batch: Count = Field(
+        description="Batch whose gradient norms the factors aim at, in samples."
+    )
     least: Positive = Field(description="Smallest factor.")
     most: Positive | None = Field(
-        description="Largest factor; null: that of noise alone at the step's batch, or what the "
-        "rate's rule has left to linear scaling."
+        description="Largest factor; null: the smaller of the factor that noise alone gives at the "
+        "step's batch and of what the rate's rule leaves up to linear scaling."
     )
     lookback: Count = Field(description="Steps over which norms are averaged.")
 
@@ -204,7 +216,8 @@ class ServerRule(Record):
     """How a parameter server merges the workers' weights."""
 
     consistency: Literal["bsp", "ssp", "asp"] = Field(
-        description="Who waits for whom: all for all, for the slowest within bounds, nobody."
+        description="Whom workers wait for: each other (`bsp`), the slowest beyond `staleness` "
+        "(`ssp`), nobody (`asp`)."
     )
     staleness: Index | None = Field(
         description="For `ssp`: most rounds ahead of the slowest; else null."
@@ -213,17 +226,19 @@ class ServerRule(Record):
         description="With update factor f: (w + f w_i) / (1 + f), or ((2 - f) w + f w_i) / 2."
     )
     update_factor: Literal["ratio", "sqrt", "none"] = Field(
-        description="What the table's update factors are, of small over large samples per round."
+        description="How update factors follow from samples per round, small over large."
     )
     exchange_steps: Count | None = Field(
         description="Steps of a worker between two exchanges; null: once a round."
     )
-    momentum: Literal["keep", "reset"] = Field(description="Of a worker, after an exchange.")
+    momentum: Literal["keep", "reset"] = Field(
+        description="What becomes of a worker's momentum after an exchange."
+    )
     small_workers: Index = Field(
-        description="Workers with the small batch; they follow the others in rank order."
+        description="Number of workers with the small batch; they have the highest ranks."
     )
     extra_time: float = Field(
-        ge=1, description="Time of a round over that with large batches alone."
+        ge=1, description="Time of a round relative to one with large batches alone."
     )
 
 
@@ -244,22 +259,24 @@ class Stage(Record):
     samples_per_round: tuple[Count, ...] = Field(
         (),
         description="Samples of each worker between two exchanges with the parameter server, in "
-        "rank order, an epoch in all; empty without one.",
+        "rank order; their sum is an epoch. Empty without a server.",
     )
     update_factors: tuple[Positive, ...] = Field(
-        (), description="Weight of each worker's model in a merge, in rank order; empty as above."
+        (),
+        description="Weight of each worker's model in a merge, in rank order; empty without a "
+        "server.",
     )
     local_batch_sizes: tuple[Count, ...] = Field(
         min_length=1, description="Samples per step of each worker, in rank order."
     )
     micro_batch_size: Count = Field(description="Most samples in one forward pass.")
     fixed_samples: NonNegative = Field(
-        0.0, description="Fixed cost of a step on a worker, as so many samples' worth; 0: unknown."
+        0.0, description="Fixed time of a step on a worker, counted in samples; 0: unknown."
     )
     sample_seconds: NonNegative | None = Field(
         None,
         description="Time per sample of a step on one worker, without exchange, in seconds; null: "
-        "unknown. With the next, what a virtual cluster's clock goes by.",
+        "unknown. A virtual cluster's clock uses it with `step_seconds`.",
     )
     step_seconds: NonNegative | None = Field(
         None, description="Fixed time of a step on one worker, in seconds; null: unknown."
@@ -288,35 +305,35 @@ class Stage(Record):
 
 
 class PlanFields(Document):
-    """The fields of a `Plan`, apart from it for those who put them into words."""
+    """The fields of a `Plan`, without its `explain`, whose module needs this type itself."""
 
     format: Literal["batchwright-plan/1"] = "batchwright-plan/1"
-    job: Job = Field(description="The job it was made for, resolved.")
-    data: DataFacts = Field(description="The data it was made for.")
-    network: NetworkFacts = Field(description="The network it was made for.")
+    job: Job = Field(description="The job that the plan was made for, resolved.")
+    data: DataFacts = Field(description="The data that the plan was made for.")
+    network: NetworkFacts = Field(description="The network that the plan was made for.")
     method: Method = Field(
         description="How batch and resolution are used; with `dynamic-batch` the table's local "
-        "batches are where it starts."
+        "batches are the first ones."
     )
     merge: Literal["sample-weighted all-reduce", "parameter server"] = Field(
-        "sample-weighted all-reduce", description="How the workers' learning comes together."
+        "sample-weighted all-reduce", description="How the workers' gradients or models are merged."
     )
     server: ServerRule | None = Field(None, description="The parameter server; null without.")
-    update: OptimizerName = Field(description="Optimizer.")
+    update: OptimizerName = Field(description="Name of the optimizer.")
     ags: AgsRule | None = Field(None, description="Adaptive gradient scaling; null: none.")
     average_epochs: Positive | None = Field(
         None,
-        description="Held-out accuracy and delivered weights are those of an exponential average "
-        "of the weights that looks back on so many epochs; null: of the weights.",
+        description="Epochs that an exponential average of the weights looks back on; held-out "
+        "accuracy and delivered weights are those of the average. Null: no average.",
     )
     precision: Precision = Field(description="Number format of the forward and backward pass.")
-    learning_rate: LearningRateRule = Field(description="The rate over time.")
-    stages: tuple[Stage, ...] = Field(min_length=1, description="The table.")
+    learning_rate: LearningRateRule = Field(description="The learning rate over time.")
+    stages: tuple[Stage, ...] = Field(min_length=1, description="The table of stages, in order.")
     considered: tuple[Prediction, ...] = Field((), description="Candidates, small to large.")
     max_epochs: Count | None = Field(
         None,
-        description="Epochs that the job allows, where the plan chose fewer to reach its target: "
-        "a run that misses it goes on for so many at most. Null where the plan does not choose.",
+        description="Most epochs of a run that misses its target in those that the plan chose, as "
+        "the job allows. Null where the plan does not choose the epochs.",
     )
     target_epochs: Count | None = Field(
         None,
@@ -325,33 +342,33 @@ class PlanFields(Document):
     )
     epoch_accuracy: tuple[Estimate | None, ...] = Field(
         (),
-        description="Held-out accuracy after each epoch, a share, as counted on the job's held-out "
-        "images: while the rate is high it is below what a whole training of as many epochs would "
-        "reach. Null where few steps were taken; empty if nothing tells.",
+        description="Predicted accuracy on the job's held-out images after each epoch, a share. "
+        "While the rate is high it is lower than at the end of a training of as many epochs. "
+        "Null after few steps; empty if unknown.",
     )
-    knees: tuple[Knee, ...] = Field((), description="For each cluster size and resolution.")
+    knees: tuple[Knee, ...] = Field((), description="The knee of each cluster size and resolution.")
     held_out: tuple[HeldOut, ...] = Field((), description="Predictions for `check` to measure.")
     kinds: tuple[KindCount, ...] = Field((), description="Workers in rank order, by kind.")
     threads: Count | None = Field(
         None,
-        description="Compute threads that each worker had where its steps were timed. Null where "
-        "nothing was measured, or kinds differ in them.",
+        description="Compute threads of each worker when its steps were timed. Null where nothing "
+        "was measured, or where kinds of workers differ.",
     )
     cores: Count | None = Field(
         None,
-        description="Cores that a worker on a GPU needs, for which engines are asked. Null where "
-        "these are as many as `threads`.",
+        description="Cores that a worker on a GPU needs, which engines are asked to reserve. Null "
+        "where they are as many as `threads`.",
     )
-    reasons: tuple[Reason, ...] = Field((), description="Why, choice by choice.")
+    reasons: tuple[Reason, ...] = Field((), description="The reason of each choice.")
 
     @property
     def worker_cores(self) -> int | None:
-        """Cores of each worker, as far as they are known."""
+        """Cores that each worker needs; `None` if unknown."""
         return self.cores or self.threads
 
     @property
     def method_spec(self) -> MethodSpec:
-        """`method`'s entry in the registry."""
+        """The method's entry in the registry."""
         return METHODS[self.method]
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -372,13 +389,13 @@ class PlanFields(Document):
         ]
 
     def _tables(self) -> list[Shown]:
-        """The candidates that a choice could fall on, the chosen one in bold."""
+        """The candidates that were not refused, the chosen one in bold."""
         chosen = -1 if self.chosen is None else self.considered.index(self.chosen)
-        rivals = [(at, one) for at, one in enumerate(self.considered) if not one.refused]
-        if len(rivals) > _MOST_SHOWN:  # what is better in nothing is left out
-            rivals = [(at, one) for at, one in rivals if at == chosen or one.frontier or one.level]
-        kept = [at for at, _ in rivals]
-        if len(kept) > _MOST_SHOWN:  # those around the choice
+        kept = [at for at, one in enumerate(self.considered) if not one.refused]
+        if len(kept) > _MOST_SHOWN:
+            ones = self.considered
+            kept = [at for at in kept if at == chosen or ones[at].frontier or ones[at].level]
+        if len(kept) > _MOST_SHOWN:  # the neighbours of the chosen one
             place = kept.index(chosen) if chosen in kept else 0
             first = max(0, min(place - _MOST_SHOWN // 2, len(kept) - _MOST_SHOWN))
             kept = kept[first : first + _MOST_SHOWN]
@@ -405,9 +422,9 @@ class PlanFields(Document):
         return sum(stage.epochs for stage in self.stages)
 
     def likely_epochs(self, done: int = 0) -> int:
-        """Epochs that training is likely to take in all, ``done`` of them done.
+        """Epochs that training is likely to take in all, after ``done`` epochs.
 
-        Those to its target, and all of the schedule once these have gone by without it.
+        Those to its target, and the whole schedule's once they have passed without reaching it.
         """
         likely = self.target_epochs or self.epochs
         return likely if done < likely else self.epochs
@@ -424,7 +441,7 @@ class PlanFields(Document):
 
     @property
     def chosen(self) -> Prediction | None:
-        """The candidate that a plan of one row trains; `None` with several, or if not listed."""
+        """The candidate that a plan of one stage trains; `None` with several, or if not listed."""
         if len(self.stages) > 1:
             return None
         (stage,) = self.stages

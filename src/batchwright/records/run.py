@@ -1,4 +1,4 @@
-"""What happened: epochs, workers' times, the whole run."""
+"""Records of a run: epochs, workers' times, rounds, and the summary of the whole run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from batchwright.records.text.formatting import (
     size,
 )
 
-# What is told of a run may come from anyone. It is added up, drawn and stored, so its numbers end
-# where sums would overflow, or JSON and databases would round.
+# Records of a run may come from anyone. They are added up, drawn and stored, so their numbers have
+# limits, beyond which sums would overflow, or JSON and databases would round.
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Index = Annotated[int, Field(ge=0, le=2**53)]
 NonNegative = Annotated[float, Field(ge=0, le=1e300)]
@@ -32,13 +32,13 @@ Loss = Annotated[float, Field(ge=-1e300, le=1e300)]
 Place = Annotated[str, Field(max_length=1000)]
 
 
-def told_loss(value: float) -> float | None:
-    """A loss as records hold it: `None` if it is not finite."""
+def recorded_loss(value: float) -> float | None:
+    """The loss as records hold it: `None` if it is not finite."""
     return value if abs(value) <= 1e300 else None
 
 
 def reached_epoch(plan: Plan, epochs: Iterable[EpochRecord]) -> EpochRecord | None:
-    """The first evaluated epoch that reached the accuracy which ends training, if one did."""
+    """The first evaluated epoch that reached the accuracy at which training ends; else `None`."""
     target = plan.job.goal.target
     if target is None:
         return None
@@ -46,88 +46,105 @@ def reached_epoch(plan: Plan, epochs: Iterable[EpochRecord]) -> EpochRecord | No
 
 
 class WorkerTime(Record):
-    """Where one worker's time went in one epoch of training, in seconds."""
+    """How one worker spent its time in one epoch of training, in seconds."""
 
     place: Place = Field("", description="Host and device, such as `node1/cuda:0`.")
     local_batch_size: Count = Field(description="Samples per step, at the end of the epoch.")
     samples: Index = Field(description="Samples trained on.")
-    input_seconds: NonNegative = Field(description="Waiting for and preparing images.")
-    compute_seconds: NonNegative = Field(description="Forward and backward pass, and update.")
+    input_seconds: NonNegative = Field(description="Seconds of waiting for and preparing images.")
+    compute_seconds: NonNegative = Field(
+        description="Seconds of forward pass, backward pass and update."
+    )
     wait_seconds: NonNegative = Field(
-        0.0, description="Waiting for slower workers before the exchange could end."
+        0.0, description="Seconds of waiting for slower workers before the exchange could end."
     )
     communication_seconds: NonNegative = Field(
-        description="Exchanging gradients, as far as the backward pass did not hide it."
+        description="Seconds of exchanging gradients that the backward pass did not hide."
     )
     loading_cpu_seconds: NonNegative = Field(
         0.0,
-        description="Processor time of its loader processes, beside all this; where they share the "
-        "worker's cores, computing takes longer by up to that over the number of cores.",
+        description="Processor seconds of the worker's loader processes, not part of the other "
+        "times. Where they share the worker's cores, computing takes longer by up to these seconds "
+        "over the number of cores.",
     )
     peak_bytes: Count | None = Field(
         None,
-        description="Most bytes of tensors that lived at once: on CUDA during the epoch, on the "
-        "CPU during one step of it; null where no step was weighed.",
+        description="Largest sum of live tensor bytes: on CUDA during the epoch, on the CPU during "
+        "one of its steps; null where it was not measured.",
     )
 
 
 class LocalBatches(Record):
     """The workers' local batches from one step of an epoch on."""
 
-    step: Index = Field(description="First step of the epoch that has them, zero-based.")
+    step: Index = Field(description="First step of the epoch with these batches, zero-based.")
     sizes: tuple[Index, ...] = Field(description="Samples per step of each worker, in rank order.")
 
 
 class RoundRecord(Record):
     """One worker's stretch between two exchanges with the parameter server."""
 
-    worker: Index = Field(description="Rank.")
-    number: Index = Field(description="Place among all rounds, as handed out, zero-based.")
-    epoch: Index = Field(description="Epoch that most of its samples are of, zero-based.")
+    worker: Index = Field(description="Rank of the worker.")
+    number: Index = Field(
+        description="Number among all rounds in the order in which they were assigned, zero-based."
+    )
+    epoch: Index = Field(
+        description="Epoch that most of the round's samples belong to, zero-based."
+    )
     resolution: Count = Field(description="Training image side, in pixels.")
     local_batch_size: Count = Field(description="Samples per step.")
-    samples: Index = Field(description="Trained on.")
-    steps: Index = Field(description="Updates.")
-    update_factor: Positive = Field(description="Weight of its model in the merge.")
+    samples: Index = Field(description="Samples trained on.")
+    steps: Index = Field(description="Number of updates.")
+    update_factor: Positive = Field(description="Weight of the worker's model in the merge.")
     loss: Loss | None = Field(description="Mean training loss; null if not finite.")
-    start: NonNegative = Field(description="When it began, in seconds since training began.")
-    compute_seconds: NonNegative = Field(description="Input, forward, backward, update.")
-    exchange_seconds: NonNegative = Field(description="Push, merge and pull.")
-    wait_seconds: NonNegative = Field(description="For other workers, between push and pull.")
+    start: NonNegative = Field(description="Start of the round, in seconds since training began.")
+    compute_seconds: NonNegative = Field(
+        description="Seconds of input, forward pass, backward pass and update."
+    )
+    exchange_seconds: NonNegative = Field(description="Seconds of push, merge and pull.")
+    wait_seconds: NonNegative = Field(
+        description="Seconds of waiting for other workers, between push and pull."
+    )
     evaluation_seconds: NonNegative = Field(
-        0.0, description="Evaluating the merged model before the next round."
+        0.0, description="Seconds of evaluating the merged model before the next round."
     )
     skipped_steps: Index = Field(
         0, description="Updates skipped because a gradient was not finite."
     )
     repeated_steps: Index = Field(
         0,
-        description="Steps done again: in smaller micro-batches for want of memory, or uncompiled.",
+        description="Steps that were repeated: in smaller micro-batches after memory ran out, or "
+        "uncompiled.",
     )
-    lead: Index = Field(0, description="Rounds ahead of the slowest worker when it began.")
+    lead: Index = Field(
+        0, description="Rounds that the worker was ahead of the slowest when this one began."
+    )
     peak_bytes: Count | None = Field(
-        None, description="As that of a worker's epoch; null where no step was weighed."
+        None,
+        description="Largest sum of live tensor bytes in a step; null where it was not measured.",
     )
 
 
 class FactorRange(Record):
-    """What adaptive scaling multiplied by over the steps of an epoch."""
+    """Factors of adaptive scaling over the steps of an epoch."""
 
-    mean: Positive = Field(description="Mean over steps, and over tensors where each has its own.")
-    least: Positive = Field(description="Smallest.")
-    most: Positive = Field(description="Largest.")
+    mean: Positive = Field(
+        description="Mean over the steps, and over tensors where each has its own factor."
+    )
+    least: Positive = Field(description="Smallest factor.")
+    most: Positive = Field(description="Largest factor.")
 
 
 class EpochRecord(Record):
-    """What one epoch was like."""
+    """Loss, accuracy and times of one epoch."""
 
-    epoch: Index = Field(description="Zero-based.")
+    epoch: Index = Field(description="Number of the epoch, zero-based.")
     resolution: Count = Field(description="Training image side, in pixels.")
     global_batch_size: Count = Field(description="Planned samples per step over all workers.")
-    steps: Index = Field(description="Updates asked for.")
+    steps: Index = Field(description="Number of steps, skipped updates included.")
     skipped_steps: Index = Field(description="Updates skipped because a gradient was not finite.")
-    samples: Index = Field(description="Training samples seen this epoch.")
-    learning_rate: NonNegative = Field(description="Rate of the last step, per step.")
+    samples: Index = Field(description="Samples trained on in this epoch.")
+    learning_rate: NonNegative = Field(description="Learning rate of the last step, per step.")
     train_loss: Loss | None = Field(description="Mean loss over the epoch; null if not finite.")
     val_loss: Loss | None = Field(
         None, description="Held-out cross entropy; null if not evaluated."
@@ -136,29 +153,35 @@ class EpochRecord(Record):
     val_count: Index | None = Field(None, description="Held-out images evaluated.")
     noise_scale: Positive | None = Field(None, description="Gradient noise scale, in samples.")
     gradient_norm: NonNegative | None = Field(
-        None, description="Of the loss on a batch, at the evaluation; null without `track`."
+        None,
+        description="Norm of the gradient of the loss on a batch, at the evaluation; null without "
+        "`track`.",
     )
     hessian_eigenvalue: Loss | None = Field(
-        None, description="The largest, of the same loss; null without `track`."
+        None,
+        description="Largest eigenvalue of the Hessian of that loss; null without `track`.",
     )
     gradient_factors: FactorRange | None = Field(
         None, description="Factors on the tensors' gradients; null without `ags.mode`."
     )
     rate_gain: FactorRange | None = Field(
-        None, description="Factor on the learning rate; null without `scaling=gain`."
+        None, description="Factors on the learning rate; null without `scaling=gain`."
     )
-    training_seconds: NonNegative = Field(description="Steps, input and exchange, in seconds.")
-    evaluation_seconds: NonNegative = Field(description="Held-out evaluation, in seconds.")
-    checkpoint_seconds: NonNegative = Field(description="Writing checkpoints, in seconds.")
+    training_seconds: NonNegative = Field(
+        description="Seconds of training: steps, input and exchange."
+    )
+    evaluation_seconds: NonNegative = Field(description="Seconds of the held-out evaluation.")
+    checkpoint_seconds: NonNegative = Field(description="Seconds of writing checkpoints.")
     repeated_steps: Index = Field(
         0,
-        description="Steps done again: in smaller micro-batches for want of memory, or uncompiled.",
+        description="Steps that were repeated: in smaller micro-batches after memory ran out, or "
+        "uncompiled.",
     )
-    workers: tuple[WorkerTime, ...] = Field(description="Per worker, in rank order.")
+    workers: tuple[WorkerTime, ...] = Field(description="Times of each worker, in rank order.")
     shares: tuple[LocalBatches, ...] = Field(
-        (), description="Local batches over the epoch: at its start, and where they changed."
+        (), description="Local batches at the epoch's start, and after each change."
     )
-    whole: bool = Field(True, description="False if part of it ran before a resume.")
+    whole: bool = Field(True, description="False if part of the epoch ran before a resume.")
 
     @property
     def top1(self) -> float | None:
@@ -174,53 +197,59 @@ class EpochRecord(Record):
 
 
 class Refit(Record):
-    """What the measured times would have changed: the profile with them, planned again."""
+    """A new plan from the profile with the run's measured times, beside the plan of the run."""
 
-    predicted: Estimate = Field(description="Seconds per epoch, as planned.")
-    measured: Positive = Field(description="Seconds per epoch, as it was.")
-    error: float = Field(description="(predicted - measured) / measured.")
-    tolerance: float = Field(description="Error beyond which the models were fitted again.")
+    predicted: Estimate = Field(description="Seconds per epoch by the run's plan.")
+    measured: Positive = Field(description="Measured seconds per epoch.")
+    error: float = Field(description="Relative error, (predicted - measured) / measured.")
+    tolerance: float = Field(
+        description="Relative error beyond which the models were fitted again."
+    )
     refitted: Estimate = Field(description="Seconds per epoch by the new fit.")
-    workers: Count = Field(description="Workers that the new fit chooses.")
-    global_batch_size: Count = Field(description="Global batch that the new fit chooses.")
+    workers: Count = Field(description="Workers that the new plan has.")
+    global_batch_size: Count = Field(description="Global batch that the new plan has.")
 
 
 class CommandPart(Record):
-    """Something that the command did besides training."""
+    """A part of the command besides training."""
 
-    name: str = Field(description="Such as `probe`.")
-    seconds: NonNegative = Field(description="On the clock of the person who waits.")
+    name: str = Field(description="Name of the part, such as `probe`.")
+    seconds: NonNegative = Field(description="Wall time, in seconds.")
 
 
 class RunSummary(Document):
     """A whole run: what `report` reads."""
 
     format: Literal["batchwright-summary/1"] = "batchwright-summary/1"
-    run_folder: str = Field(description="Where the run's files are.")
+    run_folder: str = Field(description="Folder of the run's files.")
     plan: Plan = Field(description="The plan that was followed.")
-    profile: Profile | None = Field(None, description="What was measured before, if anything.")
-    epochs: tuple[EpochRecord, ...] = Field(description="One per finished epoch.")
-    setup_seconds: NonNegative = Field(
-        description="Starting processes and opening data and network, in seconds."
+    profile: Profile | None = Field(
+        None, description="Profile that the plan was made from, if it was kept."
     )
-    wall_seconds: NonNegative = Field(description="Training verb from start to end, in seconds.")
+    epochs: tuple[EpochRecord, ...] = Field(description="The finished epochs, in order.")
+    setup_seconds: NonNegative = Field(
+        description="Seconds of starting processes and opening data and network."
+    )
+    wall_seconds: NonNegative = Field(
+        description="Wall time of training from start to end, in seconds."
+    )
     before: tuple[CommandPart, ...] = Field(
-        (), description="What the last command did before training, in order."
+        (), description="Parts of the last command before training, in order."
     )
     after: tuple[CommandPart, ...] = Field(
-        (), description="What the last command did after training, in order."
+        (), description="Parts of the last command after training, in order."
     )
     resumed: Index = Field(0, description="How often the run was continued.")
     rounds: tuple[RoundRecord, ...] = Field(
         (),
-        description="Rounds with the parameter server, as they ended; of virtual workers as their "
-        "waits ended, by rank where they did so together. Empty without one.",
+        description="Rounds with the parameter server, in the order in which they ended; those of "
+        "virtual workers by the end of their waits, and then by rank. Empty without a server.",
     )
     simulated: bool = Field(
-        False, description="Whether all training seconds are of a simulated cluster."
+        False, description="Whether all training seconds are those of a simulated cluster."
     )
     refit: Refit | None = Field(
-        None, description="Planned again, if the epochs missed the prediction by too much."
+        None, description="A new plan, if the epochs missed the prediction by too much."
     )
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -246,7 +275,7 @@ class RunSummary(Document):
         ]
 
     def _tables(self) -> list[Shown]:
-        """Predicted beside measured, where both are there."""
+        """Predicted and measured figures, those that have both."""
         plan, seconds, accuracy = self.plan, self.measured_epoch_seconds, self.accuracy
         top = max(plan.stages, key=lambda stage: stage.resolution)
         predicted, last = top.predicted_epoch_seconds, next(reversed(plan.epoch_accuracy), None)
@@ -263,7 +292,7 @@ class RunSummary(Document):
 
     @property
     def ended(self) -> bool:
-        """Whether it trained all its epochs, or reached the accuracy that ends training."""
+        """Whether the run trained all its epochs, or reached the accuracy that ends training."""
         last = self.epochs[-1].epoch + 1 if self.epochs else 0
         return last >= self.plan.epochs or reached_epoch(self.plan, self.epochs) is not None
 

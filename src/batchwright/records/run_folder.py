@@ -1,10 +1,9 @@
-"""The folder of a run: made, found again, filled with what went in, read when it is over."""
+"""The folder of a run: making it, finding it again, writing a run's inputs, reading its results."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -41,62 +40,65 @@ from batchwright.records.documents import (
     write_text,
 )
 from batchwright.records.text.formatting import counted, data_name
-from batchwright.records.text.problems import described
+from batchwright.records.text.problems import described, to_stderr
 from batchwright.storage.files import make_folder, refusal
 from batchwright.storage.locks import LOCK_FILE, writing
 
 LAUNCH_FILE = "launch.json"
-"""Which launches have opened the folder."""
+"""File with the launches that have opened the folder."""
 
 CHECKPOINTED = "checkpointed"
-"""That there has been a ``last.pt``; outside ``checkpoints/``, to outlast it."""
+"""Marker of a run that has had a ``last.pt``; outside ``checkpoints/``, to survive its loss."""
 
 LAST, PREVIOUS = "last", "previous"
-"""Checkpoints that a run goes on from, by their files' stems; it does not from ``best.pt``."""
+"""Names of the checkpoints that a run can continue from; ``best`` is not one of them."""
 
 GOES_ON_BY_ITSELF = "continue the run as it was begun (Session(resume=True))"
-"""What to do with the folder of a session, which is no command's to go on with."""
+"""Hint for the folder of a session, which only its own script can continue."""
 
-_SHORTEST_DEADLINE = 60.0  # seconds, of those that are suggested
+_SHORTEST_DEADLINE = 60.0  # seconds, the least that a message suggests
 
-_WHOLE = ("sweep.json", "summary.json", "plan.json")  # what tells most of a folder, in order
+_WHOLE = ("sweep.json", "summary.json", "plan.json")  # files of a folder, the fullest record first
 
 
 @contextmanager
 def new_run_folder(wanted: str | Path | None, job: Job) -> Iterator[Path]:
-    """Make the run's folder, under ``runs`` unless one is wanted; inside, nobody else writes there.
+    """Make the folder of a run and print its path; inside, nobody else writes there.
+
+    Args:
+        wanted: The folder, new or empty; `None`: a new one under ``runs``.
+        job: The job, for the folder's name.
 
     Raises:
-        FileError: It holds anything, cannot be made, or somebody else writes there.
+        FileError: The folder is not empty, cannot be made, or another process writes there.
     """
     with new_folder(wanted, job) as folder:
-        epochs = counted(job.epochs, "epoch")
-        told = f"{job.network} on {job.data}, {epochs}, in {folder}"
-        print(told, file=sys.stderr)  # noqa: T201 - so that it can be found while it runs
+        # Printed at once, so that the run can be found while it goes on.
+        to_stderr(f"{job.network} on {job.data}, {counted(job.epochs, 'epoch')}, in {folder}")
         yield folder
 
 
 @contextmanager
 def new_folder(wanted: str | Path | None, job: Job, kind: str = "") -> Iterator[Path]:
-    """A new folder, locked; if none is wanted, its name is made of ``kind``, job and time.
+    """Make a new folder and lock it; its default name consists of ``kind``, job and time.
 
     Raises:
-        FileError: It holds anything, cannot be made, or somebody else writes there.
+        FileError: The folder is not empty, cannot be made, or another process writes there.
     """
     if wanted is None:
         data, network = data_name(job.data), job.network.replace(":", ".").replace("/", ".")
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = _of_its_own(Path("runs"), "-".join(filter(None, (kind, data, network, stamp))))
+        folder = _unique_folder(Path("runs"), "-".join(filter(None, (kind, data, network, stamp))))
     else:
         folder = Path(wanted)
     _refuse_filled(folder)
     with writing(folder):
-        _refuse_filled(folder)  # somebody else may have been quicker
+        _refuse_filled(folder)  # again, since another process may have written before the lock
         yield folder
 
 
-def _of_its_own(place: Path, name: str) -> Path:
-    """A new folder of that name, or with a number behind it: several may begin in one second."""
+def _unique_folder(place: Path, name: str) -> Path:
+    """Make a folder of that name, with a number appended if another run has it already."""
     make_folder(place)
     for number in count(1):
         folder = place / (name if number == 1 else f"{name}-{number}")
@@ -107,7 +109,7 @@ def _of_its_own(place: Path, name: str) -> Path:
         except OSError as error:
             raise refusal(folder, error, "name another with --out") from error
         return folder
-    raise AssertionError  # numbers do not end
+    raise AssertionError  # not reached: `count` never ends
 
 
 def _refuse_filled(folder: Path) -> None:
@@ -124,9 +126,13 @@ def _refuse_filled(folder: Path) -> None:
 def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
     """The folder of a run to resume; inside, nobody else writes there.
 
+    Args:
+        wanted: The folder; `None` is an error.
+        *needed: Names of files of which the folder must hold one.
+
     Raises:
-        FileError: None was named, it is not there, holds none of the files ``needed`` or has lost
-            the plan that it was trained by, or somebody else writes.
+        FileError: No folder was named, it does not exist, holds none of the files ``needed`` or has
+            lost the plan that it was trained by, or another process writes there.
     """
     if wanted is None:
         raise FileError("resume which run? name its folder with --out")
@@ -148,10 +154,10 @@ def existing_run(wanted: str | Path | None, *needed: str) -> Iterator[Path]:
 
 
 def _refuse_lost_plan(folder: Path) -> None:
-    """Refuse to measure and plan anew what was trained already: only its own plan goes on with it.
+    """Refuse a run that has trained and lost its plan: it can only continue with that plan.
 
     Raises:
-        FileError: The folder has a job and what training leaves, and no plan.
+        FileError: The folder has a job and results of training, and no plan.
     """
     begun = any((folder / name).exists() for name in TRAINED)
     if (folder / "plan.json").exists() or not (begun and (folder / "job.yaml").exists()):
@@ -180,16 +186,16 @@ def write_inputs(folder: Path, plan: Plan, profile: Profile | None) -> None:
 def telling_how_to_resume(
     command: str, *errors: type[WorkerError], deadline: float | None = None
 ) -> Iterator[None]:
-    """Add to the message of a stop that was asked for which command goes on from it.
+    """Inside, add to the message of a stop the command that continues the run.
 
-    The command line's handler of signals unwinds by a `KeyboardInterrupt` with the signal's number;
-    that of a program without our handler, which has none, goes on as it is.
+    The command line's signal handler raises a `KeyboardInterrupt` with the signal's number. One
+    without a number, in a program without our handler, is raised again unchanged.
 
     Args:
-        command: What goes on.
-        errors: Other ends from which it does.
-        deadline: The job's ``goal.deadline``, in seconds: when that has ended the run, the command
-            needs a later one.
+        command: The command that continues.
+        errors: Other errors after which the command continues the run.
+        deadline: The job's ``goal.deadline``, in seconds: after a run that it has ended, the
+            command gets a later one.
     """
     try:
         yield
@@ -201,7 +207,7 @@ def telling_how_to_resume(
         raise Interrupted(number, said) from None
     except BatchwrightError as stop:
         if isinstance(stop, DeadlineReached) and deadline is not None:
-            # Starting counts as well, and with less than that the run would end at its first step.
+            # Starting counts, too: with a deadline already over, the run would end at once.
             command += f" goal.deadline={max(2 * deadline, _SHORTEST_DEADLINE):.10g}"
         if isinstance(stop, (Interrupted, *errors)):
             stop.args = (f"{stop}; continue with `{command}`",)
@@ -209,23 +215,23 @@ def telling_how_to_resume(
 
 
 def resuming_command(folder: str | Path, job: Job) -> str:
-    """The command line that goes on with a run; it names again what the job imports."""
+    """The command that continues a run; it repeats the import strings that the job names."""
     return shlex.join(["batchwright", *resuming_words(folder, job)])
 
 
 def resuming_words(folder: str | Path, job: Job) -> list[str]:
-    """The words of `resuming_command`, without the program's name."""
+    """The words of `resuming_command` after the program's name."""
     named = (f"{key}={getattr(job, key)}" for key in job.code_keys)
     return ["run", "--resume", "--out", str(folder), *named]
 
 
 def read_summary(run: str | Path) -> RunSummary:
-    """The summary of a run folder, or of a summary file; ``-`` is stdin.
+    """The summary in a run folder or a summary file; ``-`` is stdin.
 
-    Its ``run_folder`` is where it was found, also after the folder has moved.
+    Its ``run_folder`` is where the file was found, also after the folder was moved.
 
     Raises:
-        FileError: There is none, or it is not a summary.
+        FileError: There is no summary, or the file is something else.
     """
     if str(run) == "-":
         return read_record("-", RunSummary)
@@ -238,7 +244,7 @@ def read_summary(run: str | Path) -> RunSummary:
             )
         if not path.exists():
             how = f"name a run's folder, or {GOES_ON_BY_ITSELF}"
-            with suppress(BatchwrightError):  # a loop of somebody's own leaves no job there
+            with suppress(BatchwrightError):  # a run of a `Session` leaves no job there
                 job = load_job(Path(run) / "job.yaml")
                 how = f"continue it with `{resuming_command(run, job)}`"
             raise FileError(f"{run} holds no summary.json: no run has finished there; {how}")
@@ -246,10 +252,10 @@ def read_summary(run: str | Path) -> RunSummary:
 
 
 def read_plan(place: str | Path) -> Plan:
-    """The plan in a plan's file, in a run's summary, or of a run folder; ``-`` is stdin.
+    """The plan in a plan's file, a summary's file, or a run folder; ``-`` is stdin.
 
     Raises:
-        FileError: There is none, or it is something else.
+        FileError: There is no plan, or the file is something else.
     """
     path = Path(place)
     if str(place) != "-" and path.is_dir() and not (path / "plan.json").exists():
@@ -266,17 +272,18 @@ def read_plan(place: str | Path) -> Plan:
 
 
 def load(path: str | Path) -> Any:
-    """What a file or a run folder holds, as the verbs returned it. Runs no code.
+    """Load the record in a file or a run folder, as the verbs returned it. Runs no code.
 
     Args:
-        path: A file that a verb or ``save`` wrote, or a job's YAML file; of a run folder the
-            summary, or the plan where the run has not finished, and of a sweep's the sweep.
+        path: A file that a verb or ``save`` wrote, or a job's YAML file. Or a folder: of a run,
+            for its summary, or its plan if the run has not finished; of a sweep, for the sweep.
 
     Returns:
         A `Plan`, `Profile`, `RunSummary`, `Sweep`, `Check`, `RateSchedule`, `Simulation` or `Job`.
 
     Raises:
-        FileError: There is nothing, or something else, which the message names.
+        ArgumentError: ``path`` is not a path.
+        FileError: There is no such file, or it holds something else, which the message names.
     """
     if not isinstance(path, str | Path):
         raise ArgumentError(f"load takes the path of a file or run folder, not {described(path)}")
@@ -301,7 +308,7 @@ def read_summaries(run: str | Path) -> list[RunSummary]:
     """The summary of a run, or those of all finished runs of a sweep's folder.
 
     Raises:
-        FileError: There is none, or one is not a summary.
+        FileError: There is no summary, or a file is something else.
     """
     folder = Path(run)
     if not (folder / "sweep.json").exists():

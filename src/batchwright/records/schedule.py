@@ -11,10 +11,10 @@ from batchwright.records.plan_fields import AgsRule, LearningRateRule, Reason
 
 
 class ScheduleRow(Record):
-    """A stretch of one resolution, batch and rate: a row of the plan, and when it is."""
+    """A stage of the plan, a stretch of one resolution, batch and rate, and when it is trained."""
 
-    start: Index = Field(description="Epochs before it.")
-    end: Count = Field(description="Epochs until its end, counted from the start of the training.")
+    start: Index = Field(description="Epochs of training before the stage.")
+    end: Count = Field(description="Epochs from the start of the training to the stage's end.")
     rate_stage: Index = Field(description="Stage of the learning rate, zero-based.")
     resolution: Count = Field(description="Training image side, in pixels.")
     local_batch_sizes: tuple[Count, ...] = Field(
@@ -22,21 +22,21 @@ class ScheduleRow(Record):
     )
     micro_batch_size: Count = Field(description="Most samples in one forward pass.")
     steps_per_epoch: Count | None = Field(
-        description="Updates in an epoch; null under a parameter server, where workers have their "
-        "own."
+        description="Updates in an epoch; null under a parameter server, where each worker takes "
+        "its own steps."
     )
     most_gain: float = Field(
-        ge=1, description="Most that `scaling=gain` may multiply the rate by; 1 without it."
+        ge=1, description="Largest factor of `scaling=gain` on the rate; 1 without it."
     )
     most_factor: Positive = Field(
         1.0,
-        description="Most that adaptive gradient scaling may multiply a tensor's gradient by, with "
-        "SGD; 1 without it.",
+        description="Largest factor of adaptive gradient scaling on a tensor's gradient, with SGD; "
+        "1 without it.",
     )
 
     @property
     def most(self) -> float:
-        """Most that both may make of the rate."""
+        """Largest factor on the rate by both."""
         return self.most_gain * self.most_factor
 
     @property
@@ -51,41 +51,46 @@ class ScheduleRow(Record):
 
 
 class SchedulePoint(Record):
-    """The rate at one moment. Where it falls at once there are two: before and after."""
+    """The rate at one moment. Where the rate jumps there are two points: before and after."""
 
-    epoch: NonNegative = Field(description="Epochs before it.")
-    samples: Index = Field(description="Training samples before it, over all workers.")
-    step: Index | None = Field(description="Updates before it; null under a parameter server.")
-    learning_rate: NonNegative = Field(description="Per step, before gain and factors.")
-    row: Index = Field(description="Row that holds there, zero-based.")
-    what: str = Field("", description="What happens there, in words; empty: nothing.")
+    epoch: NonNegative = Field(description="Epochs trained before this point.")
+    samples: Index = Field(description="Samples trained on before this point, over all workers.")
+    step: Index | None = Field(
+        description="Updates before this point; null under a parameter server."
+    )
+    learning_rate: NonNegative = Field(
+        description="Rate per step, before measured gain and gradient factors."
+    )
+    row: Index = Field(description="Index of the stage that holds there, zero-based.")
+    what: str = Field("", description="What happens at this point, in words; empty: nothing.")
 
 
 class RateSchedule(Document):
-    """The learning rate against epochs, with the rows of the plan and where all comes from."""
+    """The learning rate over the epochs, with the plan's stages and the source of each choice."""
 
     format: Literal["batchwright-schedule/1"] = "batchwright-schedule/1"
-    name: str = Field(description="What is trained, in words.")
+    name: str = Field(description="Network and data, in words.")
     rule: LearningRateRule = Field(description="The rate as a function of samples seen.")
     scaled_to: Count | None = Field(
-        description="Samples of the step that the peak rate is for: over all workers, or of one "
-        "under a parameter server; null if the peak is not what the rule says for any."
+        description="Batch that the peak rate was scaled to, in samples: the global batch, or "
+        "under a parameter server a local one; null if the rule gives that peak for no batch."
     )
     served: bool = Field(description="Whether a parameter server merges the workers' models.")
-    ags: AgsRule | None = Field(description="Adaptive gradient scaling besides; null: none.")
+    ags: AgsRule | None = Field(description="Adaptive gradient scaling; null: none.")
     epochs: Count = Field(description="Length, in epochs.")
     samples_per_epoch: Count = Field(description="Training samples in one epoch.")
     warmup_steps: Index | None = Field(
         description="Updates that begin before the warm-up has ended; null under a parameter "
         "server."
     )
-    rows: tuple[ScheduleRow, ...] = Field(min_length=1, description="Of the plan, in order.")
-    points: tuple[SchedulePoint, ...] = Field(description="The rate, in order.")
-    reasons: tuple[Reason, ...] = Field(description="Those of the plan that it rests on.")
-    doubts: tuple[str, ...] = Field(description="What may not be meant, a line each.")
+    rows: tuple[ScheduleRow, ...] = Field(min_length=1, description="The plan's stages, in order.")
+    points: tuple[SchedulePoint, ...] = Field(description="The rate over the epochs, in order.")
+    reasons: tuple[Reason, ...] = Field(description="Reasons of the plan that concern the rate.")
+    doubts: tuple[str, ...] = Field(
+        description="Settings that may not be intended, one line for each."
+    )
 
     def _facts(self) -> list[tuple[str, str]]:
-        """The rule of the rate, and how long it holds."""
         return [
             ("of", self.name),
             ("epochs", str(self.epochs)),

@@ -1,4 +1,4 @@
-"""A sweep: one job run with every combination of some keys' values, several seeds of each."""
+"""A sweep: one job run with every combination of some keys' values, with several seeds each."""
 
 from __future__ import annotations
 
@@ -13,86 +13,110 @@ from batchwright.records.text.formatting import job_value, percent
 
 
 class SweptKey(Record):
-    """A job key and the values that it takes."""
+    """A job key and its values in the sweep."""
 
-    key: str = Field(min_length=1, description="As in the job, nested ones with a dot.")
-    values: tuple[JsonValue, ...] = Field(min_length=1, description="As a job file writes them.")
+    key: str = Field(min_length=1, description="The job key, nested ones with a dot.")
+    values: tuple[JsonValue, ...] = Field(
+        min_length=1, description="Values, as a job file writes them."
+    )
 
 
 class SweepCell(Record):
     """One run: a value for each key, and a seed."""
 
-    name: str = Field(min_length=1, description="Of its folder under `cells/`.")
-    values: tuple[JsonValue, ...] = Field(description="In the order of the sweep's keys.")
-    seed: Index = Field(description="Of weights, order, split and augmentation.")
-    state: Literal["waiting", "stopped", "failed", "done"] = Field(
-        description="`stopped` goes on from its checkpoint when the sweep is resumed."
+    name: str = Field(min_length=1, description="Name of the run's folder under `cells/`.")
+    values: tuple[JsonValue, ...] = Field(
+        description="Value of each key, in the order of the sweep's keys."
     )
-    error: str = Field("", description="What ended it, in one line; empty if nothing did.")
-    workers: Count | None = Field(None, description="As planned; null: not planned yet.")
+    seed: Index = Field(description="Seed of weights, order, split and augmentation.")
+    state: Literal["waiting", "stopped", "failed", "done"] = Field(
+        description="State of the run; a `stopped` one continues when the sweep is resumed."
+    )
+    error: str = Field("", description="Error that ended the run, in one line; empty: none.")
+    workers: Count | None = Field(None, description="Planned workers; null: not planned yet.")
     global_batch_size: Count | None = Field(
-        None, description="Samples per step in the last stage, as planned."
+        None, description="Planned samples per step in the last stage."
     )
     learning_rate: Positive | None = Field(
-        None, description="Rate of the first stage before warm-up and decay, per step, as planned."
+        None, description="Planned rate of the first stage before warm-up and decay, per step."
     )
-    warmup_epochs: NonNegative | None = Field(None, description="As planned, in epochs.")
-    accuracy: float | None = Field(None, description="Held out, last evaluation, in [0, 1].")
-    best_accuracy: float | None = Field(None, description="Held out, best evaluation, in [0, 1].")
-    best_epoch: Count | None = Field(None, description="When that was, counted from one.")
+    warmup_epochs: NonNegative | None = Field(
+        None, description="Planned length of the warm-up, in epochs."
+    )
+    accuracy: float | None = Field(
+        None, description="Held-out accuracy of the last evaluation, in [0, 1]."
+    )
+    best_accuracy: float | None = Field(
+        None, description="Held-out accuracy of the best evaluation, in [0, 1]."
+    )
+    best_epoch: Count | None = Field(
+        None, description="Epoch of the best evaluation, counted from one."
+    )
     accuracies: tuple[float | None, ...] = Field(
-        (), description="Held-out accuracy epoch by epoch; null where none was taken."
+        (), description="Held-out accuracy of each epoch; null where it was not evaluated."
     )
     train_loss: float | None = Field(None, description="Mean loss over the last epoch.")
     noise_scale: Positive | None = Field(
         None, description="Gradient noise scale at the end, in samples."
     )
     training_seconds: NonNegative | None = Field(
-        None, description="Of training, evaluation aside; real or simulated."
+        None, description="Seconds of training, without evaluation; real or simulated."
     )
-    simulated: bool = Field(False, description="Whether those are of a simulated cluster.")
+    simulated: bool = Field(
+        False, description="Whether these seconds are those of a simulated cluster."
+    )
 
 
 class Mean(Record):
     """A mean over seeds."""
 
-    value: float = Field(description="In the unit of the field that holds it.")
+    value: float = Field(description="The mean, in the unit of the field that holds it.")
     standard_error: NonNegative | None = Field(
         description="Standard deviation over the root of `count`; null for a single run."
     )
-    count: Count = Field(description="Runs behind it.")
+    count: Count = Field(description="Number of runs in the mean.")
 
 
 class SweepSetting(Record):
     """All runs with the same values: they differ in the seed alone."""
 
-    values: tuple[JsonValue, ...] = Field(description="In the order of the sweep's keys.")
-    done: Index = Field(description="Runs that ended well; only those count.")
-    failed: Index = Field(description="Runs that did not.")
-    accuracy: Mean | None = Field(description="Of the last held-out accuracy; null without any.")
-    best_accuracy: Mean | None = Field(description="Of the best held-out accuracy.")
-    training_seconds: Mean | None = Field(description="Of training, evaluation aside.")
+    values: tuple[JsonValue, ...] = Field(
+        description="Value of each key, in the order of the sweep's keys."
+    )
+    done: Index = Field(description="Runs that ended well; the means are over these.")
+    failed: Index = Field(description="Runs that ended by an error.")
+    accuracy: Mean | None = Field(
+        description="Mean of the last held-out accuracy; null if unknown."
+    )
+    best_accuracy: Mean | None = Field(
+        description="Mean of the best held-out accuracy; null if unknown."
+    )
+    training_seconds: Mean | None = Field(
+        description="Mean seconds of training, without evaluation; null if unknown."
+    )
 
 
-def _of_all_cells(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
-    """What cells share need not go together without the keys that vary."""
+def _job_of_all_cells(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """Accept a job whose keys contradict each other without those that vary."""
     with other_keys_come():
         return read(value)
 
 
 class Sweep(Document):
-    """A grid of runs, as far as it has come."""
+    """A grid of runs, finished or not."""
 
     format: Literal["batchwright-sweep/1"] = "batchwright-sweep/1"
-    folder: str = Field(description="Where the runs and their figures are.")
-    job: Annotated[Job, WrapValidator(_of_all_cells)] = Field(
-        description="What all cells share, as given; the keys below replace its own."
+    folder: str = Field(description="Folder of the runs and their figures.")
+    job: Annotated[Job, WrapValidator(_job_of_all_cells)] = Field(
+        description="Job that all cells share, as given; `keys` replace its own values."
     )
-    data: DataFacts | None = Field(description="The data; null before they were opened.")
-    keys: tuple[SweptKey, ...] = Field(min_length=1, description="What varies.")
-    seeds: tuple[Index, ...] = Field(min_length=1, description="The same for every setting.")
-    cells: tuple[SweepCell, ...] = Field(description="Seed by seed, so that the first tell early.")
-    settings: tuple[SweepSetting, ...] = Field(description="Means over the seeds.")
+    data: DataFacts | None = Field(description="Facts of the data; null before they were opened.")
+    keys: tuple[SweptKey, ...] = Field(min_length=1, description="The keys that vary.")
+    seeds: tuple[Index, ...] = Field(min_length=1, description="Seeds, the same for every setting.")
+    cells: tuple[SweepCell, ...] = Field(
+        description="The runs, all of one seed before the next, so that first results come early."
+    )
+    settings: tuple[SweepSetting, ...] = Field(description="Means over the seeds of each setting.")
 
     def _facts(self) -> list[tuple[str, str]]:
         means = [one.accuracy.value for one in self.settings if one.accuracy]

@@ -1,1 +1,1 @@
-"""Files: whole or not at all, one writer at a time, followed while they grow."""
+"""Files: atomic writing, locks for one writer at a time, and following a file that grows."""

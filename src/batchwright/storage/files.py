@@ -8,35 +8,35 @@ from typing import BinaryIO
 
 from batchwright.errors import FileError
 
-_PIECE = 65536  # bytes that are read at a time from the end of a file
+_PIECE = 65536  # bytes that `end_of_lines` reads at a time
 _INSTEAD = "choose another place"
 
 
 def is_there(path: str | Path) -> bool:
-    """Whether there is a file or folder of that name; one that no file can have names none."""
-    return os.path.exists(path)  # noqa: PTH110 - Path's own raises where a name is too long
+    """Whether a file or folder exists; false for a name that is too long for the disk."""
+    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises where a name is too long
 
 
 def is_file(path: str | Path) -> bool:
-    """The same of a file."""
-    return os.path.isfile(path)  # noqa: PTH113 - as above
+    """Whether a file exists; false for a folder, and for a name that is too long for the disk."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises as above
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path``: aside first, then renamed over what was there.
+    """Write ``content`` to ``path``: to a new file first, which is then renamed over the old one.
 
     A device or a pipe, such as /dev/stdout, is written to and never replaced.
 
     Raises:
-        FileError: The folder is missing, unwritable or full.
+        FileError: The folder is missing, unwritable or full, or the name is too long.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    if is_there(path) and not (path.is_file() or path.is_dir()):
         try:
             path.write_bytes(content)
         except OSError as error:
             raise refusal(path, error) from error
         return
-    # Not `tempfile`, whose files are private: this one is to have the usual permissions.
+    # Not `tempfile`: its files are private, and this one must have the usual permissions.
     aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         opened = aside.open("xb")
@@ -56,12 +56,15 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def refusal(path: Path, error: OSError, instead: str = _INSTEAD) -> FileError:
-    """What to say of something that cannot be written, and ``instead``, what to try."""
+    """The error for a path that cannot be written; ``instead`` says what to try."""
     return FileError(f"cannot write {path}: {error.strerror}; {instead}")
 
 
 def end_of_lines(file: BinaryIO) -> int:
-    """Where the last whole line of a file ends; what stands after it, a killed process left."""
+    """The offset in bytes at which the last whole line of a file ends.
+
+    What follows it is half a line, as a killed process leaves it.
+    """
     place = file.seek(0, os.SEEK_END)
     tail = b""
     while place > 0 and b"\n" not in tail:
@@ -72,10 +75,10 @@ def end_of_lines(file: BinaryIO) -> int:
 
 
 def make_folder(folder: Path, instead: str = _INSTEAD) -> None:
-    """Make ``folder`` and what leads to it, unless it is there; ``instead`` is what else to try.
+    """Make ``folder`` and its parents if they are missing.
 
     Raises:
-        FileError: It cannot be made.
+        FileError: The folder cannot be made; ``instead`` ends the message with what to try.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

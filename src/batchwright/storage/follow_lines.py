@@ -1,4 +1,4 @@
-"""Follows a file of lines that other processes append to."""
+"""Reading a file of lines while other processes append to it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Line = TypeVar("Line")
 
 
 class Tail(Generic[Line]):
-    """Hands on the lines of a file, each once and whole lines only.
+    """Reads new lines of a file: each line once, and only once it is whole.
 
     Args:
-        path: The file; it may not be there yet.
-        read: What a line says; `None` leaves it out.
-        from_end: Leave out the whole lines that it holds already. Half a line at its end, as a full
-            disk leaves it, is cut off and written over by whoever appends next.
+        path: The file; it may not exist yet.
+        read: Parses a line; the line is left out if it returns `None`.
+        from_end: Leave out the whole lines that the file holds already. Half a line at its end, as
+            a full disk leaves it, is read again: the next process that appends overwrites it.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Tail(Generic[Line]):
                 self._position = end_of_lines(file)
 
     def __call__(self, show: Callable[[Line], None]) -> None:
-        """Call ``show`` with every line that is new."""
+        """Call ``show`` with each line that was appended since the last call."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -44,20 +44,14 @@ class Tail(Generic[Line]):
                 if not line.endswith(b"\n"):
                     break
                 self._position += len(line)
-                said = self._read(line)
-                if said is not None:
-                    show(said)
-
-    @contextmanager
-    def followed(self, show: Callable[[Line], None]) -> Iterator[None]:
-        """Inside, a thread calls ``show`` with every line soon after it was written."""
-        with following(lambda: self(show)):
-            yield
+                parsed = self._read(line)
+                if parsed is not None:
+                    show(parsed)
 
 
 @contextmanager
 def following(look: Callable[[], None]) -> Iterator[None]:
-    """Inside, a thread calls ``look`` again and again; it is called once more at the end."""
+    """Inside, a thread calls ``look`` every `FOLLOW_SECONDS`; at the end it is called once more."""
     done = threading.Event()
 
     def follow() -> None:

@@ -1,8 +1,8 @@
-"""One writer at a time: a lock that the kernel keeps, and frees when its holders have ended.
+"""One writer of a folder at a time, by a lock that the kernel frees when its holders have ended.
 
-It is `flock`'s, which belongs to an open file and not to a process: whoever starts a process that
-writes too hands it the open file, and the folder is free once the last of them has gone, however it
-ended. What stands in the file is for messages; nothing is decided by it.
+The lock is `flock`'s, which belongs to an open file and not to a process: a process passes its open
+lock file on to those it starts that write, too, and the folder is free once the last of them has
+ended, in whatever way. The file's content names the holder for messages; nothing is decided by it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from batchwright.storage.files import make_folder, refusal
 
 LOCK_FILE = "writer.lock"
 WAIT_SECONDS = 10.0
-"""For a holder that is just ending: after kill -9 a process may still import, or free a GPU."""
+"""Seconds to wait for a holder that is ending: after kill -9 a process may still free a GPU."""
 
-_HANDED = "BATCHWRIGHT_LOCK"  # the open lock file that a process was started with, as a number
-_LOOK_SECONDS = 0.1
-_IS_HELD = frozenset({errno.EAGAIN, errno.EACCES})  # the second is what SMB answers
-_CANNOT = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
-_MAX_WORDS = 300  # characters that are believed to name a holder
+_HANDED = "BATCHWRIGHT_LOCK"  # variable with the descriptor of the lock file passed to a process
+_LOOK_SECONDS = 0.1  # between two tries
+_IS_HELD = frozenset({errno.EAGAIN, errno.EACCES})  # EACCES is what SMB answers
+_CANNOT_LOCK = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+_MAX_HOLDER_BYTES = 300  # of a lock file's content that are read for a message
 
 
-class Busy(Exception):  # noqa: N818 - callers make their own error of it
-    """Another process holds a lock; the message names it."""
+class Busy(Exception):  # noqa: N818 - callers raise an error of their own from it
+    """Another process holds a lock; the message names the process."""
 
 
 class Lock:
-    """A locked file: a context manager that lets go, unless another process was handed it, too.
+    """A locked file; a context manager that closes it.
 
-    Processes that are forked off, such as loaders, do not hold it.
+    The lock is free once every process that holds the open file has closed it. Processes that are
+    forked off, such as loaders, do not hold it.
 
     Args:
-        file: Open and locked.
+        file: The open and locked file.
     """
 
     def __init__(self, file: FileIO) -> None:
@@ -56,16 +57,16 @@ class Lock:
 
     @property
     def descriptor(self) -> int:
-        """Descriptor of the open file, for a process that is to hold it too; -1 after `close`."""
+        """Descriptor of the open file, to pass on to another process; -1 after `close`."""
         return -1 if self._file.closed else self._file.fileno()
 
     @property
     def environment(self) -> dict[str, str]:
-        """By which such a process knows that it has been handed the lock."""
+        """Variable that tells a process which of its open files is the lock."""
         return {_HANDED: str(self.descriptor)}
 
     def close(self) -> None:
-        """Let go."""
+        """Give up the lock in this process."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -75,23 +76,26 @@ class Lock:
         self.close()
 
 
-_ours: WeakSet[Lock] = WeakSet()
-_lent: ContextVar[Lock | None] = ContextVar("_lent", default=None)
+_ours: WeakSet[Lock] = WeakSet()  # all locks of this process
+_lent: ContextVar[Lock | None] = ContextVar("_lent", default=None)  # that of the caller's `writing`
 
 
-def _let_go_in_child() -> None:
+def _close_in_child() -> None:
     for lock in list(_ours):
         lock.close()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[Lock]:
-    """Inside, this process and those that it hands the lock to are the only writers of a folder.
+    """Inside, this process and those that it passes the lock to are the only writers of a folder.
 
-    What is called inside may say so again. Errors are those of `take`.
+    Functions called inside may use `writing` or `take` on the same folder again.
+
+    Raises:
+        FileError: As `take` raises.
     """
     with take(folder, "another --out") as lock:
         former = _lent.set(lock)
@@ -109,19 +113,20 @@ def take(
     unless: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
 ) -> Lock:
-    """Become the only writer of a folder, which is made; joins a lock that was handed on to here.
+    """Become the only writer of a folder, which is made if missing.
 
-    On a disk that cannot lock it warns, and nothing keeps a second writer away.
+    A lock that the caller holds, or that this process was started with, is shared. A disk that
+    cannot lock files gets a warning, and nothing keeps a second writer away.
 
     Args:
-        folder: To be written.
-        instead: What else a user could name.
-        seconds: To wait for another writer to end; unset: `WAIT_SECONDS`.
-        unless: Says when not to wait any longer.
-        tell: Takes the line that says so, or the warning.
+        folder: The folder to write.
+        instead: What a user could name in place of the folder, for messages.
+        seconds: How long to wait for another writer to end; unset: `WAIT_SECONDS`.
+        unless: Returns true when to stop waiting.
+        tell: Called with the line that announces a wait, or with the warning.
 
     Raises:
-        FileError: Somebody else writes there, or it cannot be written.
+        FileError: Another process writes there, or the folder cannot be written.
     """
     make_folder(folder, f"name {instead}")
     path = folder / LOCK_FILE
@@ -155,7 +160,7 @@ def take(
             f"{instead}{if_down}"
         ) from None
     except OSError as error:
-        if error.errno not in _CANNOT:
+        if error.errno not in _CANNOT_LOCK:
             raise refusal(path, error, f"name {instead}") from error
         tell(
             f"warning: the disk of {folder} cannot lock files ({error.strerror}), so nothing keeps "
@@ -171,20 +176,20 @@ def lock_file(
     unless: Callable[[], bool] = lambda: False,
     waiting: Callable[[str], None],
 ) -> Lock:
-    """Lock a file, which is made; it stays when the lock is gone.
+    """Lock a file, which is made if missing and stays after the lock is freed.
 
     Args:
         path: The file.
-        seconds: To wait for another holder, at most.
-        unless: Says when not to wait any longer.
-        waiting: Told who holds it, once, before waiting.
+        seconds: How long to wait for another holder, at most.
+        unless: Returns true when to stop waiting.
+        waiting: Called once with the holder's name before waiting.
 
     Raises:
-        Busy: Somebody else holds it.
-        OSError: It cannot be made, or the disk cannot lock.
+        Busy: Another process holds the lock.
+        OSError: The file cannot be made, or the disk cannot lock.
     """
     end = time.monotonic() + seconds
-    told = False
+    announced = False
     while True:
         file = _opened(path)
         try:
@@ -192,21 +197,21 @@ def lock_file(
             if _is_at(path, file.fileno()):
                 _sign(file)
                 return Lock(file)
-            file.close()  # the folder was made anew meanwhile
+            file.close()  # meanwhile the folder was deleted and made again
         except OSError as error:
             file.close()
             if error.errno not in _IS_HELD:
                 raise
             if time.monotonic() >= end or unless():
                 raise Busy(_holder(path)) from None
-            if not told:
+            if not announced:
                 waiting(_holder(path))
-                told = True
+                announced = True
             time.sleep(_LOOK_SECONDS)
 
 
 def _opened(path: Path) -> FileIO:
-    # For appending: what its holder has written stays until somebody else has the lock.
+    # Opened for appending, so that the holder's name stays until another process has the lock.
     return path.open("a+b", buffering=0)
 
 
@@ -218,7 +223,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _sign(file: FileIO) -> None:
-    """Write who holds the lock, for whoever finds it taken; a full disk does not matter here."""
+    """Write the holder's name into the file, for messages; a full disk is no error here."""
     since = datetime.now().astimezone().isoformat(" ", "seconds")
     try:
         file.truncate(0)
@@ -228,20 +233,21 @@ def _sign(file: FileIO) -> None:
 
 
 def _holder(path: Path) -> str:
-    """Who holds the lock, as far as the file says; with SMB it cannot be read meanwhile."""
+    """The holder's name in the lock file; a file locked over SMB cannot be read."""
     try:
         with path.open("rb") as file:
-            words = file.read(_MAX_WORDS).decode(errors="replace").strip()
+            words = file.read(_MAX_HOLDER_BYTES).decode(errors="replace").strip()
     except OSError:
         words = ""
     return words if words.isprintable() and words else "another process"
 
 
 def _joined(path: Path) -> Lock | None:
-    """The lock that was lent by a caller, or handed on by the process that started this one."""
+    """The lock of a caller's `writing`, or of the process that started this one, if it is there."""
     lent = _lent.get()
     number = lent.descriptor if lent is not None else int(os.environ.get(_HANDED, "-1"))
-    if not _is_at(path, number):  # none, or another folder's, or meant for a process before this
+    # There may be no such lock, or one of another folder, or the variable was for a parent process.
+    if not _is_at(path, number):
         return None
     if lent is None:
         _keep(number)
@@ -249,16 +255,16 @@ def _joined(path: Path) -> Lock | None:
 
 
 def keep_handed() -> None:
-    """Hold what this process was handed, if anything, and hand it to nobody by accident."""
+    """Hold the lock that this process was started with, if any; its own children do not get it."""
     number = os.environ.get(_HANDED)
     if number is not None:
-        with suppress(OSError):  # meant for a process before this
+        with suppress(OSError):  # the variable was for a parent process
             os.fstat(int(number))
             _keep(int(number))
 
 
 @cache
 def _keep(descriptor: int) -> Lock:
-    """Hold what was handed on until this process ends, and no process that it starts."""
+    """Hold a lock file until this process ends, without passing it on to processes it starts."""
     os.set_inheritable(descriptor, False)
     return Lock(FileIO(descriptor, "r+b"))

@@ -1,3 +1,3 @@
-"""The version of this package, told where it stands: a checkout may never have been installed."""
+"""The version of this package, also for a checkout that was never installed."""
 
 VERSION = "0.2.0"

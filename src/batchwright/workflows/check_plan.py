@@ -1,4 +1,4 @@
-"""Holds a plan's predictions against what was then measured, and learns from it."""
+"""Compares a plan's predictions with later measurements, and adds these to its profile."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _PREDICTED = ("workers", "resolution", "local_batch_size", "step_seconds", "peak
 def own_steps(plan: Plan) -> tuple[HeldOut, ...]:
     """The steps that the plan itself takes, in the order of its stages, as points to measure.
 
-    None where no step of equal workers here is like them: with a parameter server, several kinds of
-    workers, stated times, unequal local batches, or several passes in a step.
+    Only stages whose step equal workers on this machine can take: not with a parameter server,
+    several kinds of workers, stated times, unequal local batches, or several passes in a step.
     """
     found: dict[Key, HeldOut] = {}
     for stage in plan.stages:
@@ -52,15 +52,13 @@ def own_steps(plan: Plan) -> tuple[HeldOut, ...]:
 
 
 def chosen_points(plan: Plan, count: int) -> tuple[HeldOut, ...]:
-    """Points to measure: the plan's own steps, then held-out ones.
+    """At most ``count`` points to measure: the plan's own steps first, then held-out ones.
 
-    These are spread over workers, resolutions and batches: every pair of workers and resolution
-    gets as many as every other, or one more; inside it they are evenly spaced over the batches.
-    There are ``count`` at most.
+    The held-out points are divided evenly among the pairs of workers and resolution, and within a
+    pair they are evenly spaced over the batches.
 
     Raises:
-        PlanError: The plan predicts no step that can be measured, or simulated ones, so there is
-            nothing to check; or none is wanted.
+        PlanError: The plan predicts no step that can be measured here, or ``count`` is below 1.
     """
     if plan.job.launcher.simulated:
         raise PlanError(
@@ -91,7 +89,7 @@ def chosen_points(plan: Plan, count: int) -> tuple[HeldOut, ...]:
 
 
 def _evenly(count: int, wanted: int) -> list[int]:
-    """``wanted`` different indices below ``count``, as far from each other and the ends as can be.
+    """``wanted`` different indices below ``count``, evenly spaced and away from both ends.
 
     >>> _evenly(5, 1), _evenly(5, 2), _evenly(6, 3)
     ([2], [1, 3], [1, 3, 5])
@@ -108,16 +106,17 @@ def compare(
     rounds: tuple[RoundCheck, ...] = (),
     apart: Measured | None = None,
 ) -> Check:
-    """Predicted against measured, for every quantity that both have.
+    """Compare predictions and measurements, for every quantity that has both.
 
     Args:
-        plan: The plan that predicted.
+        plan: The plan with the predictions.
         points: The points that were to be measured.
-        measured: What was measured at them; or ``apart``, or both.
-        profile: Takes the new points in, for a plan that knows more.
-        rounds: Of the plan, where it has two batch sizes and they were measured.
-        apart: What was measured at the plan's own steps with another optimizer than the profile's:
-            its times go into that less what the longer update takes, where that was measured.
+        measured: Measurements at these points with the profile's optimizer.
+        profile: A profile to which the new points are added.
+        rounds: The plan's rounds, if it has two batch sizes and they were measured.
+        apart: Measurements at the plan's own steps with the plan's optimizer, where that is not the
+            profile's. The profile gets their times minus the seconds that the plan's update takes
+            longer, if these are known. At least one of ``measured`` and ``apart`` is given.
 
     Raises:
         PlanError: The profile is of another workload, hardware or version.
@@ -155,10 +154,10 @@ def compare(
 def _by_usual_update(
     steps: Sequence[StepTime], plan: Plan, profile: Profile
 ) -> tuple[StepTime, ...]:
-    """Own steps of a plan as the profile's optimizer would take them.
+    """The plan's own steps with the times that they would take with the profile's optimizer.
 
-    A plan adds the same seconds to them again. Steps are left out where the probe timed no updates,
-    and where a visit is shorter than what the plan's update takes longer.
+    Planning adds the difference between the optimizers' updates again. Steps are left out where the
+    probe timed no updates, and where a visit is shorter than that difference.
     """
     found = []
     for step in steps:
@@ -176,7 +175,7 @@ def _by_usual_update(
 
 
 def _with_steps(kinds: Sequence[KindTimes], measured: Sequence[KindTimes]) -> tuple[KindTimes, ...]:
-    """Kinds with the steps that were measured of them since, at other batches than before."""
+    """Kinds of workers with new measured steps added, at batches that they did not have."""
     new = {one.kind: one.steps for one in measured}
     found = []
     for one in kinds:
@@ -221,7 +220,7 @@ def _point(
 
 
 def refuse_other_machine(profile: Profile, cluster: Cluster) -> None:
-    """Refuse to measure on a cluster, for a profile, what could not join it.
+    """Refuse a cluster whose measurements could not be added to the profile.
 
     Raises:
         PlanError: Hardware or versions differ.
@@ -234,16 +233,18 @@ def _named_as(profile: Profile, cluster: Cluster) -> Cluster:
 
 
 def with_points(profile: Profile, **points: object) -> Profile:
-    """The profile with more measured points, those of one place pooled.
+    """The profile with more measured points; measurements of the same point are pooled.
 
-    ``points`` are fields of a profile that hold what is new, and where it was measured.
+    Args:
+        profile: The profile.
+        **points: Fields of a profile with the new points, and its ``cluster``.
 
     Raises:
-        PlanError: It was measured on other hardware or with other versions.
+        PlanError: The points were measured on other hardware or with other versions.
     """
     lists = ("steps", "pairs", "memory", "out_of_memory", "collectives")
     bare = {**dict.fromkeys(lists, ()), "noise": None, "load": None}
-    together = profile.model_copy(update={"kinds": ()})  # points are of all kinds at once
+    together = profile.model_copy(update={"kinds": ()})  # points are measured on all kinds at once
     merged, *others = merge_profiles([together, together.model_copy(update={**bare, **points})])
     if others:
         raise PlanError(
@@ -256,7 +257,7 @@ def with_points(profile: Profile, **points: object) -> Profile:
 
 
 def open_again(plan: Plan, profile: Profile) -> Job:
-    """The plan's job, with the worker count open where the plan and not the user settled it."""
+    """The plan's job, with ``workers=auto`` again unless the user has fixed their number."""
     asked = any(one.choice == "workers" and one.source == "asked" for one in plan.reasons)
     if asked:
         return plan.job

@@ -1,4 +1,4 @@
-"""What a machine offers to training, and what is wrong with it."""
+"""The doctor: what a machine offers for training, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ _PACKAGES = ("numpy", "scipy", "pydantic", "pillow", "scikit-learn", "matplotlib
 
 
 class Finding(NamedTuple):
-    """One line of the report."""
+    """One line of the doctor's report."""
 
-    name: str  # what was looked at
+    name: str  # what was examined
     value: str  # what was found
-    problem: str = ""  # what is wrong and what to try; empty if nothing
+    problem: str = ""  # what is wrong and what to try; empty: nothing
 
 
 def examine(version: str) -> list[Finding]:
-    """Look at versions, the package's own first, devices, cores, allocator, network and memory."""
+    """Examine versions, devices, cores, load, allocator, network and memory of this machine.
+
+    ``version`` is that of this package.
+    """
     import torch
 
     from batchwright.workload.host import (
@@ -87,7 +90,7 @@ def _device(device: object) -> str:
 
 
 def _load() -> Finding:
-    """What other programs do on the machine for a moment."""
+    """What other programs use of the machine during a short observation."""
     from batchwright.records.text.load_text import disturbances
     from batchwright.workload.load import MIN_SECONDS, LoadWatch
 
@@ -97,7 +100,7 @@ def _load() -> Finding:
     if load is None:
         return Finding("load", "not known")
     seen = " and ".join(disturbances(load))
-    # No problem of the machine's, which would end the command with an error: it passes.
+    # Not reported as a problem, which would end the command with an error: load passes.
     return Finding("load", f"busy: {seen}; a probe would measure that, too" if seen else "quiet")
 
 

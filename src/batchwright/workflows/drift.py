@@ -1,4 +1,4 @@
-"""What the epochs of a run took, against what its plan predicted. Needs no planner."""
+"""Measured seconds of a run's epochs beside the plan's prediction. Needs no planner."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from batchwright.records import EpochRecord, Estimate, Plan, Stage
 from batchwright.records.text.formatting import between, duration
 
 LOOK_BACK = 3
-"""Newest epochs whose median counts: one that something disturbed moves nothing."""
+"""Newest epochs whose median is compared, so that a single disturbed epoch has no effect."""
 
 MIN_EPOCHS = 2
-"""Fewer tell nothing, as a row's first epoch does not: loaders start in it, caches are cold."""
+"""Fewest epochs to compare. A stage's first epoch is never compared: loaders start, caches are
+cold."""
 
 
 @dataclass(frozen=True)
 class EpochTime:
-    """What an epoch of training took."""
+    """Seconds of an epoch of training.
 
-    seconds: float  # all of it, without evaluation and checkpoints
-    # Of the worker that computed longest, preparing its images included; the rest went into
-    # exchanging and waiting.
+    Attributes:
+        seconds: The whole training of the epoch, without evaluation and checkpoints.
+        computing_seconds: Computing, input included, of the worker that computed longest. The rest
+            is exchanging and waiting.
+    """
+
+    seconds: float
     computing_seconds: float
 
 
 def time_of(epoch: EpochRecord) -> EpochTime:
-    """What a finished epoch took; all of it computing where its workers tell no times."""
+    """The time of a finished epoch; all of it counts as computing if workers' times are unknown."""
     seconds = epoch.training_seconds
     computed = [one.input_seconds + one.compute_seconds for one in epoch.workers]
     return EpochTime(seconds, min(seconds, max(computed, default=0.0) or seconds))
@@ -35,15 +40,15 @@ def time_of(epoch: EpochRecord) -> EpochTime:
 
 @dataclass(frozen=True)
 class Drift:
-    """Measured against predicted, over the newest epochs of the row that a run is in.
+    """Measured and predicted seconds per epoch, over the newest epochs of the current stage.
 
     Attributes:
-        stage: The row.
-        times: Of the newest epochs.
-        measured: Their median, in seconds.
-        predicted: Seconds per epoch, by the plan.
-        tolerance: Share of the measured time by which the prediction may miss it.
-        done: Epochs finished.
+        stage: The plan's stage that the run is in.
+        times: Times of the newest epochs.
+        measured: Median of these epochs, in seconds.
+        predicted: Predicted seconds per epoch.
+        tolerance: Relative error of the prediction that is tolerated.
+        done: Number of finished epochs.
     """
 
     stage: Stage
@@ -55,12 +60,12 @@ class Drift:
 
     @property
     def error(self) -> float:
-        """(predicted - measured) / measured."""
+        """Relative error, (predicted - measured) / measured."""
         return (self.predicted.value - self.measured) / self.measured
 
     @property
     def beyond(self) -> bool:
-        """Whether the prediction misses by more than the job tolerates."""
+        """Whether the error exceeds the tolerance."""
         return abs(self.error) > self.tolerance
 
     def __str__(self) -> str:
@@ -73,11 +78,11 @@ class Drift:
 
 
 def drift_of(plan: Plan, epochs: Sequence[EpochRecord]) -> Drift | None:
-    """Measured against predicted; `None` while there is too little to compare.
+    """The drift of a run; `None` if too few epochs are finished, or nothing was predicted.
 
     Args:
-        plan: What the run follows now.
-        epochs: Those that it has finished, each once, in order.
+        plan: The plan that the run follows now.
+        epochs: The finished epochs, each once, in order.
     """
     finished = max((one.epoch for one in epochs), default=-1)
     if not 0 <= finished < plan.epochs:

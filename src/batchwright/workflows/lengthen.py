@@ -1,4 +1,4 @@
-"""Goes on with a run that trained all its epochs and missed the accuracy that it was to reach."""
+"""Gives more epochs to a run that trained all its epochs and missed its target accuracy."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from batchwright.records.text.formatting import counted, percent
 from batchwright.reporting.data.spending import spending
 
 MIN_GROWTH, MAX_GROWTH = 1.5, 4.0
-"""Epochs in all over those so far. The rate's decay is laid out over the longer training, so that
-with a cosine it begins again at a quarter of its peak at least, and at 0.85 of it at most."""
+"""Limits of the new number of epochs over the old one. The rate's decay is laid out over the longer
+training, so that a cosine continues at 0.25 to 0.85 of the peak."""
 
 
 def lengthened(summary: RunSummary) -> Plan | None:
-    """The plan of a run with more epochs; `None` where it is not to go on.
+    """The plan of a run with more epochs; `None` if the run should end.
 
-    It goes on where the plan chose fewer epochs than the job allows to reach `goal.accuracy`, and
-    the last evaluation is below it, if `goal.deadline` and `goal.max_cost` leave room for them.
-    Plans of several stages, or with a parameter server, are laid out over their epochs and stay as
-    they are.
+    A run gets more epochs if the plan chose fewer than the job allows to reach `goal.accuracy`, no
+    evaluation has reached it, and `goal.deadline` and `goal.max_cost` leave room for more. Plans of
+    several stages, or with a parameter server, are laid out over their epochs and get no more.
 
     Args:
-        summary: Of a run that has done all epochs of its plan.
+        summary: The summary of a run that has done all epochs of its plan.
     """
     plan, reached = summary.plan, summary.accuracy
     target = plan.job.goal.target
@@ -52,12 +51,12 @@ def lengthened(summary: RunSummary) -> Plan | None:
 
 
 def _growth(reached: float, target: float, summary: RunSummary) -> float:
-    r"""Epochs that the target takes over those so far, by the law of learning of other tasks.
+    r"""Factor on the epochs so far that reaches the target, by the learning law of other tasks.
 
     .. math:: \exp((\operatorname{logit} u^* - \operatorname{logit} u) / \beta)
 
-    with u what accuracy is above guessing and :math:`\beta` the slope that tasks have in the mean;
-    see `prediction.accuracy.learning`. An accuracy that is no better than guessing takes the most.
+    where u is the accuracy above guessing and :math:`\beta` the mean slope over tasks; see
+    `prediction.accuracy.learning`. For an accuracy no better than guessing it is `MAX_GROWTH`.
     """
     chance = summary.plan.data.guessing
     now, then = ((one - chance) / (1 - chance) for one in (reached, target))
@@ -68,11 +67,11 @@ def _growth(reached: float, target: float, summary: RunSummary) -> float:
 
 
 def _within_limits(summary: RunSummary, longer: Plan) -> bool:
-    """Whether deadline and cost allow a longer plan, at the pace of the epochs so far."""
-    goal, told = longer.job.goal, spending(summary.model_copy(update={"plan": longer}))
-    seconds = told.expected or 0.0
-    if goal.max_cost is not None and told.priced and told.cost(seconds) > goal.max_cost:
+    """Whether deadline and cost allow a longer plan, at the speed of the epochs so far."""
+    goal, spent = longer.job.goal, spending(summary.model_copy(update={"plan": longer}))
+    seconds = spent.expected or 0.0
+    if goal.max_cost is not None and spent.priced and spent.cost(seconds) > goal.max_cost:
         return False
-    if not summary.simulated:  # the deadline counts starts as well, and there will be another
-        seconds += max(0.0, summary.wall_seconds - told.so_far) + summary.setup_seconds
+    if not summary.simulated:  # the deadline includes starts, and workers will start once more
+        seconds += max(0.0, summary.wall_seconds - spent.so_far) + summary.setup_seconds
     return goal.deadline is None or seconds <= goal.deadline

@@ -1,8 +1,8 @@
-"""Two batch sizes that end their rounds together: measured side by side, and planned again.
+"""Makes workers with two batch sizes end their rounds together, by measuring and planning again.
 
-A line through step times says how many samples of each batch size take the same time; but a small
-error in its fixed time per step moves the small batch a lot. So the very pair that was planned is
-measured, and the plan made again with what was found, until both agree.
+A line fitted through step times says how many samples of each batch size take the same time, but a
+small error in the line's fixed time per step changes the small batch a lot. So the planned pair of
+batches is measured side by side, and the plan made again with that, until both groups agree.
 
     plan --> measure its pairs --> plan again --> ... --> rounds that differ by 1 % at most
 """
@@ -30,28 +30,36 @@ if TYPE_CHECKING:
     from batchwright.probing.pairs import MeasurePairs
 
 AGREEMENT = 0.01
-"""Difference between the groups' rounds, as a share, at which they end together."""
+"""Largest difference between the groups' rounds, as a share, that counts as ending together."""
 
 MAX_TIMES = 4
-"""Times that pairs are measured: noise may keep them from ever agreeing."""
+"""How often pairs are measured at most: noise may keep them from ever agreeing."""
 
 CHOICE = "round times"
+"""Name of the choice in the reason that is added to the plan."""
 
 
 @dataclass(frozen=True)
 class Settled:
-    """A plan with two batch sizes, and how well its rounds agree."""
+    """A plan with two batch sizes whose pairs were measured, and how well its rounds agree.
 
-    plan: Plan  # the planned pairs were measured, and a reason tells how well they fit
-    profile: Profile  # with all that was measured on the way
-    rounds: tuple[RoundCheck, ...]  # of the plan, by resolution
-    times: int  # how often pairs were measured
+    Attributes:
+        plan: The plan, with a reason that says how well its rounds agree.
+        profile: The profile with all pairs that were measured.
+        rounds: The plan's rounds, by resolution.
+        times: How often pairs were measured.
+    """
+
+    plan: Plan
+    profile: Profile
+    rounds: tuple[RoundCheck, ...]
+    times: int
 
 
 def pairs_of(plan: Plan) -> tuple[Pair, ...]:
-    """The pairs of batch sizes that a plan puts side by side, by resolution; none without two.
+    """The pairs of batch sizes that train side by side in a plan, by resolution.
 
-    Virtual workers have none that could be measured.
+    There are none without two batch sizes, and for virtual workers, which cannot be measured.
     """
     from batchwright.probing.commands import Pair
 
@@ -75,9 +83,14 @@ def pairs_of(plan: Plan) -> tuple[Pair, ...]:
 
 @contextmanager
 def pair_measurer_for(plan: Plan, folder: Path) -> Iterator[MeasurePairs]:
-    """What measures the pairs of a plan, and of others that may come of it, for `settle`.
+    """Start workers that measure pairs of this plan and of plans made from the same job.
 
-    The folder takes the workers' files, and is made where it is not there.
+    Args:
+        plan: A plan with two batch sizes.
+        folder: Folder for the workers' files; made if missing.
+
+    Yields:
+        The function that `settle` measures with.
 
     Raises:
         BatchwrightError: As `probing.pairs.pair_measurer` raises.
@@ -94,19 +107,19 @@ def pair_measurer_for(plan: Plan, folder: Path) -> Iterator[MeasurePairs]:
     )
     settings = plan.job.probe
     budget = settings.model_copy(update={"budget": settings.budget_for(training)})
-    job = plan.job.model_copy(update={"probe": budget})  # as a probe of this training has
+    job = plan.job.model_copy(update={"probe": budget})  # the budget of a probe of this training
     with steps() as show, pair_measurer(job, counts, folder, progress=show) as measure:
         yield measure
 
 
 def _groups(plan: Plan, stage: Stage) -> tuple[int, int]:
-    """Workers with the large batch, which come first, and with the small one."""
+    """Numbers of workers with the large batch, which have the lowest ranks, and the small one."""
     small = plan.server.small_workers if plan.server else 0
     return stage.workers - small, small
 
 
 def round_checks(plan: Plan, pairs: Sequence[PairTime]) -> tuple[RoundCheck, ...]:
-    """What the rounds of a plan with two batch sizes take, by those measured pairs that it has."""
+    """The rounds of a plan's stages whose pair of batches was measured, each distinct one once."""
     measured = {_place(pair): pair for pair in pairs}
     found: dict[RoundCheck, None] = {}
     for stage in plan.stages:
@@ -126,6 +139,7 @@ def round_checks(plan: Plan, pairs: Sequence[PairTime]) -> tuple[RoundCheck, ...
 
 
 def _place(pair: PairTime) -> tuple[int, int, int, int, int]:
+    """What identifies a pair: resolution, workers of both groups, and both batches."""
     groups = pair.large_workers, pair.small_workers
     return pair.resolution, *groups, pair.large_batch, pair.small_batch
 
@@ -136,18 +150,20 @@ def settle(
     measure: MeasurePairs,
     again: Callable[[Profile], Plan],
 ) -> Settled:
-    """Measure a plan's pairs and plan again until its rounds agree, `MAX_TIMES` at most.
+    """Measure a plan's pairs and plan again until its rounds agree, at most `MAX_TIMES` times.
 
-    Of the plans on the way the one is kept whose rounds agree best by all pairs together: by its
-    own pair alone it would be the one that noise has flattered most. A later one that nobody has
-    measured is not trained.
+    Of the plans whose pairs were measured, the result is the one whose rounds agree best by all
+    measured pairs together. By its own pair alone it would be the one that noise favours most.
 
-    ``measure`` times pairs side by side, and ``again`` makes a plan from the profile with the new
-    times. A plan without two batch sizes comes back as it is.
+    Args:
+        plan: The plan; without two batch sizes it is returned unchanged.
+        profile: The profile that it was made from.
+        measure: Times pairs side by side.
+        again: Makes a plan from the profile with the new times.
 
     Raises:
         JobError: A pair does not fit the memory.
-        BatchwrightError: As the workers that measure raise.
+        BatchwrightError: The workers that measure have failed.
     """
     tried: list[Plan] = []
     note = ""
@@ -164,8 +180,8 @@ def settle(
             note = f" No plan comes of the measured times: {error}."
             break
         if known and _table(new) == _table(plan):
-            break  # whole samples come no nearer
-        plan = new  # or the same, to be measured better
+            break  # batches are whole samples, so the rounds cannot agree better
+        plan = new  # which may be the same plan, to measure its pairs more precisely
     if not tried:
         return Settled(plan, profile, (), 0)
     best = min(tried, key=lambda one: expected_difference(one, profile.pairs))
@@ -175,14 +191,13 @@ def settle(
         *(one for one in best.reasons if one.choice != CHOICE),
         _reason(rounds, worst, len(tried), note),
     )
-    told = best.model_copy(update={"reasons": reasons})
-    return Settled(told, profile, rounds, len(tried))
+    return Settled(best.model_copy(update={"reasons": reasons}), profile, rounds, len(tried))
 
 
 def expected_difference(plan: Plan, pairs: Sequence[PairTime]) -> float:
-    """The largest difference between the groups' rounds by all pairs together, as a share.
+    """The largest difference between the groups' rounds as a share, by all measured pairs together.
 
-    The plan has two batch sizes, and its own are among the measured pairs.
+    The plan must have two batch sizes, and its own pairs must be among ``pairs``.
     """
     found = []
     for one in round_checks(plan, pairs):
@@ -195,12 +210,12 @@ def expected_difference(plan: Plan, pairs: Sequence[PairTime]) -> float:
 
 
 def worst_difference(rounds: Sequence[RoundCheck]) -> float:
-    """The largest difference between the groups' rounds, as a share, whichever is longer."""
+    """The largest absolute difference between the groups' rounds, as a share."""
     return max(abs(one.difference) for one in rounds)
 
 
 def _table(plan: Plan) -> list[tuple[object, ...]]:
-    """What of the rows tells how long rounds take."""
+    """The parts of a plan's table that decide how long rounds take."""
     return [(s.resolution, s.local_batch_sizes, s.samples_per_round) for s in plan.stages]
 
 

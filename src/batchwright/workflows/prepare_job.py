@@ -1,13 +1,12 @@
-"""A job made concrete for this machine, and whatever can be refused refused at once.
+"""Resolves a job for this machine, and refuses at once what cannot work.
 
-A worker that finds a mistake has been started in vain, so data, network and port are looked at here
-first. What needs torch is imported inside.
+A worker that finds a mistake was started in vain, so data, network and port are checked here first.
+Modules that need torch are imported inside functions.
 """
 
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from math import floor
 from pathlib import Path
@@ -39,7 +38,7 @@ from batchwright.records.registries.data_sources import DRAWN, source_of
 from batchwright.records.registries.networks import least_side
 from batchwright.records.text.formatting import counted, shares_between
 from batchwright.records.text.plan_text import is_chosen
-from batchwright.records.text.problems import described
+from batchwright.records.text.problems import described, to_stderr
 from batchwright.reporting.render.progress import steps
 from batchwright.workflows.prices import check_prices
 
@@ -48,14 +47,16 @@ if TYPE_CHECKING:
 
     from batchwright.workload.data.sources import ImageData
 
-_WORKERS_PER_CORE, _MINIMUM_ROOM = 8, 16  # processes that a machine may be asked for
-_MOST_ENLARGED = 16  # times the images' side: pretrained networks take small images at 7 times
+# Most worker processes: eight for each core, but sixteen on a machine of any size.
+_WORKERS_PER_CORE, _MINIMUM_ROOM = 8, 16
+# Largest factor on the images' side without a warning. Pretrained networks take small images at 7.
+_MOST_ENLARGED = 16
 
 TRAINING_KEYS = (
     *("checkpoint_seconds", "checkpoint_steps", "data", "data_args", "launch", "nodes", "port"),
     *("ray", "rebalance", "rebalance_steps", "restarts", "slurm", "timeout"),
 )
-"""Job keys that may change after planning; ``data`` only to another place of the same images."""
+"""Job keys that may change after planning; ``data`` only to another copy of the same images."""
 
 
 def job_of(
@@ -66,7 +67,7 @@ def job_of(
     Raises:
         FileError: The file cannot be read.
         JobError: A key or a value is wrong.
-        ArgumentError: It is something else.
+        ArgumentError: ``job`` is something else.
     """
     if job is not None and not isinstance(job, Job | str | Path):
         raise ArgumentError(
@@ -86,24 +87,27 @@ def _open_data(job: Job) -> ImageData:
 
 
 def ready(job: Job, *, judged: bool = False) -> Job:
-    """Make the job concrete for this machine; refuse at once what cannot come to a plan.
+    """Resolve the job for this machine; refuse at once a job that cannot be planned.
 
-    With ``judged``, also a network whose answers have no accuracy, which our own training needs.
+    Args:
+        job: The job.
+        judged: Whether to refuse a network whose outputs have no accuracy, which our own training
+            evaluates.
 
     Raises:
-        BatchwrightError: Port, prices, data, batch, warm-up, network or weights cannot be had as
-            asked.
+        BatchwrightError: Port, prices, data, batch, warm-up, network or weights are missing or
+            wrong.
     """
     _refuse_surroundings(job)
     _refuse_crowd(job)
     job = check_prices(job)
     job = ready_for(job, data_facts(job), judged=judged)
-    tell_idle(job)
+    warn_of_idle_keys(job)
     return job
 
 
 def data_facts(job: Job) -> DataFacts:
-    """Facts about the job's data, which are decoded first where they are not there yet.
+    """Facts of the job's data; images that have not been decoded yet are decoded first.
 
     Raises:
         DataError: The data are unknown, missing, damaged or inconsistent.
@@ -112,7 +116,7 @@ def data_facts(job: Job) -> DataFacts:
 
 
 def ready_for(job: Job, facts: DataFacts, *, judged: bool = False) -> Job:
-    """`ready`, where the job's data are open already.
+    """`ready` with the facts of the job's data.
 
     Raises:
         BatchwrightError: As `ready` raises.
@@ -126,9 +130,9 @@ def ready_for(job: Job, facts: DataFacts, *, judged: bool = False) -> Job:
         )
     from batchwright.workload.task import check_outputs, network_facts
 
-    # Before `auto` is made concrete, which nobody has asked for.
+    # Checked before `auto` is resolved: the warning is for a value that the user gave.
     if job.augment not in ("auto", "none") and source_of(job.data).as_they_come:
-        _to_stderr(
+        to_stderr(
             f"warning: augment={job.augment} does nothing: images of "
             f"data={job.data} stay as they come, so change them there"
         )
@@ -141,15 +145,15 @@ def ready_for(job: Job, facts: DataFacts, *, judged: bool = False) -> Job:
         _refuse_without_accuracy(built, side, facts)
     _check_batch(job, facts, least_local(network))
     _check_stated_extra_time(job, facts, least_local(network))
-    tell_doubts(job, facts)
+    warn_of_doubts(job, facts)
     return job
 
 
 def _check_batch(job: Job, data: DataFacts, least: int) -> None:
-    """Refuse batches as asked that are too small for workers, normalization or parts of a step."""
+    """Refuse given batches that are too small for workers, normalization or parts of a step."""
     if job.global_batch == "auto" and job.micro_batch == "auto":
         return
-    # What goal.kinds or goal.max_workers allow is for the plan, and may be one worker.
+    # With goal.kinds or goal.max_workers the plan chooses the workers, and may choose one.
     open_ = job.workers == "auto" or job.goal.bounds_workers
     workers, local = 1 if open_ else int(job.workers), least
     if job.global_batch != "auto":
@@ -162,20 +166,20 @@ def _check_batch(job: Job, data: DataFacts, least: int) -> None:
         check_least(job, job.global_batch)
 
 
-def tell_idle(job: Job) -> None:
-    """Say on stderr which keys do nothing with the job's method."""
+def warn_of_idle_keys(job: Job) -> None:
+    """Print a warning for each key that the job's method does not use."""
     for line in idle_keys(job):
-        _to_stderr(f"warning: {line}")
+        to_stderr(f"warning: {line}")
 
 
 def _refuse_without_accuracy(network: nn.Module, side: int, data: DataFacts) -> None:
-    """Refuse a training whose first evaluation would find no accuracy, after an epoch."""
+    """Refuse a network whose outputs have no accuracy, which the first evaluation would find."""
     import torch
 
     from batchwright.probing.measure.evaluation import answers
     from batchwright.workload.task import outputs_of
 
-    labels = torch.zeros(2)  # two: of one image a network may leave a dimension out
+    labels = torch.zeros(2)  # two, since networks may drop the batch dimension of a single image
     outputs = outputs_of(network, side, data.channels, images=len(labels))
     if answers(outputs, labels, len(data.classes)) is None:
         raise JobError(
@@ -185,29 +189,29 @@ def _refuse_without_accuracy(network: nn.Module, side: int, data: DataFacts) -> 
         )
 
 
-def tell_shortfall(plan: Plan) -> None:
-    """Say on stderr that a plan is expected below an accuracy that its objective does not aim for.
+def warn_of_shortfall(plan: Plan) -> None:
+    """Print a warning if a plan is expected to stay below a `goal.accuracy` it does not aim for.
 
-    Where it aims for one, the plan's reasons say with which probability it is reached.
+    If the plan aims for it, its reasons say with which probability it is reached.
     """
     goal, reached = plan.job.goal, plan.chosen and plan.chosen.accuracy
     if goal.accuracy is None or goal.target is not None or not reached:
         return
     if reached.value < goal.accuracy:
-        _to_stderr(
+        to_stderr(
             f"warning: the plan is expected to reach {shares_between(reached)}, which is below "
             f"goal.accuracy={goal.accuracy:g}"
         )
 
 
-def tell_doubts(job: Job, data: DataFacts) -> None:
-    """Say on stderr what the data leave unused, and why resolutions or a preset may not suit them.
+def warn_of_doubts(job: Job, data: DataFacts) -> None:
+    """Print warnings for keys that do not suit the data: val, accuracy, resolutions, preset.
 
-    The plan's reasons say the last, too.
+    The plan's reasons name doubts about a preset, too.
     """
     drawn = source_of(job.data).takes_val and data.split.endswith(DRAWN)
     if job.val is not None and not drawn:
-        _to_stderr(
+        to_stderr(
             f"warning: val={job.val:g} does nothing: {data.name} has held-out images of its own "
             f"({data.split})"
         )
@@ -215,29 +219,29 @@ def tell_doubts(job: Job, data: DataFacts) -> None:
     if target is not None and target <= guessed:
         even = data.even_classes == len(data.classes)
         where = f"classes={len(data.classes)}" if even else "the commonest class has that share"
-        _to_stderr(
+        to_stderr(
             f"warning: goal.accuracy={target:g} is reached by guessing, which is right in "
             f"{guessed:.3g} of all cases where {where}: give more, or training "
             "ends with its first evaluation"
         )
     top = max(_sides(job, data))
-    if top > _MOST_ENLARGED * data.side:  # files are read at the top resolution, whatever their own
-        _to_stderr(
+    if top > _MOST_ENLARGED * data.side:
+        to_stderr(
             f"warning: resolutions={top} for images of {data.name}, which have {data.side} px: "
             "enlarging adds time and memory by the square, and nothing to see"
         )
     for doubt in preset_doubts(job.preset, data) if job.preset else ():
-        _to_stderr(f"warning: cycle.preset={job.cycle.preset} {doubt}")
+        to_stderr(f"warning: cycle.preset={job.cycle.preset} {doubt}")
 
 
 def resolve(job: Job, data: DataFacts) -> Job:
-    """The job with every ``auto`` that needs no measuring made concrete.
+    """The job with every ``auto`` replaced that needs no measurements.
 
-    ``workers=auto`` stays: the probe then measures several counts, and the plan chooses. Where
-    another launcher has started the workers, it is their number.
+    ``workers=auto`` stays, and the probe measures several numbers of workers, unless another
+    launcher has started the workers: then it becomes their number.
 
     Raises:
-        JobError: The device is not there, or several workers were asked for in one process.
+        JobError: The device is missing, or keys contradict the machine or what was started.
     """
     from batchwright.workload.host import resolve_device
     from batchwright.workload.passes.compilation import what_is_missing
@@ -262,9 +266,9 @@ def resolve(job: Job, data: DataFacts) -> Job:
             )
         workers = started.size
     if started is None and workers != "auto" and job.launcher.processes and not job.launcher.submit:
-        resolve_device(job.device, workers - 1)  # the last one, too, has a GPU of its own
+        resolve_device(job.device, workers - 1)  # refuses if the last worker has no GPU of its own
     known = {"device": device.type, "workers": workers, "augment": job.augmentation}
-    # Networks of other places are tried once they are built.
+    # The least side of networks that are not ours is found later, once they are built.
     job = settled(with_recipe(job), data, least_side=least_side(job.network))
     job = job.model_copy(update=known)
     check_job(job)
@@ -272,9 +276,9 @@ def resolve(job: Job, data: DataFacts) -> Job:
 
 
 def _refuse_surroundings(job: Job) -> None:
-    """A number of threads that is none, and a port that others use.
+    """Refuse a wrong number of threads in the environment, and a port that is in use.
 
-    Where another launcher has started the workers, the port may be its own.
+    If another launcher has started the workers, the port may be its own, and is not checked.
     """
     from batchwright.workload.host import given_threads, openmp_threads
 
@@ -285,7 +289,7 @@ def _refuse_surroundings(job: Job) -> None:
 
 
 def _refuse_crowd(job: Job) -> None:
-    """More worker processes than this machine can be meant to have."""
+    """Refuse more worker processes than a machine of this size can sensibly run."""
     from batchwright.workload.host import usable_cores
 
     if job.workers == "auto" or not job.launcher.processes or (job.launcher.joins and joined()):
@@ -301,7 +305,7 @@ def _refuse_crowd(job: Job) -> None:
 
 
 def _check_stated_extra_time(job: Job, data: DataFacts, least: int) -> None:
-    """Refuse an extra time for which the stated time of a step leaves no small batch."""
+    """Refuse an extra time that, by the stated time of a step, makes the small batch too small."""
     line = stated_line(job, max(_sides(job, data)))
     if line is None or not line[1] or not groups_known(job):
         return
@@ -325,11 +329,11 @@ def _check_stated_extra_time(job: Job, data: DataFacts, least: int) -> None:
 def check_training(plan: Plan, *, resume: bool = False) -> None:
     """Refuse a plan that cannot be trained here, before anything is written or started.
 
-    With ``resume``, a run goes on with as many workers as another launcher has started.
+    With ``resume`` another launcher may have started another number of workers than planned.
 
     Raises:
-        BatchwrightError: Port, workers, data, network or weights do not fit the plan, or the
-            network's answers have no accuracy.
+        BatchwrightError: Port, workers, data, network or weights do not suit the plan, or the
+            network's outputs have no accuracy.
     """
     if plan.workers > 1 and plan.job.launcher.one_worker:
         raise PlanError(f"the plan is for {plan.workers} workers: launch=in-process is one")
@@ -350,10 +354,10 @@ def check_training(plan: Plan, *, resume: bool = False) -> None:
 
 
 def check_size(plan: Plan, started: Started) -> None:
-    """Refuse a plan for another number of workers than another launcher has started.
+    """Refuse a plan whose number of workers another launcher has not started.
 
     Raises:
-        PlanError: It is.
+        PlanError: The numbers differ.
     """
     if plan.workers != started.size:
         raise PlanError(
@@ -364,11 +368,12 @@ def check_size(plan: Plan, started: Started) -> None:
 
 
 def _refuse_other_machines(plan: Plan) -> None:
-    """A plan for workers that were never measured may be one for machines that are not here."""
+    """Refuse a plan for more workers, or more kinds of workers, than this machine has.
+
+    Only plans for workers that were not measured, or are of several kinds, can be such.
+    """
     from batchwright.workload.host import usable_cores
 
-    if plan.job.launcher.simulated:
-        return
     assumed = any(one.assumed and is_chosen(plan, one) for one in plan.considered)
     if not (assumed or len(plan.kinds) > 1):
         return
@@ -393,7 +398,7 @@ def check_workload(plan: Plan) -> nn.Module:
         The network.
 
     Raises:
-        BatchwrightError: Port, data, network or weights do not fit the plan.
+        BatchwrightError: Port, data, network or weights do not suit the plan.
     """
     _refuse_surroundings(plan.job)
     from batchwright.workload.task import check_outputs
@@ -416,7 +421,7 @@ def _sides(job: Job, data: DataFacts) -> tuple[int, ...]:
 
 
 def _check_network(job: Job, data: DataFacts) -> nn.Module:
-    """Build network and loss here, so that a wrong name, file or pattern is refused at once."""
+    """Build the job's network and loss; a wrong name, file or pattern is refused at once."""
     from batchwright.workload.loss import build_loss, check_loss
     from batchwright.workload.passes.recomputation import recompute
     from batchwright.workload.task import (
@@ -441,7 +446,7 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
         left = load_weights(network, job.weights)
         if left:
             shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
-            _to_stderr(f"not in {job.weights}, so trained from scratch: {shown}")
+            to_stderr(f"not in {job.weights}, so trained from scratch: {shown}")
     freeze(network, job.frozen)
     if job.activation_checkpointing == "on":
         recompute(network)
@@ -450,10 +455,10 @@ def _check_network(job: Job, data: DataFacts) -> nn.Module:
 
 
 def with_job(plan: Plan, job: Job) -> Plan:
-    """The plan with a job that differs in `TRAINING_KEYS` only.
+    """The plan with another job, which may differ in `TRAINING_KEYS` and `goal.deadline` only.
 
     Raises:
-        PlanError: It differs in another key.
+        PlanError: The job differs in another key.
     """
     for key, planned, asked in _planned_otherwise(plan.job, job):
         raise PlanError(
@@ -465,15 +470,15 @@ def with_job(plan: Plan, job: Job) -> Plan:
 
 
 def refuse_another(given: Plan, kept: Plan, folder: str | Path) -> None:
-    """Refuse to resume a run by a plan that was not made for its job: it would be passed over.
+    """Refuse to resume a run with a plan for another job, since the run's own plan is followed.
 
     Args:
-        given: The plan that is named.
-        kept: That of the run, which may have changed since for the same job.
-        folder: Of the run.
+        given: The plan that the user named.
+        kept: The run's plan, which may have changed since for the same job.
+        folder: The run folder.
 
     Raises:
-        PlanError: They are of different jobs, or of different images.
+        PlanError: The plans are for different jobs, or different images.
     """
     found = [*_planned_otherwise(kept.job, given.job)]
     if kept.data.digest != given.data.digest:
@@ -486,15 +491,15 @@ def refuse_another(given: Plan, kept: Plan, folder: str | Path) -> None:
 
 
 def _planned_otherwise(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
-    """Keys beyond `TRAINING_KEYS` in which two jobs differ, each with both values."""
+    """Keys other than `TRAINING_KEYS` in which two jobs differ, each with both values."""
     for key, old, new in _differences(before, now):
-        # Sections of training's own may differ in any part; the deadline is its own to keep.
+        # A section of `TRAINING_KEYS` may differ in any of its keys.
         if key.partition(".")[0] not in TRAINING_KEYS and key != "goal.deadline":
             yield key, old, new
 
 
 def _differences(before: Keys, now: Keys, section: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Keys, with their sections, in which two jobs differ, each with both values."""
+    """Keys, nested ones with dots, in which two jobs differ, each with both values."""
     for name in type(before).model_fields:
         key, old, new = f"{section}{name}", getattr(before, name), getattr(now, name)
         if old != new and isinstance(old, Keys) and isinstance(new, Keys):
@@ -504,22 +509,25 @@ def _differences(before: Keys, now: Keys, section: str = "") -> Iterator[tuple[s
 
 
 def measured_before(folder: Path, job: Job) -> Profile | None:
-    """What a run that has no plan yet has measured, of the job as it is now; `None` if nothing.
+    """The profile that a stopped run without a plan has kept, for the job as it is now.
 
-    A line on stderr says what is done with it. Its trials are open where more of them are wanted.
+    A line on stderr says how it is used. Its trials are marked open if more are wanted.
 
     Args:
-        folder: Of the run.
-        job: From `ready`. It may differ from the one measured in what changes neither measurements
-            nor trials, and in `probe.learning`.
+        folder: The run folder.
+        job: From `ready`. It may differ from the measured job in `probe.learning`, and in keys that
+            change neither measurements nor trials.
+
+    Returns:
+        The profile; `None` if the run has not measured anything.
 
     Raises:
-        PlanError: It differs in more.
+        PlanError: The job differs in other keys, or the images differ.
         FileError: The profile cannot be read.
     """
     path = folder / "profile.json"
     if not path.exists():
-        _to_stderr(f"{folder} has no profile yet: measuring from the beginning")
+        to_stderr(f"{folder} has no profile yet: measuring from the beginning")
         return None
     profile = read_record(path, Profile)
     if data_facts(job).digest != profile.data.digest:
@@ -542,16 +550,12 @@ def measured_before(folder: Path, job: Job) -> Profile | None:
     profile = profile.model_copy(update={"job": job, "trials_open": more})
     if not more:
         now_with = f", with {', '.join(changed)}" if changed else ""
-        _to_stderr(f"{path} has all that was measured: planning by it{now_with}")
+        to_stderr(f"{path} has all that was measured: planning by it{now_with}")
     return profile
 
 
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)  # noqa: T201 - for the person who waits
-
-
 def refuse_unconfirmed_code(job: Job, keys: Iterable[str], overrides: Iterable[str]) -> None:
-    """A file may not make us import what the caller has not named.
+    """Refuse a file's job that names code to import, unless the caller repeats the name.
 
     Raises:
         PlanError: The job names code that is in neither ``keys`` nor ``overrides``.

@@ -1,8 +1,8 @@
 """Kinds of workers from a file of prices: our own columns, or those of SkyPilot's catalogues.
 
-Our own has a row for each kind: ``kind`` and ``price``, and if they are known ``spot_price``,
-``preemptions_per_hour``, ``count``, ``memory``, ``like`` and ``speed``. A catalogue has a row for
-each instance type and place; the cheapest place counts, for each accelerator that was measured.
+A file with our columns has a row for each kind: ``kind`` and ``price``, and optionally
+``spot_price``, ``preemptions_per_hour``, ``count``, ``memory``, ``like`` and ``speed``. A catalogue
+has a row for each instance type and place; for each measured accelerator the cheapest place counts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from batchwright.records import Job, Profile, WorkerKind
 from batchwright.records.documents import change_job
 
 _KEY = "goal.kinds"
-_SPOT = "-spot"  # ends the names of workers that may be taken away
+_SPOT = "-spot"  # end of the names of spot workers, which may be taken away
 MAX_BYTES = 16 << 20
-"""Largest file: a cloud's whole catalogue has one MiB."""
+"""Largest file, in bytes: a cloud's whole catalogue has about one MiB."""
 MIN_VALUE, MAX_VALUE, MAX_MEMORY = 1e-9, 1e9, 2**53
-"""Least and largest of a price, a speed and the like, and of bytes: what `WorkerKind` takes."""
+"""Smallest and largest price or speed, and largest memory in bytes, as `WorkerKind` allows."""
 _CATALOGUE = (
     *("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB"),
     *("Price", "SpotPrice", "Region", "AvailabilityZone"),
@@ -37,33 +37,33 @@ _OWN = (
 
 
 class _Row(NamedTuple):
-    """A row of the file, and where it stands."""
+    """A row of the file, with its line number, for messages."""
 
     path: Path
     line: int
     values: Mapping[str, str]
 
     def wrong(self, column: str, what: str) -> FileError:
-        """The error for a wrong value, with its place."""
+        """The error for the value of a column, with file and line."""
         value = self.values.get(column, "")
         return FileError(f"{self.path} line {self.line}, column {column}: {value!r} {what}")
 
     def number(
         self, column: str, kind: Callable[[str], float] = float, most: float = MAX_VALUE
     ) -> float | None:
-        """A positive number; `None` where the cell is empty.
+        """The positive number in a column; `None` if the cell is empty.
 
         Raises:
-            FileError: It is something else.
+            FileError: The cell holds something else, or a number out of range.
         """
         text = self.values.get(column, "")
         if not text:
             return None
         try:
-            value = kind(text.replace("_", "?"))  # Python reads 1_0 as ten
+            value = kind(text.replace("_", "?"))  # Python would read 1_0 as ten
         except ValueError:
             raise self.wrong(column, "is no number") from None
-        if not 0 < value < inf:  # which holds for whole numbers of any size
+        if not 0 < value < inf:  # this comparison also works for integers too large for a float
             raise self.wrong(column, "is no positive number")
         if value < MIN_VALUE:
             raise self.wrong(column, f"is less than {MIN_VALUE:g}")
@@ -75,17 +75,18 @@ class _Row(NamedTuple):
 def priced_job(
     profiles: Sequence[Profile], keys: Mapping[str, Any], overrides: Iterable[str] = ()
 ) -> Job:
-    """The job that profiles and keys ask to plan, with the kinds of its file of prices, if any.
+    """The job to plan, from profiles and keys, with the kinds of its file of prices, if any.
 
     Args:
-        profiles: What was measured, at least one.
+        profiles: At least one profile.
         keys: Job keys to change.
         overrides: ``key=value`` texts, as on the command line.
 
     Raises:
         JobError: A key or a value is wrong.
-        FileError: There is no such file, or a row of it is wrong: its line and column.
-        PlanError: The profiles do not go together, or none of the file's kinds was measured.
+        FileError: The file of prices is missing, or a row of it is wrong.
+        PlanError: The profiles are of different workloads, or none of the file's kinds was
+            measured.
     """
     measured = merge_profiles(profiles)
     job = change_job(planning_job(*measured), keys, overrides)
@@ -96,19 +97,19 @@ def priced_job(
 
 
 def priced_here(job: Job, profile: Profile) -> Job:
-    """The job of a run with the prices of its file, if it names one, for the workers that are here.
+    """The job of a run with the prices of its file, if it names one, for the measured workers.
 
-    They cost what their row says: on demand, or as spot workers where they were named after those
-    (``a100-spot``). Hosts that stand apart by their speed cost what others of their kind do. What
-    the file says of workers that are not here is left out, as no run can train with them.
+    Workers cost the on-demand price of their kind, or its spot price if their kind's name ends in
+    ``-spot`` (``a100-spot``). A host that is a kind of its own because of its speed costs what
+    others of its kind cost. Other kinds of the file are left out: the run cannot train with them.
 
     Args:
-        job: What is to be planned.
-        profile: What was measured here.
+        job: The job to plan.
+        profile: The profile of the workers here.
 
     Raises:
-        FileError: As for `priced_job`.
-        PlanError: The file has no price for a kind that is here.
+        FileError: The file of prices is missing, or a row of it is wrong.
+        PlanError: The file has no price for a measured kind.
     """
     if job.goal.prices is None:
         return job
@@ -131,13 +132,13 @@ def priced_here(job: Job, profile: Profile) -> Job:
 
 
 def check_prices(job: Job) -> Job:
-    """Read the file of prices that a job names, before it is known which kinds it has to price.
+    """Check the file of prices that a job names, before the kinds of workers are known.
 
     Returns:
-        The job with the file's whole path, for whoever goes on from another folder.
+        The job with the file's absolute path, so that the run can be resumed from any folder.
 
     Raises:
-        FileError: As for `priced_job`.
+        FileError: The file of prices is missing, or a row of it is wrong.
     """
     if job.goal.prices is None:
         return job
@@ -148,7 +149,7 @@ def check_prices(job: Job) -> Job:
 
 
 def _count(profile: Profile, job: Job) -> int:
-    """How many workers of its kind took part, or are simulated by the one that did."""
+    """Number of workers of a profile's kind; with a simulated cluster, of its virtual workers."""
     if profile.kinds:
         return profile.kinds[0].workers
     measured = max(one.workers for one in profile.steps)
@@ -164,16 +165,16 @@ def _with_kinds(job: Job, kinds: Sequence[WorkerKind]) -> Job:
 def kinds_of_file(
     path: Path, measured: Sequence[str], most: int | None, *, others: bool = False
 ) -> tuple[WorkerKind, ...]:
-    """The kinds of workers that a file prices, spot ones as kinds of their own.
+    """The kinds of workers in a file of prices; spot workers are kinds of their own.
 
     Args:
         path: A CSV file with our own columns or a catalogue's.
-        measured: Kinds that were measured.
-        most: Workers at most, where a file does not say how many there are.
-        others: Whether it may price workers that are like none of these.
+        measured: Names of the measured kinds.
+        most: Number of workers of a kind where the file does not say it.
+        others: Whether the file may hold kinds that are like no measured one.
 
     Raises:
-        FileError: There is no such file, or a row of it is wrong.
+        FileError: The file is missing, or a row of it is wrong.
         PlanError: None of its kinds was measured.
     """
     rows, columns = _read(path)
@@ -206,8 +207,8 @@ def _read(path: Path) -> tuple[list[_Row], list[str]]:
                         f"{path} line {reader.line_num}: more than the {len(columns)} columns that "
                         "its first line names"
                     )
-                told = {name: (value or "").strip() for name, value in values.items()}
-                rows.append(_Row(path, reader.line_num, told))
+                cells = {name: (value or "").strip() for name, value in values.items()}
+                rows.append(_Row(path, reader.line_num, cells))
             return rows, columns
     except FileNotFoundError:
         raise FileError(f"there is no file {path}, which {_KEY} names") from None
@@ -287,7 +288,7 @@ def _of_own(
 
 
 def _spot(kind: WorkerKind, price: float, often: float | None = None) -> WorkerKind:
-    """A kind of worker as a spot instance, which may be taken away."""
+    """The kind as spot workers, which may be taken away."""
     changed = {
         "kind": f"{kind.kind}{_SPOT}",
         "price": price,
@@ -326,20 +327,20 @@ def _of_catalogue(
     found = [one for kind in measured for one in _offers(kind, offered, most)]
     if not found and not others:
         names = sorted(offered)
-        told = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        listed = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
         raise PlanError(
             f"{path} has no price for {', '.join(map(repr, measured))}, only for "
-            f"{told or 'nothing'}: name the kind when probing, such as probe.kind=A100, or write "
+            f"{listed or 'nothing'}: name the kind when probing, such as probe.kind=A100, or write "
             "a file with the columns kind,price"
         )
     return tuple(found)
 
 
 def _of_one(row: _Row, column: str, count: float) -> float | None:
-    """The price of one of so many accelerators; `None` where the row has none.
+    """A row's price divided by its ``count`` accelerators; `None` if the row has no price.
 
     Raises:
-        FileError: It is too small or too large for a price.
+        FileError: The result is too small or too large for a price.
     """
     price = row.number(column)
     if price is None:
@@ -354,8 +355,8 @@ def _offers(
     offered: Mapping[str, Sequence[tuple[float | None, float | None, int]]],
     most: int | None,
 ) -> Iterator[WorkerKind]:
-    """A measured kind as it is sold: on demand, and spot."""
-    # The most exact name: an A100-80GB is no A100.
+    """The offers for a measured kind: on demand, and spot."""
+    # Of several names that match, the longest: an A100-80GB is no A100.
     names = [name for name in offered if _same(name, kind)]
     if not names:
         return
@@ -371,7 +372,7 @@ def _offers(
 
 
 def _same(name: str, kind: str) -> bool:
-    """Whether a catalogue's name is that of a measured kind, or stands in its device's name."""
+    """Whether a catalogue's name is a measured kind's, or all its words are in that kind's name."""
     words = re.findall("[a-z0-9.]+", name.lower())
     own = re.findall("[a-z0-9.]+", kind.lower())
     return name.lower() == kind.lower() or (bool(words) and set(words) <= set(own))

@@ -1,12 +1,13 @@
-"""Plans again with what a run measured, where its epochs missed the prediction by too much.
+"""Plans again with a run's own epoch times, where they missed the prediction by too much.
 
-Of a finished run (`refit`) the epochs join the profile as visits to their step: what was measured
-in advance may have been wrong at that batch. Where a fit does not come to them, as the rest of the
-profile speaks against it, and while a run goes on (`at_level_of`), all measured steps are brought
-to the level of the epochs: the machine is as it is now at every batch that it could change to.
-Of both fits that counts which comes nearer to a finished run's epochs.
-Where an engine goes on with another number of workers, the rest is planned for these
-(`for_other_workers`).
+* `refit`, for a finished run: its epochs are added to the profile as visits to their step, since
+  the profile may have been wrong at that batch. If the new fit does not match them, because the
+  rest of the profile contradicts it, all measured steps are scaled as in `at_level_of`; the fit
+  nearer to the epochs counts.
+* `at_level_of`, for a run that goes on: all measured steps are scaled to the machine's present
+  speed, so that predictions hold for every batch that the run could change to.
+* `for_other_workers`: an engine goes on with another number of workers, and the rest of the run is
+  planned for these.
 """
 
 from __future__ import annotations
@@ -37,33 +38,38 @@ from batchwright.workflows.check_plan import open_again, with_points
 from batchwright.workflows.drift import EpochTime, time_of
 
 MIN_CHANGE = 1.25
-"""Ratio of two global batches below which a change is not worth it."""
+"""Ratio of two global batches below which a change is not worthwhile."""
 
 MAX_CHANGE = 4
-"""Largest ratio of two global batches in one change: the rate changes at once with it, without a
-warm-up."""
+"""Largest ratio of two global batches in one change: the rate jumps with it, without a warm-up."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """How the machine is now, beside how it was when it was measured."""
+    """The machine's present speed, relative to that during the probe.
 
-    computing: float  # how many times as long computing takes
-    # How much longer the part of an exchange takes in each step that nothing hides, in seconds;
-    # below 0 if it takes less.
+    Attributes:
+        computing: Present compute time of a step over the measured one.
+        exchange_seconds: Additional seconds per step of the exchange that the backward pass does
+            not hide; negative if the exchange is faster.
+        profile: The profile with its step times changed accordingly.
+    """
+
+    computing: float
     exchange_seconds: float
-    profile: Profile  # what was measured, brought to that
+    profile: Profile
 
 
 def supported(plan: Plan) -> bool:
-    """Whether the plan's epochs are made of steps as those that were measured."""
+    """Whether the plan's epochs consist of steps like those of the profile."""
     return plan.server is None and not plan.job.launcher.simulated and len(plan.kinds) < 2
 
 
 def may_change(plan: Plan) -> bool:
-    """Whether a run that follows the plan could go on with other rows.
+    """Whether a run of this plan could change its stages.
 
-    Cycles are laid out as a whole, and a parameter server has two batches that go together.
+    Cycles are laid out as a whole, and a parameter server has two batches that depend on each
+    other.
     """
     sides = {stage.resolution for stage in plan.stages}
     return supported(plan) and plan.method_spec.same_steps and len(sides) == 1
@@ -75,10 +81,10 @@ def alike(one: int, other: int) -> bool:
 
 
 def refit(summary: RunSummary) -> Refit | None:
-    """What the measured epochs would have changed; `None` where the prediction held.
+    """A new plan with the measured epochs, beside the old one; `None` if the prediction held.
 
     Raises:
-        BatchwrightError: The epochs contradict the profile, or no plan comes of both.
+        BatchwrightError: The epochs contradict the profile, or no plan can be made of both.
     """
     plan, profile, stage = summary.plan, summary.profile, summary.plan.stages[0]
     predicted, measured = stage.predicted_epoch_seconds, summary.measured_epoch_seconds
@@ -96,7 +102,7 @@ def refit(summary: RunSummary) -> Refit | None:
         level = at_level_of(times, profile, plan, stage)
         if level is not None:
             at_level = epoch_seconds(level.profile, plan, stage)
-            # Where measured steps contradict each other it may be further off than the first fit.
+            # If the measured steps contradict each other, the first fit may be nearer.
             if abs(log(at_level.value / measured)) < abs(log(refitted.value / measured)):
                 fitted, refitted = level.profile, at_level
     again = make_plan(fitted, open_again(plan, profile))
@@ -112,13 +118,13 @@ def refit(summary: RunSummary) -> Refit | None:
 
 
 def _step_of(summary: RunSummary, profile: Profile, stage: Stage, predicted: Estimate) -> StepTime:
-    r"""The run's epochs as visits to the step that they are made of.
+    r"""The run's epochs as visits to the step that they consist of.
 
     .. math:: t = \hat t(m) \, T / \hat T
 
-    An epoch may end in a smaller step and a step may take several passes, so the prediction for one
-    pass :math:`\hat t(m)` is scaled by what the whole epoch :math:`T` took against its own
-    prediction; where every step is one full pass this is T over the number of steps.
+    An epoch may end in a smaller step, and a step may take several passes. So the prediction for
+    one pass :math:`\hat t(m)` is scaled by the epoch's measured time :math:`T` over its predicted
+    time :math:`\hat T`. If every step is one full pass, this is T over the number of steps.
     """
     model = _model(profile, summary.plan)
     one_pass = model.seconds(stage.workers, stage.resolution, [stage.micro_batch_size])
@@ -145,7 +151,7 @@ def _step_of(summary: RunSummary, profile: Profile, stage: Stage, predicted: Est
 
 
 def _settled(summary: RunSummary) -> list[EpochRecord]:
-    """Whole epochs, the first, which warms up, left out if there are more."""
+    """The epochs that ran without a resume; the first, a warm-up, is left out if there are more."""
     whole = [epoch for epoch in summary.epochs if epoch.whole]
     return whole[1:] or whole
 
@@ -153,21 +159,24 @@ def _settled(summary: RunSummary) -> list[EpochRecord]:
 def at_level_of(
     epochs: Sequence[EpochTime], profile: Profile, plan: Plan, stage: Stage
 ) -> Level | None:
-    r"""How the machine is while a run goes on, by the epochs of one row of its plan.
+    r"""The machine's present speed, from epochs of one stage of a run's plan.
 
-    An epoch that takes T instead of the :math:`\hat T` that the profile gives for this batch means
-    steps of :math:`t = \hat t \, T / \hat T`, of which the share s that was computing takes
-    :math:`\alpha = s t / \hat t_c` times as long as measured before, and the exchange
+    An epoch that takes T instead of the :math:`\hat T` that the profile predicts consists of steps
+    of :math:`t = \hat t \, T / \hat T`. With s the share of computing in them, computing takes
+    :math:`\alpha = s t / \hat t_c` times as long as in the profile, and the exchange takes
     :math:`\delta = (1 - s) t - (\hat t - \hat t_c)` longer. Computing grows with the batch and the
     exchange does not, so a measured step with compute time C and whole time S becomes
-    :math:`\max(\alpha C, S + (\alpha - 1) C + \delta)` at every batch. An update takes
-    :math:`\alpha` times as long, too.
+    :math:`\max(\alpha C, S + (\alpha - 1) C + \delta)` at every batch. An update also takes
+    :math:`\alpha` times as long.
 
-    There is one epoch of the row at least, the profile was measured before the run, and the plan is
-    `supported`.
+    Args:
+        epochs: Times of epochs of the stage, at least one.
+        profile: The profile, measured before the run.
+        plan: The run's plan, which is `supported`.
+        stage: The stage.
 
     Returns:
-        `None` where so many workers were never measured together.
+        The present speed; `None` if that number of workers was never measured together.
 
     Raises:
         PlanError: The profile gives no prediction for this batch.
@@ -179,7 +188,7 @@ def at_level_of(
     whole, computing = model.seconds(*step), model.computing(*step)
     expected = epoch_seconds(profile, plan, stage).value
     now = whole * median(epoch.seconds for epoch in epochs) / expected
-    if stage.workers == 1:  # exchanges nothing
+    if stage.workers == 1:  # a single worker exchanges nothing
         times, longer = now / whole, 0.0
     else:
         share = median(min(1.0, one.computing_seconds / one.seconds) for one in epochs)
@@ -194,9 +203,9 @@ def at_level_of(
 
 
 def _moved(point: StepTime, times: float, longer: float) -> StepTime:
-    """A measured step with so many times the computing, and so much more exchange."""
+    """A measured step: computing multiplied by ``times``, exchange ``longer`` (in seconds)."""
     computing = times * point.compute_seconds
-    if point.workers == 1:  # exchanges nothing
+    if point.workers == 1:  # a single worker exchanges nothing
         whole = times * point.step_seconds
     else:
         whole = max(computing, point.step_seconds + computing - point.compute_seconds + longer)
@@ -214,10 +223,10 @@ def _moved(point: StepTime, times: float, longer: float) -> StepTime:
 
 
 def epoch_seconds(profile: Profile, plan: Plan, stage: Stage) -> Estimate:
-    """Seconds per epoch of the batch and workers of a plan's row, whatever the limits.
+    """Predicted seconds per epoch of a stage's batch and workers, whatever the goal's limits.
 
     Raises:
-        PlanError: The profile gives no prediction for it.
+        PlanError: The profile gives no prediction for this batch.
     """
     free = {"objective": "time", "deadline": None, "max_cost": None}
     job = with_workers_of(plan, global_batch=stage.global_batch_size, goal=free)
@@ -228,9 +237,12 @@ def epoch_seconds(profile: Profile, plan: Plan, stage: Stage) -> Estimate:
 
 
 def with_workers_of(plan: Plan, *, goal: Mapping[str, object], **keys: object) -> Job:
-    """The plan's job for as many workers of the kind as the plan has, and no others.
+    """The plan's job, restricted to the plan's own workers, with some keys changed.
 
-    ``goal`` and ``keys`` are keys of the goal and of the job to change.
+    Args:
+        plan: The plan.
+        goal: Keys of the goal to change.
+        **keys: Job keys to change.
     """
     chosen = {one.kind: one.count for one in plan.kinds}
     kinds = tuple(
@@ -258,21 +270,21 @@ def _model(profile: Profile, plan: Plan) -> StepTimeModel:
 def for_other_workers(plan: Plan, profile: Profile, epoch: int, workers: int) -> Plan:
     """The plan with its epochs from ``epoch`` on planned again, for another number of workers.
 
-    Optimizer, schedule and length stay, and `goal.deadline` and `goal.max_cost` do not count: what
-    was begun with other workers may be unable to keep them. With as many workers as planned at
-    first, the rest is as it was planned at first.
+    Optimizer, schedule and length stay. `goal.deadline` and `goal.max_cost` do not apply, since a
+    run that began with other workers may be unable to keep them. If ``workers`` is the number of
+    the first stage, the rest gets the first stage again.
 
     Args:
-        plan: What the run follows now.
-        profile: What its first plan was made from.
+        plan: The plan that the run follows now.
+        profile: The profile of its first plan.
         epoch: First epoch of the rest, zero-based, which has not begun.
-        workers: How many there are now.
+        workers: The present number of workers.
 
     Returns:
-        The whole run's plan: rows up to ``epoch`` as they were followed.
+        The plan of the whole run; its stages up to ``epoch`` are unchanged.
 
     Raises:
-        PlanError: The plan cannot change on the way, or nothing is known of so many workers.
+        PlanError: The plan cannot change, or nothing is known of that number of workers.
     """
     if not may_change(plan):
         raise PlanError(f"method={plan.method} keeps its batches to the end")
@@ -300,7 +312,9 @@ def for_other_workers(plan: Plan, profile: Profile, epoch: int, workers: int) ->
 
 
 def _planned_for(plan: Plan, profile: Profile, now: Stage, workers: int) -> Plan:
-    """A plan for so many workers, whose batch is the row's where another would be alike."""
+    """A plan for ``workers`` workers; it keeps the stage's batch if the best one is `alike`, and
+    changes it by a factor of at most `MAX_CHANGE`.
+    """
     keys = {"workers": workers, "epochs": plan.epochs, "optimizer": plan.update}
     free = {"deadline": None, "max_cost": None}
     found = make_plan(profile, with_workers_of(plan, goal=free, **keys))
@@ -313,11 +327,10 @@ def _planned_for(plan: Plan, profile: Profile, now: Stage, workers: int) -> Plan
 
 
 def _with_fewer(profile: Profile, workers: int) -> Profile:
-    """The profile as one of so many workers, where it was measured with more of them only.
+    """The profile as if for ``workers`` workers, if it was measured only with more of them.
 
-    Computing is taken to be as it was, and the exchange to last as long as between more of them,
-    which is never too short: a ring's 2 (n - 1) messages are fewer. A worker alone exchanges
-    nothing.
+    Compute times are kept. So are exchange times, which are upper bounds then, since a ring of n
+    workers takes 2 (n - 1) messages. A single worker exchanges nothing.
     """
     counts = sorted({point.workers for point in profile.steps})
     if workers >= counts[0]:
@@ -339,7 +352,7 @@ def _with_fewer(profile: Profile, workers: int) -> Profile:
 
 
 def _moved_to(point: StepTime, workers: int) -> StepTime:
-    """A measured step as one of fewer workers."""
+    """A measured step as one of a smaller number of workers."""
     if workers > 1:
         return point.model_copy(update={"workers": workers})
     alone = _moved(point.model_copy(update={"sync_seconds": 0.0}), 1.0, -point.sync_seconds)

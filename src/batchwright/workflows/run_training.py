@@ -1,9 +1,8 @@
-"""Conducts a training: starts it, shows it, has it reported, goes on with it under a new plan."""
+"""Runs a training: starts the workers, shows progress, reports, and continues under new plans."""
 
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -26,7 +25,7 @@ from batchwright.records.lines.line_files import METRICS, lines_of, sound_line
 from batchwright.records.lines.run_lines import RunLine, note
 from batchwright.records.run_folder import read_summary
 from batchwright.records.text.formatting import counted
-from batchwright.records.text.problems import printable
+from batchwright.records.text.problems import to_stderr
 from batchwright.reporting.data.schedule_words import start_lines
 from batchwright.reporting.render.progress import RunProgress, progress
 from batchwright.storage.follow_lines import Tail, following
@@ -44,17 +43,20 @@ def checked_destination(
     resume: bool,
     follow_advice: bool,
 ) -> str | None:
-    """Where a run will report to; refuses at once what cannot be meant.
+    """The service that a run will report to; refuses options that contradict each other.
 
     Args:
         folder: The run folder, if one was named.
-        what: The plan, or the job where there is none yet.
-        report_to: As asked for, see `client.reporter_process.destination`.
-        resume: Whether the run goes on.
-        follow_advice: Whether training is to take a new plan at the end of an epoch.
+        what: The plan, or the job if there is no plan yet.
+        report_to: The user's choice, see `client.reporter_process.destination`.
+        resume: Whether the run is continued.
+        follow_advice: Whether training takes a new plan of the service at the end of an epoch.
+
+    Returns:
+        The service's address; `None`: no reports.
 
     Raises:
-        BatchwrightError: What is wrong, in one line.
+        BatchwrightError: The address is wrong, or the job cannot follow advice.
     """
     url = destination(Path(folder) if folder is not None and resume else None, report_to)
     if not follow_advice:
@@ -85,63 +87,61 @@ def conduct(
     follow_advice: bool = False,
     trackers: tuple[str, ...] = (),
 ) -> RunSummary:
-    """Train in a run folder that holds the plan already; nobody else writes there meanwhile.
+    """Train in a run folder that already holds the plan; nobody else writes there meanwhile.
 
     Args:
         folder: The run folder.
-        plan: What to follow.
-        watch: Has timed what the command has done so far.
-        resume: Continue from the folder's last checkpoint.
-        report_to: The service that is told of it; ``None``: none.
-        follow_advice: Whether to take a new plan from there at the end of an epoch.
+        plan: The plan to follow.
+        watch: Stopwatch of the command's parts so far.
+        resume: Whether to continue from the folder's last checkpoint.
+        report_to: The service to report to; ``None``: none.
+        follow_advice: Whether to take a new plan of that service at the end of an epoch.
         trackers: From `client.trackers.companion.wanted_trackers`.
 
     Returns:
-        What happened.
+        The run's summary.
 
     Raises:
-        BatchwrightError: What is wrong, in one line; the run folder keeps what there is.
+        BatchwrightError: The training failed; the run folder keeps its files.
         Interrupted: A stop signal came; a checkpoint was written.
     """
     path = folder / "plan.json"
     with (
         writing(folder) as lock,
-        reported(folder, report_to, follow_advice=follow_advice, tell=_to_stderr) as companion,
-        tracked(folder, trackers, tell=_to_stderr) as feeding,
+        reported(folder, report_to, follow_advice=follow_advice, tell=to_stderr) as reporter,
+        tracked(folder, trackers, tell=to_stderr) as tracking,
     ):
-        companions = [one for one in (companion, feeding) if one is not None]
+        companions = [one for one in (reporter, tracking) if one is not None]
         if resume and _is_done(folder, plan):
-            _to_stderr("the run was finished already: nothing is left to train")
+            to_stderr("the run was finished already: nothing is left to train")
             return _completed(read_summary(folder), folder)
         if resume and plan.job.launcher.resizes:
-            plan = _planned_for_those_there(folder, plan)
-        _tell_rate(plan)
+            plan = _planned_for_started_workers(folder, plan)
+        _print_rate(plan)
         logs = folder / "logs" / "train"
         logs.mkdir(parents=True, exist_ok=True)
         while True:
             before = path.read_bytes()
             _train_once(folder, plan, companions, lock, resume=resume, follow_advice=follow_advice)
             resume = True
-            if path.read_bytes() != before:  # training took advice and stopped
+            if path.read_bytes() != before:  # the training has switched to an advised plan
                 plan = read_record(path, Plan)
-            elif companion is None and (longer := _lengthened(folder, plan)) is not None:
-                _to_stderr(f"going on: {longer.reasons[-1].why}")
-                write_record(plan, folder / f"plan-{plan.epochs}-epochs.json")
-                write_record(longer, path)
-                plan = longer
-            else:
+                continue
+            # A run that reports to a service ends with the plan that it was introduced with.
+            may_grow = reporter is None and plan.max_epochs is not None
+            longer = lengthened(read_summary(folder)) if may_grow else None
+            if longer is None:
                 return _summarized(folder, watch)
+            to_stderr(f"going on: {longer.reasons[-1].why}")
+            write_record(plan, folder / f"plan-{plan.epochs}-epochs.json")
+            write_record(longer, path)
+            plan = longer
 
 
-def _lengthened(folder: Path, plan: Plan) -> Plan | None:
-    """The plan with more epochs, where it may have them and its run is to go on."""
-    return lengthened(read_summary(folder)) if plan.max_epochs is not None else None
+def _planned_for_started_workers(folder: Path, plan: Plan) -> Plan:
+    """The plan of a resumed run, made again if its engine has started another number of workers.
 
-
-def _planned_for_those_there(folder: Path, plan: Plan) -> Plan:
-    """The plan that a run goes on with, made again where its engine has started other workers.
-
-    The epoch in progress keeps its batch, since it has begun with it.
+    The epoch in progress keeps the batch that it has begun with.
     """
     started = joined()
     epoch = 1 + len({one.record.epoch for one in lines_of(folder) if one.kind == "epoch"})
@@ -155,43 +155,43 @@ def _planned_for_those_there(folder: Path, plan: Plan) -> Plan:
         if not measured.exists():
             raise PlanError(f"there is no {measured}")
         again = for_other_workers(plan, read_record(measured, Profile), epoch, found)
-    except BatchwrightError as error:  # it goes on with these workers all the same
-        _to_stderr(f"not planned again for {counted(found, 'worker')}: {one_line(error)}")
+    except BatchwrightError as error:  # these workers can follow the old plan, too
+        to_stderr(f"not planned again for {counted(found, 'worker')}: {one_line(error)}")
         return plan
-    _to_stderr(f"planned again from epoch {epoch + 1} on: {again.reasons[0].value}")
+    to_stderr(f"planned again from epoch {epoch + 1} on: {again.reasons[0].value}")
     write_record(plan, folder / f"plan-before-epoch-{epoch + 1}.json")
     write_record(again, folder / "plan.json")
     return again
 
 
 def with_refit(summary: RunSummary) -> RunSummary:
-    """The summary with what its epochs would have changed, where they missed the prediction."""
+    """The summary with a `Refit`, if its epochs missed the prediction by too much."""
     if summary.refit is not None:
         return summary
     try:
         return summary.model_copy(update={"refit": refit(summary)})
-    except (BatchwrightError, ArithmeticError) as error:  # the run itself is fine
-        _to_stderr(f"not planned again: {one_line(error)}")
+    except (BatchwrightError, ArithmeticError) as error:  # no reason to fail the finished run
+        to_stderr(f"not planned again: {one_line(error)}")
         return summary
 
 
 def _is_done(folder: Path, plan: Plan) -> bool:
-    """Whether training with the plan has ended, so that no worker need be started to say so."""
+    """Whether training with the plan has ended, so that no workers need to be started."""
     try:
         summary = read_record(folder / "summary.json", RunSummary)
-    except BatchwrightError:  # none yet, or a damaged one, which training writes anew
+    except BatchwrightError:  # there is none, or a damaged one, which training will write again
         return False
     return summary.model_copy(update={"plan": plan}).ended
 
 
 class Begun(NamedTuple):
-    """A training that is begun or gone on with, as its launcher gets it; see `conduct`."""
+    """A training that its launcher is to carry out; see `conduct`."""
 
     folder: Path
     plan: Plan
-    lock: Lock  # on the folder; worker processes inherit it
-    look: Callable[[], None]  # shows what training has written; to be called now and then
-    shown: RunProgress  # where notes go
+    lock: Lock  # of the folder; worker processes inherit it
+    look: Callable[[], None]  # shows new lines of the run; to be called again and again
+    shown: RunProgress  # the progress display, for notes
     resume: bool
     follow_advice: bool
 
@@ -205,7 +205,7 @@ def _train_once(
     resume: bool,
     follow_advice: bool,
 ) -> None:
-    """Until the training ends, is stopped, or takes another plan."""
+    """Train until the end, a stop, or a switch to another plan, and show the progress."""
     lines: Tail[RunLine] = Tail(folder / METRICS, sound_line, from_end=resume)
     with progress(epochs=plan.epochs, plan=plan) as shown:
 
@@ -219,7 +219,7 @@ def _train_once(
 
 
 def train_where_started(run: Begun) -> None:
-    """Train with the processes that another launcher has started; where none has, launch them."""
+    """Train with the processes that another launcher has started, or else launch workers."""
     if joined() is None:
         launch_workers(run)
         return
@@ -244,7 +244,7 @@ def train_here(run: Begun) -> None:
                     follow_advice=run.follow_advice,
                 )
             except NewPlan:
-                return  # the caller sees that the folder's plan is another
+                return  # `conduct` sees that the folder's plan has changed
             except BrokenStepError as error:
                 if not left:
                     raise
@@ -252,7 +252,7 @@ def train_here(run: Begun) -> None:
             else:
                 return
             resume = True
-            gc.collect()  # what it held in circles of objects is to make room for the next
+            gc.collect()  # frees the memory of the failed attempt, which reference cycles hold
 
 
 def train_simulated(run: Begun) -> None:
@@ -289,7 +289,7 @@ def launch_workers(run: Begun) -> None:
 
 
 def _summarized(folder: Path, watch: Stopwatch) -> RunSummary:
-    """The run's summary, with what the command did before and after the training."""
+    """The run's summary, with the parts of the command before and after the training."""
     path, before = folder / "summary.json", tuple(watch.parts)
     summary = _completed(read_record(path, RunSummary), folder)
     watch.lap_since(path.stat().st_mtime, "end of the workers")  # worker 0 wrote it at the end
@@ -299,21 +299,18 @@ def _summarized(folder: Path, watch: Stopwatch) -> RunSummary:
 
 
 def _completed(summary: RunSummary, folder: Path) -> RunSummary:
-    """The summary with what was measured before and what the epochs would have changed."""
+    """The summary with the profile that the folder keeps, if any, and a `Refit` by it."""
     measured = folder / "profile.json"
     if not measured.exists():
         return summary
     return with_refit(summary.model_copy(update={"profile": read_record(measured, Profile)}))
 
 
-def _tell_rate(plan: Plan) -> None:
-    """Rate, batch, warm-up and decay, each with its source, before the first step."""
-    told, least = rate_schedule(plan), least_local(plan.network)
+def _print_rate(plan: Plan) -> None:
+    """Print rate, batch, warm-up and decay with their sources, and warnings about them."""
+    schedule, least = rate_schedule(plan), least_local(plan.network)
     noise = unmeasured_noise(plan.stages, least, served=plan.server is not None)
-    for line in (*(f"warning: {doubt}" for doubt in told.doubts), *start_lines(told), noise):
+    warnings = (f"warning: {doubt}" for doubt in schedule.doubts)
+    for line in (*warnings, *start_lines(schedule), noise):
         if line:
-            _to_stderr(line)
-
-
-def _to_stderr(line: str) -> None:
-    print(printable(line), file=sys.stderr)  # noqa: T201 - for the person who waits
+            to_stderr(line)

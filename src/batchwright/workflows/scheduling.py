@@ -1,6 +1,6 @@
-"""The plan whose learning rate is to be shown: of a plan, a run, a profile, or a job.
+"""Finds or makes the plan whose learning rate `schedule` shows: of a plan, run, profile or job.
 
-What needs torch is imported inside: only a job needs it, for its data and network.
+Only a job needs torch, for its data and network; modules that need it are imported inside.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from batchwright.workflows.prepare_job import job_of, resolve, with_job
 from batchwright.workflows.prices import priced_job
 
 Source = Plan | Profile | RunSummary | Job | str | Path | None
-"""A record, the path of its file, a run folder, the path of a job's YAML file, or no job at all."""
+"""A record, the path of its file, a run folder, the path of a job's YAML file, or `None` for a job
+of job keys alone."""
 
 
 def plan_to_show(source: Source, keys: Mapping[str, Any], overrides: Iterable[str] = ()) -> Plan:
     """The plan of ``source``, or one made for it.
 
     Args:
-        source: A plan or run is taken as it is; a profile is planned; a job is planned as it asks,
+        source: The plan of a plan or run is used unchanged. A profile is planned. A job is planned
             without measuring, for which it needs a global batch.
-        keys: Job keys to change; of a plan only those that do not change it.
+        keys: Job keys to change; for a plan only those that do not change it.
         overrides: ``key=value`` texts, as on the command line.
 
     Raises:
-        BatchwrightError: What is wrong, in one line.
+        BatchwrightError: The source cannot be read, or no plan can be made of it.
     """
     overrides = texts_of(overrides)
     if source is not None and not isinstance(
@@ -61,15 +62,15 @@ def _read(place: str | Path) -> Plan | Profile | RunSummary | Job:
         if not path.exists():
             raise FileError(f"{place} holds no plan.json: give the folder of a run, or a file")
     elif path.suffix.lower() in (".yaml", ".yml"):
-        with other_keys_come():  # those of the command line
+        with other_keys_come():  # overrides of the command line
             return job_of(place, {})
     found = read_one_of(path, (Plan, Profile, RunSummary))
-    assert isinstance(found, Plan | Profile | RunSummary)  # noqa: S101 - as asked for
+    assert isinstance(found, Plan | Profile | RunSummary)  # noqa: S101 - for the type checker
     return found
 
 
 def _plan_of_job(job: Job) -> Plan:
-    """As for training without measuring; data and network are looked at here."""
+    """The plan of a job without measurements; its data are opened and its network is built."""
     from batchwright.reporting.render.progress import steps
     from batchwright.workload.data.sources import open_data
     from batchwright.workload.task import build_network, network_facts
@@ -91,11 +92,11 @@ def _plan_of_job(job: Job) -> Plan:
 
 
 def _check_batch(job: Job, data: DataFacts) -> None:
-    """The rate hangs on the batch, which `plan` chooses from measurements."""
+    """Refuse a job without a batch, on which the rate depends: only a probe could choose it."""
     given = job.global_batch != "auto" or cycle_batches(job, data) is not None
     if given or (job.method_spec.served and isinstance(job.dual.large_batches, tuple)):
         return
     raise JobError(
-        "global_batch=auto: the schedule of a job hangs on its batch, which the plan would choose: "
-        "give global_batch=512, say, or a profile or plan instead of the job"
+        "global_batch=auto: the schedule of a job depends on its batch, which the plan would "
+        "choose: give a batch, such as global_batch=512, or a profile or plan instead of the job"
     )

@@ -1,4 +1,4 @@
-"""A plan's training on clusters that nobody here has, as a function. Needs no torch."""
+"""`simulate`: a plan's training on clusters that you do not have. Needs no torch."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ def simulate(
     Args:
         plan: From `plan`, or the path of its file.
         overrides: ``key=value`` texts, as on the command line.
-        profile: What the plan was made from, one or more: times of each kind of worker, how they
-            scatter, and measured exchanges. Without it, what the plan itself tells.
-        search: By key, values to compare, such as ``{"checkpoint_seconds": [60, 600]}``. Of
+        profile: The plan's profile, or one for each kind of worker: step times, their scatter, and
+            measured exchanges. Without it the plan's own figures are used.
+        search: Values to compare by key, such as ``{"checkpoint_seconds": [60, 600]}``. With
             several keys all combinations are tried.
-        keys: What the clusters are like, such as ``workers=(8, 64), hours=24``; see `Scenario`.
+        keys: Properties of the clusters, such as ``workers=(8, 64), hours=24``; see `Scenario`.
 
     Returns:
-        Time and cost with their intervals on each cluster, with the best of what was searched.
+        Time and cost with their intervals on each cluster, with the best of the searched values.
 
     Raises:
         ArgumentError: A key or a value is wrong.
-        PlanError: The plan cannot be trained there, or would never end.
+        PlanError: The plan cannot be trained on such a cluster, or its training would never end.
     """
     plan = record_of(plan, Plan, "simulate")
     several = isinstance(profile, Sequence) and not isinstance(profile, str)
     given: Sequence[Any] = profile if several else [profile]  # type: ignore[assignment]
     profiles = [record_of(one, Profile, "simulate", "profile") for one in given]
     values = {key: plain(value) for key, value in keys.items()}
-    told = pairs_of(
+    texts = pairs_of(
         texts_of(overrides),
         lambda text: ArgumentError(f"{text!r} is no key of simulate: write key=value, as hours=24"),
     )
-    values |= {key: None if raw in ("null", "~") else raw for key, raw in told.items()}
+    values |= {key: None if text in ("null", "~") else text for key, text in texts.items()}
     if not search:
         return simulate_plan(plan, scenario_of(values), profiles)
     if not isinstance(search, Mapping):
@@ -75,18 +75,18 @@ def simulate(
 
 
 def take_searched(plan: Plan | str | Path, found: Simulation | str | Path) -> Plan:
-    """The plan with the best values that its simulation has found, and where each came from.
+    """The plan with the best values that a simulation has found, with a reason for each.
 
-    What a job has a key for (``checkpoint_seconds``, ``rebalance_steps``) is set; what only a
-    cluster can have (``spares``, ``workers_per_host``) is told among the reasons. Times and costs
-    that the plan predicts stay as its formulas have them.
+    Values of job keys (``checkpoint_seconds``, ``rebalance_steps``) are set in the plan's job. For
+    properties of a cluster (``spares``, ``workers_per_host``) there is only a reason. The plan's
+    predicted times and costs stay unchanged.
 
     Args:
-        plan: What was simulated, or the path of its file.
-        found: By `simulate` with ``search``, or the path of its file.
+        plan: The simulated plan, or the path of its file.
+        found: The result of `simulate` with ``search``, or the path of its file.
 
     Raises:
-        ArgumentError: Nothing was searched, or on a cluster or training that is not the plan's.
+        ArgumentError: Nothing was searched, or the simulation is of another cluster or training.
         JobError: The job cannot have such a value.
     """
     given = record_of(plan, Plan, "take_searched")
@@ -94,7 +94,7 @@ def take_searched(plan: Plan | str | Path, found: Simulation | str | Path) -> Pl
 
 
 def scenario_of(values: Mapping[str, Any]) -> Scenario:
-    """What some keys say; texts as on the command line.
+    """The scenario of some keys, whose values may be texts as on the command line.
 
     Raises:
         ArgumentError: A key or a value is wrong, or two contradict each other.
@@ -120,7 +120,7 @@ def _read(values: Mapping[str, Any]) -> Scenario:
 
 
 def _listed(key: str, value: Any) -> Any:
-    """``8,16,32``, ``8-64`` for 8, 16, 32, 64, or a single value."""
+    """The values of ``8,16,32``, of ``8-64`` (8, 16, 32, 64), or a single value as a tuple."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value,)
     if not isinstance(value, str):
@@ -135,10 +135,10 @@ def _listed(key: str, value: Any) -> Any:
 
 
 def searches_of(words: Iterable[str]) -> dict[str, list[str]]:
-    """``KEY=V1,V2,...`` texts by key.
+    """The values of ``KEY=V1,V2,...`` texts, by key.
 
     Raises:
-        ArgumentError: A text is something else.
+        ArgumentError: A text is malformed.
     """
     found: dict[str, list[str]] = {}
     for word in words:
@@ -156,7 +156,8 @@ def _grid(values: Mapping[str, Any], search: Mapping[str, Sequence[Any]]) -> lis
     """The scenario with each combination of the values that are searched.
 
     Raises:
-        ArgumentError: A key cannot be searched, a value is wrong or there twice, or too many.
+        ArgumentError: A key cannot be searched, a value is wrong or comes twice, or there are too
+            many combinations.
     """
     for key, some in search.items():
         if key not in _SEARCHED:
@@ -175,7 +176,8 @@ def _grid(values: Mapping[str, Any], search: Mapping[str, Sequence[Any]]) -> lis
         _read({**values, **dict(zip(search, one, strict=True))})
         for one in product(*search.values())
     ]
-    # What is stated may concern some values only, as a host's links do with several workers.
+    # Some keys need particular values, as links inside a host need several workers per host: it is
+    # enough if they suit one combination.
     conflicts = [next(one.conflicts(), "") for one in found]
     if all(conflicts):
         raise ArgumentError(f"simulate: {conflicts[0]}")

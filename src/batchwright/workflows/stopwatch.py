@@ -1,4 +1,4 @@
-"""What a command spends its time on besides training."""
+"""Times the parts of a command besides training, for the run's summary."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from batchwright.records import CommandPart
 
 
 class Stopwatch:
-    """Times the parts of a command, from its start on, one after the other.
+    """Times the parts of a command one after the other, from the command's start.
 
     Attributes:
-        parts: Those that have ended.
+        parts: The parts that have ended, in order.
     """
 
     def __init__(self) -> None:
@@ -23,22 +23,22 @@ class Stopwatch:
             self.lap("start")
 
     def lap(self, name: str) -> None:
-        """A part has ended; the next begins."""
+        """End the current part, called ``name``, and begin the next one."""
         self.lap_since(self._last, name)
 
     def lap_since(self, moment: float, name: str) -> None:
-        """`lap` that begins at a moment of Unix time: what came before is told elsewhere."""
+        """End a part that began at ``moment``, in seconds of Unix time, and begin the next one."""
         now = time.time()
         self.parts.append(CommandPart(name=name, seconds=max(0.0, now - moment)))
         self._last = now
 
 
-_began = 0.0
+_began = 0.0  # start of the process, in seconds of Unix time; 0: unknown, or counted already
 
 
 def command_begins() -> None:
-    """This process is one command and nothing else: its first stopwatch counts its start, too."""
+    """Note that this process is a command, so that its first `Stopwatch` counts its start, too."""
     global _began
-    # So far it has but imported, which takes the processor all along. The kernel's own start of the
-    # process may be that of a script that has become this one.
+    # Until now the process has only imported modules, which uses the processor all the time. The
+    # kernel's start time may be that of a script which has become this process.
     _began = time.time() - time.process_time()

@@ -1,10 +1,10 @@
-"""A verb in processes that another launcher has started: worker 0 does it, the others help.
+"""Verbs in processes that another launcher has started: worker 0 leads, the others help.
 
     torchrun --nproc-per-node 2 -m batchwright run job.yaml
     srun batchwright run job.yaml
 
-Only worker 0 reads words and files, prints, plans and writes. The others take part in what needs
-all: timing steps and exchanges, and training. All end with the same exit code.
+Only worker 0 reads arguments and files, plans, prints and writes. The others take part in what
+needs all of them: timing steps and exchanges, and training. All end with the same exit code.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ BY_ONE = (
     *("plan", "explain", "schedule", "simulate", "report", "export", "deliver"),
     *("submit", "fetch", "send", "serve", "token", "sign-in", "backup"),
 )
-"""Verbs that one process does for all: what they write or send is wanted once."""
+"""Verbs that worker 0 carries out alone, since their output is needed only once."""
 ONCE_A_HOST = ("doctor", "agent")
-"""Verbs that one process of each host does: each host has an answer of its own."""
+"""Verbs that one process of each host carries out, since hosts differ."""
 
-_SHARED_SECONDS = 10.0  # for a file that worker 0 has written to be seen on a shared disk
-_MARK = ".shared-"  # begins the name of such a file
+_SHARED_SECONDS = 10.0  # until a file that worker 0 has written must be visible on a shared disk
+_MARK = ".shared-"  # beginning of the name of such a file
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Record)
@@ -64,13 +64,14 @@ R = TypeVar("R", bound=Record)
 def together(
     kind: type[R], *, unless: str | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have a verb done by all processes of a start, each of which gets its result, a ``kind``.
+    """Decorator for a verb that all processes of a launcher's start carry out together.
 
-    Where no other launcher has started this process it is called as it is.
+    Worker 0 runs the verb, the others help, and all return its result. Where no other launcher has
+    started this process the verb is simply called.
 
     Args:
-        kind: What the verb returns.
-        unless: Argument, by keyword, with which the verb itself is for all processes to call.
+        kind: The type of the verb's result.
+        unless: Keyword argument with which each process calls the verb itself.
     """
 
     def decorate(verb: Callable[P, R]) -> Callable[P, R]:
@@ -94,17 +95,17 @@ def together(
 
 
 def lead(started: Started, work: Callable[[], Any], words: str) -> Any:
-    """Do a verb as worker 0 of several processes; the others end as it does.
+    """Carry out a verb as worker 0 of several processes; the others end as it does.
 
     Args:
         started: This process.
-        work: Does the verb.
-        words: What all were started to do.
+        work: Carries out the verb.
+        words: The command line, or the verb, which must be the same in all processes.
 
     Raises:
         BatchwrightError: What ``work`` raises, or what keeps the processes from working together.
     """
-    adopt(started)  # before torch is loaded, which reads some of it
+    adopt(started)  # before torch is loaded, which reads variables that this sets
     from batchwright.distributed.joining.gathering import Ended
 
     with _gathered(started, words) as gathering:
@@ -118,10 +119,18 @@ def lead(started: Started, work: Callable[[], Any], words: str) -> Any:
 
 
 def follow(started: Started, words: str) -> Ended:
-    """Help worker 0 until it has ended; ``started`` is this process, ``words`` as `lead` has it.
+    """Help worker 0 until it has ended.
+
+    Args:
+        started: This process.
+        words: As for `lead`.
+
+    Returns:
+        How worker 0 has ended, with its result.
 
     Raises:
-        BatchwrightError: Worker 0 cannot be reached, is gone, or did not hear what was wrong here.
+        BatchwrightError: Worker 0 cannot be reached, is gone, or could not be told of an error
+            here.
     """
     adopt(started)  # as above
     from batchwright.distributed.joining.gathering import Ended
@@ -129,9 +138,9 @@ def follow(started: Started, words: str) -> Ended:
 
     try:
         gathering = _gathered(started, words)
-    except PlanError as error:  # of what all know: worker 0 says it
+    except PlanError as error:  # all processes have found it: worker 0 reports it
         return Ended(error.exit_code, one_line(error))
-    # Worker 0 gets the same stop signal, as a rule, and says so to all, or is gone at once.
+    # Usually worker 0 gets the same stop signal and announces it to all, or is gone at once.
     with gathering, noting_signals() as gathering.noted:
         try:
             return gathering.follow(_Work(gathering))
@@ -142,54 +151,54 @@ def follow(started: Started, words: str) -> Ended:
 
 
 def take_part(words: list[str], command: Callable[[], Any]) -> None:
-    """Do a command line, or help with it, where another launcher has started several processes.
+    """Carry out a command line, or help with it if another launcher has started several processes.
 
     Args:
         words: The command line.
-        command: Does it in this process; never returns.
+        command: Carries it out in this process; never returns.
 
     Raises:
         BatchwrightError: As `lead` and `follow` raise.
         SystemExit: As ``command`` does, in all processes.
     """
     verb = next((word for word in words if not word.startswith("-")), "")
-    helped = {"-h", "--help"} & {*words} or verb not in (*TOGETHER, *BY_ONE, *ONCE_A_HOST)
-    started = None if helped else found()
+    alone = {"-h", "--help"} & {*words} or verb not in (*TOGETHER, *BY_ONE, *ONCE_A_HOST)
+    started = None if alone else found()
     if started is None:
         command()
     elif verb not in TOGETHER:
         if not (started.local_rank if verb in ONCE_A_HOST else started.rank):
             command()
     else:
-        # A host that comes later may be told to resume what the others have begun.
-        alike = " ".join(word for word in words if word != "--resume")
+        # A host that joins later may be started with --resume, unlike the others.
+        same_words = " ".join(word for word in words if word != "--resume")
         if started.rank:
-            raise SystemExit(follow(started, alike).code)
-        lead(started, command, alike)
+            raise SystemExit(follow(started, same_words).code)
+        lead(started, command, same_words)
 
 
 # ------------------------------------------------------------------------------- worker 0's part
 
 
 def train_together(plan: Plan, folder: Path, *, resume: bool, follow_advice: bool) -> None:
-    """Train with all processes of the start, until the training ends or takes another plan.
+    """Train with all processes of the start, until the training ends or switches to another plan.
 
     Raises:
-        BatchwrightError: What is wrong, on any host, in one line.
+        BatchwrightError: The training failed on some host; the message is one line.
         Interrupted: A stop signal came; a checkpoint was written.
     """
     from batchwright.distributed.joining.gathering import Gathering
     from batchwright.probing.together import ask_for_places
 
     gathering = Gathering.current
-    assert gathering is not None  # noqa: S101 - the caller has looked
+    assert gathering is not None  # noqa: S101 - `joined` has returned this start
     found = ask_for_places(gathering, plan.job, plan.data.digest)
     places = list(range(gathering.started.size))
     if not resume or plan.workers == gathering.started.size:
         planned = [one.kind for one in plan.kinds]
         named = plan.job.probe.kind
         places = places_in(plan, [one.named_among(planned, named) for one in found])
-        if plan.server is None:  # where no group of workers has to stay together
+        if plan.server is None:  # a server's groups of workers would have to stay together
             plan, places = arranged(plan, places), sorted(places)
     find_everywhere(folder)
     gathering.order(
@@ -205,10 +214,10 @@ def train_together(plan: Plan, folder: Path, *, resume: bool, follow_advice: boo
 
 
 def find_everywhere(folder: Path) -> None:
-    """Have all processes of the start find a folder under the same path.
+    """Check that all processes of the start see a folder under the same path.
 
     Raises:
-        FileError: It is not on a disk that one of them shares.
+        FileError: The folder is not on a disk that all of them share.
     """
     from batchwright.distributed.joining.gathering import Gathering
 
@@ -224,14 +233,14 @@ def find_everywhere(folder: Path) -> None:
 
 
 def places_in(plan: Plan, kinds: Sequence[str]) -> list[int]:
-    """Which place in a plan's rows each of the workers has that were started.
+    """The place of each started worker in the plan's lists of local batches.
 
     Args:
-        plan: Its kinds are in the order of its rows.
-        kinds: Of the workers, in rank order.
+        plan: The plan; its lists of local batches are in the order of its kinds.
+        kinds: Kind of each started worker, in rank order.
 
     Raises:
-        PlanError: Others were started than it is for.
+        PlanError: Workers of other kinds were started than the plan is for.
     """
     if len(plan.kinds) < 2:
         return list(range(len(kinds)))
@@ -252,7 +261,7 @@ def places_in(plan: Plan, kinds: Sequence[str]) -> list[int]:
 
 
 def arranged(plan: Plan, places: Sequence[int]) -> Plan:
-    """A plan with its rows in the order of the workers, whose places in it these are."""
+    """The plan with its local batches in rank order; ``places`` are from `places_in`."""
     if list(places) == sorted(places):
         return plan
     rows = [
@@ -267,13 +276,14 @@ def arranged(plan: Plan, places: Sequence[int]) -> Plan:
 def begun_before(folder: str | Path | None, asked: str = "") -> Path | None:
     """The folder of a run or sweep that an earlier start of this very launch has opened, if any.
 
-    A launcher starts all processes again with the same words, where one was lost or a host came or
-    went; a run without a named folder is looked for under ``runs``. A script that it has started
-    may do several runs in a row, so only one that was asked for alike is gone on with.
+    A launcher starts all processes again with the same command line when one was lost, or when a
+    host joins or leaves. A run without a named folder is searched for under ``runs``. A script may
+    do several runs in a row, so only a run of the same request is continued.
 
     Args:
         folder: The run folder, if one was named.
-        asked: Job and grid as a text; empty: a plan, which a script may have made anew.
+        asked: The request: job and grid as a text; empty for a plan, which the script may have
+            made again.
     """
     starts = _starts()
     if starts is None:
@@ -294,21 +304,21 @@ def begun_before(folder: str | Path | None, asked: str = "") -> Path | None:
 
 
 def note_begun(folder: Path, asked: str = "") -> None:
-    """Note in a new run folder which launch has opened it for what, for `begun_before`."""
+    """Note this launch and the request ``asked`` in a new run folder, for `begun_before`."""
     starts = _starts()
     if starts is not None:
         note_opened(folder, *starts, asked=_asked(asked))
 
 
 def _asked(asked: str) -> str:
-    """What was asked for, as one text: the command line, or what a script hands over.
+    """The request as one text: the command line, or a verb with the digest of ``asked``.
 
-    Of a command line its words, since the files that it names may change while it runs.
+    A command line counts by its words alone, since files that it names may change while it runs.
     """
     from batchwright.distributed.joining.gathering import Gathering
 
     gathering = Gathering.current
-    assert gathering is not None  # noqa: S101 - only then is this called
+    assert gathering is not None  # noqa: S101 - callers have checked `_starts`
     words = gathering.members[0].words
     if words not in TOGETHER or not asked:
         return words
@@ -316,13 +326,13 @@ def _asked(asked: str) -> str:
 
 
 def _starts() -> tuple[set[str], set[str]] | None:
-    """Launches and processes of this start."""
+    """Identifiers of the launches and processes of this start; `None` if there is no launcher."""
     if joined() is None:
         return None
     from batchwright.distributed.joining.gathering import Gathering
 
     gathering = Gathering.current
-    assert gathering is not None  # noqa: S101 - or this process had joined none
+    assert gathering is not None  # noqa: S101 - this process has joined a start
     launches = {one.launch for one in gathering.members} - {""}
     return (launches, {one.process for one in gathering.members}) if launches else None
 
@@ -331,7 +341,7 @@ def _starts() -> tuple[set[str], set[str]] | None:
 
 
 class _Work:
-    """What another than worker 0 does, order by order."""
+    """Carries out the orders of worker 0 in another process."""
 
     def __init__(self, gathering: Gathering) -> None:
         from batchwright.probing.together import Helper, look
@@ -353,7 +363,7 @@ class _Work:
         try:
             return self._does[order["do"]](self._gathering, order)
         except (Interrupted, NewPlan):
-            return None  # all workers together: worker 0 says what is next
+            return None  # all workers have ended so: worker 0 decides what is next
         except BaseException as error:
             if not isinstance(error, BatchwrightError | KeyboardInterrupt):
                 traceback.print_exc()
@@ -372,7 +382,7 @@ class _Work:
                 )
             time.sleep(0.1)
             with suppress(OSError), os.scandir(path.parent):
-                pass  # a network disk then looks anew for names that were not there
+                pass  # makes a network disk forget that the name was missing
 
     def _train(self, gathering: Gathering, order: Mapping[str, Any]) -> None:
         _train(
@@ -399,7 +409,7 @@ def _train(plan: Plan, folder: Path, place: int, *, resume: bool, follow_advice:
             follow_advice=follow_advice,
         )
     except NewPlan:
-        return  # the folder's plan is another: worker 0 goes on with it
+        return  # the folder's plan has changed: worker 0 continues with the new one
     finally:
         del os.environ[PLACE]
 
@@ -420,13 +430,13 @@ def _gathered(started: Started, words: str) -> Gathering:
 def _code_of(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
-    if isinstance(error, KeyboardInterrupt):  # of a stop signal, which it names
+    if isinstance(error, KeyboardInterrupt):  # raised by a signal handler, with the signal's number
         return 128 + (error.args[0] if error.args else signal.SIGINT)
     return error.exit_code if isinstance(error, BatchwrightError) else 1
 
 
 def _error_of(ended: Ended) -> BatchwrightError:
-    """What worker 0 has ended with, for a caller in another process."""
+    """The error that worker 0 has ended with, to raise in another process."""
     if ended.code > 128:
         return Interrupted(ended.code - 128, ended.message)
     return BatchwrightError(ended.message) if ended.code == 2 else WorkerError(ended.message)

@@ -1,13 +1,12 @@
-"""The verbs as functions: probe, plan, check, schedule, train, report; run is most in a row.
+"""The verbs as functions: probe, plan, check, schedule, train, report, and run for all in a row.
 
-The command line calls these very functions. Whatever needs torch is imported inside, so that
+The command line calls these functions. Modules that need torch are imported inside, so that
 ``plan`` and ``report`` start without it.
 """
 
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -56,7 +55,7 @@ from batchwright.records.run_folder import (
 )
 from batchwright.records.text.formatting import counted
 from batchwright.records.text.load_text import busy_warning
-from batchwright.records.text.problems import described
+from batchwright.records.text.problems import described, to_stderr
 from batchwright.reporting.data.comparison import RunComparison, compared
 from batchwright.reporting.pages.page import write_page
 from batchwright.reporting.pages.page_comparison import comparison_page
@@ -87,9 +86,9 @@ from batchwright.workflows.prepare_job import (
     ready,
     refuse_another,
     refuse_unconfirmed_code,
-    tell_doubts,
-    tell_idle,
-    tell_shortfall,
+    warn_of_doubts,
+    warn_of_idle_keys,
+    warn_of_shortfall,
     with_job,
 )
 from batchwright.workflows.prices import priced_here, priced_job
@@ -114,26 +113,27 @@ def probe(
 ) -> Profile:
     """Measure a job on this machine: step times, memory, exchange times, gradient noise.
 
-    With ``step=`` a training step of your own is measured as it is, whatever it computes, by all
-    workers of a launcher such as torchrun, or by this process alone.
+    With ``step=`` a training step of your own is measured, whatever it computes: by all workers of
+    a launcher such as torchrun, or by this process alone.
 
     Args:
         job: A job, the path of its YAML file, or ``None`` for the defaults.
-        out: File for the profile. It is written before each trial, too: the same probe again goes
-            on with the trials if it was stopped there.
-        step: Called with a batch; does all that a step does, without the exchange of gradients.
-            Weights and the optimizers' states are put back.
-        batch: With ``step``: f(n) makes a batch of n samples.
-        loader: The same: f(n) makes an iterable of such batches, whose loading is timed, too.
-        samples: With ``step``: of the training set.
+        out: File for the profile. It is also written before each trial: a probe that was stopped
+            during its trials continues with them when it is started again.
+        step: A function of a batch that does a whole training step, except the exchange of
+            gradients. Weights and optimizer states are restored afterwards.
+        batch: With ``step``: a function f(n) that returns a batch of n samples.
+        loader: With ``step``, in place of ``batch``: a function f(n) that returns an iterable of
+            such batches; their loading is timed, too.
+        samples: With ``step``: number of training samples.
         keys: Job keys to change, such as ``data="cifar100:PATH"`` or ``probe={"budget": 10}``.
 
     Returns:
         The profile, input of `plan`.
 
     Raises:
-        BatchwrightError: What is wrong, in one line.
-        Interrupted: A stop signal came; what had been measured before trials is in ``out``.
+        BatchwrightError: The job is wrong, or measuring failed; the message is one line.
+        Interrupted: A stop signal came; ``out`` has the profile if trials had begun.
     """
     refuse_unguarded_script()
     refuse_no_path(out, "out")
@@ -161,21 +161,21 @@ def plan(
     runs: Iterable[RunSummary | str | Path] = (),
     **keys: Any,
 ) -> Plan:
-    """Decide how to train what was measured. Needs no torch.
+    """Choose workers, batch, rate and more for a measured job. Needs no torch.
 
     Args:
-        profile: From `probe`, or the path of its file; several of one workload are merged, those
-            of different kinds of workers are chosen from.
+        profile: From `probe`, or the path of its file. Several profiles of one workload are merged;
+            if they are of different kinds of workers, the plan chooses among the kinds.
         overrides: ``key=value`` texts, as on the command line.
-        runs: Finished runs of the same task, their folders, or those of sweeps over it: they tell
-            epochs and accuracy.
+        runs: Finished runs of the same task, their folders, or folders of sweeps over it. Their
+            epochs and accuracies improve the predictions.
         keys: Job keys to change; only those that do not change what was measured.
 
     Returns:
         The plan, with predictions and reasons; ``print(plan.explain())`` shows them.
 
     Raises:
-        PlanError: The profile does not fit the job, or nothing fits the limits.
+        PlanError: The profile does not suit the job, or no candidate is within the limits.
     """
     several = isinstance(profile, Sequence) and not isinstance(profile, str)
     given: Sequence[Any] = profile if several else [profile]  # type: ignore[assignment]
@@ -187,19 +187,21 @@ def plan(
             f"runs= of plan takes a list of runs, not {described(runs)}: write runs=[...] with "
             "summaries or run folders in it"
         )
-    told: list[RunSummary] = []
+    summaries: list[RunSummary] = []
     for one in runs:
         if isinstance(one, str | Path):
             found = read_summaries(one)
         else:
             found = [record_of(one, RunSummary, "plan", "runs")]
-        # A run that is named twice, as with its sweep, would count as two seeds.
-        told += [run for run in found if all(run.epochs != other.epochs for other in told)]
+        # A run that is given twice, for example also by its sweep, must not count as two seeds.
+        summaries += [
+            run for run in found if all(run.epochs != other.epochs for other in summaries)
+        ]
     job = priced_job(profiles, keys, texts_of(overrides))
-    decided = make_plan(profiles, job, runs=told)
-    tell_doubts(decided.job, decided.data)
-    tell_idle(decided.job)
-    tell_shortfall(decided)
+    decided = make_plan(profiles, job, runs=summaries)
+    warn_of_doubts(decided.job, decided.data)
+    warn_of_idle_keys(decided.job)
+    warn_of_shortfall(decided)
     return decided
 
 
@@ -212,24 +214,23 @@ def check(
     overrides: Iterable[str] = (),
     **keys: Any,
 ) -> Check:
-    """Measure the plan's own step, then steps that it predicted and nobody measured, and compare.
+    """Measure a plan's own step, and other steps that it predicts, and compare.
 
-    Of a plan with two batch sizes, they are measured side by side, too; with ``profile``, planned
+    A plan's two batch sizes are also measured side by side. With ``profile`` it is then planned
     again and measured until both groups end their rounds together.
 
     Args:
         plan: From `plan`, or the path of its file.
-        profile: What the plan was made from, or its file: comes back with the new points.
-        points: How many steps to measure, at most, the plan's own among them; unset: all that it
-            predicts.
+        profile: The plan's profile, or its file; the result holds it with the new points.
+        points: Most steps to measure, the plan's own among them; unset: all that it predicts.
         overrides: ``key=value`` texts, as on the command line.
         keys: Job keys to change; only those that `train` takes.
 
     Returns:
-        Predicted and measured, point by point.
+        Predicted and measured values of each point.
 
     Raises:
-        BatchwrightError: What is wrong, in one line.
+        BatchwrightError: The plan cannot be checked here; the message is one line.
     """
     from batchwright.probing.probe import Measured, measure_points
 
@@ -240,7 +241,8 @@ def check(
         profile = record_of(profile, Profile, "check", "profile")
     own = own_steps(plan)
     chosen = chosen_points(plan, len(own) + len(plan.held_out) if points is None else points)
-    # A probe leaves `auto` at SGD: what the plan trains with is measured apart from its points.
+    # A probe measures `optimizer=auto` with SGD. If the plan has another optimizer, its own steps
+    # are measured with that one, apart from the other points.
     changed = plan.update != OPTIMIZERS[plan.job.optimizer].name
     alone = [one for one in chosen if one in own and changed]
     others = [one for one in chosen if one not in alone]
@@ -272,19 +274,19 @@ def check(
 
 
 def schedule(source: Source = None, *, overrides: Iterable[str] = (), **keys: Any) -> RateSchedule:
-    """The learning rate against epochs: of a plan, a run, a profile, or a job. Trains nothing.
+    """The learning rate over the epochs of a plan, a run, a profile, or a job. Trains nothing.
 
     Args:
         source: A plan, profile, summary or job, the path of its file, or a run folder. A profile
             is planned first. A job needs its global batch; its data and network are opened.
         overrides: ``key=value`` texts, as on the command line.
-        keys: Job keys to change; of a plan only those that do not change it.
+        keys: Job keys to change; for a plan only those that do not change it.
 
     Returns:
-        The rate's rule, its value at some 240 places, the plan's rows, and where all comes from.
+        The rate's rule, its value at about 240 points, the plan's stages, and the sources of these.
 
     Raises:
-        BatchwrightError: What is wrong, in one line.
+        BatchwrightError: The source is wrong; the message is one line.
     """
     return rate_schedule(plan_to_show(source, keys, overrides))
 
@@ -305,27 +307,28 @@ def train(
     """Train as a plan says, with real worker processes.
 
     Args:
-        plan: From `plan`, or the path of its file. With ``resume`` the run folder's own is
-            followed, and one that is given has to be of the same job.
-        run_folder: Where everything goes; unset: a new folder under ``runs``.
+        plan: From `plan`, or the path of its file. With ``resume`` the run folder's own plan is
+            followed, and a given plan must be for the same job.
+        run_folder: Folder for all files of the run; unset: a new folder under ``runs``.
         resume: Continue the run in ``run_folder``.
-        profile: What the plan was made from, or its file: kept beside it, for the report.
-        report_to: Address of a service that is told how the run goes, such as
-            ``http://127.0.0.1:8400``. Unset: what ``BATCHWRIGHT_REPORT_TO`` says, and for a run
-            that goes on where it reported before; empty: none.
-        follow_advice: Take a new plan from there at the end of an epoch.
-        trackers: What shows the run besides, such as ``["tensorboard:runs/tb", "mlflow"]``. Unset:
-            what ``BATCHWRIGHT_TRACKERS`` says, with commas between them.
+        profile: The plan's profile, or its file: kept with the run, for the report.
+        report_to: Address of a service to report the run to, such as ``http://127.0.0.1:8400``.
+            Unset: that of ``BATCHWRIGHT_REPORT_TO``, or for a resumed run the service that it
+            reported to before; empty: none.
+        follow_advice: Take a new plan from that service at the end of an epoch.
+        trackers: Trackers that show the run, such as ``["tensorboard:runs/tb", "mlflow"]``. Unset:
+            those of ``BATCHWRIGHT_TRACKERS``, which are separated by commas.
         overrides: ``key=value`` texts, as on the command line.
-        keys: Job keys to change; only `TRAINING_KEYS`. A plan read from a file that names a
-            function to import needs that name repeated here, for example
-            ``network="torchvision.models:resnet50"``: files do not get to run code by themselves.
+        keys: Job keys to change; only `TRAINING_KEYS` and ``goal``'s deadline. If a plan from a
+            file names a function to import, the name has to be repeated here, for example
+            ``network="torchvision.models:resnet50"``: a file alone must not run code.
 
     Returns:
-        What happened.
+        The run's summary.
 
     Raises:
-        BatchwrightError: What is wrong, in one line; the run folder keeps what there is.
+        BatchwrightError: The training failed; the message is one line, and the run folder keeps
+            its files.
         Interrupted: A stop signal came; a checkpoint was written.
     """
     refuse_unguarded_script()
@@ -333,7 +336,7 @@ def train(
     watch, overrides = Stopwatch(), texts_of(overrides)
     if profile is not None:
         profile = record_of(profile, Profile, "train", "profile")
-    telling: dict[str, Any] = {
+    reporting: dict[str, Any] = {
         "report_to": report_to,
         "follow_advice": follow_advice,
         "trackers": wanted_trackers(trackers),
@@ -341,7 +344,7 @@ def train(
     if resume and plan is not None and run_folder and (Path(run_folder) / "plan.json").exists():
         kept = read_record(Path(run_folder) / "plan.json", Plan)
         refuse_another(record_of(plan, Plan, "train"), kept, run_folder)
-    if resume and (done := resumed_by_engine(run_folder, keys, overrides, **telling)):
+    if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
         return done
     again = None if resume else begun_before(run_folder)
     if again is not None and plan is not None:
@@ -354,15 +357,15 @@ def train(
         elif plan is None:
             raise PlanError("train needs a plan: give its file, or resume a run folder")
         plan = _received(plan, keys, overrides, "train")
-        watch.lap("reading the plan")  # it may come out of a pipe, from a probe
-        telling["report_to"] = checked_destination(
+        watch.lap("reading the plan")  # a pipe may keep it waiting for the probe
+        reporting["report_to"] = checked_destination(
             run_folder, plan, report_to, resume=resume, follow_advice=follow_advice
         )
         if hands_over(plan.job):
             job = with_workers(plan.job, plan)
             with new_run_folder(run_folder, job) as folder:
                 write_inputs(folder, plan, profile)
-            return hand_over(folder, job, **telling)
+            return hand_over(folder, job, **reporting)
         held.enter_context(_workers_of(plan.job))
         check_training(plan, resume=resume)
         if not resume:
@@ -371,7 +374,7 @@ def train(
         write_inputs(folder, plan, profile)
         watch.lap(_OPENING)
         held.enter_context(_resumable(folder, plan.job))
-        return conduct(folder, plan, watch, resume=resume, **telling)
+        return conduct(folder, plan, watch, resume=resume, **reporting)
 
 
 def report(
@@ -383,11 +386,12 @@ def report(
 
     Args:
         run: The summary, its file, or the run folder.
-        others: More of the same data: then it is `compare_runs` that writes.
-        out: Folder for page and figures; unset: the run folder, or the current one for several.
+        others: More runs on the same data; with them the result is that of `compare_runs`.
+        out: Folder for page and figures; unset: the run folder, or for several runs the working
+            folder.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
         FileError: There is no summary, the data differ, or the folder cannot be written.
@@ -409,11 +413,11 @@ def compare_runs(
     """Write ``comparison.html`` and ``comparison.png`` of several runs. Needs no torch.
 
     Args:
-        runs: Two or more of the same data: summaries, their files, or run folders.
-        out: Folder for both.
+        runs: Two or more runs on the same data: summaries, their files, or run folders.
+        out: Folder for both files.
 
     Returns:
-        The comparison, and the page.
+        The comparison, and the path of the page.
 
     Raises:
         FileError: There is no summary, a run is named twice, the data differ, or the folder cannot
@@ -423,13 +427,13 @@ def compare_runs(
     folders = [one.run_folder for one in summaries]
     if again := next((one for one in folders if folders.count(one) > 1), None):
         raise FileError(f"{again} is named twice: a comparison needs another run beside it")
-    told = compared(summaries)
+    comparison = compared(summaries)
     folder = Path(out)
     make_folder(folder)
-    write_whole(folder / "comparison.png", file_bytes(draw_comparison(told)))
+    write_whole(folder / "comparison.png", file_bytes(draw_comparison(comparison)))
     page = folder / "comparison.html"
-    write_whole(page, comparison_page(told).encode())
-    return told, page
+    write_whole(page, comparison_page(comparison).encode())
+    return comparison, page
 
 
 @together(RunSummary)
@@ -449,7 +453,7 @@ def run(
 
     Args:
         job: As for `probe`.
-        run_folder: Where everything goes; unset: a new folder under ``runs``.
+        run_folder: Folder for all files of the run; unset: a new folder under ``runs``.
         resume: Continue the run in ``run_folder``.
         on_plan: Called with the plan before training starts.
         report_to: As for `train`.
@@ -459,18 +463,22 @@ def run(
         keys: Job keys to change; with ``resume`` as for `train`.
 
     Returns:
-        What happened; the page is ``report.html`` in the run folder.
+        The run's summary; the report is ``report.html`` in the run folder.
+
+    Raises:
+        BatchwrightError: The job is wrong, or the run failed; the message is one line.
+        Interrupted: A stop signal came.
     """
     refuse_unguarded_script()
     refuse_no_path(run_folder, "run_folder")
     overrides = texts_of(overrides)
-    telling: dict[str, Any] = {
+    reporting: dict[str, Any] = {
         "report_to": report_to,
         "follow_advice": follow_advice,
         "trackers": wanted_trackers(trackers),
     }
-    if resume and (done := resumed_by_engine(run_folder, keys, overrides, **telling)):
-        if not (Path(done.run_folder) / "report.html").exists():  # lost once training had ended
+    if resume and (done := resumed_by_engine(run_folder, keys, overrides, **reporting)):
+        if not (Path(done.run_folder) / "report.html").exists():  # the engine did not write it
             report(done)
         return done
     if not resume:
@@ -482,23 +490,25 @@ def run(
         if resume:
             folder = held.enter_context(existing_run(run_folder, "plan.json", "job.yaml"))
             if (folder / "plan.json").exists():
-                done = train(run_folder=folder, resume=True, overrides=overrides, **telling, **keys)
+                done = train(
+                    run_folder=folder, resume=True, overrides=overrides, **reporting, **keys
+                )
                 held.enter_context(_resumable(folder, done.plan.job))
                 return _reported(done)
-            # stopped before there was a plan
+            # The run was stopped before it had a plan.
             job = load_job(folder / "job.yaml")
             refuse_unconfirmed_code(job, keys, overrides)
             job = change_job(job, keys, overrides)
         else:
             assert isinstance(job, Job)  # noqa: S101 - made above
         watch = Stopwatch()
-        telling["report_to"] = checked_destination(
+        reporting["report_to"] = checked_destination(
             run_folder, job, report_to, resume=resume, follow_advice=follow_advice
         )
         if hands_over(job):
             with new_run_folder(run_folder, job) as folder:
                 write_text(job_yaml(job), folder / "job.yaml")
-            return hand_over(folder, job, **telling)
+            return hand_over(folder, job, **reporting)
         held.enter_context(_workers_of(job))
         job = ready(job, judged=True)
         before = measured_before(folder, job) if resume else None
@@ -513,72 +523,72 @@ def run(
             on_plan(decided)
         write_inputs(folder, decided, None)
         watch.lap("plan")
-        return _reported(conduct(folder, decided, watch, resume=False, **telling))
+        return _reported(conduct(folder, decided, watch, resume=False, **reporting))
 
 
 def _planned_in(folder: Path, job: Job, watch: Stopwatch, before: Profile | None) -> Plan:
-    """Measure a resolved job and decide, all in its run folder, which keeps the profile.
+    """Measure a resolved job in its run folder, which keeps the profile, and make the plan.
 
-    ``before`` is what an earlier start has measured of it, if anything.
+    ``before`` is the profile of an earlier start of the same run, if there is one.
     """
     logs, kept = folder / "logs" / "probe", folder / "profile.json"
     make_folder(logs)
     if before is not None:
         write_record(before, kept)
-    # The profile is of use even if no plan comes of it.
+    # The probe writes the profile, which is kept even if no plan can be made of it.
     whole = before is not None and not before.trials_open
     profile = before if before is not None and whole else _probe_in(logs, job, kept)
-    planned = priced_here(profile.job, profile)
-    if planned != profile.job:
-        profile = profile.model_copy(update={"job": planned})
-        write_record(profile, folder / "profile.json")
+    priced = priced_here(profile.job, profile)
+    if priced != profile.job:
+        profile = profile.model_copy(update={"job": priced})
+        write_record(profile, kept)
     watch.lap("probe")
     try:
         decided = make_plan(profile)
     except PlanError as error:
-        again = resuming_command(folder, job)  # other keys may do
+        again = resuming_command(folder, job)
         error.args = (f"{error}; `{again} KEY=VALUE` plans again with what was measured",)
         raise
     if pairs_of(decided):
         with pair_measurer_for(decided, folder / "logs" / "pairs") as measure:
             settled = settle(decided, profile, measure, make_plan)
         decided = settled.plan
-        write_record(settled.profile, folder / "profile.json")
-    tell_shortfall(decided)
+        write_record(settled.profile, kept)
+    warn_of_shortfall(decided)
     return decided
 
 
 def _reported(summary: RunSummary) -> RunSummary:
-    """Write figures and page, and into the summary how long that took."""
+    """Write figures and page, and add to the summary how long that took."""
     watch = Stopwatch()
     report(summary)
     watch.lap(_REPORT)
-    others = (one for one in summary.after if one.name != _REPORT)  # of an earlier command
+    others = (one for one in summary.after if one.name != _REPORT)  # replaces an earlier command's
     summary = summary.model_copy(update={"after": (*others, watch.parts[-1])})
     write_record(summary, Path(summary.run_folder) / "summary.json")
     return summary
 
 
 def _resumable(folder: Path, job: Job) -> AbstractContextManager[None]:
-    """Inside, a stop says what goes on with the run; its folder holds the job."""
+    """Inside, a stop's message names the command that continues the run."""
     return telling_how_to_resume(resuming_command(folder, job), deadline=job.goal.deadline)
 
 
 def _workers_of(job: Job) -> AbstractContextManager[None]:
-    """Inside, the job's workers start quickly; its own imports take place beside this process's."""
+    """Inside, workers of the job start quickly: they are forked from a process with its imports."""
     others = job.launcher.one_worker or (job.launcher.joins and joined() is not None)
     return nullcontext() if others else imported_once()
 
 
 def _allowed(job: Job) -> dict[str, Any]:
-    """What a job imports, as keys that allow a run folder's job to do so, too."""
+    """The job's import strings by key, to confirm the same strings in the run folder's job."""
     return {key: getattr(job, key) for key in job.code_keys}
 
 
 def _received(
     given: Plan | str | Path, keys: Mapping[str, Any], overrides: list[str], verb: str
 ) -> Plan:
-    """A plan that is there or in a file, with job keys changed that do not change the plan."""
+    """The plan, given itself or by its file, with job keys changed that do not change the plan."""
     plan = record_of(given, Plan, verb)
     if plan is not given:
         refuse_unconfirmed_code(plan.job, keys, overrides)
@@ -586,7 +596,7 @@ def _received(
 
 
 def _summary_of(run: RunSummary | str | Path) -> RunSummary:
-    """A summary that is there, or that of a run folder or file."""
+    """The summary, given itself or by its file or run folder."""
     return (
         read_summary(run) if isinstance(run, str | Path) else record_of(run, RunSummary, "report")
     )
@@ -597,22 +607,22 @@ def _summary_of(run: RunSummary | str | Path) -> RunSummary:
 
 @contextmanager
 def _logs() -> Iterator[Path]:
-    """A folder for the workers' files; it stays where a worker's end is told, which names it."""
+    """A temporary folder for the workers' files; kept after a `WorkerError`, which names it."""
     folder = Path(tempfile.mkdtemp(prefix="batchwright-"))
-    told = False
+    keep = False
     try:
         yield folder
     except WorkerError:
-        told = True
+        keep = True
         raise
     finally:
-        if not told:
+        if not keep:
             shutil.rmtree(folder)
 
 
 @contextmanager
 def _telling_what_is_kept(kept: Path | None, job: Job) -> Iterator[None]:
-    """Add to the message of a probe that ends during its trials where they go on from."""
+    """Inside, a probe that ends during its trials adds to its message how to continue them."""
     from batchwright.probing.probe import unfinished
 
     try:
@@ -631,42 +641,45 @@ def _probe_own_step(
     kept: Path | None,
     keys: dict[str, Any],
 ) -> Profile:
-    """Measure a step of the user's own; worker 0 shows how far it is and writes the profile."""
+    """Measure a step of the user's own; worker 0 shows the progress and writes the profile."""
     from batchwright.probing.own_step import probe_step
     from batchwright.training.batches.unequal import place_among_workers
 
     first = place_among_workers()[0] == 0
-    said: list[str] = []
+    notes: list[str] = []
     with steps() if first else nullcontext() as show:
-        profile = probe_step(step, batch, loader, samples, keys, progress=show, tell=said.append)
+        profile = probe_step(step, batch, loader, samples, keys, progress=show, tell=notes.append)
     if first:
-        _say(profile, said)
+        _print_notes(profile, notes)
         if kept is not None:
             write_record(profile, kept)
     return profile
 
 
 def _probe_in(folder: Path, job: Job, kept: Path | None) -> Profile:
-    """Measure a resolved job; ``folder`` takes the workers' files, ``kept`` the profile."""
+    """Measure a resolved job.
+
+    Args:
+        folder: Folder for the workers' files.
+        job: The job.
+        kept: File for the profile, which trials are added to if it is there already.
+    """
     from batchwright.probing.probe import probe as measure
     from batchwright.probing.probe import unfinished
 
     if kept is not None and (begun := unfinished(kept, job)):
         made = counted(len(begun.trials), "trial")
-        told = f"{kept} has all but trials, and {made}: going on with them"
-        print(told, file=sys.stderr)  # noqa: T201 - for the person who waits
-    said: list[str] = []
+        to_stderr(f"{kept} has all but trials, and {made}: going on with them")
+    notes: list[str] = []
     with steps() as show:
-        profile = measure(job, folder, kept=kept, progress=show, tell=said.append)
-    _say(profile, [*said, profile.trials_note])
+        profile = measure(job, folder, kept=kept, progress=show, tell=notes.append)
+    _print_notes(profile, [*notes, profile.trials_note])
     return profile
 
 
-def _say(profile: Profile, notes: Sequence[str]) -> None:
-    """What to know of a profile, beside it."""
-    for word, told in (
-        ("warning", busy_warning(profile.load)),
-        *(("note", line) for line in notes),
-    ):
-        if told:
-            print(f"{word}: {told}", file=sys.stderr)  # noqa: T201 - for the person who waits
+def _print_notes(profile: Profile, notes: Sequence[str]) -> None:
+    """Print the probe's notes, and a warning if the machine was busy; empty ones are left out."""
+    if warning := busy_warning(profile.load):
+        to_stderr(f"warning: {warning}")
+    for line in filter(None, notes):
+        to_stderr(f"note: {line}")

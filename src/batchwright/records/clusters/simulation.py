@@ -1,4 +1,4 @@
-"""A simulated cluster: what it is imagined to be, and what a training on it came to."""
+"""A simulated cluster: how it is described, and the results of a training on it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Part = Literal["training", "checkpoint", "lost work", "restart", "waiting for a 
 
 
 class Scenario(Keys):
-    """What a cluster is imagined to be, and how it is simulated (keys of `simulate`)."""
+    """The description of a cluster, and how it is simulated (keys of `simulate`)."""
 
     workers: tuple[Workers, ...] = Field(
         (),
@@ -157,7 +157,7 @@ class Scenario(Keys):
     seed: Index = Field(0, description="Of the random numbers.")
 
     def conflicts(self) -> Iterator[str]:
-        """What does not go together, a line each."""
+        """Error messages for keys that contradict each other."""
         if (self.latency is None) != (self.bandwidth is None):
             yield "latency and bandwidth are stated together: give both, or neither"
         if (self.host_latency is None) != (self.host_bandwidth is None):
@@ -169,64 +169,84 @@ class Scenario(Keys):
 
 
 class TimeShares(Record):
-    """Where the time of a training goes: shares of all of it, which sum to 1."""
+    """How a training spends its time: shares of the whole, which sum to 1."""
 
-    computing: NonNegative = Field(description="The mean worker's computing.")
+    computing: NonNegative = Field(description="Computing, as the mean worker does.")
     stragglers: NonNegative = Field(description="Waiting for slower workers.")
     exchange: NonNegative = Field(description="Exchanging gradients or weights.")
     evaluation: NonNegative = Field(description="Evaluating on held-out images.")
-    checkpoints: NonNegative = Field(description="Held up by checkpoints.")
-    lost_work: NonNegative = Field(description="Training since the last checkpoint, done again.")
-    restarts: NonNegative = Field(description="From a failure until all train again.")
-    waiting: NonNegative = Field(description="Waiting for a worker in place of one that is gone.")
+    checkpoints: NonNegative = Field(description="Waiting for checkpoints.")
+    lost_work: NonNegative = Field(
+        description="Training since the last checkpoint that had to be repeated."
+    )
+    restarts: NonNegative = Field(description="From a failure until all workers train again.")
+    waiting: NonNegative = Field(
+        description="Waiting for a new worker in place of one that was lost."
+    )
 
 
 class SimulatedCluster(Record):
-    """A training on so many workers; intervals hold 95 of 100 repeats, counts are means."""
+    """A training on one cluster; intervals hold 95 of 100 repeats, counts are means."""
 
     workers: Count = Field(description="Workers that train.")
-    spares: Index = Field(description="Workers besides that wait to take a place.")
-    global_batch_size: Count = Field(description="Samples per step over all workers, first row.")
-    steps_per_epoch: Count = Field(description="Steps of an epoch of the first row.")
-    rebalance_steps: Index | None = Field(
-        description="Steps between two looks at the workers' speeds; 0: an epoch; null: never."
+    spares: Index = Field(description="Further workers that wait to replace a lost one.")
+    global_batch_size: Count = Field(
+        description="Samples per step over all workers, in the first stage."
     )
-    checkpoint_seconds: Positive = Field(description="Training between two checkpoints.")
-    checkpoint_cost: NonNegative = Field(description="Seconds that one holds up training.")
-    step_seconds: Estimate = Field(description="A step of the first row, mean of a repeat.")
-    seconds: Estimate = Field(description="The whole training, or as much as the hours allow.")
-    cost: Estimate | None = Field(description="Of that, in the price's currency; null: no price.")
-    done: Estimate = Field(description="Share of the training that was done by then.")
-    failures: NonNegative = Field(description="Failures of a worker, mean.")
-    preemptions: NonNegative = Field(description="Workers taken away, mean.")
-    rebalancings: NonNegative = Field(description="Changes of shares in the simulated steps, mean.")
-    shares: TimeShares = Field(description="Where the time went, mean.")
+    steps_per_epoch: Count = Field(description="Steps per epoch of the first stage.")
+    rebalance_steps: Index | None = Field(
+        description="Steps between two updates of the workers' shares; 0: an epoch; null: never."
+    )
+    checkpoint_seconds: Positive = Field(description="Seconds of training between two checkpoints.")
+    checkpoint_cost: NonNegative = Field(
+        description="Seconds that training waits for a checkpoint."
+    )
+    step_seconds: Estimate = Field(
+        description="Seconds of a step of the first stage, mean of a repeat."
+    )
+    seconds: Estimate = Field(
+        description="Seconds of the whole training, or as much of it as the hours allow."
+    )
+    cost: Estimate | None = Field(
+        description="Cost of these seconds, in the price's currency; null: no price."
+    )
+    done: Estimate = Field(description="Share of the training that was done in these seconds.")
+    failures: NonNegative = Field(description="Mean number of failures of a worker.")
+    preemptions: NonNegative = Field(description="Mean number of workers taken away.")
+    rebalancings: NonNegative = Field(
+        description="Mean number of changes of shares in the simulated steps."
+    )
+    shares: TimeShares = Field(description="Mean shares of the time.")
 
 
 class Span(Record):
-    """A stretch of the first repeat."""
+    """A stretch of time in the first repeat."""
 
     part: Part = Field(description="What all workers did.")
-    start: NonNegative = Field(description="In seconds since training began.")
-    end: NonNegative = Field(description="In seconds since training began.")
+    start: NonNegative = Field(description="Start, in seconds since training began.")
+    end: NonNegative = Field(description="End, in seconds since training began.")
 
 
 class WorkerSteps(Record):
     """The first steps of one worker in the first repeat."""
 
-    worker: Index = Field(description="Rank.")
-    starts: tuple[NonNegative, ...] = Field(description="When each step began, in seconds.")
+    worker: Index = Field(description="Rank of the worker.")
+    starts: tuple[NonNegative, ...] = Field(description="Start of each step, in seconds.")
     computing: tuple[NonNegative, ...] = Field(description="Seconds of computing of each step.")
-    slowest: tuple[NonNegative, ...] = Field(description="That of the slowest worker.")
+    slowest: tuple[NonNegative, ...] = Field(
+        description="Seconds of computing of each step on the slowest worker."
+    )
     exchange: NonNegative = Field(description="Seconds of exchange of each step.")
 
 
 class Timeline(Record):
-    """What happened when in the first repeat on one cluster."""
+    """The course of the first repeat on one cluster."""
 
     workers: Count = Field(description="Workers of the cluster.")
-    spans: tuple[Span, ...] = Field(description="In order, the first of them where many are.")
-    cut: bool = Field(description="Whether there were more.")
+    spans: tuple[Span, ...] = Field(
+        description="Stretches of time in order; of very many only the first."
+    )
+    cut: bool = Field(description="Whether later stretches were left out.")
     steps: tuple[WorkerSteps, ...] = Field(
         description="First steps of the fastest, the median and the slowest worker; empty with a "
         "parameter server."
@@ -236,9 +256,9 @@ class Timeline(Record):
 class Tried(Record):
     """One combination of the values that were searched."""
 
-    values: tuple[float, ...] = Field(description="A value for each key, in their order.")
-    seconds: Estimate = Field(description="The whole training.")
-    cost: Estimate | None = Field(description="Of that; null without a price.")
+    values: tuple[float, ...] = Field(description="Value of each key, in the keys' order.")
+    seconds: Estimate = Field(description="Seconds of the whole training.")
+    cost: Estimate | None = Field(description="Cost of the training; null without a price.")
     over_best: Estimate = Field(
         description="Seconds, or cost where there is a price, over those of the best, repeat "
         "by repeat: mean and its 95 % interval."
@@ -248,26 +268,28 @@ class Tried(Record):
 class Search(Record):
     """Every combination of the values of some keys, compared on the same random numbers."""
 
-    keys: tuple[str, ...] = Field(description="Keys of `simulate`.")
+    keys: tuple[str, ...] = Field(description="Searched keys of `simulate`.")
     workers: Count = Field(description="Workers of the cluster.")
     best: tuple[float, ...] = Field(
-        description="A value for each key: the least cost, or time without a price."
+        description="Value of each key with the least cost, or without a price the least time."
     )
     level: tuple[tuple[float, ...], ...] = Field(
-        description="Combinations that these repeats do not tell from the best."
+        description="Combinations that these repeats cannot tell from the best."
     )
-    tried: tuple[Tried, ...] = Field(description="All that end, in the order given.")
+    tried: tuple[Tried, ...] = Field(
+        description="Combinations with which the training ends, in the given order."
+    )
     endless: tuple[tuple[float, ...], ...] = Field(
-        (), description="Combinations with which the training would as good as never end."
+        (), description="Combinations with which the training would practically never end."
     )
 
     @property
     def unit(self) -> str:
-        """What values are compared by, in a word: ``cost``, or ``seconds`` without a price."""
+        """The quantity that is compared: ``cost``, or ``seconds`` without a price."""
         return "cost" if any(one.cost for one in self.tried) else "seconds"
 
     def along(self, key: str) -> list[tuple[float, Tried]]:
-        """Values of one key, each with the others at their best."""
+        """Results for each value of one key, with the other keys at their best values."""
         at = self.keys.index(key)
         others = self.best[:at] + self.best[at + 1 :]
         return [
@@ -286,24 +308,25 @@ class Search(Record):
 
 
 class Simulation(Document):
-    """What a training would take on clusters that nobody here has."""
+    """Predicted time and cost of a training on clusters that were not measured."""
 
     format: Literal["batchwright-simulation/2"] = "batchwright-simulation/2"
-    network: str = Field(description="As in the plan's job.")
+    network: str = Field(description="Name of the network, as in the plan's job.")
     data: str = Field(description="Name of the data.")
-    method: str = Field(description="As in the plan.")
-    scenario: Scenario = Field(description="What was asked.")
+    method: str = Field(description="Name of the method, as in the plan.")
+    scenario: Scenario = Field(description="Description of the clusters, as given.")
     clusters: tuple[SimulatedCluster, ...] = Field(
-        description="By number of workers as asked, with the best values of what was searched."
+        description="Results for each number of workers, with the best of the searched values."
     )
-    searches: tuple[Search, ...] = Field((), description="What was searched, on each cluster.")
-    timeline: Timeline = Field(description="What happened when, on the first cluster.")
-    notes: tuple[str, ...] = Field((), description="What was assumed, in words.")
+    searches: tuple[Search, ...] = Field((), description="The searches, one for each cluster.")
+    timeline: Timeline = Field(description="Course of the training on the first cluster.")
+    notes: tuple[str, ...] = Field((), description="Assumptions, in words.")
 
     def _facts(self) -> list[tuple[str, str]]:
         rows = [("network", self.network), ("data", self.data), ("method", self.method)]
         for one in self.clusters:
-            seconds = duration(one.seconds.value)
-            told = seconds if one.cost is None else f"{seconds}, cost {number(one.cost.value)}"
-            rows.append((counted(one.workers, "worker"), told))
+            words = duration(one.seconds.value)
+            if one.cost is not None:
+                words += f", cost {number(one.cost.value)}"
+            rows.append((counted(one.workers, "worker"), words))
         return rows

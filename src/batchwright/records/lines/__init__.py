@@ -1,1 +1,1 @@
-"""What a run tells while it goes on: the lines of metrics.jsonl, each a record."""
+"""The lines of metrics.jsonl, which a run writes while it goes on; each line is a record."""

@@ -1,4 +1,4 @@
-"""A run's lines under the flat names that experiment trackers show, for those who feed one."""
+"""A run's metrics under the flat names of experiment trackers, as a table or JSON lines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def metrics(run: str | Path, out: str | Path | None = None) -> list[dict[str, An
     """The lines of a run, each as one flat mapping: ``{"kind": "epoch", "val/top1": 0.9, ...}``.
 
     Args:
-        run: Its folder; the run may still go on.
-        out: Where to write them, too: a table where the name ends in ``.csv``, else a JSON object
-            a line. ``-`` is standard output.
+        run: The run's folder; the run may still go on.
+        out: File to write as well: a table if its name ends in ``.csv``, else one JSON object per
+            line. ``-`` is standard output.
 
     Raises:
         FileError: The folder holds no run, or the file cannot be written.
@@ -41,7 +41,7 @@ def metrics(run: str | Path, out: str | Path | None = None) -> list[dict[str, An
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    """A column for each name that any line has; empty where a line has none."""
+    """CSV with a column for each name of any line; a cell is empty where its line lacks it."""
     names = dict.fromkeys(name for row in rows for name in row)
     file = io.StringIO()
     writer = csv.DictWriter(file, names, restval="", lineterminator="\n")

@@ -1,8 +1,8 @@
-"""Lines with one flat name for each value, grouped by slashes, as experiment trackers show them.
+"""Flat lines: one name for each value, grouped by slashes, as experiment trackers show them.
 
-Records are exported so, and earlier versions wrote ``metrics.jsonl`` so. One table serves both.
-An epoch's flat line says less than its record; what others of the run's lines say of it,
-`completed` fills in.
+Records are exported as flat lines, and earlier versions wrote ``metrics.jsonl`` in this form. One
+table of names serves both. An epoch's flat line holds less than its record; `completed` fills in
+what other lines of the run tell of the epoch.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _NAMES: dict[str, dict[str, str]] = {
     "evaluation": {"epoch": "epoch", "val/top1": "top1"},
     "note": {"text": "text"},
 }
-"""By kind of line: its flat names, and where each value stands in the record."""
+"""Flat names of each kind of line, and the path of each value in the record."""
 
 _OF_WORKERS: dict[str, dict[str, str]] = {
     "step": {
@@ -112,10 +112,10 @@ _ABSENT = object()
 
 
 def flat_values(line: RunLine) -> dict[str, Any]:
-    """A line under flat names, in an order that is always the same.
+    """A line's values under flat names, always in the same order.
 
-    What a job does not have, such as factors without `ags.mode`, curvature without `track` or an
-    epoch that reaches its target, has no name; what is not known of this line is `None`.
+    Values that the job does not have, such as factors without `ags.mode`, are left out; a value
+    that is unknown for this line is `None`.
     """
     found: dict[str, Any] = {"kind": line.kind}
     for name, path in _NAMES[line.kind].items():
@@ -134,22 +134,22 @@ def flat_values(line: RunLine) -> dict[str, Any]:
 
 
 def is_flat(values: Mapping[str, Any]) -> bool:
-    """Whether values are those of a flat line, and not of one that is a record."""
+    """Whether the values of a parsed line are flat, and not those of a record."""
     return any("/" in name for name in values)
 
 
 def from_flat(values: Mapping[str, Any], data: Callable[[], DataFacts] | None = None) -> RunLine:
-    """The record that a flat line was.
+    """The record of a flat line.
 
-    Of an epoch it tells neither places nor how local batches changed; samples and steps come from
-    its speed, evaluated images from the data.
+    An epoch's record lacks the workers' places and changes of local batches; its samples and steps
+    are computed from its speed, and the number of evaluated images is that of the data.
 
     Args:
-        values: The line.
-        data: What the run trains on; asked for epochs alone.
+        values: The parsed line.
+        data: Returns the facts of the run's data; called for epochs alone.
 
     Raises:
-        ValueError: It is no line that a run wrote, or one of an epoch without ``data``.
+        ValueError: No run wrote this line, or it is that of an epoch and ``data`` is `None`.
     """
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in _NAMES:
@@ -175,7 +175,7 @@ def from_flat(values: Mapping[str, Any], data: Callable[[], DataFacts] | None = 
 
 
 def _workers(values: Mapping[str, Any], names: Mapping[str, str]) -> Iterable[dict[str, Any]]:
-    """The workers' values in rank order, up to the first rank that has no local batch."""
+    """The values of each worker in rank order, up to the first rank without a local batch."""
     for rank in range(len(values)):
         if f"batch/local/{rank}" not in values:
             return
@@ -184,14 +184,14 @@ def _workers(values: Mapping[str, Any], names: Mapping[str, str]) -> Iterable[di
 
 
 def _measure(record: dict[str, Any], data: DataFacts) -> None:
-    """Fill in the fields of an epoch that follow from what its line tells.
+    """Compute an epoch's samples, steps and evaluated images from the values of its flat line.
 
     Raises:
-        ValueError: It tells no numbers.
+        ValueError: A value is not a number.
     """
     try:
         speed, seconds = record.get("samples_per_second"), record.get("training_seconds")
-        # As numbers: a text times a large number would take all memory.
+        # Converted to numbers first: a text times a large number would take all memory.
         known = (float(speed), float(seconds)) if speed and seconds else None
         samples = data.train_samples if known is None else round(known[0] * known[1])
         total = sum(one["local_batch_size"] for one in record["workers"]) or 1
@@ -212,20 +212,20 @@ def _measure(record: dict[str, Any], data: DataFacts) -> None:
 def completed(
     epochs: Iterable[EpochRecord], steps: Sequence[StepLine], shares: Sequence[SharesLine]
 ) -> list[EpochRecord]:
-    """Epochs with what flat lines left out: steps, places and local batches, from other lines."""
+    """Epochs of flat lines with steps, places and local batches filled in from other lines."""
     lines: list[SharesLine | StepLine] = [*shares, *steps]
-    told = {line.epoch: line.steps for line in lines if line.steps}
+    steps_of = {line.epoch: line.steps for line in lines if line.steps}
     changes = sorted(shares, key=lambda line: (line.epoch, line.step))
     return [
         record
         if any(worker.place for worker in record.workers)
-        else _completed(record, told.get(record.epoch), changes, places_of(shares, record))
+        else _completed(record, steps_of.get(record.epoch), changes, places_of(shares, record))
         for record in epochs
     ]
 
 
 def places_of(shares: Sequence[SharesLine], record: EpochRecord | StepLine) -> tuple[str, ...]:
-    """Host and device of each worker by the newest line of as many workers; empty without one."""
+    """Host and device of each worker, from the newest line with as many workers; else empty."""
     alike = (line for line in reversed(shares) if len(line.workers) == len(record.workers))
     return tuple(worker.place for line in alike for worker in line.workers)[: len(record.workers)]
 

@@ -1,4 +1,4 @@
-"""How lines of ``metrics.jsonl`` are written and read, those of earlier versions too."""
+"""Writing and reading lines of ``metrics.jsonl``, also those of earlier versions."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _LINE: TypeAdapter[RunLine] = TypeAdapter(RunLine)
 
 
 def line_text(line: RunLine) -> str:
-    """A line as the file holds it, without its end; values that are the default are left out."""
+    """A line's text without line break; values at their defaults are left out."""
     return line.model_dump_json(exclude_defaults=True)
 
 
 def read_line(text: str | bytes, data: Callable[[], DataFacts] | None = None) -> RunLine:
-    """What a line says, be it a record or a flat line of an earlier version.
+    """Parse a line: a record, or a flat line of an earlier version.
 
     Args:
         text: The line.
-        data: What the run trains on, for flat lines of epochs.
+        data: Returns the facts of the run's data, for flat lines of epochs.
 
     Raises:
-        ValueError: It is damaged, or none that a run writes.
+        ValueError: The line is damaged, or no line of a run.
     """
     try:
         return _LINE.validate_json(text, strict=True)
@@ -45,7 +45,7 @@ def read_line(text: str | bytes, data: Callable[[], DataFacts] | None = None) ->
 
 
 def sound_line(text: str | bytes) -> RunLine | None:
-    """As `read_line`; `None` if it is damaged: a training is worth more than its display."""
+    """Parse a line; `None` if it is damaged, so that a display never ends a training."""
     try:
         return read_line(text)
     except ValueError:
@@ -53,10 +53,10 @@ def sound_line(text: str | bytes) -> RunLine | None:
 
 
 def lines_of(folder: Path) -> Iterator[RunLine]:
-    """The whole lines of a run folder, as far as it has any; damaged ones are left out.
+    """All whole and undamaged lines of a run folder; none before the file exists.
 
     Raises:
-        FileError: They cannot be read, or need the plan, and that is not there.
+        FileError: The file cannot be read, or flat lines need the plan and it is missing.
     """
 
     @cache

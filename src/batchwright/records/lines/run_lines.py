@@ -1,7 +1,7 @@
-"""The lines of ``metrics.jsonl``: each is one record, whose `kind` says which.
+"""The lines of ``metrics.jsonl``: each is a record; its `kind` says of which type.
 
-A line leaves out what has its default value. Every one may come from anyone, as lines reach a
-service, so texts have a length and numbers a range.
+Values at their defaults are left out. A service gets lines from anyone, so lengths of texts and
+ranges of numbers are limited.
 """
 
 from __future__ import annotations
@@ -23,29 +23,37 @@ from batchwright.records.run import (
 )
 
 LONGEST_NOTE = 4000
-"""Characters of a note."""
+"""Longest text of a note, in characters."""
 
 
 class WorkerStep(Record):
-    """A worker's part of a step; seconds are means over the steps since the line before."""
+    """A worker's part of a step; seconds are means over the steps since the previous line."""
 
     local_batch_size: Index = Field(description="Samples per step.")
-    compute_seconds: NonNegative = Field(description="Input, forward, backward, update.")
-    wait_seconds: NonNegative = Field(description="For slower workers.")
+    compute_seconds: NonNegative = Field(
+        description="Seconds of input, forward pass, backward pass and update."
+    )
+    wait_seconds: NonNegative = Field(description="Seconds of waiting for slower workers.")
 
 
 class StepLine(Record):
-    """Where training is inside an epoch; at most twice a second."""
+    """Progress inside an epoch; written at most twice a second."""
 
     kind: Literal["step"]
-    epoch: Index = Field(description="Zero-based.")
+    epoch: Index = Field(description="Number of the epoch, zero-based.")
     step: Index = Field(description="Steps done in this epoch.")
     steps: Index = Field(description="Steps of this epoch.")
-    training_seconds: NonNegative = Field(description="Training time in this epoch so far.")
-    train_loss: Loss | None = Field(description="Mean over the epoch so far; null if not finite.")
-    samples_per_second: NonNegative = Field(description="Of all workers, in this epoch so far.")
-    learning_rate: NonNegative = Field(description="Of the last step, first parameter group.")
-    workers: tuple[WorkerStep, ...] = Field(description="In rank order.")
+    training_seconds: NonNegative = Field(description="Seconds of training in this epoch so far.")
+    train_loss: Loss | None = Field(
+        description="Mean training loss in this epoch so far; null if not finite."
+    )
+    samples_per_second: NonNegative = Field(
+        description="Samples per second of all workers in this epoch so far."
+    )
+    learning_rate: NonNegative = Field(
+        description="Learning rate of the last step, of the first parameter group."
+    )
+    workers: tuple[WorkerStep, ...] = Field(description="The workers, in rank order.")
 
     @property
     def global_batch_size(self) -> int:
@@ -62,13 +70,13 @@ class WorkerShare(Record):
 
 
 class SharesLine(Record):
-    """The local batches from a step on: as an epoch begins, and where they change."""
+    """The local batches from a step on; written at each epoch's start and at each change."""
 
     kind: Literal["shares"]
-    epoch: Index = Field(description="Zero-based.")
-    step: Index = Field(description="First step that has them, zero-based.")
+    epoch: Index = Field(description="Number of the epoch, zero-based.")
+    step: Index = Field(description="First step with these local batches, zero-based.")
     steps: Index = Field(description="Steps of this epoch.")
-    workers: tuple[WorkerShare, ...] = Field(description="In rank order.")
+    workers: tuple[WorkerShare, ...] = Field(description="The workers, in rank order.")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -77,26 +85,26 @@ class SharesLine(Record):
 
 
 class EpochLine(Record):
-    """A finished epoch, and what the plan predicted for it."""
+    """A finished epoch, with predictions for it and for the run's end."""
 
     kind: Literal["epoch"]
     record: EpochRecord
     epochs: Count = Field(description="Epochs of the run.")
     predicted_seconds: Positive | None = Field(
-        None, description="Predicted for `training_seconds`; null without a prediction."
+        None, description="Predicted `training_seconds`; null without a prediction."
     )
     predicted_top1: Estimate | None = Field(
         None, description="Predicted held-out accuracy, in [0, 1]; null without a prediction."
     )
     expected_top1: Estimate | None = Field(
         None,
-        description="Held-out accuracy expected after the last epoch, by those so far; null where "
-        "that is not told, or `goal.accuracy` is likely to end the run sooner.",
+        description="Held-out accuracy expected after the last epoch, from the epochs so far; null "
+        "where it is unknown, or `goal.accuracy` is likely to end the run sooner.",
     )
     likely_epochs: Count | None = Field(
         None,
         description="Epochs that the run is likely to take, where `goal.accuracy` may end it; null "
-        "where that is not told.",
+        "where they are unknown.",
     )
 
 
@@ -105,20 +113,20 @@ class RoundLine(Record):
 
     kind: Literal["round"]
     record: RoundRecord
-    learning_rate: NonNegative = Field(description="Of its last step.")
-    committed: Index = Field(description="Samples of all rounds that have ended.")
+    learning_rate: NonNegative = Field(description="Learning rate of the round's last step.")
+    committed: Index = Field(description="Samples of all finished rounds.")
 
 
 class EvaluationLine(Record):
-    """The accuracy of an epoch whose line was written before it was known."""
+    """The accuracy of an epoch whose line was written before the evaluation ended."""
 
     kind: Literal["evaluation"]
-    epoch: Index = Field(description="Zero-based.")
+    epoch: Index = Field(description="Number of the epoch, zero-based.")
     top1: Annotated[float, Field(ge=0, le=1)] | None = Field(description="Held-out accuracy.")
 
 
 class NoteLine(Record):
-    """Something that a person should read."""
+    """A message for people."""
 
     kind: Literal["note"]
     text: Annotated[str, Field(max_length=LONGEST_NOTE)]
@@ -131,5 +139,5 @@ RunLine = Annotated[
 
 
 def note(text: str) -> NoteLine:
-    """A note, cut to its length; bytes of a file's name that are no UTF-8 become question marks."""
+    """A note, cut to `LONGEST_NOTE`; file names' bytes that are no UTF-8 become question marks."""
     return NoteLine(kind="note", text=text[:LONGEST_NOTE].encode(errors="replace").decode())

@@ -1,4 +1,4 @@
-"""Data sources: job key ``data``, which names one, and a folder if it takes one."""
+"""Data sources: job key ``data``, which names a source and, for most, a place such as a folder."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class DataSource:
     """A kind of data.
 
     Attributes:
-        name: As in a job, before any colon.
-        open: Import string of a function: (job, place, progress, verify) -> `ImageData`, as
-            `open_data` has them; the place is what stands behind the colon.
-        takes_path: Whether a place, such as a folder, is named behind a colon.
-        place: What to call that, in capitals.
-        takes_args: Whether job key `data_args` says more.
-        remote: Whether the place is in a store elsewhere, as its name says.
-        augment: What `augment=auto` comes to.
-        named_by_folder: Whether its folder's name says which data they are.
-        takes_val: Whether job key `val` may hold some images out.
-        as_they_come: Whether images are augmented and normalized before we get them.
-        reads_tar: Whether it reads tar files as they are, so that none is unpacked for it.
+        name: Name, as in a job before any colon.
+        open: Import string of a function (job, place, progress, verify) -> `ImageData`; the
+            arguments are those of `open_data`, and ``place`` is the text after the colon.
+        takes_path: Whether a place, such as a folder, follows a colon.
+        place: Name of the place in descriptions, in capitals.
+        takes_args: Whether it uses job key `data_args`.
+        remote: Whether the place is a URL of a remote store.
+        augment: Augmentation of `augment=auto`.
+        named_by_folder: Whether the folder's name is the name of the data.
+        takes_val: Whether job key `val` may hold out some images.
+        as_they_come: Whether the source itself augments and normalizes the images.
+        reads_tar: Whether it reads tar files directly, so that none has to be unpacked.
     """
 
     name: str
@@ -51,10 +51,10 @@ class DataSource:
 _SOURCES = "batchwright.workload.data.sources"
 _LIBRARIES = "batchwright.workload.data.libraries"
 FETCH = f"{_LIBRARIES}.remote:fetch"
-"""Import string of a function: (data, URL, progress, verify) -> path of its copy here."""
+"""Import string of a function (data, URL, progress, verify) -> path of the local copy."""
 
 DRAWN = "of each class, drawn by their names"
-"""Ends the words for a split that job key `val` made."""
+"""End of the description of a split that job key `val` made."""
 
 
 def _library(
@@ -66,7 +66,7 @@ def _library(
     remote: bool = False,
     reads_tar: bool = False,
 ) -> DataSource:
-    """A source that a library reads; its images are decoded as those of a folder are."""
+    """A source that a library reads; its images are decoded like those of a folder."""
     return DataSource(
         name,
         f"{_LIBRARIES}.{function}",
@@ -103,10 +103,10 @@ DATA = Registry(
     group="batchwright.data",
 )
 FUNCTION = DataSource("package.module:function", f"{_SOURCES}:open_function", as_they_come=True)
-"""Any other import string: what the function that it names returns."""
+"""The source of any other ``data``: an import string of a function that returns the data."""
 
 OWN_STEP = "step"
-"""What the job of a profile of a user's own step has as ``data``; nothing that can be opened."""
+"""Value of ``data`` in the profile of a user's own step; it cannot be opened."""
 
 
 def is_remote(place: str) -> bool:
@@ -115,7 +115,7 @@ def is_remote(place: str) -> bool:
 
 
 def source_of(data: str) -> DataSource:
-    """The source of a job's ``data``, which may yet be refused when it is opened."""
+    """The source of a job's ``data``; whether the data exist shows when they are opened."""
     return DATA.get(data.partition(":")[0], FUNCTION)
 
 
@@ -123,13 +123,14 @@ _SECRET = re.compile(
     r"sig$|signature|token|secret|passw|passphrase|pwd|credential|jwt|auth(?!or)|key(?!w)",
     re.IGNORECASE,
 )
-"""In the name of what an address's query tells, where it is a secret: signed addresses, tokens."""
+"""Names of query parameters whose values are secrets, as in signed addresses, or tokens."""
 
 
 def secret_in(data: str) -> str:
-    """What in the address of a job's ``data`` lets its readers in, in a line; empty: nothing.
+    """The error message for a secret in the address of a job's ``data``; empty if there is none.
 
-    Jobs are kept in run folders, and sent to other machines.
+    Jobs are kept in run folders and sent to other machines, so an address must not hold a password
+    or a token.
     """
     before, mark, rest = data.partition("://")
     if not mark:
@@ -138,16 +139,16 @@ def secret_in(data: str) -> str:
     try:
         parts = urlsplit(f"//{rest}", scheme)
         password, user = parts.password, parts.username
-    except ValueError:  # it is no address, as whoever opens it will say
+    except ValueError:  # not an address: opening the data will refuse it
         return ""
     if password is not None or (user and parts.scheme in ("http", "https")):
         return (
             f"data={kind}: a name or password in an address would be kept in files: give it in the "
             "environment or in the files of the store's own tools"
         )
-    # A fragment is no part of what is asked for, and may hold the same.
-    told = parse_qsl(parts.query) + parse_qsl(parts.fragment)
-    if signed := [name for name, _ in told if _SECRET.search(name)]:
+    # A fragment is not sent to the server, and may hold a token, too.
+    parameters = parse_qsl(parts.query) + parse_qsl(parts.fragment)
+    if signed := [name for name, _ in parameters if _SECRET.search(name)]:
         return (
             f"data={kind}: an address with {printable(signed[0])}= in it lets whoever reads the "
             "run folder in: fetch the files yourself, or give the header that the server wants in "

@@ -1,4 +1,4 @@
-"""Launchers: job key ``launch``, where and as which processes the workers compute."""
+"""Launchers: job key ``launch``, which says how and where the workers' processes are started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from batchwright.records.registries.registry import Registry
 
 STARTED_BY = "BATCHWRIGHT_ENGINE"
-"""Environment variable of processes that an engine has started: its name as a launcher."""
+"""Environment variable with the launcher's name, set in processes that an engine has started."""
 
 
 @dataclass(frozen=True)
@@ -15,19 +15,19 @@ class Launcher:
     """A way to start workers.
 
     Attributes:
-        name: As in a job.
-        words: What it does, for the job key's description.
-        train: Import string of what trains a run folder's plan: a function of what
-            `workflows.run_training.Begun` holds, such as `launch_workers` there.
-        submit: Import string of what hands the whole command to an engine that starts it on its
+        name: Name, as in a job.
+        words: Description for the job key.
+        train: Import string of a function that trains the plan of a run folder; its argument is a
+            `workflows.run_training.Begun`. An example is `launch_workers` there.
+        submit: Import string of a function that has an engine run the whole command on its
             machines, such as `workflows.engines.slurm:submit`; empty: the command trains itself.
-        asks_gpus: The job key and value by which that engine is asked for GPUs.
-        takes_nodes: Whether that engine is asked for the job's ``nodes``.
-        one_worker: Whether there is one worker, in the process that asks for it.
-        simulated: Whether all workers' gradients are computed in one process, in simulated time.
-        joins: Whether processes that another launcher has started are the workers.
-        resizes: Whether it goes on with more or fewer workers than were planned, for which the rest
-            of the run is planned again.
+        asks_gpus: Job key and value that ask the engine for GPUs.
+        takes_nodes: Whether the engine is asked for the job's ``nodes``.
+        one_worker: Whether there is only one worker, in the calling process.
+        simulated: Whether one process computes all workers' gradients, in simulated time.
+        joins: Whether processes that another launcher has started become the workers.
+        resizes: Whether a run goes on with more or fewer workers than planned; the rest of the run
+            is then planned again.
     """
 
     name: str

@@ -11,30 +11,30 @@ PAPER = "Lu et al. 2025, arXiv 2509.26092"
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method: what it does otherwise than `plain`. What it names is imported where it is called.
+    """A method, by its differences from `plain`. Functions are named by import strings.
 
     Attributes:
-        name: As in a job.
-        words: What it does, for the job key's description.
-        short: The same in three words, for a form.
-        plan: Import string of what lays out the rows of its plan, a function (job, times, reasons
-            of the optimizer) -> `planning.methods.layout.Layout`; the times are one of
-            `planning.methods.time_models`. Unset: one row, with the steps of `plain`.
-        balancer: Import string of what makes the workers' shares of a step again while it trains, a
-            class as `algorithms.balancer.Balancer`. Unset: they stay as planned.
-        cycles: Whether it goes through the job's resolutions and stages of the rate.
-        served: Whether workers step for themselves and meet at a parameter server.
-        keys: Job keys that do something with few methods, this one among them; parts of the job
-            stand for all their keys.
-        idle: Those of these that do nothing with it.
-        why: Why to take it, for a plan's reason.
-        reference: Who published it, if anybody.
-        reason: Import string of what says that for a job instead, a function (job) -> text.
-        saves: Import string of what it saves beside its plan's time, a function (plan, runs) ->
-            seconds of the training.
-        told: What tells how much it learns, before anything ran, in words.
-        apart: Held-out accuracy less that of `plain` with the same optimizer, in points, with its
-            95 % interval, where other tasks showed it; `None`: they did not.
+        name: Name, as in a job.
+        words: Description for the job key.
+        short: Description of about three words, for a form.
+        plan: Import string of a function that lays out the stages of a plan: (job, times, reasons
+            of the optimizer) -> `planning.methods.layout.Layout`, where ``times`` is a model of
+            `planning.methods.time_models`. Empty: one stage, with the steps of `plain`.
+        balancer: Import string of a class like `algorithms.balancer.Balancer`, which changes the
+            workers' shares during training. Empty: shares stay as planned.
+        cycles: Whether training goes through the job's resolutions and rate stages.
+        served: Whether workers take steps of their own and exchange models with a parameter server.
+        keys: Job keys that this method uses and most others do not; a section stands for all its
+            keys.
+        idle: Keys among these that this method does not use.
+        why: Why to use it, for a plan's reason.
+        reference: Publication, if there is one.
+        reason: Import string of a function (job) -> text, which replaces ``why``.
+        saves: Import string of a function (plan, runs) -> seconds of training that the method saves
+            and the plan's times do not show.
+        told: From what its accuracy is known before anything ran, in words.
+        apart: Held-out accuracy minus that of `plain` with the same optimizer, in points, with the
+            ends of its 95 % interval, from other tasks; `None`: unknown.
     """
 
     name: str
@@ -55,11 +55,11 @@ class MethodSpec:
 
     @property
     def same_steps(self) -> bool:
-        """Whether it takes the steps of `plain`, however samples are shared."""
+        """Whether its steps are those of `plain`; workers' shares may differ."""
         return not self.plan
 
     def takes(self, key: str) -> bool:
-        """Whether a job key that is not for all methods does something with this one."""
+        """Whether this method uses a job key that is not for all methods."""
         return key not in self.idle and bool({key, key.partition(".")[0]} & {*self.keys})
 
 

@@ -1,4 +1,4 @@
-"""Networks: job key ``network``, but for import strings."""
+"""Networks: the values of job key ``network``, except import strings."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ class NetworkSpec:
     """A network.
 
     Attributes:
-        name: As in a job.
-        build: Import string of a function: (num_classes, *, dropout, top_resolution) ->
-            `torch.nn.Module`, with the share of features dropped before the classifier and the
-            largest training image side, in pixels; and with what job key `network_args` says.
-            A library's is (its name for the network, num_classes, *, ...).
-        least_side: Least image side, in pixels, such as the one that halvings bring down to 1;
-            unset: it is found by trying.
-        takes_name: Whether it is a library, whose own name for a network stands behind a colon.
-        by_tensors: Whether its forward pass goes by tensors alone, not by numbers of Python's that
-            change from step to step, so that a CUDA graph repeats it.
+        name: Name, as in a job.
+        build: Import string of a function (num_classes, *, dropout, top_resolution) ->
+            `torch.nn.Module`. ``dropout`` is the share of features dropped before the classifier,
+            ``top_resolution`` the largest training image side in pixels. Arguments of job key
+            `network_args` are passed by name. For a library the function is (the library's name for
+            the network, num_classes, *, ...).
+        least_side: Smallest image side, in pixels, for example the side that halvings bring down to
+            1; unset: it is found by trying.
+        takes_name: Whether this is a library, whose name for a network follows a colon.
+        by_tensors: Whether the forward pass depends on tensors alone, not on Python numbers that
+            change from step to step, so that a CUDA graph can repeat it.
     """
 
     name: str
@@ -58,19 +59,19 @@ NETWORKS = Registry(
 
 
 def network_spec(network: str) -> NetworkSpec | None:
-    """The member that a job's ``network`` names; `None`: an import string, or nothing."""
+    """The registry's entry of a job's ``network``; `None` for an import string or unknown name."""
     kind, _, name = network.partition(":")
     spec = NETWORKS.get(kind)
     return spec if spec is not None and spec.takes_name == bool(name) else None
 
 
 def by_tensors(network: str) -> bool:
-    """Whether a network, as a job names it, surely goes by tensors alone."""
+    """Whether the forward pass of a job's ``network`` is known to depend on tensors alone."""
     spec = network_spec(network)
     return spec is not None and spec.by_tensors
 
 
 def least_side(network: str) -> int:
-    """Least image side in pixels, as far as it is known before the network is built."""
+    """Smallest image side in pixels; 1 if it is unknown before the network is built."""
     spec = network_spec(network)
     return (spec and spec.least_side) or 1

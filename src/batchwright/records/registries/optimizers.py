@@ -1,4 +1,4 @@
-"""Optimizers: job key ``optimizer``, and what a plan trains with."""
+"""Optimizers: the values of job key ``optimizer``, and of a plan's ``update``."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from batchwright.records.registries.registry import Registry
 
 
 class Normal(NamedTuple):
-    """A number that is known with an error."""
+    """A normal distribution, by its mean and standard deviation."""
 
     mean: float
     error: float
 
 
 class LearningPrior(NamedTuple):
-    """What tasks have shown of how an optimizer learns (docs/log.md); logarithms are natural.
+    """Prior of an optimizer's parameters in the law of `prediction.accuracy.learning`.
 
-    The first three are beside those of SGD, in the law of `prediction.accuracy.learning`; its own
-    are those of the task itself.
+    It comes from other tasks (docs/log.md). Logarithms are natural. Level, slope and critical batch
+    are relative to those of SGD on the same task.
 
     Attributes:
-        level: Level at the best rate, in logit u, beside SGD's at its own.
-        slope: Logarithm of its slope against that of steps.
-        critical: Logarithm of the critical batch.
+        level: Level at the best rate minus SGD's at its best rate, in logit u.
+        slope: Logarithm of the slope over the steps, relative to SGD's.
+        critical: Logarithm of the critical batch, relative to SGD's.
         best_rate: Logarithm of the best rate over the usual one, m.
-        rate_weight: Logarithm of c, how much depends on the rate.
+        rate_weight: Logarithm of c, the strength of the rate's influence.
     """
 
     level: Normal = Normal(0.0, 0.7)
@@ -37,7 +37,7 @@ class LearningPrior(NamedTuple):
 
 
 UNSEEN = LearningPrior()
-"""The prior of an optimizer that no task has been seen with."""
+"""The prior of an optimizer without data of other tasks."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,21 @@ class OptimizerSpec:
     """An optimizer.
 
     Attributes:
-        name: As in a job.
-        build: Import string of a function: (network on its final device, job, rate) ->
-            `torch.optim.Optimizer` over the parameters that are trained. A `JobError` says that
-            the network has nothing for it to do.
+        name: Name, as in a job.
+        build: Import string of a function (network on its final device, job, rate) ->
+            `torch.optim.Optimizer` over the trained parameters. It raises a `JobError` if the
+            network has no parameters for it.
         rate: Default learning rate at the base batch, per step.
-        title: In sentences; unset: its name.
+        title: Name in sentences; empty: `name`.
         unnormalized_rate: Default rate for networks without batch normalization; unset: `rate`.
-        reach: Least sum of the rates of a training, if its rate is left open and the network has
-            batch normalization; 0: any.
-        follows_gradients: Whether its steps are as long as gradients are, so that factors on them
+        reach: Least sum of the rates over a training whose rate is `auto`, for networks with batch
+            normalization; 0: any.
+        follows_gradients: Whether steps are proportional to gradients, so that factors on gradients
             act as factors on the rate.
-        on_factors: What to say to who scales gradients all the same, a sentence.
-        own_loop: How a loop of one's own makes it, where a plan for it fits no other optimizer,
-            nor the plan for another fits it.
-        learning: What tasks have shown of how it learns.
+        on_factors: Warning for jobs that scale gradients all the same, a sentence.
+        own_loop: Python code that makes the optimizer in a loop of one's own, where its plans suit
+            no other optimizer, and plans for others do not suit it; empty: any optimizer may do.
+        learning: Prior of its learning.
     """
 
     name: str
@@ -95,13 +95,13 @@ MUON = OptimizerSpec(
     "batchwright.workload.muon:for_job",
     rate=0.1,
     title="Muon",
-    # Steps as long as they are at 0.1, whatever the gradient, are undone by batch normalization
-    # where it is; elsewhere outputs grow with the weights, layer on layer, until nothing is learnt:
-    # `vgg8` from some 0.1 per step on (docs/log.md).
+    # At 0.1 steps are long whatever the gradient. Batch normalization undoes the growth of the
+    # weights; without it outputs grow from layer to layer until nothing is learnt: with `vgg8` from
+    # about 0.1 per step on (docs/log.md).
     unnormalized_rate=0.02,
-    # A step at rate r moves a matrix by some r in spectral norm whatever its gradient, and matrices
-    # begin 1 to 3 long: below a sum of 3 accuracy falls steeply, above it hardly, until single
-    # rates come to 1 (docs/log.md).
+    # A step at rate r moves a matrix by about r in spectral norm whatever its gradient, and initial
+    # matrices have a norm of 1 to 3: accuracy falls steeply for sums of rates below 3, and hardly
+    # for larger ones, until single rates reach 1 (docs/log.md).
     reach=4.0,
     on_factors="Muon makes the updates of its matrices equally large whatever their gradients' "
     "size, so factors act on what is left to SGD only.",
@@ -117,4 +117,4 @@ MUON = OptimizerSpec(
 
 OPTIMIZERS = Registry("optimizer", SGD, ADAMW, MUON, group="batchwright.optimizers", auto=SGD)
 AUTO = (SGD.name, MUON.name)
-"""What `optimizer=auto` comes to, for small batches and for large ones; probes measure with SGD."""
+"""The optimizers that `optimizer=auto` chooses from; probes measure with the first."""

@@ -10,20 +10,20 @@ from batchwright.records.base import Augmentation
 
 @dataclass(frozen=True)
 class Preset:
-    """A schedule as it was published.
+    """A published schedule.
 
     Attributes:
-        stage_epochs: Epochs of each stage of the learning rate.
-        rates: Rate of each stage, per step, whatever the batch.
-        resolutions: Image sides that each stage goes through, in pixels.
-        dropouts: Dropout at each of them, a share.
-        batches: Local batch of a large-batch worker at each of them, in samples.
-        classes: Number of classes of the data it was made for.
-        least_side: Side that images should have at least, in pixels.
-        most_side: Side that they should have at most; `None`: any.
-        augment: Of `augment=auto`; `None`: the data's own.
-        recipe: What else is known of the training, by job key; each holds where the job leaves it
-            as it is by default.
+        stage_epochs: Epochs of each rate stage.
+        rates: Rate of each rate stage, per step, whatever the batch.
+        resolutions: Image sides of each rate stage's cycle, in pixels.
+        dropouts: Dropout at each resolution, a share.
+        batches: Local batch of a large-batch worker at each resolution, in samples.
+        classes: Number of classes of the data that the schedule was made for.
+        least_side: Least side of the images, in pixels.
+        most_side: Largest side of the images, in pixels; `None`: any.
+        augment: Augmentation of `augment=auto`; `None`: that of the data source.
+        recipe: Other settings of the published training, by job key; each holds where the job
+            leaves the key at its default.
     """
 
     stage_epochs: tuple[int, ...]

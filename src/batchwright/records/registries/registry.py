@@ -1,4 +1,4 @@
-"""A registry: members by name, ours and those of other packages."""
+"""A registry: members by name, ours and those of other packages' entry points."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Member(Protocol):
 
     @property
     def name(self) -> str:
-        """The word that a job says."""
+        """The value of the job key that names this member."""
 
 
 M = TypeVar("M", bound=Member)
 
 
 class Registry(Mapping[str, M], Generic[M]):
-    """Members by name. Those of other packages are looked for once a name is none of ours.
+    """Members by name. Those of other packages are looked up for names that are not ours.
 
     Args:
-        key: The job key that names one.
-        *members: Ours.
-        group: Entry points of other packages, each a member; empty: there can be none.
-        auto: What `auto` stands for until a plan is made; no member by that name.
+        key: The job key whose values are members' names.
+        *members: Our own members.
+        group: Entry point group by which other packages add members; empty: they cannot.
+        auto: The member that `auto` stands for until a plan is made; `auto` itself is no member.
     """
 
     def __init__(self, key: str, *members: M, group: str = "", auto: M | None = None) -> None:
@@ -75,21 +75,21 @@ class Registry(Mapping[str, M], Generic[M]):
 
 
 def listed(words: Iterable[str]) -> str:
-    """Words for a key's description, each as code."""
+    """Words as code, separated by commas, for a key's description."""
     return ", ".join(f"`{word}`" for word in words)
 
 
 def explained(*members: Any) -> str:
-    """Names and what they do (their `words`), for a key's description."""
+    """Members' names and descriptions (`words`), for a key's description."""
     return "; ".join(f"`{one.name}`: {one.words}" for one in members) + "."
 
 
 class Named:
-    """In a field's annotation: the name of a member, or one of some other words.
+    """For a field's annotation: the field's value is a member's name, or one of some other words.
 
     Args:
-        registry: Its members' names are looked up whenever a record is made.
-        *words: Such as `auto`.
+        registry: The registry; it is searched whenever a record is validated.
+        *words: Other words, such as `auto`.
     """
 
     def __init__(self, registry: Registry[Any], *words: str) -> None:
@@ -98,20 +98,20 @@ class Named:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        """Text that is checked by `_known`."""
+        """Schema of a text that `_known` checks."""
         del source, handler
         return core_schema.no_info_before_validator_function(self._known, core_schema.any_schema())
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """All that is known where the schema is written."""
+        """Schema with all names that are known when it is written."""
         del schema, handler
         return {"enum": self.words, "type": "string"}
 
     @property
     def words(self) -> list[str]:
-        """All that are known here."""
+        """All values that are allowed with the packages installed here."""
         return [*self._words, *self._registry]
 
     def _known(self, name: Any) -> Any:

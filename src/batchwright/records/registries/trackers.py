@@ -1,4 +1,4 @@
-"""Trackers: option ``--tracker``, where a run's values are shown besides its own page."""
+"""Trackers: option ``--tracker``, programs that show a run's values besides its own page."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ class TrackerSpec:
     """A tracker.
 
     Attributes:
-        name: As in ``--tracker``, before any colon.
-        open: Import string of a function (place, run) that returns a
-            `client.trackers.following.Tracker`; ``run`` is a
-            `client.trackers.following.TrackedRun`.
-        package: What is imported for it.
-        place: What may stand behind the colon, in words.
-        folder: Whether that is a folder.
-        extra: Of ours that installs the package; empty: it is installed by itself.
-        single: Whether a process can feed one place of it alone.
+        name: Name in ``--tracker``, before any colon.
+        open: Import string of a function (place, run) -> `client.trackers.following.Tracker`, which
+            takes the values; ``run`` is a `client.trackers.following.TrackedRun`.
+        package: The package that it imports.
+        place: Description of the text after the colon.
+        folder: Whether the place is a folder.
+        extra: Our extra that installs the package; empty: it is installed by itself.
+        single: Whether a process can feed only one place of this tracker.
     """
 
     name: str

@@ -28,12 +28,12 @@ _BITS = {
 
 
 def seconds_of(words: str) -> float | None:
-    """Seconds of ``2 h 30 min``, ``90 min``, ``0.2 ms``, ``0s`` or ``5400``; `None`: no time."""
+    """Seconds of ``2 h 30 min``, ``90 min``, ``0.2 ms``, ``0s`` or ``5400``; `None`: not a time."""
     return _sum(words, _TIMES)
 
 
 def bytes_of(words: str) -> int | None:
-    """Bytes of ``8 GiB``, ``500MB`` or ``1024``; `None`: it is no size.
+    """Bytes of ``8 GiB``, ``500MB`` or ``1024``; `None`: not a size.
 
     >>> bytes_of("8GiB"), bytes_of("8GB"), bytes_of("8 bits")
     (8589934592, 8000000000, None)
@@ -43,26 +43,27 @@ def bytes_of(words: str) -> int | None:
 
 
 def rate_of(words: str) -> float | None:
-    """Bytes per second of ``1.25 GB/s``, ``10 Gbit/s`` or ``1.25e9``; `None`: it is no rate.
+    """Bytes per second of ``1.25 GB/s``, ``10 Gbit/s`` or ``1.25e9``; `None`: not a rate.
 
     >>> rate_of("1.25 GB/s"), rate_of("10 Gbit/s"), rate_of("10 Gb/s")
     (1250000000.0, 1250000000.0, None)
     """
     amount = re.sub(r"\s*(/\s*s(ec)?|a second|per second)$", "", words, flags=re.IGNORECASE)
-    if re.search("[A-Za-z]b$", amount):  # Gb: bits, or bytes?
+    if re.search("[A-Za-z]b$", amount):  # Gb may mean gigabits or gigabytes
         return None
     return _sum(amount, _SIZES | _BITS) or None
 
 
 def _sum(words: str, units: Mapping[str, float]) -> float | None:
-    if re.search(r",[0-9]{3}(?![0-9])", words):  # 8,000: eight, or eight thousand?
+    """The sum of amounts such as ``2 h 30 min``; `None` if the text is anything else."""
+    if re.search(r",[0-9]{3}(?![0-9])", words):  # 8,000 may mean eight or eight thousand
         return None
     total, place = 0.0, 0
     while place < len(words):
         part = _PARTS.match(words, place)
         if part is None or part[2].lower() not in units:
             return None
-        if not part[2] and len(part[0]) < len(words):  # 8 000, 2 h 30: without its unit
+        if not part[2] and len(part[0]) < len(words):  # a part without unit: 8 000, 2 h 30
             return None
         total += float(part[1].replace(",", ".")) * units[part[2].lower()]
         place = part.end()

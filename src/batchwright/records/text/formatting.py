@@ -1,4 +1,4 @@
-"""Numbers in words for a person: one way to write each, wherever it is shown."""
+"""Numbers, times, sizes and estimates as text for a person, in the same way wherever shown."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from batchwright.records.base import Estimate
 from batchwright.records.registries.data_sources import source_of
 
 HARDLY_KNOWN = 0.5
-"""Width of the interval of a share beyond which its value says hardly anything."""
+"""Width of a share's interval beyond which the share is called hardly known."""
 
 
 def local_batches(sizes: tuple[int, ...]) -> str:
-    """Local batches in few words, neighbours of one size together.
+    """Local batches as short text: equal neighbours counted, more than four groups as a range.
 
     >>> local_batches((32, 32, 32, 32)), local_batches((40, 24)), local_batches((8,))
     ('4 x 32', '40 + 24', '8')
@@ -41,7 +41,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for a person, three figures or so.
+    """Seconds as text with about three figures.
 
     >>> [duration(s) for s in (0, 0.01234, 4.5, 59.99, 200, 3840)]
     ['0 s', '0.0123 s', '4.50 s', '1 min 00 s', '3 min 20 s', '1 h 04 min']
@@ -56,7 +56,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant figures, without an exponent unless it is next to nothing.
+    """A number with three significant figures, without an exponent unless it is tiny.
 
     >>> [number(v) for v in (0, 0.001234, 0.5, 12.345, 12345.6, float("nan"))]
     ['0', '0.00123', '0.500', '12.3', '12,346', 'nan']
@@ -70,7 +70,7 @@ def number(value: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """So many significant figures at most, of large numbers, too, without an exponent.
+    """A number with at most ``digits`` significant figures, also large ones without exponent.
 
     >>> [significant(v) for v in (0.5, 12.0, 999.6, 36_012.0)], significant(123.4, 2)
     (['0.5', '12', '1,000', '36,000'], '120')
@@ -80,12 +80,12 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def milliseconds(seconds: float, digits: int = 3) -> str:
-    """Seconds as milliseconds, so many significant figures at most."""
+    """Seconds as milliseconds, with at most ``digits`` significant figures."""
     return f"{significant(1e3 * seconds, digits)} ms"
 
 
 def size(count: float) -> str:
-    """Bytes for a person.
+    """A number of bytes with its unit.
 
     >>> size(44_865_945), size(3 * 2**30), size(1500), size(89)
     ('42.8 MiB', '3.00 GiB', '1.46 KiB', '89 bytes')
@@ -106,7 +106,7 @@ def between(estimate: Estimate, unit: str = "") -> str:
 
 
 def shares_between(estimate: Estimate) -> str:
-    """An estimated share with its interval, in percent, and whether it is hardly known.
+    """An estimated share with its interval, in percent; a wide interval is marked.
 
     >>> shares_between(Estimate(value=0.67, low=0.62, high=0.7))
     '67.0 % (62.0 % to 70.0 %)'
@@ -114,7 +114,7 @@ def shares_between(estimate: Estimate) -> str:
     '67.0 % (hardly known: 12 to 97 %)'
     """
     value, low, high = (percent(one) for one in (estimate.value, estimate.low, estimate.high))
-    if estimate.high - estimate.low > HARDLY_KNOWN:  # the value alone would be read as a promise
+    if estimate.high - estimate.low > HARDLY_KNOWN:  # else the value would be read as a promise
         low, high = f"hardly known: {100 * estimate.low:.0f}", percent(estimate.high, 0)
     return f"{value} ({low} to {high})"
 
@@ -148,7 +148,7 @@ def percent(share: float, decimals: int = 1) -> str:
 
 
 def job_value(value: object) -> str:
-    """A job key's value, as JSON holds it, in the form in which the command line takes it.
+    """The JSON value of a job key as text for the command line.
 
     >>> [job_value(value) for value in (5.0, 0.05, "auto", None, [24, 32])]
     ['5', '0.05', 'auto', 'null', '24,32']
@@ -164,11 +164,16 @@ def job_value(value: object) -> str:
     return "null" if value is None else str(value)
 
 
+def setting_words(keys: Sequence[str], values: Sequence[object]) -> str:
+    """A setting of a sweep as on the command line: ``scaling=sqrt warmup_epochs=5``."""
+    return " ".join(f"{key}={job_value(value)}" for key, value in zip(keys, values, strict=True))
+
+
 _ARCHIVE = re.compile(r"\.(zip|tar|tgz|(tar\.)?(gz|bz2|xz))$")
 
 
 def data_name(data: str) -> str:
-    """What to call a job's data: a folder or archive by its own name, all else by its kind.
+    """A short name of a job's data: that of its folder or archive, else the kind of source.
 
     >>> data_name("imagefolder:/sets/flowers/"), data_name("cifar100:/sets/cifar-100-python")
     ('flowers', 'cifar100')
@@ -181,7 +186,7 @@ def data_name(data: str) -> str:
     elsewhere = "//" in place
     path = Path(place.partition("?")[0])
     if not elsewhere:
-        with suppress(RuntimeError):  # of a ~NAME that nobody has, as opening it will say
+        with suppress(RuntimeError):  # ~NAME of an unknown user: opening the data will refuse it
             path = Path(place).expanduser()
         path = path.resolve()
     plain = next((part for part in reversed(path.parts) if not set("{}*[]") & set(part)), "")
@@ -191,13 +196,17 @@ def data_name(data: str) -> str:
 def column_blocks(
     widths: Sequence[int], room: int, *, keys: int = 1, gap: int = 2
 ) -> list[list[int]]:
-    """Which columns of a table stand beside each other where there is not room for all.
+    """Split a table's columns into blocks that fit a width; blocks are shown below each other.
 
     Args:
-        widths: Of the columns, in characters.
-        room: For a block, in characters; one of the keys and a single column may take more.
-        keys: Columns that each block begins with.
+        widths: Widths of the columns, in characters.
+        room: Width of a block, in characters. A block of the key columns and one other may exceed
+            it.
+        keys: Number of first columns that each block repeats.
         gap: Characters between two columns.
+
+    Returns:
+        Column indices of each block.
 
     >>> column_blocks([5, 10, 10, 10], 29), column_blocks([5, 10], 9)
     ([[0, 1, 2], [0, 3]], [[0, 1]])
@@ -214,5 +223,5 @@ def column_blocks(
 
 
 def source(kind: str, reference: str) -> str:
-    """Where a reason comes from, with its reference if it has one."""
+    """The source of a reason, with its reference if it has one."""
     return f"{kind}: {reference}" if reference else kind

@@ -1,4 +1,4 @@
-"""Job keys by name: all of them, and what a name that is none may have meant."""
+"""Names of job keys, and hints for names that are not."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ _WORDS = {
         "resume resume_from resume_from_checkpoint"
     ),
 }
-"""Our keys, and the words that other programs and papers have for them."""
+"""Our keys as they are written, and words of other programs and papers for each."""
 
 OTHER_WORDS = {word: form for form, words in _WORDS.items() for word in words.split()}
-"""What to write in place of such a word."""
+"""What to write in place of a word of another program."""
 
 _ABSENT = {
     "no key does that: change single images in a data set of yours, data=my_project:images": (
@@ -102,16 +102,16 @@ _ABSENT = {
         "patience early_stop early_stopping early_stopping_patience"
     ),
 }
-ABSENT_WORDS = {word: told for told, words in _ABSENT.items() for word in words.split()}
-"""What to say of words for which there is no key, that a near one would not stand for."""
+ABSENT_WORDS = {word: hint for hint, words in _ABSENT.items() for word in words.split()}
+"""Hints for words of other programs that no key of ours stands for."""
 
 
 _FORMS = {form.partition("=")[0]: form for form in reversed(_WORDS)}
-"""How a key is written, with the unit of its value."""
+"""Example of each key, with the unit of its value."""
 
 
 def job_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Every key of a job in order, nested ones with a dot, such as ``probe.budget``."""
+    """All keys of a job in order, nested ones with a dot, such as ``probe.budget``."""
     keys = []
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -122,36 +122,36 @@ def job_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def meaning(word: str, known: Sequence[str]) -> str:
-    """What to write in place of a word that is no job key; empty if none of them is like it."""
+    """The hint for a word that is no job key; empty if no key is like it."""
     plain = word.strip().lstrip("-").lower().replace("-", "_")
     if plain in OTHER_WORDS:
         return f"write, for instance, {OTHER_WORDS[plain]}"
     if plain in ABSENT_WORDS:
         return ABSENT_WORDS[plain]
     if any(key.startswith(f"{plain}.") for key in known):
-        return _of_its_own(plain, known)
+        return _keys_of_section(plain, known)
     near = difflib.get_close_matches(plain, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else ""
 
 
 LONGEST_WORD = 80
-"""Characters of a word that is looked for among the keys, and told."""
+"""Characters of an unknown word that a message shows and the search for a near key reads."""
 
 
 def unknown_key(word: str, known: Sequence[str], place: str = "") -> str:
-    """The message for a word that is no job key; ``place`` says where it stands."""
+    """The error message for a word that is no job key, found at ``place``."""
     word = word if len(word) <= LONGEST_WORD else f"{word[: LONGEST_WORD - 3]}..."
     hint = meaning(word, known) or f"known are {', '.join(known)}"
     return f"unknown job key {word!r}{place}: {hint}"
 
 
 def job_problem(error: ValidationError, known: Sequence[str]) -> str:
-    """What is wrong with a job, in a line."""
+    """The error message for a job, in a line."""
     problem = error.errors()[0]
     parts = problem["loc"]
     key = ".".join(map(str, parts))
     if problem["type"] == "model_type":
-        return f"job key {key} = {shorten(problem['input'])}: {_of_its_own(key, known)}"
+        return f"job key {key} = {shorten(problem['input'])}: {_keys_of_section(key, known)}"
     if problem["type"] != "extra_forbidden" or any(isinstance(part, int) for part in parts):
         return value_problem(error)
     if key in known:
@@ -161,14 +161,14 @@ def job_problem(error: ValidationError, known: Sequence[str]) -> str:
 
 
 def value_problem(error: ValidationError, place: str = "") -> str:
-    """What is wrong with a key's value; of a number also how it is written, with its unit."""
-    said, problem = first_problem(error, "job key ", place), error.errors()[0]
-    form, kind = _FORMS.get(key_of(problem)), problem["type"]
+    """The error message for a key's value; for a number it also shows how one is written."""
+    message, problem = first_problem(error, "job key ", place), error.errors()[0]
+    example, kind = _FORMS.get(key_of(problem)), problem["type"]
     number = kind.endswith("_parsing") or kind.startswith(("less_than", "greater_than"))
-    return f"{said}; write, for instance, {form}" if form and number else said
+    return f"{message}; write, for instance, {example}" if example and number else message
 
 
-def _of_its_own(section: str, known: Sequence[str]) -> str:
-    """Which keys a part of the job has."""
+def _keys_of_section(section: str, known: Sequence[str]) -> str:
+    """The hint for a section of the job that was given as a key."""
     own = ", ".join(key for key in known if key.startswith(f"{section}."))
     return f"it has keys of its own: {own}"

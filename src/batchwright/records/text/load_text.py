@@ -1,4 +1,4 @@
-"""What disturbed measurements, in words."""
+"""The load of a machine during measurements, in words."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from batchwright.records.profile import MachineLoad
 from batchwright.records.text.formatting import counted, percent
 
 BUSY_SHARE = 0.05
-"""Share of the cores from which on others' work is told. On two cores beside one program that never
-waits it was 0.35 to 0.5; programs that mostly wait, and the display, took less than 0.01."""
+"""Share of the cores from which on the work of others is reported. Measured on two cores: 0.35 to
+0.5 beside a program that never waits, below 0.01 beside programs that mostly wait and a display."""
 
 IDLE_SHARE = 0.5
-"""Share of the cores above which, left idle, others' work cannot have been in the way."""
+"""Idle share of the cores above which the work of others cannot have disturbed ours."""
 
 UNSTEADY = 0.5
-"""Scatter from visit to visit from which on the machine is called unsteady, whatever the cause.
-Over the few visits of a short probe it was up to 0.27 on a quiet machine."""
+"""Scatter between visits from which on it is reported whatever its cause. In short probes on a
+quiet machine it was up to 0.27."""
 
 
 def load_words(load: MachineLoad | None) -> str:
-    """What disturbed measurements, in a sentence without its full stop; empty if nothing.
+    """What disturbed the measurements, as a sentence without its full stop; empty: nothing.
 
     >>> quiet = MachineLoad(
     ...     cores=2, seconds=9, ours=1.6, others=0.02, stolen=0, idle=0.38, throttled=0
@@ -37,32 +37,35 @@ def load_words(load: MachineLoad | None) -> str:
 
 
 def disturbances(load: MachineLoad, *, room: bool = False) -> list[str]:
-    """Who takes a good share of the cores besides us, each in words.
+    """Others that take at least `BUSY_SHARE` of the cores, each in words.
 
-    With ``room``, cores were idle beside all that ran: only a limit can have kept us from them.
+    With ``room`` there were idle cores besides, so that only a control group's limit can have kept
+    our processes from using them.
     """
-    told = [("a control group's limit kept back", load.throttled)]
+    users = [("a control group's limit kept back", load.throttled)]
     if not room:
         others = ("other programs used", load.others)
-        told = [others, ("the host of this virtual machine took", load.stolen), *told]
+        users = [others, ("the host of this virtual machine took", load.stolen), *users]
     return [
-        f"{who} {_of(used, load.cores)}" for who, used in told if used >= BUSY_SHARE * load.cores
+        f"{who} {_cores_used(used, load.cores)}"
+        for who, used in users
+        if used >= BUSY_SHARE * load.cores
     ]
 
 
-def _of(used: float, cores: int) -> str:
-    """Cores that are used, among those that we may use or on a machine that has more."""
+def _cores_used(used: float, cores: int) -> str:
+    """Used cores beside those that we may use, of which a larger machine has more."""
     if used > cores:
         return f"{used:.2f} cores, where we may use {cores}"
     return f"{used:.2f} of {counted(cores, 'core')}"
 
 
 def busy_warning(load: MachineLoad | None) -> str:
-    """What a busy machine means for a profile and its plans, in a line; empty if it was quiet."""
-    told = load_words(load)
-    if not told:
+    """The warning about a profile of a busy machine, in a line; empty if the machine was quiet."""
+    words = load_words(load)
+    if not words:
         return ""
     return (
-        f"the machine was busy while it was measured: {told}; times may be too long or too short: "
+        f"the machine was busy while it was measured: {words}; times may be too long or too short: "
         "probe again while it is quiet"
     )

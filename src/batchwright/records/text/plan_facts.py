@@ -1,4 +1,4 @@
-"""A plan in a dozen values, for who shows it beside others: trackers, and the card of a model."""
+"""A plan's main values by name, for trackers and model cards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Fact = str | int | float
 
 
 def plan_facts(plan: Plan) -> dict[str, Fact]:
-    """What a plan chose and predicts, by name; seconds are those of an epoch of its first stage."""
+    """Choices and predictions of a plan, by name; seconds are those of its first stage's epochs."""
     stage = plan.stages[0]
     found: dict[str, Fact | None] = {
         "network": plan.network.name,

@@ -1,6 +1,6 @@
-"""A plan in words: choice by choice, and what else was considered.
+"""A plan as text: its stages, the reason of each choice, knees and candidates.
 
-Short whatever the plan's size: of many candidates, those that a choice could fall on.
+The text stays short whatever the plan's size: of many candidates it shows the most relevant.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from batchwright.records.text.formatting import (
 )
 from batchwright.records.text.problems import printable
 
-MAX_ROWS = 48  # candidates shown; a plan of more shows the chosen cluster, knees and frontier
+MAX_ROWS = 48  # candidates shown; of more the chosen cluster, knees and frontier
 
 WIDTH = 100  # of the text, in characters; tables may be wider
-_ALIGNED = 40  # widest value of an alternative behind which losses stand in a column
-_REMARK = 30  # of the last column of a table that does not fit
+_ALIGNED = 40  # widest value of an alternative up to which the losses are aligned
+_REMARK = 30  # width of the last column in a table that does not fit
 
 Cluster = tuple[int, tuple[KindCount, ...]]
 Size = tuple[int, int, int]  # workers, resolution, global batch
@@ -42,11 +42,11 @@ Size = tuple[int, int, int]  # workers, resolution, global batch
 def explain(plan: PlanFields, width: int | None = None) -> str:
     """The plan as text for a person.
 
-    Tables that are wider than a terminal of ``width`` characters go on below; with ``None`` text is
-    100 wide, and tables are as wide as they are.
+    Tables that are wider than a terminal of ``width`` characters are continued below; with ``None``
+    text is 100 characters wide, and tables are as wide as they need.
     """
     parts = (
-        [line for told in _header_lines(plan) for line in _hanging(told, width, 0)],
+        [line for text in _header_lines(plan) for line in _hanging(text, width, 0)],
         _stage_lines(plan, width),
         _reason_lines(plan, width),
         _knee_lines(plan, width),
@@ -65,7 +65,7 @@ def cluster_words(workers: int, kinds: Sequence[KindCount]) -> str:
 
 
 def local_batch_word(plan: PlanFields) -> str:
-    """What the planned local batches are: those of the run, or only its first."""
+    """The heading of planned local batches: those of the whole run, or only the first ones."""
     return "local batch at first" if plan.method_spec.balancer else "local batch"
 
 
@@ -101,9 +101,9 @@ def planned_sizes(plan: PlanFields) -> frozenset[Size]:
 
 
 def is_chosen(plan: PlanFields, one: Prediction, planned: frozenset[Size] | None = None) -> bool:
-    """Whether a candidate is what one of the plan's stages does.
+    """Whether a candidate is that of one of the plan's stages.
 
-    Who asks of many candidates gives `planned_sizes` as ``planned``: a plan may have many stages.
+    Callers with many candidates pass `planned_sizes` as ``planned``, to compute them once.
     """
     size = (one.workers, one.resolution, one.global_batch_size)
     sizes = planned_sizes(plan) if planned is None else planned
@@ -111,7 +111,7 @@ def is_chosen(plan: PlanFields, one: Prediction, planned: frozenset[Size] | None
 
 
 def chosen_candidate(plan: PlanFields) -> Prediction:
-    """The candidate that a plan's cluster and batch were chosen by, or one of its cluster."""
+    """The candidate of the plan's cluster and batch; else the first one of its cluster."""
     own = [one for one in plan.considered if (one.workers, one.kinds) == (plan.workers, plan.kinds)]
     return next((one for one in own if is_chosen(plan, one)), own[0])
 
@@ -129,7 +129,7 @@ def rivals(plan: PlanFields) -> tuple[Prediction, ...]:
 def candidate_words(
     plan: PlanFields, one: Prediction, planned: frozenset[Size] | None = None
 ) -> str:
-    """What there is to say of a candidate: chosen, level with that, a knee, not measured.
+    """Remarks on a candidate, such as chosen, knee, level or extrapolated, and why it was refused.
 
     ``planned`` as in `is_chosen`.
     """
@@ -151,18 +151,18 @@ def candidate_words(
 
 
 def kept_candidates(plan: PlanFields) -> tuple[Prediction, ...]:
-    """The candidates worth showing, in the plan's order, `MAX_ROWS` at most."""
+    """The candidates to show, in the plan's order, at most `MAX_ROWS`."""
     considered = plan.considered
     if len(considered) <= MAX_ROWS:
         return considered
     planned = planned_sizes(plan)
-    told = [(_rank(plan, one, planned), index) for index, one in enumerate(considered)]
-    kept = sorted(index for _, index in sorted(told)[:MAX_ROWS])
+    ranked = sorted((_rank(plan, one, planned), at) for at, one in enumerate(considered))
+    kept = sorted(index for _, index in ranked[:MAX_ROWS])
     return tuple(considered[index] for index in kept)
 
 
 def _rank(plan: PlanFields, one: Prediction, planned: frozenset[Size]) -> int:
-    """What to show first where there is no room for all."""
+    """The rank by which candidates are shown where there is no room for all; 0 comes first."""
     words = candidate_words(plan, one, planned).split(", ")
     cluster = (one.workers, one.resolution) == (plan.workers, plan.top_resolution)
     order = ("chosen" in words, cluster, "knee" in words, one.frontier and not one.refused)
@@ -170,9 +170,9 @@ def _rank(plan: PlanFields, one: Prediction, planned: frozenset[Size]) -> int:
 
 
 def knee_rows(plan: PlanFields) -> list[list[str]]:
-    """The knees as rows: head first, then a row for each cluster and resolution.
+    """The knees as table rows: the head, then a row for each cluster and resolution.
 
-    Of many, those of the candidates that are shown.
+    Of many knees, those of `kept_candidates` are shown.
     """
     knees = plan.knees
     if len(knees) > MAX_ROWS // 2:
@@ -241,7 +241,7 @@ def _stage_lines(plan: PlanFields, width: int | None) -> list[str]:
 
 
 def _stage_columns(plan: PlanFields) -> dict[str, list[str]]:
-    """The table of stages, column by column; samples and factors where there is a server."""
+    """The table of stages by column; with a server also samples per round and update factors."""
     stages = plan.stages
     ends = list(accumulate(stage.epochs for stage in stages))
     columns = {
@@ -262,7 +262,7 @@ def _stage_columns(plan: PlanFields) -> dict[str, list[str]]:
 
 
 def _factors(factors: tuple[float, ...]) -> str:
-    """Update factors in few words, each once.
+    """The distinct update factors as text.
 
     >>> _factors((1.0, 0.81, 0.81)), _factors((1.0, 1.0))
     ('1, 0.810', '1')
@@ -273,8 +273,8 @@ def _factors(factors: tuple[float, ...]) -> str:
 def _reason_lines(plan: PlanFields, width: int | None) -> list[str]:
     lines = ["why"] if plan.reasons else []
     for reason in plan.reasons:
-        told = f"{reason.choice} = {reason.value}   [{source(reason.source, reason.reference)}]"
-        lines += _hanging(told, width, 2)
+        title = f"{reason.choice} = {reason.value}   [{source(reason.source, reason.reference)}]"
+        lines += _hanging(title, width, 2)
         text = min(WIDTH, width or WIDTH)
         lines += wrap(reason.why, text, initial_indent=6 * " ", subsequent_indent=6 * " ")
         wide = max((len(one.value) for one in reason.alternatives), default=0)
@@ -285,7 +285,7 @@ def _reason_lines(plan: PlanFields, width: int | None) -> list[str]:
 
 
 def _hanging(text: str, width: int | None, indent: int) -> list[str]:
-    """A line, indented; on a terminal on which it does not fit, more of them."""
+    """An indented line; where it is longer than ``width``, several with a hanging indent."""
     line = " " * indent + text
     if width is None or len(line) <= width:
         return [line]
@@ -301,16 +301,16 @@ def _knee_lines(plan: PlanFields, width: int | None) -> list[str]:
 
 
 def _candidate_lines(plan: PlanFields, width: int | None) -> list[str]:
-    """A table for each cluster and resolution, those of most interest if there are many."""
+    """A table of candidates for each cluster and resolution."""
     if not plan.considered:
         return []
     kept = kept_candidates(plan)
     left = len(plan.considered) - len(kept)
     title = "considered, with 95 % intervals"
     lines = [f"{title} ({left:,} more are in the plan)" if left else title]
-    # Where the plan chooses their epochs, these stand for those to the target.
+    # Where the plan chooses the epochs, they replace the column of epochs to the target.
     chosen = any(one.trained_epochs for one in plan.considered)
-    having = {
+    known = {
         "s / epoch": True,
         "epochs": chosen,
         "training": any(one.train_seconds for one in plan.considered),
@@ -321,7 +321,7 @@ def _candidate_lines(plan: PlanFields, width: int | None) -> list[str]:
         "accuracy": any(one.accuracy for one in plan.considered),
         "peak": True,
     }
-    columns = [name for name, there in having.items() if there]
+    columns = [name for name, is_known in known.items() if is_known]
     if expects_accuracy(plan):
         lines.append(f"  accuracy: {EXPECTED}")
     if "worth of an image" in columns:
@@ -350,9 +350,9 @@ EXPECTED = "no trials: expected from other tasks' trainings, nothing of it was m
 
 
 def expects_accuracy(plan: PlanFields) -> bool:
-    """Whether a plan's accuracies are only what other tasks' trainings lead to expect."""
-    told = [one.source for one in plan.reasons if one.choice == "accuracy"]
-    return "assumed" in told and any(one.accuracy for one in plan.considered)
+    """Whether a plan's accuracies are only expected from other tasks' trainings."""
+    sources = [one.source for one in plan.reasons if one.choice == "accuracy"]
+    return "assumed" in sources and any(one.accuracy for one in plan.considered)
 
 
 def _order(one: Prediction) -> tuple[int, int, str, int]:
@@ -361,7 +361,7 @@ def _order(one: Prediction) -> tuple[int, int, str, int]:
 
 
 def target_heading(plan: PlanFields) -> str:
-    """Of candidates' `target_seconds`, which without known epochs are no time to any accuracy."""
+    """The heading of `target_seconds`: without known epochs they are no time to an accuracy."""
     known = any(one.trained_epochs or one.epochs for one in plan.considered)
     return "s to target" if known else "s to equal progress"
 
@@ -388,9 +388,10 @@ def _or_dash(estimate: Estimate | None, shown: Callable[[float], str]) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]], room: int | None, *, keys: int) -> list[str]:
-    """Rows as lines, columns two spaces apart; what does not fit below, again with the ``keys``.
+    """Table rows as lines, with columns two spaces apart.
 
-    Where not all fits, the last column takes several lines before it takes a table of its own.
+    Where the table is wider than ``room``, its last column is wrapped; columns that still do not
+    fit follow below, each block with the first ``keys`` columns.
     """
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     if room and sum(widths) + 2 * (len(widths) - 1) > room:
@@ -405,7 +406,7 @@ def _aligned(rows: Sequence[Sequence[str]], room: int | None, *, keys: int) -> l
 
 
 def _wrapped(row: Sequence[str], width: int) -> list[list[str]]:
-    """The row, its last cell in as many lines as it takes."""
+    """The row as several, its last cell wrapped to ``width``."""
     first, *more = wrap(row[-1], width) or [""]
     return [[*row[:-1], first], *([*[""] * (len(row) - 1), rest] for rest in more)]
 

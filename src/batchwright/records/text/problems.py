@@ -1,7 +1,8 @@
-"""What pydantic finds wrong with a record, as one line for a person."""
+"""Text for a person: pydantic's errors in one line, values shortened, unprintable text escaped."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ def first_problem(error: ValidationError, what: str, place: str = "") -> str:
 
     Args:
         error: What pydantic raised.
-        what: Stands before the key, such as ``job key ``.
-        place: Stands behind the value, such as `` in job.yaml``.
+        what: Text before the key, such as ``job key ``.
+        place: Text after the value, such as `` in job.yaml``.
     """
     problems = error.errors(include_url=False)
     problem = problems[0]
@@ -26,8 +27,8 @@ def first_problem(error: ValidationError, what: str, place: str = "") -> str:
         return f"{what}{key} is missing"
     if problem["type"] == "extra_forbidden":
         return f"{what}{key} is unknown"
-    # One message for each type that the key may have, and for its parts if it takes several.
-    # Not how it was tried, as in ", unable to parse string as a number".
+    # One message for each type that the key may have, and for its parts if it takes several. How
+    # pydantic tried it (", unable to parse string as a number") is left out.
     messages = [
         p["msg"].partition(", unable to")[0]
         for p in problems
@@ -41,8 +42,8 @@ def first_problem(error: ValidationError, what: str, place: str = "") -> str:
 
 
 def key_of(problem: Mapping[str, Any]) -> str:
-    """The key that has a problem, with a dot before each part."""
-    # Of a key that takes several types, the place also has the name of one of them.
+    """The key that has a problem, nested parts joined by dots."""
+    # For a key that takes several types, `loc` also holds the name of one of these types.
     types = ("int", "float", "str")
     return ".".join(
         str(part)
@@ -52,13 +53,13 @@ def key_of(problem: Mapping[str, Any]) -> str:
 
 
 def shorten(value: Any) -> str:
-    """A value as Python writes it, 60 characters at most."""
+    """The value's `repr`, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def described(value: Any) -> str:
-    """What an argument is, for a message about one of another kind.
+    """The type of an argument and its value if that is short, for an error message.
 
     >>> described(None), described("profile.json"), described(3)
     ('None', "the text 'profile.json'", 'the int 3')
@@ -71,7 +72,12 @@ def described(value: Any) -> str:
         return f"the {'text' if isinstance(value, str) else 'path'} {shorten(str(value))}"
     if isinstance(value, int | float | bytes | list | tuple | dict):
         return f"the {type(value).__name__} {shorten(value)}"
-    return f"a {type(value).__name__}"  # its own words may be many lines
+    return f"a {type(value).__name__}"  # its repr may be many lines
+
+
+def to_stderr(line: str) -> None:
+    """Print a line on standard error, unprintable characters escaped (`printable`)."""
+    print(printable(line), file=sys.stderr)  # noqa: T201 - a verb shows what it does
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""YAML texts as plain values, with one line for what is wrong in them."""
+"""Parsing YAML texts into plain values, with errors of one line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _BOOL = "tag:yaml.org,2002:bool"
 
 
 class _Loader(yaml.SafeLoader):
-    """Names a value that looks like a date or a number and is none, and its line.
+    """PyYAML's safe loader with three changes.
 
-    Of YAML 1.1's many words for yes and no only ``true`` and ``false`` are such, as in YAML 1.2:
-    ``off`` is a word that keys take. As there, too, a key that stands twice is refused.
+    As in YAML 1.2, only ``true`` and ``false`` are booleans, since ``off`` is a value of job keys,
+    and a key that comes twice is refused. The error for a value that looks like a date or a number
+    and is none shows the value and its line.
     """
 
     def compose_mapping_node(self, anchor: Any) -> Any:
@@ -45,7 +46,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 class _PlainLoader(_Loader):
-    """YAML without references."""
+    """A loader that refuses references."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -57,19 +58,20 @@ def parse_yaml(text: str, *, references: bool = True) -> Any:
     """The plain values of a YAML text.
 
     Args:
-        text: From a file, or from a job key.
-        references: Whether it may have some, by which a short text can grow long.
+        text: The content of a file, or of a job key.
+        references: Whether references are allowed; with them a short text can grow very long.
 
     Raises:
-        yaml.YAMLError: It is not YAML, a value in it is none, or it is nested too deeply.
+        yaml.YAMLError: The text is not YAML, holds a malformed value, or is nested too deeply.
     """
     try:
-        return yaml.load(text, _Loader if references else _PlainLoader)  # noqa: S506 - safe ones
+        return yaml.load(text, _Loader if references else _PlainLoader)  # noqa: S506 - both safe
     except RecursionError:
         raise yaml.composer.ComposerError(None, None, "it is nested too deeply", None) from None
 
 
 def yaml_problem(error: yaml.YAMLError) -> str:
-    """What a text that is not YAML has wrong, in a few words."""
-    told = getattr(error, "problem", None) or getattr(error, "reason", None)  # of a character
-    return told or "it cannot be read"
+    """The problem of a text that is not YAML, in a few words."""
+    # The error about a character has a `reason`, all others have a `problem`.
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None)
+    return problem or "it cannot be read"

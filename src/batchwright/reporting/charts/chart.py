@@ -1,7 +1,7 @@
 """A chart as plain data: its axes, and what is drawn between them.
 
-`render.svg` draws it on a page, where marks show their titles and a table stands behind;
-`render.figures` in a file, which has neither and says with lines what a page says with words.
+`render.svg` draws it on a page, where marks have titles and a table has the numbers. `render.image`
+draws it in a file, which has neither, and shows with lines what a page says in words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 
 Marker = Literal["circle", "square", "diamond", "triangle", "star", "ring", "none"]
 
-_FAR = 3.0  # largest over smallest value: on a linear axis the small ones would share a corner
+_FAR = 3.0  # largest over smallest value from which on `ratio_axis` is logarithmic
 
 LOOKS: tuple[tuple[str, Marker], ...] = (
     ("blue", "circle"),
@@ -24,18 +24,18 @@ LOOKS: tuple[tuple[str, Marker], ...] = (
     ("purple", "circle"),
     ("orange", "square"),
 )
-"""Style and marker of things that a chart tells apart, as many as the eye does."""
+"""Styles and markers of lines that are easy to distinguish."""
 
 
 def look(number: int) -> tuple[str, Marker]:
-    """Style and marker of one of many lines: neighbours differ in both, and so do twenty in one."""
+    """Style and marker of one of many lines: neighbours differ in both, twenty in at least one."""
     markers: tuple[Marker, ...] = ("circle", "square", "diamond", "triangle")
     return LOOKS[number % len(LOOKS)][0], markers[number % len(markers)]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A direction of a chart: from ``low`` to ``high``, with (place, label) for each tick."""
+    """An axis from ``low`` to ``high``, with (place, label) of each tick."""
 
     label: str
     low: float
@@ -44,7 +44,7 @@ class Axis:
     logarithmic: bool = False
 
     def share(self, value: float) -> float:
-        """How far along the axis ``value`` lies: 0 at the low end, 1 at the high end."""
+        """Position of ``value`` on the axis: 0 at the low end, 1 at the high end."""
         low, high = self.low, self.high
         if self.logarithmic:
             low, high, value = log10(low), log10(high), log10(value)
@@ -53,9 +53,15 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A mark and the words shown for it; with ``across`` or ``up`` the interval that way.
+    """A point of a series.
 
-    ``label`` is written below it, to the right.
+    Attributes:
+        x: Place on the x axis.
+        y: Place on the y axis.
+        title: Text that a page shows for the mark.
+        across: Ends of a horizontal interval; `None`: none.
+        up: Ends of a vertical interval; `None`: none.
+        label: Text written below the point, to the right.
     """
 
     x: float
@@ -68,16 +74,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one meaning, joined by a line or not; without a name it is in no legend.
+    """Points of one meaning, joined by a line or not.
 
     Attributes:
-        name: In the legend, once for all series of that name.
-        style: A class of the page's style sheet, a colour in a file.
-        points: In the order of the line.
-        marker: Of each point.
-        line: Whether they are joined.
-        only: Where it is drawn: a page, a file, or (empty) both.
-        dashed: In a file; on a page the style says it.
+        name: Name in the legend, which shows equal names once; empty: not in the legend.
+        style: Class of the page's style sheet, and name of a colour in files.
+        points: The points, in the order of the line.
+        marker: Marker of each point.
+        line: Whether the points are joined.
+        only: Where the series is drawn: on a ``page``, in a ``file``, or (empty) in both.
+        dashed: Whether the line is dashed in files; on a page the style decides that.
     """
 
     name: str
@@ -91,7 +97,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Band:
-    """An interval along x: (x, low, high) at each place."""
+    """A band of intervals along x: (x, low, high) at each place."""
 
     name: str
     style: str
@@ -100,10 +106,10 @@ class Band:
 
 @dataclass(frozen=True)
 class Box:
-    """A stretch from ``start`` to ``end``: of a lane, or of a chart over two axes.
+    """A box from ``start`` to ``end`` along x, in a lane or in a chart over two axes.
 
     ``low`` and ``high`` are shares of the lane's height, or places on the chart's y axis. A file
-    writes ``label`` into it where that has room.
+    writes ``label`` into the box if it has room.
     """
 
     style: str
@@ -117,7 +123,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Chart:
-    """Bands, lines and marks over two axes; ``boxes``, called ``names``, in a file alone."""
+    """Bands, lines and marks over two axes; ``boxes`` with legend ``names`` are for files alone."""
 
     title: str
     x: Axis
@@ -130,7 +136,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Lane:
-    """Boxes side by side; a file, which has more room, calls it by ``full_name`` if it has one."""
+    """Boxes side by side; files, which have more room, show ``full_name`` if it is set."""
 
     name: str
     boxes: Sequence[Box]
@@ -139,7 +145,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Mark:
-    """A line across all lanes; ``words`` stand above it where they have room."""
+    """A line across all lanes, with ``words`` above it if they have room."""
 
     x: float
     title: str
@@ -148,9 +154,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Lanes:
-    """Lanes from the top over one axis; ``names`` are those of the boxes: (name, style).
+    """Lanes over one axis, from the top; ``names`` is the legend of the boxes: (name, style).
 
-    ``bars``: whether each lane is a bar of stacked parts rather than a stretch of time.
+    ``bars`` says whether a lane is a bar of stacked parts and not a stretch of time.
     """
 
     title: str
@@ -162,7 +168,7 @@ class Lanes:
 
 
 def heights(series: Iterable[Series], bands: Iterable[Band] = ()) -> list[float]:
-    """All that an axis of these has to reach."""
+    """All y values of series and bands, which a y axis has to include."""
     points = [point.y for one in series for point in one.points]
     return points + [end for band in bands for edge in band.edges for end in edge[1:]]
 
@@ -174,7 +180,7 @@ def linear_axis(label: str, values: Iterable[float], *, from_zero: bool = True) 
     low = min(low, 0.0) if from_zero else low
     # 1, 2 or 5 times a power of ten, a sixth of the span or a little more.
     span = (high - low) or abs(high) or 1.0
-    span = max(span, 6 * float_info.min)  # whose sixth has a logarithm
+    span = max(span, 6 * float_info.min)  # so that a sixth of it has a logarithm
     power = 10.0 ** floor(log10(span / 6))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= span / 6)
     first, last = floor(low / step), ceil(high / step - 1e-9)
@@ -185,10 +191,7 @@ def linear_axis(label: str, values: Iterable[float], *, from_zero: bool = True) 
 
 
 def batch_axis(label: str, batches: Iterable[int], first: Iterable[int] = ()) -> Axis:
-    """A logarithmic axis over ``batches``, ticks at as many of them as have room.
-
-    Those in ``first`` get theirs before the others.
-    """
+    """A logarithmic axis over ``batches`` with ticks at those that have room, ``first`` first."""
     listed = sorted(set(batches))
     bare = Axis(label, listed[0] / 1.15, listed[-1] * 1.15, (), logarithmic=True)
     kept: list[int] = []
@@ -200,9 +203,9 @@ def batch_axis(label: str, batches: Iterable[int], first: Iterable[int] = ()) ->
 
 
 def log_axis(label: str, values: Iterable[float]) -> Axis:
-    """A logarithmic axis around positive ``values`` with a tick at every power of ten.
+    """A logarithmic axis around positive ``values`` with ticks at powers of ten.
 
-    Fewer than three powers are among them: 1, 2 and 5 times those.
+    With fewer than three powers in the range, ticks are also at 2 and 5 times these.
     """
     listed = list(values)
     low, high = min(listed) / 1.25, max(listed) * 1.25
@@ -216,7 +219,7 @@ def log_axis(label: str, values: Iterable[float]) -> Axis:
 
 
 def ratio_axis(label: str, values: Iterable[float]) -> Axis:
-    """An axis for values of which ratios matter: logarithmic where they are far apart."""
+    """An axis for values whose ratios matter: logarithmic if their ratio exceeds `_FAR`."""
     listed = list(values)
     if listed and min(listed) > 0 and max(listed) > _FAR * min(listed):
         return log_axis(label, listed)
@@ -230,7 +233,7 @@ def epochs_axis(epochs: int) -> Axis:
 
 
 def rounded(places: range, most: int) -> list[int]:
-    """At most ``most`` of neighbouring ``places``: multiples of 1, 2, 5, 10 and so on.
+    """At most ``most`` of neighbouring ``places``: the multiples of 1, 2, 5, 10 or so on.
 
     >>> rounded(range(1, 31), 10), rounded(range(21), 8), rounded(range(1, 4), 10)
     ([5, 10, 15, 20, 25, 30], [0, 5, 10, 15, 20], [1, 2, 3])
@@ -241,7 +244,7 @@ def rounded(places: range, most: int) -> list[int]:
 
 
 def evenly(places: range, most: int) -> list[int]:
-    """At most ``most`` of ``places``, evenly spaced, the last one among them.
+    """At most ``most`` of ``places``, evenly spaced from the last one backwards.
 
     >>> evenly(range(1, 10), 3)
     [9, 6, 3]
@@ -251,7 +254,7 @@ def evenly(places: range, most: int) -> list[int]:
 
 
 def exact_axis(label: str, start: float, end: float) -> Axis:
-    """An axis of time from ``start`` to ``end`` exactly, ticks inside."""
+    """An axis of time exactly from ``start`` to ``end``, with ticks between them."""
     ticks = linear_axis(label, [start, end], from_zero=start == 0).ticks
     end = max(end, start + 1e-6)
     return Axis(label, start, end, tuple(tick for tick in ticks if start <= tick[0] <= end))

@@ -11,35 +11,35 @@ from batchwright.reporting.data.plan_curves import time_unit
 from batchwright.reporting.data.spending import hourly_price
 from batchwright.reporting.data.worker_curves import spread
 
-_MAX_MARKS = 12  # on one line: their shapes tell the runs apart, too
+_MAX_MARKS = 12  # on one line; their shapes distinguish the runs, too
 _MAX_POINTS = 300
 
 Place = tuple[int, float, float]  # epoch, seconds, accuracy
 
 
 def comparison_charts(
-    told: RunComparison, *, costs: bool = True
+    comparison: RunComparison, *, costs: bool = True
 ) -> Iterator[tuple[Chart, list[ComparedRun]]]:
-    """Each chart and the runs in it: against epochs, then against each kind of time that they have.
+    """Each chart with its runs: accuracy by epochs, and by real or simulated time.
 
-    Against cost besides, with ``costs``: price times time of training; where a price is missing,
-    hours of work.
+    With ``costs`` also by cost: the price of the training time, or worker-hours if a price is
+    missing.
     """
-    every = list(told.runs)
-    yield _chart(told, every, "epochs", "Accuracy against epochs", lambda _, at: at[0]), every
+    every = list(comparison.runs)
+    yield _chart(comparison, every, "epochs", "Accuracy against epochs", lambda _, at: at[0]), every
     for simulated in (False, True):
-        runs = told.of_clock(simulated=simulated)
+        runs = comparison.of_clock(simulated=simulated)
         if not any(one.curve for one in runs):
             continue
         unit, name = time_unit(max(one.seconds for one in runs))
         clock, kind = ("simulated ", "simulated") if simulated else ("", "real")
         label, title = f"{clock}{name} of training", f"Accuracy against {kind} time"
-        yield _chart(told, runs, label, title, lambda _, at, unit=unit: at[1] / unit), runs  # type: ignore[misc]
+        yield _chart(comparison, runs, label, title, lambda _, at, unit=unit: at[1] / unit), runs  # type: ignore[misc]
         if costs:
-            yield _cost_chart(told, runs, clock), runs
+            yield _cost_chart(comparison, runs, clock), runs
 
 
-def _cost_chart(told: RunComparison, runs: Sequence[ComparedRun], clock: str) -> Chart:
+def _cost_chart(comparison: RunComparison, runs: Sequence[ComparedRun], clock: str) -> Chart:
     priced = all(hourly_price(one.summary.plan)[1] for one in runs)
     rates = {
         id(one): hourly_price(one.summary.plan)[0] if priced else float(one.summary.plan.workers)
@@ -51,11 +51,11 @@ def _cost_chart(told: RunComparison, runs: Sequence[ComparedRun], clock: str) ->
         seconds, name = time_unit(max(one.seconds * rates[id(one)] for one in runs))
         label = f"{clock}worker-{name} of training"
     title = f"Accuracy against {clock}cost"
-    return _chart(told, runs, label, title, lambda one, at: rates[id(one)] * at[1] / seconds)
+    return _chart(comparison, runs, label, title, lambda one, at: rates[id(one)] * at[1] / seconds)
 
 
 def _chart(
-    told: RunComparison,
+    comparison: RunComparison,
     runs: Sequence[ComparedRun],
     label: str,
     title: str,
@@ -76,8 +76,8 @@ def _chart(
     drawn = [point for one in series for point in one.points]
     x = linear_axis(label, [point.x for point in drawn])
     y = linear_axis("held-out accuracy (%)", [point.y for point in drawn], from_zero=False)
-    if told.common is not None:
-        ends = tuple(Point(at, 100 * told.common) for at in (x.low, x.high))
-        words = f"{percent(told.common)}, reached by all"
+    if comparison.common is not None:
+        ends = tuple(Point(at, 100 * comparison.common) for at in (x.low, x.high))
+        words = f"{percent(comparison.common)}, reached by all"
         series.append(Series(words, "grey", ends, "none", only="file"))
     return Chart(title, x, y, series)

@@ -1,4 +1,4 @@
-"""The chart of a worker's memory against the samples that go through the network at once."""
+"""The chart of a worker's memory against its micro-batch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from batchwright.reporting.charts.chart import (
 from batchwright.reporting.data.worker_curves import spread
 
 _MIB = 2**20
-_MAX_POINTS = 200  # that are measured
+_MAX_POINTS = 200  # measured points
 
 
 def memory_chart(plan: Plan, profile: Profile | None) -> Chart | None:
-    """Predicted peak of tensors on one worker with its interval, measured points on top.
+    """Predicted peak of tensors on one worker with its interval, and measured points.
 
-    A line for each resolution, of the candidates with the plan's number of workers; the limit
-    across. Nothing without two batches.
+    There is a line for each resolution, of the candidates with the plan's number of workers, and a
+    line at the memory limit. `None` with fewer than two batches.
     """
     found: dict[tuple[int, int], Prediction] = {}
     for one in plan.considered:

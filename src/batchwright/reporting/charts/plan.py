@@ -1,4 +1,4 @@
-"""The charts of how a plan was chosen: time, cost and accuracy of its candidates, by cluster."""
+"""Charts of a plan's candidates: time, cost and accuracy, by cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Placed = tuple[ClusterCurve, CurvePoint]
 
 @dataclass(frozen=True)
 class _Look:
-    """How one cluster is drawn; ``scale`` is the unit, ``top`` where the chart ends in it."""
+    """How a cluster is drawn; ``scale`` is the unit, ``top`` the end of the y axis in it."""
 
     style: str
     marker: Marker
@@ -51,7 +51,7 @@ class _Look:
     top: float
 
     def of(self, point: CurvePoint | MeasuredPoint) -> Range:
-        """Value and ends of a point."""
+        """Value and ends of a point, in the chart's unit."""
         value, low, high = (end / self.scale for end in getattr(point, self.quantity))
         return value, low, high
 
@@ -59,8 +59,8 @@ class _Look:
 def batch_chart(curves: PlanCurves, quantity: Quantity) -> Chart:
     """Time or cost of the training over the global batch, a curve for each cluster.
 
-    A file shows besides where a curve lies beyond what was measured, how far the measurements and
-    the knees may be off, and the goal's limits.
+    In files, parts of a curve beyond the measurements are dashed, measurements and knees have
+    intervals, and the goal's limits are drawn, too.
     """
     time, cost = units_of(curves)
     if quantity == "seconds":
@@ -90,12 +90,12 @@ def batch_chart(curves: PlanCurves, quantity: Quantity) -> Chart:
 
 
 def _twice(on_page: Series, in_file: Sequence[Point]) -> list[Series]:
-    """A series whose points tell more in a file than on a page."""
+    """A series with other points (with intervals) in a file than on a page."""
     return [replace(on_page, only="page"), replace(on_page, points=tuple(in_file), only="file")]
 
 
 def _curve(cluster: ClusterCurve, rows: Sequence[Row], look: _Look) -> list[Series]:
-    """The line of a cluster; in a file dashed where either candidate beside it is not measured."""
+    """The line of a cluster; in a file dashed between candidates that are not both measured."""
     line = tuple(Point(at, value) for at, value, _, _ in rows if value <= look.top)
     if len(line) == 1:
         alone = Series(cluster.label, look.style, (replace(line[0], title=cluster.label),))
@@ -122,7 +122,7 @@ def _curve(cluster: ClusterCurve, rows: Sequence[Row], look: _Look) -> list[Seri
 
 
 def _marks(cluster: ClusterCurve, look: _Look) -> list[Series]:
-    """Measured points, knee and chosen batch of one cluster, as far as they fit."""
+    """Measured points, knee and chosen batch of a cluster, those inside the chart."""
     found = [one for one in cluster.measured if look.of(one)[0] <= look.top]
     measured = Series(
         f"measured, {cluster.label}",
@@ -166,7 +166,7 @@ def _marks(cluster: ClusterCurve, look: _Look) -> list[Series]:
 
 
 def is_knee(cluster: ClusterCurve, one: CurvePoint) -> bool:
-    """Whether more batch stops paying at a candidate."""
+    """Whether a candidate is the knee of its cluster."""
     return cluster.knee is not None and cluster.knee.global_batch_size == one.global_batch_size
 
 
@@ -231,7 +231,7 @@ def _refused(one: CurvePoint) -> str:
 
 
 def frontier(curves: PlanCurves) -> list[Placed]:
-    """What no other candidate beats in time and cost, time rising; refused ones are left out."""
+    """The Pareto frontier of time and cost, time rising, without refused candidates."""
     found: list[Placed] = []
     allowed = [
         (cluster, one) for cluster in curves.clusters for one in cluster.points if not one.refused
@@ -243,7 +243,7 @@ def frontier(curves: PlanCurves) -> list[Placed]:
 
 
 def pareto_chart(curves: PlanCurves) -> Chart:
-    """Cost over time: the frontier as a line with its intervals both ways, the others beside it."""
+    """Cost over time: the frontier as a line with intervals in both directions, and the others."""
     (second, unit), (worth, currency) = units_of(curves)
     best = frontier(curves)
     on_it = {id(one) for _, one in best}
@@ -274,7 +274,7 @@ def pareto_chart(curves: PlanCurves) -> Chart:
         series.append(Series("knee", style, knees, "star", line=False))
         chosen += [at(o, f"chosen: {_pareto_words(cluster, o)}") for o in ones if o.chosen]
     series.append(Series("chosen", "ink", tuple(chosen), "ring", line=False))
-    # Candidates are many times as long as each other: what is twice as long is as far everywhere.
+    # Candidates' times differ by large factors, so equal ratios get equal distances.
     drawn = [point for one in series for point in one.points]
     ends = [end for point in drawn for end in (point.x, *(point.across or ()))]
     x = ratio_axis(f"training ({unit})", ends)

@@ -1,4 +1,4 @@
-"""Charts of rounds with a parameter server: who did what when, how even and how right they were."""
+"""Charts of rounds with a parameter server: timelines, their evenness, and their predictions."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from batchwright.reporting.data.round_curves import (
 )
 
 _MAX_LANES = 24
-_LOWER = 0.62  # of a lane: large and small are told apart without colour, too
+_LOWER = 0.62  # height of small batches' boxes, to distinguish them without colour
 _CLOCK = "seconds since training began"
 _NAMES = {"large": "training, large batch", "small": "training, small batch"}
 
 
 def timelines(summary: RunSummary, most_bins: int = 76) -> list[Lanes]:
-    """The first rounds one by one; of a longer run besides all of it in stretches.
+    """The first rounds one by one; for a longer run also the whole run in stretches.
 
     Args:
-        summary: With rounds.
-        most_bins: Stretches for which there is room.
+        summary: A run with rounds.
+        most_bins: Most stretches.
     """
-    told = round_curves.lanes(summary)
-    until, over = first_seconds(told), last_seconds(told)
+    all_lanes = round_curves.lanes(summary)
+    until, over = first_seconds(all_lanes), last_seconds(all_lanes)
     there = {
         part
-        for lane in told
+        for lane in all_lanes
         for one in lane.rounds
         for part, seconds in parts_of(one, small=lane.small)
         if seconds
@@ -63,19 +63,19 @@ def timelines(summary: RunSummary, most_bins: int = 76) -> list[Lanes]:
     ) -> Lanes:
         names = _names((part for part in ROUND_PARTS if part in there), lower)
         x = exact_axis(simulated_word(summary) + _CLOCK, 0.0, end)
-        lanes = [Lane(lane.label, boxes(lane)) for lane in told]
+        lanes = [Lane(lane.label, boxes(lane)) for lane in all_lanes]
         return Lanes(title, x, lanes, names, _marks(summary, end))
 
     title = "The first rounds" if until < over else "The rounds"
     first = chart(title, " (lower)", lambda lane: _boxes(lane, until), until)
     if until >= over:
         return [first]
-    title, count = "The whole run: what the time went into", bin_count(told, most_bins)
+    title, count = "The whole run: what the time went into", bin_count(all_lanes, most_bins)
     return [first, chart(title, "", lambda lane: _stretches(lane, over, count), over)]
 
 
 def newest_rounds(plan: Plan, rounds: Sequence[RoundRecord]) -> Lanes:
-    """A timeline of rounds, at least one, of a run that goes on."""
+    """A timeline of the newest rounds, at least one, of a running training."""
     start = min(one.start for one in rounds)
     end = max(one.start + one.compute_seconds + one.exchange_seconds for one in rounds)
     large = large_workers(plan)
@@ -84,8 +84,8 @@ def newest_rounds(plan: Plan, rounds: Sequence[RoundRecord]) -> Lanes:
         boxes = []
         for one in (one for one in rounds if one.worker == worker):
             words = f"worker {worker}, round {one.number + 1}:"
-            told = parts_of(one, small=worker >= large)[:-1]
-            for part, at, until, seconds in _until(one.start, told, end):
+            parts = parts_of(one, small=worker >= large)[:-1]
+            for part, at, until, seconds in _until(one.start, parts, end):
                 title = f"{words} {_word(part)} {duration(seconds)}"
                 boxes.append(Box(f"bar part-{part}", at, until, title, high=_height(part)))
         lanes.append(Lane(f"{worker} {'large' if worker < large else 'small'}", boxes))
@@ -95,7 +95,7 @@ def newest_rounds(plan: Plan, rounds: Sequence[RoundRecord]) -> Lanes:
 
 
 def _names(parts: Iterable[RoundPart], lower: str) -> list[tuple[str, str]]:
-    """``lower`` is how else small batches are told from large ones."""
+    """Names and styles of the parts; ``lower`` is added to the name of small batches."""
     words = _NAMES | {"small": _NAMES["small"] + lower}
     return [(words.get(part, part), f"part-{part}") for part in parts]
 
@@ -111,7 +111,7 @@ def _height(part: RoundPart) -> float:
 def _until(
     start: float, parts: Iterable[tuple[RoundPart, float]], end: float
 ) -> Iterable[tuple[RoundPart, float, float, float]]:
-    """The parts of a round that begin before ``end``: part, from, until, and its seconds."""
+    """The parts of a round that begin before ``end``: (part, start, end, seconds)."""
     for part, seconds in parts:
         until = min(start + seconds, end)
         if until > start:
@@ -120,7 +120,7 @@ def _until(
 
 
 def _marks(summary: RunSummary, end: float) -> list[Mark]:
-    """Ends of epochs, and rows that begin there; of very many epochs the rows alone."""
+    """Marks at ends of epochs, with the stages that begin there; of many epochs only the latter."""
     shown = [one for one in marks(summary) if one.seconds <= end]
     if len(shown) > 12:
         shown = [one for one in shown if one.row]
@@ -148,7 +148,7 @@ def _boxes(lane: round_curves.Lane, end: float) -> list[Box]:
 
 
 def _stretches(lane: round_curves.Lane, until: float, count: int) -> list[Box]:
-    """Shares of the time as heights, the highest for what takes a whole stretch."""
+    """Boxes of a worker's shares of time in each stretch; heights are shares."""
     boxes = []
     for one in bins(lane, until, count):
         foot = 0.0
@@ -166,15 +166,15 @@ def _stretches(lane: round_curves.Lane, until: float, count: int) -> list[Box]:
 
 
 def evenness_charts(summary: RunSummary) -> list[Chart]:
-    """Spread of the finish times, exchange and waits over the epochs; rounds over prediction."""
-    told = epoch_rounds(summary)
+    """Spread of the finish times, exchange and waits by epoch; and rounds over their prediction."""
+    epochs = epoch_rounds(summary)
     even = [
-        _line("spread of finish times", "blue", told, lambda one: one.spread),
-        _line("exchange, of a round", "red", told, lambda one: one.exchange_share),
-        _line("waiting, of all time", "orange", told, lambda one: one.wait_share),
+        _line("spread of finish times", "blue", epochs, lambda one: one.spread),
+        _line("exchange, of a round", "red", epochs, lambda one: one.exchange_share),
+        _line("waiting, of all time", "orange", epochs, lambda one: one.wait_share),
     ]
     right = [
-        _line("measured / predicted", "green", told, lambda one: one.over_predicted, ratio=True)
+        _line("measured / predicted", "green", epochs, lambda one: one.over_predicted, ratio=True)
     ]
     last = summary.plan.epochs
     x = epochs_axis(last)
@@ -190,14 +190,14 @@ def evenness_charts(summary: RunSummary) -> list[Chart]:
 def _line(
     name: str,
     style: str,
-    told: Sequence[EpochRounds],
+    epochs: Sequence[EpochRounds],
     value: Callable[[EpochRounds], float | None],
     *,
     ratio: bool = False,
 ) -> Series:
-    """Percents over the epochs, or ratios as they are."""
+    """A line of percentages over the epochs, or with ``ratio`` of plain ratios."""
     points = []
-    for one in told:
+    for one in epochs:
         found = value(one)
         if found is not None:
             words = f"epoch {one.epoch + 1}: {name} {f'{found:.3f}' if ratio else percent(found)}"

@@ -1,4 +1,4 @@
-"""The charts of a run: seconds by batch and by epoch, what was learnt, where the time went."""
+"""Charts of a run: seconds by batch and by epoch, loss and accuracy, and the workers' time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from batchwright.reporting.data.reading import (
 from batchwright.reporting.data.worker_curves import most_different, spread, worker_curves
 
 _MAX_POINTS = 200  # over the epochs: more would hide each other
-_MAX_BARS = 16  # workers
+_MAX_BARS = 16  # one for each worker
 
 _SIDES: tuple[tuple[str, Marker], ...] = (  # resolutions, low to high
     ("blue", "circle"),
@@ -50,10 +50,10 @@ _SIDES: tuple[tuple[str, Marker], ...] = (  # resolutions, low to high
 
 
 def candidates_chart(summary: RunSummary) -> Chart | None:
-    """Predicted seconds of the plan's own cluster, the measured point on top."""
+    """Predicted seconds per epoch of the plan's cluster by batch, and the measured ones."""
     plan = summary.plan
     considered = rivals(plan)
-    if len(considered) < 2:  # one point is no curve; its figures stand in the table
+    if len(considered) < 2:  # a single point is no curve; the table has its figures
         return None
     measured, planned = measured_word(summary), planned_sizes(plan)
     sides = sorted({one.resolution for one in considered})
@@ -107,10 +107,10 @@ def candidates_chart(summary: RunSummary) -> Chart | None:
 
 
 def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> Chart | None:
-    """Measured seconds of the epochs over what was predicted for the median one of their stage.
+    """Measured seconds of each epoch, and the predicted median epoch of each stage.
 
-    A single epoch may lie outside that interval: what it is to hold is their median, a line across
-    the stage. The epoch in progress, ``now``, is drawn as long as it would take at its pace so far.
+    Single epochs may lie outside the predicted interval, which is for their median, a line across
+    the stage. The epoch in progress, ``now``, is drawn with its expected seconds.
     """
     expected = now.expected_seconds if now else None
     if not summary.epochs and expected is None:
@@ -154,10 +154,9 @@ def epochs_chart(summary: RunSummary, now: EpochNow | None = None) -> Chart | No
 
 
 def learning_charts(summary: RunSummary, forecast: EpochLine | None = None) -> tuple[Chart, Chart]:
-    """Loss and held-out accuracy over the epochs; at least one was finished.
+    """Loss and held-out accuracy over the epochs, of which at least one is finished.
 
-    What was predicted of accuracy is drawn up to the plan's end, as far as it was, and there what
-    a run that goes on expects itself.
+    Predicted accuracies are drawn up to the plan's end, and there the run's own ``forecast``.
     """
     timed = list(zip(summary.epochs, training_clock(summary), strict=True))
     timed = spread(timed, _MAX_POINTS)
@@ -177,12 +176,14 @@ def learning_charts(summary: RunSummary, forecast: EpochLine | None = None) -> t
     shares = [None if e.top1 is None else 100 * e.top1 for e in epochs]
     right = [_over_epochs(epochs, "held-out accuracy (%)", "green", "square", shares)]
     bands, wide, ahead = [], x, _forecast_points(summary, forecast)
-    told = [(at, one) for at, one in enumerate(summary.plan.epoch_accuracy, 1) if one is not None]
-    told = spread(told, _MAX_POINTS)
-    if told:
-        edges = tuple((at, 100 * one.low, 100 * one.high) for at, one in told)
+    predictions = [
+        (at, one) for at, one in enumerate(summary.plan.epoch_accuracy, 1) if one is not None
+    ]
+    predictions = spread(predictions, _MAX_POINTS)
+    if predictions:
+        edges = tuple((at, 100 * one.low, 100 * one.high) for at, one in predictions)
         bands = [Band("predicted, 95 % interval", "blue", edges)]
-        line = tuple(Point(at, 100 * one.value) for at, one in told)
+        line = tuple(Point(at, 100 * one.value) for at, one in predictions)
         right.insert(0, Series("predicted", "blue", line, "none"))
         right.append(Series("likely, by the epochs so far", "purple", ahead, "diamond", line=False))
         last = float(summary.plan.epochs)
@@ -207,7 +208,7 @@ def learning_charts(summary: RunSummary, forecast: EpochLine | None = None) -> t
 
 
 def _forecast_points(summary: RunSummary, forecast: EpochLine | None) -> tuple[Point, ...]:
-    """Accuracy at the end with its interval, or the epoch that is likely to reach its target."""
+    """The forecast of the final accuracy, or of the epoch that reaches the target."""
     if forecast is None:
         return ()
     words, target = forecast_words(forecast), summary.plan.job.goal.target
@@ -220,7 +221,7 @@ def _forecast_points(summary: RunSummary, forecast: EpochLine | None) -> tuple[P
 
 
 def track_charts(summary: RunSummary) -> list[Chart]:
-    """Gradient norm and largest eigenvalue over the epochs, as far as ``track`` asked for them."""
+    """Gradient norm and largest eigenvalue over the epochs, those that job key ``track`` names."""
     epochs = spread(summary.epochs, _MAX_POINTS)
     drawn = []
     for name, title, label, style, values in (
@@ -262,7 +263,7 @@ def _over_epochs(
 
 
 def time_chart(summary: RunSummary) -> Lanes:
-    """Where each worker's time went, a bar as long as the wall time for each."""
+    """How each worker spent its time, as a bar as long as the wall time."""
     lanes = []
     for one in most_different(worker_curves(summary), _MAX_BARS):
         boxes, start = [], 0.0
@@ -281,7 +282,7 @@ def time_chart(summary: RunSummary) -> Lanes:
 
 
 def bars(title: str, label: str, lanes: Sequence[Lane], parts: Sequence[str]) -> Lanes:
-    """Stacked horizontal bars from zero, of so many parts."""
+    """Stacked horizontal bars from zero, of the given parts."""
     longest = max((one.boxes[-1].end for one in lanes), default=0.0)
     ticks = linear_axis(label, [longest]).ticks
     x = Axis(label, 0.0, max(longest, ticks[1][0]), tuple(t for t in ticks if t[0] <= longest))

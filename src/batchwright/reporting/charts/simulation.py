@@ -1,4 +1,4 @@
-"""Charts of a simulation: what happened when, and time and cost against the workers."""
+"""Charts of a simulation: its course, and time and cost against the number of workers."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _STEP_NAMES = (
 
 
 def course_chart(found: Simulation) -> Lanes:
-    """The first repeat on the first cluster: training, checkpoints, what was lost, restarts."""
-    told = found.timeline
-    unit, name = time_unit(told.spans[-1].end)
+    """The first repeat on the first cluster: training, checkpoints, lost work, restarts."""
+    timeline = found.timeline
+    unit, name = time_unit(timeline.spans[-1].end)
     lanes = []
     for part, style in _STYLES.items():
         boxes = [
@@ -50,30 +50,30 @@ def course_chart(found: Simulation) -> Lanes:
                 one.end / unit,
                 f"{part}, {duration(one.end - one.start)} from {duration(one.start)} on",
             )
-            for one in told.spans
+            for one in timeline.spans
             if one.part == part
         ]
         if boxes:
             lanes.append(Lane(part, boxes))
-    words = "its first part" if told.cut else "all of it"
-    x = exact_axis(f"simulated {name} since training began", 0.0, told.spans[-1].end / unit)
+    words = "its first part" if timeline.cut else "all of it"
+    x = exact_axis(f"simulated {name} since training began", 0.0, timeline.spans[-1].end / unit)
     names = [(lane.name, _STYLES[lane.name]) for lane in lanes]
-    title = f"One training of {counted(told.workers, 'worker')}: {words}"
+    title = f"One training of {counted(timeline.workers, 'worker')}: {words}"
     return Lanes(title, x, lanes, names)
 
 
 def steps_chart(found: Simulation) -> Lanes | None:
     """The first steps of the fastest, the median and the slowest worker; `None` with a server."""
-    told = found.timeline.steps
-    if not told:
+    steps = found.timeline.steps
+    if not steps:
         return None
     ends = [
         start + slowest + one.exchange
-        for one in told
+        for one in steps
         for start, slowest in zip(one.starts, one.slowest, strict=True)
     ]
     lanes = []
-    for one in told:
+    for one in steps:
         boxes = []
         for start, own, slowest in zip(one.starts, one.computing, one.slowest, strict=True):
             edges = (start, start + own, start + slowest, start + slowest + one.exchange)
@@ -111,7 +111,7 @@ def _ends(one: SimulatedCluster) -> tuple[float, ...]:
 
 
 def _cost_ends(one: SimulatedCluster) -> tuple[float, ...]:
-    assert one.cost is not None  # noqa: S101 - its caller has looked
+    assert one.cost is not None  # noqa: S101 - the caller has checked
     return one.cost.value, one.cost.low, one.cost.high
 
 
@@ -134,7 +134,7 @@ def _against_workers(
 
 
 def search_chart(search: Search, key: str) -> Chart:
-    """What each value of a key costs more than the best one, with the others at their best."""
+    """Time or cost of each value of a key minus the best one's, with other keys at their best."""
     values = search.along(key)
     label = f"{search.unit} over the best"
     points = [

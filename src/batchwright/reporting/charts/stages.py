@@ -1,4 +1,4 @@
-"""Charts of what a plan does over the epochs: resolution, batches, rate and dropout, in steps."""
+"""Charts of a plan's stages over the epochs: resolution, batches, rate and dropout, as steps."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from batchwright.reporting.data.round_curves import large_workers
 from batchwright.reporting.data.worker_curves import spread
 
 _MAX_POINTS = 120  # of one line
-_MAX_SHADES = 40
-_SPAN = 30.0  # of the rates shown: beyond that a file's axis is logarithmic
+_MAX_SHADES = 40  # shaded rate stages
+_SPAN = 30.0  # largest over smallest rate from which on the axis is logarithmic
 
-Curves = Sequence[tuple[str, Sequence[float]]]  # name, and a value for each row of the plan
+Curves = Sequence[tuple[str, Sequence[float]]]  # name, and a value for each stage of the plan
 
 
 def stage_charts(plan: Plan, epochs: Sequence[EpochRecord] = ()) -> list[Chart]:
-    """Resolution, batches and rate of the rows, and dropout if there is any.
+    """Resolution, batches and rate of the stages, and dropout if there is any.
 
     Args:
-        plan: Any.
-        epochs: Those that were trained; their rates are drawn on the planned one.
+        plan: The plan.
+        epochs: Trained epochs, whose rates are drawn on the planned one.
     """
     rows = plan.stages
     charts = [
@@ -51,20 +51,20 @@ def stage_charts(plan: Plan, epochs: Sequence[EpochRecord] = ()) -> list[Chart]:
 
 
 def changes(values: Iterable[float]) -> bool:
-    """Whether values are worth a chart: a constant is said in a word."""
+    """Whether values differ, so that a chart of them is useful."""
     listed = list(values)
     return bool(listed) and max(listed) - min(listed) > 1e-9 * abs(max(listed))
 
 
 def rate_stages(plan: Plan) -> list[tuple[int, int]]:
-    """The stages of the learning rate, each a part of the plan's rows: (from, until) epochs."""
+    """The rate stages, each one stage of the plan or more: (first, last) in epochs."""
     stages = groupby(plan.stages, key=lambda row: row.rate_stage)
     lengths = [sum(row.epochs for row in rows) for _, rows in stages]
     return [(end - length, end) for end, length in zip(accumulate(lengths), lengths, strict=True)]
 
 
 def _local_batches(plan: Plan) -> Curves:
-    """The local batches: of large and of small workers, or of all if they have the same."""
+    """The local batches: large and small ones, or largest and smallest, or that of all workers."""
     large, sizes = large_workers(plan), [row.local_batch_sizes for row in plan.stages]
     if plan.server is not None and 0 < large < plan.workers:
         return [("large", [one[0] for one in sizes]), ("small", [one[large] for one in sizes])]
@@ -75,7 +75,7 @@ def _local_batches(plan: Plan) -> Curves:
 
 
 def _by_row(plan: Plan, title: str, label: str, curves: Curves) -> Chart:
-    """A line in steps for each curve, what begins with a row as marks on it."""
+    """A step line for each curve, with marks where stages begin."""
     lines = _lines(_spans(plan), curves)
     starts = [
         Series(
@@ -113,13 +113,13 @@ def _rates(plan: Plan, epochs: Sequence[EpochRecord]) -> Chart:
 
 
 def _spans(plan: Plan) -> list[tuple[int, int]]:
-    """When each row is: (from, until) epochs since the start."""
+    """Start and end of each stage, in epochs since the start."""
     ends = accumulate(row.epochs for row in plan.stages)
     return [(end - row.epochs, end) for row, end in zip(plan.stages, ends, strict=True)]
 
 
 def _lines(spans: Sequence[tuple[int, int]], curves: Curves) -> list[Series]:
-    """A line in steps for each curve: two places for each row."""
+    """A step line for each curve, with two points for each stage."""
     lines = []
     for (name, values), style in zip(curves, ("blue", "orange"), strict=False):
         rows = zip(spans, values, strict=True)
@@ -129,7 +129,7 @@ def _lines(spans: Sequence[tuple[int, int]], curves: Curves) -> list[Series]:
 
 
 def _shades(stages: Iterable[tuple[int, int]], y: Axis) -> list[Band]:
-    """Every other stage of the learning rate; of very many they would be one grey."""
+    """Every second rate stage, shaded; none if there are too many to distinguish."""
     stages = list(stages)
     if len(stages) > _MAX_SHADES:
         return []
@@ -141,7 +141,7 @@ def _shades(stages: Iterable[tuple[int, int]], y: Axis) -> list[Band]:
 
 
 def at_own_values(chart: Chart) -> Chart:
-    """The chart with ticks at 0 and its own values, from the highest down, that have room."""
+    """The chart with ticks at 0 and at its own values that have room, the highest first."""
     values = heights(chart.series)
     kept: list[float] = []
     for value in sorted({0, *values}, reverse=True):
@@ -155,7 +155,7 @@ def at_own_values(chart: Chart) -> Chart:
 
 
 def schedule_charts(schedule: RateSchedule) -> list[Chart]:
-    """The rate; of several rows resolution and batch besides."""
+    """The rate; with several stages also resolution and batch."""
     x, rows, rule = plan_axis(schedule.epochs), schedule.rows, schedule.rule
     stages = [
         (ones[0].start, ones[-1].end)
@@ -196,13 +196,13 @@ def schedule_charts(schedule: RateSchedule) -> list[Chart]:
     return charts
 
 
-# --------------------------------------------------------------------------- a run that goes on
+# ------------------------------------------------------------------------------ a running training
 
 
 def rate_chart(
     plan: Plan, schedule: RateSchedule, epochs: Sequence[EpochRecord], lines: RunLines
 ) -> Chart:
-    """The rate over the epochs: planned, and as trained."""
+    """The rate over the epochs, planned and trained."""
     planned = tuple(Point(one.epoch, one.learning_rate) for one in schedule.points)
     happens = tuple(
         Point(one.epoch, one.learning_rate, f"{one.what}: rate {one.learning_rate:.4g} planned")
@@ -236,7 +236,7 @@ def planned_chart(
     trained: Sequence[tuple[int, float]],
     unit: str,
 ) -> Chart:
-    """A quantity of the plan's rows: planned as steps, trained as a mark for each epoch."""
+    """A quantity of the plan's stages: planned as steps, trained as a mark for each epoch."""
     marks = [Point(at + 0.5, v, f"epoch {at + 1}: {v:,.0f} {unit}") for at, v in trained]
     series = [
         *_lines(_spans(plan), [("planned", planned)]),
@@ -247,7 +247,7 @@ def planned_chart(
 
 
 def speed_chart(plan: Plan, epochs: Sequence[EpochRecord], lines: RunLines) -> Chart | None:
-    """Images per second, of the steps where they are told, and of whole epochs."""
+    """Images per second, by the lines of steps and for whole epochs; `None` if unknown."""
     of_steps = _over_steps(
         plan, lines, lambda line: line.samples_per_second, lambda value: f"{number(value)} images/s"
     )
@@ -272,7 +272,7 @@ def _over_steps(
     value_of: Callable[[StepLine], float],
     say: Callable[[float], str],
 ) -> list[Point]:
-    """A value of the step lines, over the epochs since the start of the run."""
+    """A value of the lines of steps, over the epochs since the start of the run."""
     return [
         Point(
             line.epoch + min(1.0, line.step / line.steps),

@@ -33,7 +33,7 @@ def against_chart(sweep: Sweep, key: SweptKey) -> Chart:
 
 
 def epochs_charts(sweep: Sweep, key: SweptKey) -> list[Chart]:
-    """Accuracy epoch by epoch: a chart for each setting of the other keys, as far as they fit."""
+    """Accuracy by epoch: a chart for each setting of the other keys, at most `MAX_PANELS`."""
     panels = curves(sweep, key.key)
     charts = []
     for panel in panels[:MAX_PANELS]:
@@ -44,7 +44,7 @@ def epochs_charts(sweep: Sweep, key: SweptKey) -> list[Chart]:
 
 
 def _value_axis(key: SweptKey) -> Axis:
-    """An axis with ticks at the values, or round ones where there are too many."""
+    """An axis with ticks at the values, or at round numbers if there are too many values."""
     scale = scale_of(key.values)
     places = scale.places
     if not scale.numeric:
@@ -62,7 +62,7 @@ def _value_axis(key: SweptKey) -> Axis:
 
 
 def _chart(title: str, panel: Panel, x: Axis, *, joined: bool = True) -> Chart:
-    """Means with their standard errors: a band along a curve, whiskers at single places."""
+    """Means with standard errors: as a band along a curve, or as whiskers at single points."""
     series, bands = [], []
     for line in panel.lines:
         style, marker = look(line.number)

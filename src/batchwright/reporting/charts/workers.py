@@ -31,17 +31,17 @@ from batchwright.reporting.data.worker_curves import (
     WorkerCurve,
     changes,
     most_different,
+    recorded_parts,
     spread,
     step_lines,
-    told_parts,
     worker_curves,
 )
 
 MAX_PANELS = 16
 _MAX_MARKS = 24  # on one line: more would hide it
 _MAX_POINTS = 160  # of one line over the epochs
-_MAX_STEPS = 800
-_MAX_LINES = 40  # of one worker: a new one after each gap
+_MAX_STEPS = 800  # points of one step line
+_MAX_LINES = 40  # of one worker, with gaps between them
 
 _Look = tuple[WorkerCurve, str, Marker]
 
@@ -50,7 +50,7 @@ _Look = tuple[WorkerCurve, str, Marker]
 
 
 def batches_chart(curves: Sequence[WorkerCurve]) -> Chart:
-    """Local batch of each worker, of many those that differ most, over a band that holds all."""
+    """Local batch of each worker, or of the five that differ most over a band of all workers."""
     looks = _looks(curves)
     series: list[Series] = []
     for one, style, marker in looks:
@@ -81,9 +81,9 @@ def _change(one: WorkerCurve, share: Share) -> Point:
 
 
 def part_chart(part: Part, title: str, curves: Sequence[WorkerCurve], clock: str) -> Chart:
-    """Seconds of a part of each epoch: a line for each worker, of many as in `batches_chart`.
+    """Seconds of a part of each epoch: a line for each worker, as in `batches_chart`.
 
-    ``clock`` is ``simulated `` before seconds that are.
+    ``clock`` is ``simulated `` for simulated seconds, else empty.
     """
     looks = _looks(curves)
     series = [
@@ -127,7 +127,7 @@ def _epochs(curves: Sequence[WorkerCurve]) -> Axis:
 
 
 def _band(looks: Sequence[_Look], lines: Sequence[Sequence[tuple[float, float]]]) -> list[Band]:
-    """The range of all workers' lines, if not all of them are drawn."""
+    """The range of all workers' values, if not all workers have a line."""
     if len(looks) == len(lines):
         return []
     found: dict[tuple[float, int], list[float]] = {}
@@ -141,7 +141,7 @@ def _band(looks: Sequence[_Look], lines: Sequence[Sequence[tuple[float, float]]]
 
 
 def now_chart(workers: Sequence[WorkerNow], clock: str) -> Lanes:
-    """A step of each worker by the newest line."""
+    """Compute and wait of a step of each worker, by the newest line."""
     lanes = []
     for one in workers:
         compute, wait = one.compute_seconds or 0.0, one.wait_seconds or 0.0
@@ -159,11 +159,11 @@ def now_chart(workers: Sequence[WorkerNow], clock: str) -> Lanes:
 
 
 def worker_panels(summary: RunSummary) -> list[tuple[Chart, Chart]]:
-    """For each worker, of many those that differ most, its local batch and its times.
+    """Local batch and times of each worker, or of the `MAX_PANELS` that differ most.
 
-    Every panel of batches shows those of all, grey, behind its own, so that two workers and
-    sixteen are read in the same way. Times are bars an epoch wide, stacked; pale where part of the
-    epoch ran before a resume.
+    Each panel of batches also shows those of all other workers in grey, so that panels are read in
+    the same way for any number of workers. Times are stacked bars, one epoch wide; they are pale if
+    part of the epoch ran before a resume.
     """
     curves, clock = worker_curves(summary), simulated_word(summary)
     shown, x = most_different(curves, MAX_PANELS), _epochs(curves)
@@ -190,13 +190,13 @@ def worker_panels(summary: RunSummary) -> list[tuple[Chart, Chart]]:
         found.append((one.label, own, boxes))
     tops = [1.05 * box.high for _, _, boxes in found for box in boxes]
     seconds = linear_axis(f"{clock}s / epoch", tops)
-    told = {box.style for _, _, boxes in found for box in boxes if box.high > box.low}
-    exchange = "communication" if "wait" in told_parts(summary) else "communication and wait"
+    used = {box.style for _, _, boxes in found for box in boxes if box.high > box.low}
+    exchange = "communication" if "wait" in recorded_parts(summary) else "communication and wait"
     names = [
         *((exchange if part == "communication" else part, f"part-{part}") for part in PARTS),
         ("compute, resumed inside", "part-compute pale"),
     ]
-    names = [(name, style) for name, style in names if style in told]
+    names = [(name, style) for name, style in names if style in used]
     return [
         (Chart(label, x, size, [*lines, *own]), Chart("", x, seconds, [], (), boxes, names))
         for label, own, boxes in found

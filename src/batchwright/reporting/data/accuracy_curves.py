@@ -1,7 +1,4 @@
-"""A plan's candidates as a picture of what they learn: predicted accuracy over training time.
-
-One description for the page, the service and the figure, which only draw it.
-"""
+"""A plan's candidates by predicted accuracy and training time, for page, service and figure."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ from batchwright.reporting.data.plan_curves import (
 )
 
 _MAX_NAMED = 9  # batches that are written beside their points
-_NEAREST = 0.08  # between two of them, as a share of the picture
-_MIN_POINTS = 8.0  # of accuracy that the picture has room for beyond the candidates
+_NEAREST = 0.08  # least distance of two such points, as a share of the picture
+_MIN_POINTS = 8.0  # least room for accuracies beyond the candidates' own, in points
 
 
 @dataclass(frozen=True)
 class AccuracyPoint:
     """A candidate: seconds of training, and held-out accuracy at its end in percent.
 
-    ``best`` says whether none that is as quick is more accurate, ``named`` whether its batch is
+    ``best`` says whether no candidate is as fast and more accurate, ``named`` whether its batch is
     written beside it.
     """
 
@@ -41,13 +38,13 @@ class AccuracyPicture:
     """Accuracy against time, ready to be drawn.
 
     Attributes:
-        lines: For each cluster of the curves its candidates, batches rising.
-        frontier: Places (seconds, percent) of a line in steps: what can be had in that time.
-        band: Lowest and highest accuracy, in percent, that `goal.accuracy_tolerance` takes for
-            equal to the best.
-        seconds: Where the picture ends.
-        percents: Its foot and its top. A wide interval may leave it: most of that is common to all
-            candidates, and what sets them apart is to be seen.
+        lines: The candidates of each cluster, batches rising.
+        frontier: Points (seconds, percent) of a step line: the best accuracy within that time.
+        band: Lowest and highest accuracy, in percent, that count as equal to the best by
+            `goal.accuracy_tolerance`.
+        seconds: Right end of the picture.
+        percents: Bottom and top of the picture. Wide intervals may exceed it: most of their width
+            is common to all candidates, and the picture shows their differences.
     """
 
     lines: tuple[tuple[AccuracyPoint, ...], ...]
@@ -58,7 +55,7 @@ class AccuracyPicture:
 
 
 def accuracy_picture(curves: PlanCurves) -> AccuracyPicture | None:
-    """The picture of a plan; `None` where accuracy is not known of two candidates."""
+    """The picture of a plan; `None` if fewer than two candidates have a known accuracy."""
     right = top_of(curves, "seconds") if curves.clusters else 0.0
     lines = [_line(cluster, right) for cluster in curves.clusters]
     drawn = [one for line in lines for one in line]
@@ -103,7 +100,7 @@ def _ends(drawn: Sequence[AccuracyPoint]) -> tuple[float, float]:
 
 
 def _best(allowed: Sequence[AccuracyPoint]) -> list[AccuracyPoint]:
-    """The Pareto frontier: more accurate than any quicker one, time rising."""
+    """The Pareto frontier by rising time: each is more accurate than all faster candidates."""
     found: list[AccuracyPoint] = []
     for one in sorted(allowed, key=lambda one: (one.seconds[0], -one.accuracy[0])):
         if not found or one.accuracy[0] > found[-1].accuracy[0]:
@@ -114,7 +111,7 @@ def _best(allowed: Sequence[AccuracyPoint]) -> list[AccuracyPoint]:
 def _named(
     drawn: Sequence[AccuracyPoint], best: Sequence[AccuracyPoint], right: float
 ) -> list[AccuracyPoint]:
-    """The chosen candidate, the ends of the frontier, and as many others of it as have room."""
+    """The candidates to name: the chosen one, the frontier's ends, and others of it with room."""
     low, high = _ends(drawn)
     chosen = [one for one in drawn if one.candidate.chosen]
     named: list[AccuracyPoint] = []

@@ -1,4 +1,4 @@
-"""Several runs of the same data beside each other: accuracy against epochs and against time."""
+"""Compares several runs on the same data: accuracy by epochs and by time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class ComparedRun:
     """One run.
 
     Attributes:
-        name: Of its folder.
-        setting: Runs of one setting differ in the seed alone; zero-based.
-        label: What its setting is called.
-        summary: The run.
-        reached: Seconds of training until the common accuracy, real or simulated; `None` if it has
-            never been reached.
+        name: Name of its folder.
+        setting: Number of its setting, zero-based; runs of one setting differ in the seed alone.
+        label: Name of its setting.
+        summary: The run's summary.
+        reached: Seconds of training until the common accuracy, real or simulated; `None` if there
+            is no common accuracy.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ComparedRun:
 
     @property
     def curve(self) -> list[tuple[int, float, float]]:
-        """The evaluated epochs: (counted from one, seconds of training by its end, accuracy)."""
+        """Evaluated epochs: (epoch counted from one, training seconds at its end, accuracy)."""
         clock = training_clock(self.summary)
         return [
             (epoch.epoch + 1, seconds, epoch.top1)
@@ -49,17 +49,17 @@ class ComparedRun:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, evaluation aside; real or simulated."""
+        """Seconds of training, without evaluation; real or simulated."""
         return sum(epoch.training_seconds for epoch in self.summary.epochs)
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """The runs in the order in which they were given.
+    """Several runs to compare.
 
     Attributes:
-        runs: Two or more.
-        common: The highest held-out accuracy that every run reached; `None` if one was never
+        runs: Two or more runs, in the given order.
+        common: The highest held-out accuracy that every run reached; `None` if a run was never
             evaluated.
     """
 
@@ -68,7 +68,7 @@ class RunComparison:
 
     @property
     def title(self) -> str:
-        """Networks and data."""
+        """Names of the networks and of the data."""
         networks = dict.fromkeys(one.summary.plan.network.name for one in self.runs)
         return f"{', '.join(networks)} on {self.runs[0].summary.plan.data.name}"
 
@@ -78,10 +78,11 @@ class RunComparison:
 
 
 def compared(summaries: Sequence[RunSummary]) -> RunComparison:
-    """Put runs beside each other.
+    """Compare runs.
 
     Raises:
-        FileError: Fewer than two, or they were not trained and evaluated on the same images.
+        FileError: There are fewer than two runs, or they were not trained and evaluated on the same
+            images.
     """
     if len(summaries) < 2:
         raise FileError("a comparison needs at least two runs: name their folders")
@@ -108,12 +109,12 @@ def compared(summaries: Sequence[RunSummary]) -> RunComparison:
     )
 
 
-def comparison_rows(told: RunComparison) -> list[list[str]]:
-    """The runs in words: head first, then a row for each."""
-    common = "common accuracy" if told.common is None else percent(told.common)
+def comparison_rows(comparison: RunComparison) -> list[list[str]]:
+    """The runs as table rows: the head, then a row for each run."""
+    common = "common accuracy" if comparison.common is None else percent(comparison.common)
     rows = [["run", "method", "global batch", "workers x local", "epochs"]]
     rows[0] += ["last", "best", "training", f"to {common}"]
-    for one in told.runs:
+    for one in comparison.runs:
         summary, plan = one.summary, one.summary.plan
         best = summary.best_epoch
         rows.append(
@@ -132,13 +133,15 @@ def comparison_rows(told: RunComparison) -> list[list[str]]:
     return rows
 
 
-def setting_rows(told: RunComparison) -> list[list[str]]:
-    """Settings with several runs that have ended: mean and ends of the last accuracy; else the head
-    alone. A run that goes on, or stopped early, would pull them down.
+def setting_rows(comparison: RunComparison) -> list[list[str]]:
+    """Mean and extremes of the last accuracy of settings with several ended runs, as table rows.
+
+    The first row is the head. Runs that go on or stopped early are left out: they would lower the
+    mean.
     """
     rows = [["setting", "runs", "mean of last", "lowest", "highest", "training, mean"]]
-    for setting in sorted({one.setting for one in told.runs}):
-        ones = [one for one in told.runs if one.setting == setting and one.summary.ended]
+    for setting in sorted({one.setting for one in comparison.runs}):
+        ones = [one for one in comparison.runs if one.setting == setting and one.summary.ended]
         lasts = [one.summary.accuracy for one in ones]
         known = [last for last in lasts if last is not None]
         if len(ones) < 2 or not known:
@@ -156,14 +159,14 @@ def setting_rows(told: RunComparison) -> list[list[str]]:
 
 
 def done_words(summary: RunSummary) -> str:
-    """How many epochs a run has done, of how many where it has not ended."""
+    """Number of a run's epochs so far; if it has not ended, of how many."""
     done = summary.epochs[-1].epoch + 1 if summary.epochs else 0
     return f"{done:,}" if summary.ended else f"{done:,} of {summary.plan.epochs:,}"
 
 
-def unended(told: RunComparison) -> list[str]:
+def unended(comparison: RunComparison) -> list[str]:
     """Names of the runs that have not trained all their epochs."""
-    return [one.name for one in told.runs if not one.summary.ended]
+    return [one.name for one in comparison.runs if not one.summary.ended]
 
 
 def _share(value: float | None) -> str:
@@ -195,7 +198,7 @@ def _data_words(summary: RunSummary) -> str:
 
 
 def _settings(summaries: Sequence[RunSummary]) -> list[int]:
-    """The number of each run's setting, as they come."""
+    """Number of each run's setting, in order of appearance."""
     found: list[object] = []
     numbers = []
     for one in summaries:
@@ -207,7 +210,7 @@ def _settings(summaries: Sequence[RunSummary]) -> list[int]:
 
 
 def _labels(summaries: Sequence[RunSummary], settings: Sequence[int]) -> list[str]:
-    """Each setting's method; where several have the same, the name of its first run besides."""
+    """Label of each setting: its method, with its first run's name if several have this method."""
     firsts = [settings.index(number) for number in range(max(settings) + 1)]
     methods = [str(summaries[at].plan.method) for at in firsts]
     names = _names(summaries)
@@ -218,9 +221,10 @@ def _labels(summaries: Sequence[RunSummary], settings: Sequence[int]) -> list[st
 
 
 def _names(summaries: Sequence[RunSummary]) -> list[str]:
-    """The folders' names, with as many of those above as tell them apart."""
+    """The folders' names, with as many parent folders as needed to distinguish them."""
     paths = [Path(one.run_folder).absolute() for one in summaries]
-    for depth in range(1, max(len(path.parts) for path in paths)):
+    names: list[str] = []
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(set(paths)):
             break

@@ -1,7 +1,6 @@
-"""A run that goes on, as far as its lines tell: the records of a finished one, made from them.
+"""Makes the records of a finished run from the lines of a running one; both are drawn alike.
 
-What draws a finished run then draws one that goes on. The lines may come from anyone: what does not
-fit the plan is left out, never an error.
+The lines may come from anyone: lines that contradict the plan are left out, and never an error.
 """
 
 from __future__ import annotations
@@ -24,11 +23,15 @@ from batchwright.records.text.formatting import percent, shares_between
 
 @dataclass(frozen=True)
 class RunLines:
-    """Lines of a run by kind, each kind in order; the newest step is among them, and the newest
-    rounds and notes.
+    """Lines of a run by kind, in order; the newest steps, rounds and notes are among them.
 
     Attributes:
-        stride: Every so many of the epochs is here.
+        epochs: Lines of finished epochs.
+        steps: Lines of steps.
+        shares: Lines of local batches.
+        rounds: Lines of rounds.
+        notes: Lines with messages.
+        stride: Of the run's epochs every ``stride``-th one is here.
     """
 
     epochs: Sequence[EpochLine] = ()
@@ -41,7 +44,7 @@ class RunLines:
 
 @dataclass(frozen=True)
 class WorkerNow:
-    """A worker at the newest line: samples per step, and means of a step's seconds."""
+    """A worker by the newest line: samples per step, and mean seconds of a step."""
 
     rank: int
     place: str
@@ -56,10 +59,10 @@ class EpochNow:
     """The epoch in progress.
 
     Attributes:
-        epoch: Zero-based.
-        step: Steps done in it; under a parameter server samples that were committed.
-        steps: Of how many.
-        seconds: Of training in it so far; 0 where nothing tells.
+        epoch: Number of the epoch, zero-based.
+        step: Steps done in it; with a parameter server committed samples.
+        steps: All its steps, or samples.
+        seconds: Seconds of training in it so far; 0 if unknown.
         unit: What is counted: ``step`` or ``sample``.
     """
 
@@ -71,25 +74,25 @@ class EpochNow:
 
     @property
     def share(self) -> float:
-        """How much of it is done, in [0, 1]."""
+        """Finished share of the epoch, in [0, 1]."""
         return min(1.0, self.step / self.steps)
 
     @property
     def expected_seconds(self) -> float | None:
-        """What the whole epoch would take at its pace so far; `None` before there is one."""
+        """Seconds of the whole epoch at its speed so far; `None` if that is unknown."""
         return self.seconds / self.share if self.step and self.seconds else None
 
 
 def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLines) -> RunSummary:
     """The finished epochs as the summary of a run.
 
-    Its wall time is that of these epochs: nothing tells how long the set-up took.
+    Its wall time is that of these epochs, since the time of the set-up is unknown.
 
     Args:
-        name: Stands for the run folder.
-        plan: What is followed.
-        profile: What it was made from, if known.
-        lines: What the run has told.
+        name: Name in place of the run folder.
+        plan: The plan that the run follows.
+        profile: The plan's profile, if known.
+        lines: The run's lines.
     """
     epochs = _epochs(plan, lines)
     wall = sum(e.training_seconds + e.evaluation_seconds + e.checkpoint_seconds for e in epochs)
@@ -105,9 +108,9 @@ def summary_so_far(name: str, plan: Plan, profile: Profile | None, lines: RunLin
 
 
 def forecast_so_far(plan: Plan, lines: RunLines) -> EpochLine | None:
-    """The newest evaluated epoch, if it tells how a run by this plan is likely to end; else `None`.
+    """The newest evaluated epoch's line, if it holds a forecast of the run's end; else `None`.
 
-    Nothing is told of the end by a plan that predicts none: so after a batch that was changed.
+    There is no forecast if the plan predicts no accuracy, as after a change of the batch.
     """
     newest = _newest(plan, lines)
     line = next((one for one in reversed(newest) if one.record.top1 is not None), None)
@@ -121,10 +124,10 @@ def forecast_so_far(plan: Plan, lines: RunLines) -> EpochLine | None:
 
 
 def forecast_words(line: EpochLine | None, *, brief: bool = False) -> str:
-    """What an epoch's line expects of the rest of its run; empty where it tells nothing.
+    """The forecast of the run's end in an epoch's line, in words; empty without one.
 
     Args:
-        line: Of the last evaluated epoch.
+        line: The line of the last evaluated epoch.
         brief: Whether the interval is left out.
     """
     if line is None:
@@ -138,7 +141,7 @@ def forecast_words(line: EpochLine | None, *, brief: bool = False) -> str:
 
 
 def epoch_now(plan: Plan, lines: RunLines) -> EpochNow | None:
-    """The epoch that the newest step or round is of; `None` between epochs, and without such."""
+    """The epoch of the newest step or round; `None` between epochs, and before the first step."""
     if plan.server is not None:
         samples = plan.data.train_samples
         if not lines.rounds or lines.rounds[-1].committed >= plan.epochs * samples:
@@ -156,7 +159,7 @@ def epoch_now(plan: Plan, lines: RunLines) -> EpochNow | None:
 
 
 def workers_now(lines: RunLines) -> list[WorkerNow]:
-    """The workers by the newest line that tells of them; none where nothing does."""
+    """The workers by the newest line with their values; empty before such a line."""
     step = _newest_step(lines)
     epoch = lines.epochs[-1].record if lines.epochs else None
     newest: StepLine | EpochRecord | None = step or epoch
@@ -181,9 +184,9 @@ def workers_now(lines: RunLines) -> list[WorkerNow]:
 
 
 def rounds_of(plan: Plan, lines: Iterable[RoundLine]) -> list[RoundRecord]:
-    """The rounds of workers and epochs that the plan has."""
-    told = (line.record for line in lines)
-    return [one for one in told if one.worker < plan.workers and one.epoch < plan.epochs]
+    """The rounds whose worker and epoch exist in the plan."""
+    records = (line.record for line in lines)
+    return [one for one in records if one.worker < plan.workers and one.epoch < plan.epochs]
 
 
 def _newest_step(lines: RunLines) -> StepLine | None:
@@ -196,6 +199,6 @@ def _epochs(plan: Plan, lines: RunLines) -> list[EpochRecord]:
 
 
 def _newest(plan: Plan, lines: RunLines) -> list[EpochLine]:
-    """The lines of finished epochs; of one that was told twice, as after a resume, the newest."""
+    """The lines of finished epochs; of several for one epoch, as after a resume, the newest."""
     by_epoch = {one.record.epoch: one for one in lines.epochs if one.record.epoch < plan.epochs}
     return [one for _, one in sorted(by_epoch.items())]

@@ -1,8 +1,8 @@
-"""A plan cut down to what a page has room for, so that no plan takes long to draw.
+"""Cuts a plan down to what a page has room for, so that no plan takes long to draw.
 
-A run may bring a plan of thousands of rows, candidates or reasons, and what is derived from them
-costs their number at least, some of it their square. So the plan is cut first; `outline_words`
-tells how much of it is drawn.
+A run may have a plan of thousands of stages, candidates or reasons. The time to draw them is at
+least linear in their number, for some parts quadratic. So the plan is cut first; `outline_words`
+says how much of it is drawn.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ MAXIMUM_KNEES = 100
 MAXIMUM_REASONS = 60
 MAXIMUM_ALTERNATIVES = 20
 LONGEST_TEXT = 2000
-"""Characters of a reason."""
+"""Most characters of a reason's text."""
 
 
 def outlined(plan: Plan) -> Plan:
-    """The plan itself, or one with fewer rows, candidates, knees and reasons.
+    """The plan itself, or one with fewer stages, candidates, knees and reasons.
 
-    Of many rows, neighbours are taken together: of each block the row with the lowest and the one
-    with the highest resolution, batch and rate stay, in their order. They share the block's epochs
-    and have the mean of its predicted seconds, so that sums are those of the whole plan. Evenly
-    spaced rows would show a cycle of resolutions as a constant one.
+    Many stages are divided into blocks of neighbours. From each block the stages with the lowest
+    and with the highest resolution, batch and rate stay, in their order. They share the block's
+    epochs and have the mean of its predicted seconds, so that sums are those of the whole plan.
+    (Evenly spaced stages could show a cycle of resolutions as a constant one.)
     """
     reasons = tuple(_reason(one) for one in plan.reasons[:MAXIMUM_REASONS])
     changes: dict[str, object] = {"reasons": reasons} if reasons != plan.reasons else {}
     if len(plan.stages) > MAXIMUM_ROWS:
         changes["stages"] = tuple(_rows(plan.stages))
     if len(plan.considered) > MAXIMUM_CANDIDATES:
-        # Some of the chosen ones, of the frontier, and of all.
+        # A third of the room each for chosen candidates, the frontier, and all candidates.
         sizes = planned_sizes(plan)
         chosen = [
             one
@@ -55,25 +55,25 @@ def outlined(plan: Plan) -> Plan:
 
 
 def outline_words(plan: Plan) -> str:
-    """What of a whole plan is drawn, in a few sentences; empty where that is all."""
-    rows, told = len(plan.stages), []
+    """How much of a plan `outlined` keeps, in a few sentences; empty if it keeps all."""
+    rows, notes = len(plan.stages), []
     if rows > MAXIMUM_ROWS:
-        told.append(
+        notes.append(
             f"Of {rows:,} stages {MAXIMUM_ROWS} are shown, numbered anew: of each "
             f"{round(2 * rows / MAXIMUM_ROWS)} neighbours those with the lowest and with the "
             "highest resolution, batch and rate, at the mean of their predicted seconds."
         )
     if len(plan.considered) > MAXIMUM_CANDIDATES:
-        told.append(
+        notes.append(
             f"Of {len(plan.considered):,} candidates at most {MAXIMUM_CANDIDATES} are shown."
         )
     if len(plan.reasons) > MAXIMUM_REASONS:
-        told.append(f"Of {len(plan.reasons):,} reasons the first {MAXIMUM_REASONS} are shown.")
-    return " ".join([*told, "All are in plan.json."]) if told else ""
+        notes.append(f"Of {len(plan.reasons):,} reasons the first {MAXIMUM_REASONS} are shown.")
+    return " ".join([*notes, "All are in plan.json."]) if notes else ""
 
 
 def _rows(stages: Sequence[Stage]) -> Iterator[Stage]:
-    """Two rows for each of as many blocks as there is room for."""
+    """The kept stages of many: at most two of each block."""
     blocks = MAXIMUM_ROWS // 2
     for at in range(blocks):
         block = stages[len(stages) * at // blocks : len(stages) * (at + 1) // blocks]
@@ -82,23 +82,23 @@ def _rows(stages: Sequence[Stage]) -> Iterator[Stage]:
         epochs, seconds = sum(one.epochs for one in block), _mean_seconds(block)
         shares = [epochs - epochs // 2, epochs // 2] if first != last else [epochs]
         for row, share in zip((first, last), shares, strict=False):
-            told = {"epochs": share, "predicted_epoch_seconds": seconds}
-            yield block[row].model_copy(update=told)
+            changes = {"epochs": share, "predicted_epoch_seconds": seconds}
+            yield block[row].model_copy(update=changes)
 
 
 def _mean_seconds(block: Sequence[Stage]) -> Estimate | None:
-    """Predicted seconds of an epoch; the interval assumes errors that all go the same way."""
-    told = [(one.epochs, one.predicted_epoch_seconds) for one in block]
-    epochs = sum(count for count, _ in told)
+    """Mean predicted seconds per epoch; its interval assumes that errors are fully correlated."""
+    times = [(one.epochs, one.predicted_epoch_seconds) for one in block]
+    epochs = sum(count for count, _ in times)
     ends = {
-        end: sum(count * getattr(one, end) for count, one in told if one is not None) / epochs
+        end: sum(count * getattr(one, end) for count, one in times if one is not None) / epochs
         for end in ("value", "low", "high")
     }
-    return Estimate(**ends) if all(one is not None for _, one in told) else None
+    return Estimate(**ends) if all(one is not None for _, one in times) else None
 
 
 def _reason(reason: Reason) -> Reason:
-    """A reason of readable length; the usual one is as it was."""
+    """The reason with texts and alternatives cut to a readable length."""
     shortened: dict[str, object] = {
         name: f"{text[:LONGEST_TEXT]}…"
         for name in ("choice", "value", "why", "reference")

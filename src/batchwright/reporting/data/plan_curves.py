@@ -1,7 +1,7 @@
 """A plan as curves: time and cost of the whole training against the global batch.
 
-One curve for each cluster, with intervals, knee, and the measured steps on top: what the figure
-draws, what its JSON file holds and what the page shows.
+There is one curve for each cluster, with intervals, knee and measured steps. Figure, its JSON file
+and page show the same curves.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from batchwright.records.text.plan_text import (
 )
 from batchwright.reporting.data.worker_curves import spread
 
-MAX_CURVES = 5  # as many as are told apart, by colour and by eye
+MAX_CURVES = 5  # as many as can be distinguished by colour
 
-BETWEEN = 12  # places between two candidates at which a smooth curve is drawn
+BETWEEN = 12  # points of a smooth curve from one candidate to the next
 
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-HEADROOM = 3.5  # times the least of the highest curve: smaller batches leave through the top
+HEADROOM = 3.5  # top of a chart over the highest curve's minimum; smaller batches are cut off
 
 Range = tuple[float, float, float]  # value, lower end, upper end of the 95 % interval
 Row = tuple[float, float, float, float]  # global batch, and a range there
@@ -34,7 +34,7 @@ Row = tuple[float, float, float, float]  # global batch, and a range there
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One candidate: seconds, cost and, where known, accuracy (a share) of the whole training."""
+    """One candidate: seconds, cost and, if known, accuracy (a share) of the whole training."""
 
     global_batch_size: int
     local_batch_size: int
@@ -50,7 +50,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class MeasuredPoint:
-    """What the training would take at the measured step time; the ends are the visits' extremes."""
+    """Time and cost of the training at a measured step time; ends are the visits' extremes."""
 
     global_batch_size: int
     seconds: Range
@@ -59,7 +59,7 @@ class MeasuredPoint:
 
 @dataclass(frozen=True)
 class KneePoint:
-    """Where more batch stops paying; ``low`` and ``high`` are batches."""
+    """The knee of a cluster's curve; ``low`` and ``high`` are the ends of its interval."""
 
     global_batch_size: int
     seconds: float
@@ -87,11 +87,11 @@ class ClusterCurve:
 
 @dataclass(frozen=True)
 class PlanCurves:
-    """What a figure of a plan shows.
+    """The content of a plan's figure.
 
-    ``priced`` says what cost is: the price's currency, or worker-hours where there is no price.
-    ``deadline``, in seconds, ``max_cost`` and ``accuracy_tolerance``, a share, are the
-    goal's. ``left_out`` is how many clusters the plan holds besides the ones shown.
+    ``priced`` says whether costs are in the price's currency, or without a price in worker-hours.
+    ``deadline`` (seconds), ``max_cost`` and ``accuracy_tolerance`` (a share) are those of the goal.
+    ``left_out`` is the number of the plan's clusters that are not shown.
     """
 
     network: str
@@ -110,8 +110,8 @@ def plan_curves(plan: Plan, profiles: Sequence[Profile] = ()) -> PlanCurves:
     """The plan's curves at its highest resolution.
 
     Args:
-        plan: The plan; one without candidates has no curve.
-        profiles: Where the measured points are taken from.
+        plan: The plan; without candidates it has no curves.
+        profiles: Profiles with the measured points.
     """
     side = plan.top_resolution
     groups: dict[tuple[int, tuple[KindCount, ...]], list[Prediction]] = {}
@@ -143,11 +143,12 @@ def plan_curves(plan: Plan, profiles: Sequence[Profile] = ()) -> PlanCurves:
 
 
 def smooth(rows: Sequence[Row]) -> list[Row]:
-    r"""A curve through its candidates, as it runs between them.
+    r"""A curve through candidates, with points between them.
 
     .. math:: T(B) = (D / B) (c_0 + c_1 B) = D c_1 + D c_0 / B
 
-    is a line in :math:`1/B` where a step's time is a line in the batch, so lines in 1/B join them.
+    is linear in :math:`1/B` if a step's time is linear in the batch, so the points between two
+    candidates are interpolated linearly in 1/B.
 
     Args:
         rows: Batch and range of each candidate, batches rising.
@@ -169,10 +170,7 @@ def smooth(rows: Sequence[Row]) -> list[Row]:
 
 
 def units_of(curves: PlanCurves) -> tuple[tuple[float, str], tuple[float, str]]:
-    """For time and for cost: what the numbers are divided by, and the name of the unit then.
-
-    ``curves`` holds at least one cluster.
-    """
+    """Divisor and name of the units for time and for cost; ``curves`` has at least one cluster."""
     time = time_unit(top_of(curves, "seconds"))
     if curves.priced:
         return time, (1.0, "in the price's currency")
@@ -186,9 +184,9 @@ def time_unit(highest: float) -> tuple[float, str]:
 
 
 def top_of(curves: PlanCurves, quantity: str) -> float:
-    """Where a chart of ``seconds`` or ``cost`` ends: what matters is at the foot of the curves.
+    """Top of a chart of ``seconds`` or ``cost``, near the curves' minima, which matter most.
 
-    ``curves`` holds at least one cluster.
+    ``curves`` has at least one cluster.
     """
     lines = [[getattr(one, quantity) for one in cluster.points] for cluster in curves.clusters]
     least = max(min(value for value, _, _ in line) for line in lines)
@@ -204,7 +202,7 @@ def top_of(curves: PlanCurves, quantity: str) -> float:
 def _worth_showing(
     plan: Plan, groups: dict[tuple[int, tuple[KindCount, ...]], list[Prediction]]
 ) -> list[tuple[int, tuple[KindCount, ...]]]:
-    """The chosen cluster, the extremes, and as many between them as are told apart."""
+    """The clusters to show, at most `MAX_CURVES`: the chosen one, both extremes, some between."""
     rising = sorted(groups, key=lambda key: (key[0], cluster_words(*key)))
     curves = [key for key in rising if len(groups[key]) > 1] or rising
     planned = planned_sizes(plan)
@@ -247,7 +245,7 @@ def _curve(
 
 
 def _training(plan: Plan, one: Prediction) -> Estimate:
-    """Seconds of the whole training; of the epochs alone where evaluation is not known."""
+    """Seconds of the whole training; without evaluation if its time is unknown."""
     return one.train_seconds or _times(one.epoch_seconds, plan.epochs)
 
 
@@ -284,14 +282,14 @@ def _measured(
     points: Sequence[CurvePoint],
     profiles: Sequence[Profile],
 ) -> tuple[MeasuredPoint, ...]:
-    """The measured steps of this cluster, as the training they would make.
+    """The measured steps of this cluster as time and cost of a training with such steps.
 
-    A measured batch between two candidates takes D / B steps an epoch. Those beyond the candidates
-    are left out: they would stretch the figure.
+    A measured batch between two candidates takes D / B steps per epoch. Batches beyond the
+    candidates are left out, since they would stretch the figure.
     """
     first, side = considered[0], plan.top_resolution
     lengths = {one.global_batch_size: one.trained_epochs or plan.epochs for one in considered}
-    beside = median(  # evaluation, which a step does not tell
+    beside = median(  # seconds of evaluation, which step times do not include
         _training(plan, one).value - lengths[one.global_batch_size] * one.epoch_seconds.value
         for one in considered
     )
@@ -317,7 +315,7 @@ def _measured(
 
 
 def _steps_of(cluster: Prediction, side: int, profiles: Sequence[Profile]) -> list[StepTime]:
-    """Steps measured on the cluster's own kind of worker; a mixed cluster was not measured."""
+    """Steps measured on the cluster's kind of worker; mixed clusters have none."""
     kinds = {one.kind for one in cluster.kinds}
     if len(kinds) > 1:
         return []

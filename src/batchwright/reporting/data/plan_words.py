@@ -1,4 +1,4 @@
-"""A plan as rows of words: what page, terminal and comparison show alike."""
+"""A plan as table rows and short texts, for pages, terminal and comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from batchwright.reporting.data.round_curves import large_workers
 
 
 def stage_rows(plan: Plan) -> list[tuple[str, list[str]]]:
-    """The plan's stage table turned on its side: (word, one value per stage)."""
+    """The plan's stage table, transposed: (name, one value per stage)."""
     stages = plan.stages
     several = len({stage.rate_stage for stage in stages}) > 1
     rows = [
@@ -37,19 +37,19 @@ def stage_rows(plan: Plan) -> list[tuple[str, list[str]]]:
 
 
 def split_rows(plan: Plan) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """What all stages have in common as (word, value), and the rest with a row for each stage.
+    """Values that all stages share as (name, value), and the others as rows, one for each stage.
 
-    The rows have their head first. A plan of one stage has nothing in common: all is in its row.
+    The first row is the head. A plan of one stage has no shared values.
     """
-    told = stage_rows(plan)
+    facts = stage_rows(plan)
     several = len(plan.stages) > 1
-    common = [(word, values[0]) for word, values in told if several and len(set(values)) == 1]
-    kept = [(word, values) for word, values in told if word not in dict(common)]
+    common = [(word, values[0]) for word, values in facts if several and len(set(values)) == 1]
+    kept = [(word, values) for word, values in facts if word not in dict(common)]
     rows = [[values[at] for _, values in kept] for at in range(len(plan.stages))]
     return common, [[_SHORT.get(word, word) for word, _ in kept], *rows]
 
 
-_MAX_TOLD = 4  # numbers in one cell
+_MAX_GROUPS = 4  # of numbers in one cell
 
 _SHORT = {
     "of the rate": "rate stage",
@@ -61,10 +61,7 @@ _SHORT = {
 
 
 def batch_word(plan: Plan) -> str:
-    """What the local batches of a row are: where some workers' differ on purpose, which is whose.
-
-    Workers with the large batch stand first.
-    """
+    """The heading of local batches; with two batch sizes it says that the large ones come first."""
     large = large_workers(plan)
     if plan.server is not None and 0 < large < plan.workers:
         return "local batch, large + small"
@@ -72,13 +69,13 @@ def batch_word(plan: Plan) -> str:
 
 
 def stage_word(plan: Plan, index: int) -> str:
-    """A stage by its number, counted from one, with the resolution if there are several."""
+    """A stage's number, counted from one, and its resolution if the plan has several."""
     several = len({stage.resolution for stage in plan.stages}) > 1
     return f"{index + 1}: {plan.stages[index].resolution} px" if several else str(index + 1)
 
 
 def decided_words(plan: Plan) -> str:
-    """The batches in a headline: the global one, or the two kinds of local ones."""
+    """The batch for a headline: the global one, or with two batch sizes both local ones."""
     large = large_workers(plan)
     if plan.server is None or not 0 < large < plan.workers:
         return f"global batch {range_words(stage.global_batch_size for stage in plan.stages)}"
@@ -90,7 +87,7 @@ def decided_words(plan: Plan) -> str:
 
 
 def local_range(plan: Plan) -> str:
-    """The local batches of all stages in a narrow column, large + small where there are both."""
+    """Ranges of the local batches of all stages, for a narrow column; large + small if both."""
     large = large_workers(plan)
     parts = [slice(large), slice(large, None)] if plan.server is not None else [slice(None)]
     sizes = ([n for row in plan.stages for n in row.local_batch_sizes[part]] for part in parts)
@@ -98,15 +95,15 @@ def local_range(plan: Plan) -> str:
 
 
 def batches_words(plan: Plan) -> str:
-    """The local batches of all rows in few words: those of one, or from the first to the last."""
-    told = list(dict.fromkeys(local_batches(stage.local_batch_sizes) for stage in plan.stages))
-    if len(told) > 1:
-        return f"{told[0]} at first, {told[-1]} at last"
-    return f"{told[0]}{' at first' if plan.method_spec.balancer else ''}"
+    """The local batches in few words; if stages differ, those of the first and the last."""
+    distinct = list(dict.fromkeys(local_batches(stage.local_batch_sizes) for stage in plan.stages))
+    if len(distinct) > 1:
+        return f"{distinct[0]} at first, {distinct[-1]} at last"
+    return f"{distinct[0]}{' at first' if plan.method_spec.balancer else ''}"
 
 
 def range_words(values: Iterable[int]) -> str:
-    """Whole numbers in few words: one, or from the least to the most.
+    """Whole numbers as a range, or one number if all are equal.
 
     >>> range_words([64, 64]), range_words([512, 64, 128])
     ('64', '64 to 512')
@@ -122,9 +119,9 @@ def _augmentation(stage: Stage) -> str:
 
 
 def _distinct(values: tuple[float, ...], spec: str) -> str:
-    """Numbers of neighbours without repeats, of many the ends; empty if there are none."""
+    """Numbers with equal neighbours counted; more than four groups as a range; empty if none."""
     runs = [(value, len(list(same))) for value, same in groupby(values)]
-    if len(runs) > _MAX_TOLD:
+    if len(runs) > _MAX_GROUPS:
         return f"{min(values):{spec}} to {max(values):{spec}}"
     return " + ".join(
         f"{count} x {value:{spec}}" if count > 1 else f"{value:{spec}}" for value, count in runs
@@ -132,7 +129,7 @@ def _distinct(values: tuple[float, ...], spec: str) -> str:
 
 
 def header_rows(plan: Plan) -> list[tuple[str, str]]:
-    """The plan's header as (word, value)."""
+    """The plan's header as (name, value)."""
     rule = plan.learning_rate
     gained = " times the measured gain" if rule.scaling == "gain" else ""
     return [

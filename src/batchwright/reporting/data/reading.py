@@ -1,4 +1,4 @@
-"""What a summary says, as plain numbers and words: the one source of tables, figures and page."""
+"""Figures and texts of a run's summary: the common source of tables, figures and pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from batchwright.records.text.formatting import (
     size,
 )
 from batchwright.reporting.data.plan_words import stage_word
-from batchwright.reporting.data.worker_curves import Part, WorkerCurve, told_parts, worker_curves
+from batchwright.reporting.data.worker_curves import (
+    Part,
+    WorkerCurve,
+    recorded_parts,
+    worker_curves,
+)
 
 SIMULATED = (
     "This cluster was simulated: gradients, losses and accuracies are real. Times of training are "
@@ -30,32 +35,32 @@ SIMULATED = (
 
 
 def simulated_word(summary: RunSummary) -> str:
-    """``simulated `` before the seconds of a simulated cluster, nothing before real ones."""
+    """``simulated `` for the seconds of a simulated cluster; empty for real ones."""
     return "simulated " if summary.simulated else ""
 
 
 def measured_word(summary: RunSummary) -> str:
-    """What the seconds of the run's epochs are: ``measured`` or ``simulated``."""
+    """``measured`` or ``simulated``, for the seconds of the run's epochs."""
     return "simulated" if summary.simulated else "measured"
 
 
 def training_words(summary: RunSummary, seconds: float) -> str:
-    """Seconds of training in words, those of a simulated cluster named so."""
+    """Seconds of training as text, marked if they are those of a simulated cluster."""
     return f"{duration(seconds)}{' simulated' if summary.simulated else ''}"
 
 
-# ------------------------------------------------------------------------------------ where it went
+# ------------------------------------------------------------------------------ where the time went
 
 
 def worker_rows(summary: RunSummary) -> list[list[str]]:
-    """The workers over all epochs in words: head first, then a row for each.
+    """The workers over all epochs as table rows: the head, then a row for each.
 
-    The local batch is that of the last epoch in which the worker took part. Processor time of
-    loader processes goes by beside the other times, and stands last where there is any.
+    The local batch is that of the worker's last epoch. The last column is the processor time of
+    loader processes, if there are any; it is not part of the other times.
     """
     curves = worker_curves(summary)
     loaded = any(one.loading_cpu_seconds for one in curves)
-    parts = told_parts(summary)
+    parts = recorded_parts(summary)
     last = "exchange" if "wait" in parts else "exchange and wait"
     head = ["worker", "local batch", "samples", *parts[:-1], last]
     rows = [[*head, "loaders (CPU)"] if loaded else head]
@@ -72,25 +77,24 @@ def worker_rows(summary: RunSummary) -> list[list[str]]:
 
 
 def accounting(summary: RunSummary, worker: WorkerCurve | None = None) -> list[tuple[str, float]]:
-    """Where the wall time went, as (part, seconds): parts that sum to ``wall_seconds``.
+    """How the wall time was spent, as (part, seconds); the parts sum to ``wall_seconds``.
 
-    Input, compute, wait and communication are, epoch by epoch, the mean over the workers, or those
-    of ``worker`` alone. ``wait`` is missing where the records count it as communication. ``other``
-    is what no clock claims, epochs without the worker among it. Clocks that claim more than the
-    wall time (epochs from before a resume are not part of it) leave ``other`` at 0, and the parts
-    then sum to the claims.
+    Input, compute, wait and communication are means over the workers in each epoch, or those of
+    ``worker`` alone. ``wait`` is missing if the records count it as communication. ``other`` is the
+    time that no clock measured, including epochs without the worker. If the measured parts exceed
+    the wall time, which does not include epochs from before a resume, ``other`` is 0.
 
-    Of a simulated cluster only its own seconds are told, those of training: they are never added
-    to real ones.
+    For a simulated cluster the parts are those of its simulated training, which are never added to
+    real seconds.
     """
-    of_workers = [_mean_seconds(summary, part, worker) for part in told_parts(summary)]
+    of_workers = [_mean_seconds(summary, part, worker) for part in recorded_parts(summary)]
     if summary.simulated:
         total = sum(epoch.training_seconds for epoch in summary.epochs)
-        parts: list[tuple[str, float]] = list(zip(told_parts(summary), of_workers, strict=True))
+        parts: list[tuple[str, float]] = list(zip(recorded_parts(summary), of_workers, strict=True))
         return [*parts, ("other", max(0.0, total - sum(of_workers)))]
     claims: list[tuple[str, float]] = [
         ("set-up", summary.setup_seconds),
-        *zip(told_parts(summary), of_workers, strict=True),
+        *zip(recorded_parts(summary), of_workers, strict=True),
         ("evaluation", sum(epoch.evaluation_seconds for epoch in summary.epochs)),
         ("checkpoints", sum(epoch.checkpoint_seconds for epoch in summary.epochs)),
     ]
@@ -99,24 +103,24 @@ def accounting(summary: RunSummary, worker: WorkerCurve | None = None) -> list[t
 
 
 def whole_accounting(summary: RunSummary) -> list[tuple[str, float]]:
-    """`accounting`, and around it what the command did besides training: all that was waited for.
+    """`accounting` with the parts of the command before and after training.
 
-    Of a run that was continued that is only what the last command did, and its parts say so. Of a
-    simulated cluster the same as `accounting`.
+    For a resumed run these are the parts of the last command, and marked as such. For a simulated
+    cluster the result is that of `accounting`.
     """
     parts = accounting(summary)
     if summary.simulated:
         return parts
     whose = " (last command)" if summary.resumed else ""
     before, after = (
-        [(one.name + whose, one.seconds) for one in told]
-        for told in (summary.before, summary.after)
+        [(one.name + whose, one.seconds) for one in timed]
+        for timed in (summary.before, summary.after)
     )
     return [*before, *parts, *after]
 
 
 def accounting_rows(summary: RunSummary) -> list[list[str]]:
-    """Part, time and share of `whole_accounting`; last, of all together."""
+    """Part, time and share of `whole_accounting` as table rows; the last row is the sum."""
     parts = whole_accounting(summary)
     total = sum(seconds for _, seconds in parts)
     return [
@@ -139,14 +143,15 @@ def _mean_seconds(summary: RunSummary, part: Part, worker: WorkerCurve | None) -
 # -------------------------------------------------------------------- predicted against measured
 
 _MANY_TIMES = 1.5
-"""From this ratio on either way, what was measured is so many times what was predicted."""
+"""Ratio of measured to predicted from which on (or below its inverse) it is given as a factor."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was predicted for a stage beside what was measured: seconds an epoch, or bytes.
+    """A prediction for a stage beside the measurement: seconds per epoch, or bytes.
 
-    With `is_share` an accuracy in [0, 1], whose error is told in points.
+    With `is_share` it is an accuracy in [0, 1], whose error is given in points. ``fastest`` and
+    ``slowest`` are the extremes of the measured epochs.
     """
 
     stage: int
@@ -158,27 +163,27 @@ class Comparison:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted: above 1 it took more than was predicted."""
+        """Measured over predicted; `None` if one of them is missing."""
         if self.predicted is None or self.measured is None or not self.predicted.value:
             return None
         return self.measured / self.predicted.value
 
     @property
     def points(self) -> float | None:
-        """100 (measured - predicted), of shares."""
+        """Measured minus predicted share, in points; `None` if one of them is missing."""
         if self.predicted is None or self.measured is None:
             return None
         return 100 * (self.measured - self.predicted.value)
 
     @property
     def inside(self) -> bool | None:
-        """Whether what was measured lies inside the predicted interval."""
+        """Whether the measurement lies inside the predicted interval; `None` if one is missing."""
         if self.predicted is None or self.measured is None:
             return None
         return self.predicted.low <= self.measured <= self.predicted.high
 
     def against(self, more: str = "more", less: str = "less") -> str:
-        """What was measured, counted from what was predicted: `5.3 % more`, `2.4 times as long`."""
+        """The measurement relative to the prediction: `5.3 % more`, `2.4 times as long`."""
         if self.predicted is None:
             return "nothing was predicted"
         if self.is_share and self.points is not None:
@@ -192,15 +197,15 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """How right the prediction was, in a few words: `5.3 % more, inside the 95 % interval`."""
-        told = self.against()
+        """How accurate the prediction was, in words: `5.3 % more, inside the 95 % interval`."""
+        words = self.against()
         if self.inside is None:
-            return told
-        return f"{told}, {'inside' if self.inside else 'outside'} the 95 % interval"
+            return words
+        return f"{words}, {'inside' if self.inside else 'outside'} the 95 % interval"
 
 
 def memory_comparisons(summary: RunSummary) -> list[Comparison]:
-    """Peak tensor bytes of the worker that took the most, one comparison per stage of the plan."""
+    """Peak tensor bytes of the worker with the most, one comparison per stage of the plan."""
     found = []
     for index, (stage, epochs) in enumerate(_stages(summary)):
         peaks = [one.peak_bytes for epoch in epochs for one in epoch.workers if one.peak_bytes]
@@ -210,7 +215,7 @@ def memory_comparisons(summary: RunSummary) -> list[Comparison]:
 
 
 def _stages(summary: RunSummary) -> list[tuple[Stage, list[EpochRecord]]]:
-    """Each stage of the plan with the epochs that were trained by it."""
+    """Each stage of the plan with its trained epochs."""
     ends = list(accumulate(stage.epochs for stage in summary.plan.stages))
     found: list[list[EpochRecord]] = [[] for _ in ends]
     for epoch in summary.epochs:
@@ -220,56 +225,54 @@ def _stages(summary: RunSummary) -> list[tuple[Stage, list[EpochRecord]]]:
 
 
 def accuracy_comparison(summary: RunSummary) -> Comparison:
-    """Held-out accuracy after the last epoch: of the plan, or the one that reached its target.
+    """Held-out accuracy after the plan's last epoch, or after the epoch that reached its target.
 
-    Where a run went on for more epochs than were planned, it is that after the planned ones.
+    If a run went on for more epochs than were planned, it is the accuracy after the planned ones.
     """
     plan, chosen = summary.plan, summary.plan.chosen
-    told, epochs = plan.epoch_accuracy, len(summary.epochs)
-    if 0 < len(told) < epochs:
-        measured = summary.epochs[len(told) - 1].top1
-        return Comparison(0, told[-1], measured, None, None, is_share=True)
-    early = ended_at_its_target(summary) and 0 < epochs <= len(told)
+    predictions, epochs = plan.epoch_accuracy, len(summary.epochs)
+    if 0 < len(predictions) < epochs:
+        measured = summary.epochs[len(predictions) - 1].top1
+        return Comparison(0, predictions[-1], measured, None, None, is_share=True)
+    early = ended_at_its_target(summary) and 0 < epochs <= len(predictions)
     reached = summary.accuracy if early or epochs == plan.epochs else None
-    at_end = told[epochs - 1 if early else -1] if told else None
+    at_end = predictions[epochs - 1 if early else -1] if predictions else None
     predicted = at_end or (chosen.accuracy if chosen else None)
     return Comparison(0, predicted, reached, None, None, is_share=True)
 
 
 def ended_at_its_target(summary: RunSummary) -> bool:
-    """Whether training ended before the plan's last epoch, as an evaluation reached the target."""
+    """Whether training ended before the plan's last epoch because it reached the target."""
     few = len(summary.epochs) < summary.plan.epochs
     return few and reached_epoch(summary.plan, summary.epochs) is not None
 
 
 def epoch_accuracies(summary: RunSummary) -> dict[int, Comparison]:
-    """Predicted and measured held-out accuracy of evaluated epochs, where something was predicted.
-
-    By epoch, zero-based.
-    """
-    told = summary.plan.epoch_accuracy
+    """Predicted and measured held-out accuracy by zero-based epoch, for epochs that have both."""
+    predictions = summary.plan.epoch_accuracy
     return {
-        epoch.epoch: Comparison(0, told[epoch.epoch], epoch.top1, None, None, is_share=True)
-        for epoch in summary.epochs
-        if epoch.top1 is not None and epoch.epoch < len(told) and told[epoch.epoch] is not None
+        at: Comparison(0, predictions[at], epoch.top1, None, None, is_share=True)
+        for at, epoch in ((one.epoch, one) for one in summary.epochs)
+        if epoch.top1 is not None and at < len(predictions) and predictions[at] is not None
     }
 
 
 def accuracy_words(summary: RunSummary) -> str:
-    """A target that was missed, and how right accuracy was that was predicted epoch by epoch."""
-    told, missed = epoch_accuracies(summary), _missed_target(summary)
-    if not told:
+    """A missed target, and how accurate the predictions for single epochs were, in sentences."""
+    compared, missed = epoch_accuracies(summary), _missed_target(summary)
+    if not compared:
         return missed
-    worst = max(told, key=lambda epoch: abs(told[epoch].points or 0.0))
-    inside = sum(bool(one.inside) for one in told.values())
+    worst = max(compared, key=lambda epoch: abs(compared[epoch].points or 0.0))
+    inside = sum(bool(one.inside) for one in compared.values())
     return missed + (
-        f"Accuracy lay inside its predicted interval in {inside} of {counted(len(told), 'epoch')}; "
-        f"furthest off, after epoch {worst + 1}, it was {told[worst].verdict}."
+        f"Accuracy lay inside its predicted interval in {inside} of "
+        f"{counted(len(compared), 'epoch')}; furthest off, after epoch {worst + 1}, it was "
+        f"{compared[worst].verdict}."
     )
 
 
 def _missed_target(summary: RunSummary) -> str:
-    """That a training which is over did not reach its target, in a sentence; else empty."""
+    """A sentence if the training is over and has not reached its target; else empty."""
     target = summary.plan.job.goal.target
     if target is None or not summary.ended or reached_epoch(summary.plan, summary.epochs):
         return ""
@@ -279,7 +282,7 @@ def _missed_target(summary: RunSummary) -> str:
 
 
 def learnt_words(summary: RunSummary) -> str:
-    """What a later plan can learn of accuracy, in a sentence; empty if it came as predicted."""
+    """How a later plan can learn from a mispredicted accuracy; empty if it was inside."""
     reached = accuracy_comparison(summary)
     if reached.inside is not False:
         return ""
@@ -291,12 +294,12 @@ def learnt_words(summary: RunSummary) -> str:
 
 
 def memory_measured(summary: RunSummary) -> bool:
-    """Whether a step of any stage was weighed."""
+    """Whether the memory of any stage was measured."""
     return any(one.measured for one in memory_comparisons(summary))
 
 
 def memory_note(summary: RunSummary) -> str:
-    """What the measured memory is, or why there is none, in a sentence."""
+    """What the measured memory includes, or why it was not measured, in a sentence."""
     if memory_measured(summary):
         return (
             "Memory is what the tensors of one worker take at most: of all workers the largest. "
@@ -312,10 +315,10 @@ def memory_note(summary: RunSummary) -> str:
 
 
 def comparisons(summary: RunSummary) -> list[Comparison]:
-    """One comparison per stage of the plan.
+    """Predicted and measured seconds per epoch, one comparison per stage of the plan.
 
-    Measured is the median over the stage's whole epochs, the first left out if there are more (it
-    pays for what is done once), as in `RunSummary.measured_epoch_seconds`.
+    Measured is the median over the stage's whole epochs. The first one is left out if there are
+    more, since it includes one-time work, as in `RunSummary.measured_epoch_seconds`.
     """
     found = []
     for index, (stage, epochs) in enumerate(_stages(summary)):
@@ -334,13 +337,14 @@ def comparisons(summary: RunSummary) -> list[Comparison]:
 
 
 def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[list[str]]:
-    """Seconds per epoch, accuracy if predicted, peak memory if measured: head first, then rows.
+    """Seconds per epoch, accuracy if predicted, and peak memory if measured, as table rows.
 
-    Of a simulated cluster nothing is said of how right the prediction was: it is what it goes by.
+    The first row is the head. For a simulated cluster the column of errors is left out, since its
+    times are computed from the predictions.
 
     Args:
-        summary: Of the run.
-        naming_epoch: Say after which epoch the accuracy is also where that is the plan's last.
+        summary: The run's summary.
+        naming_epoch: Name the accuracy's epoch also if it is the plan's last one.
     """
     plan, measured = summary.plan, measured_word(summary)
 
@@ -360,13 +364,13 @@ def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[li
         for one in comparisons(summary)
     ]
     learnt = accuracy_comparison(summary)
-    if (told := learnt.predicted) is not None:
+    if (estimate := learnt.predicted) is not None:
         early = ended_at_its_target(summary) and learnt.measured is not None
         word = "held-out accuracy"
         if early or naming_epoch:
             planned = len(plan.epoch_accuracy) or plan.epochs
             word += f", epoch {len(summary.epochs) if early else planned}"
-        times.append(row(word, learnt, shares_between(told), percent))
+        times.append(row(word, learnt, shares_between(estimate), percent))
     if summary.simulated:
         return [cells[:-1] for cells in (head, *times)]
     peaks = [
@@ -377,39 +381,39 @@ def compared_rows(summary: RunSummary, *, naming_epoch: bool = False) -> list[li
 
 
 def pace_words(summary: RunSummary) -> tuple[str, str]:
-    """The measured epoch against the predicted one: in a word or two, and with the figures."""
+    """The measured epoch relative to the predicted one: in a few words, and with the figures."""
     whole = overall(summary)
     if whole.predicted is None:
         return whole.verdict, "the plan holds no prediction"
     predicted = f"{number(whole.predicted.value)} s an epoch predicted"
     if whole.measured is None:
         return whole.verdict, predicted
-    told = f"{predicted}, {number(whole.measured)} s {measured_word(summary)} (median)"
+    words = f"{predicted}, {number(whole.measured)} s {measured_word(summary)} (median)"
     if summary.simulated:
-        return "not tested", f"{told} from the same step times"
+        return "not tested", f"{words} from the same step times"
     mean = ", mean of all stages" if len(summary.plan.stages) > 1 else ""
     inside = "inside" if whole.inside else "outside"
-    return whole.against("longer", "shorter"), f"{told}{mean}, {inside} the 95 % interval"
+    return whole.against("longer", "shorter"), f"{words}{mean}, {inside} the 95 % interval"
 
 
 def overall(summary: RunSummary) -> Comparison:
-    """The mean epoch of all stages that have both, predicted and measured, in one comparison.
+    """Predicted and measured seconds of the mean epoch, over all stages that have both.
 
-    Of one stage it is that of `comparisons`. The interval is that of errors which all go the same
-    way. Nothing is predicted or measured where no stage has both.
+    For a single stage it is that stage's comparison. The interval assumes fully correlated errors.
+    If no stage has both, nothing counts as measured.
     """
-    told = comparisons(summary)
-    if len(told) == 1:
-        return told[0]
+    found = comparisons(summary)
+    if len(found) == 1:
+        return found[0]
     stages = summary.plan.stages
     both = [
         (stages[one.stage].epochs, one.predicted, one.measured)
-        for one in told
+        for one in found
         if one.predicted is not None and one.measured is not None
     ]
     epochs = sum(count for count, _, _ in both)
     if not epochs:
-        some = next((one for one in told if one.predicted is not None), told[0])
+        some = next((one for one in found if one.predicted is not None), found[0])
         return Comparison(0, some.predicted, None, None, None)
     value, low, high, measured = (
         sum(count * seconds for count, seconds in column) / epochs
@@ -424,13 +428,13 @@ def overall(summary: RunSummary) -> Comparison:
 
 
 def held_out_loss(plan: Plan | None) -> str:
-    """What the held-out loss is called; it is cross entropy whatever loss is trained with."""
+    """The name of the held-out loss, which is cross entropy whatever the training loss is."""
     own = plan is not None and plan.job.loss != "cross_entropy"
     return "held-out cross entropy" if own else "held-out loss"
 
 
 def check_words(check: Check) -> str:
-    """How right a plan's predictions were, in a sentence or two."""
+    """How accurate a plan's predictions were, in a sentence or two."""
     times = [one for one in check.points if one.quantity == "step_seconds"]
     peaks = [one for one in check.points if one.quantity != "step_seconds"]
     rounds = ""
@@ -443,19 +447,19 @@ def check_words(check: Check) -> str:
         )
     if check.median_error is None:
         return "No step could be measured." + rounds
-    told = "".join(
+    own = "".join(
         f"The plan's own step ({one.workers} x {one.local_batch_size}, {one.resolution} px) was "
         f"predicted {percent(abs(one.error))} too {'high' if one.error > 0 else 'low'}. "
         for one in times
         if one.planned
     )
-    which = ", with the plan's own," if told else ""
+    which = ", with the plan's own," if own else ""
     verdict = "more than" if check.missed else "within"
     inside = f"{sum(one.inside for one in times)} of {counted(len(times), 'step time')}"
     if peaks:
         inside += f" and {sum(one.inside for one in peaks)} of {counted(len(peaks), 'memory peak')}"
     return (
-        f"{told}Predicted step times{which} miss the measured ones by "
+        f"{own}Predicted step times{which} miss the measured ones by "
         f"{percent(check.median_error)} in the median, {verdict} the {percent(check.tolerance)} of "
         f"goal.tolerance, and by {percent(max(abs(one.error) for one in times))} at worst; "
         f"{inside} lie inside their 95 % interval." + rounds
@@ -463,7 +467,7 @@ def check_words(check: Check) -> str:
 
 
 def refit_words(summary: RunSummary) -> str:
-    """What the measured epochs would have changed, in a sentence; empty if nothing was refitted."""
+    """What a refit with the measured epochs changes, in a sentence; empty without a refit."""
     refit = summary.refit
     if refit is None:
         return ""
@@ -481,7 +485,7 @@ def refit_words(summary: RunSummary) -> str:
 
 
 def training_clock(summary: RunSummary) -> list[float]:
-    """Seconds of training by the end of each epoch."""
+    """Seconds of training until the end of each epoch."""
     clock, seconds = [], 0.0
     for epoch in summary.epochs:
         seconds += epoch.training_seconds
@@ -490,7 +494,7 @@ def training_clock(summary: RunSummary) -> list[float]:
 
 
 def accuracy(epoch: EpochRecord | None) -> str:
-    """An epoch's held-out accuracy with the counts behind it."""
+    """An epoch's held-out accuracy with its counts of images."""
     if epoch is None or epoch.top1 is None:
         return "not evaluated"
     return f"{percent(epoch.top1)} ({epoch.val_correct:,} of {epoch.val_count:,})"

@@ -1,4 +1,4 @@
-"""Rounds with a parameter server as plain numbers: what timeline, page and tables show of them."""
+"""Rounds with a parameter server as plain numbers, for timelines, pages and tables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from batchwright.records.text.formatting import counted, duration, local_batches
 
 RoundPart = Literal["large", "small", "wait", "exchange", "evaluation"]
 ROUND_PARTS: tuple[RoundPart, ...] = ("large", "small", "wait", "exchange", "evaluation")
-"""What a worker does in a round: trains with one of two batches, waits, exchanges, evaluates."""
+"""Parts of a worker's round: training with one of two batches, waiting, exchange, evaluation."""
 
-MAX_ROUNDS = 8  # of one worker that a timeline shows one by one
+MAX_ROUNDS = 8  # rounds of one worker in a timeline of single rounds
 
 _MAX_MARKS = 10_000
 
-_SHORT = 1 - 1e-6  # of the usual update factor: a round that ends with an epoch may be cut short
+# Share of the planned update factor below which a round was cut short by the end of an epoch.
+_SHORT = 1 - 1e-6
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Lane:
 
 @dataclass(frozen=True)
 class Mark:
-    """A time at which an epoch's worth of samples is there, in seconds since training began.
+    """The end of an epoch, in seconds since training began.
 
-    ``epoch`` counts those that are whole; ``row`` says what begins, empty where no row does.
+    ``epoch`` is the number of finished epochs; ``row`` describes the stage that begins, if any.
     """
 
     seconds: float
@@ -53,7 +54,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Bin:
-    """A stretch of the run and the share of it that a worker spent on each part."""
+    """A stretch of the run, with the share of its time that a worker spent on each part."""
 
     start: float
     end: float
@@ -65,12 +66,14 @@ class EpochRounds:
     """The rounds that began in one zero-based epoch.
 
     Attributes:
-        spread: (Latest - earliest) / mean of the workers' training seconds in a round; `None` for
+        epoch: The epoch.
+        rounds: Number of rounds.
+        spread: (Longest - shortest) / mean of the workers' training seconds in a round; `None` for
             fewer than two workers.
-        over_predicted: Seconds of a round, waits aside, over the predicted ones; `None` if nothing
-            was predicted.
-        exchange_share: Of a round, waits aside.
-        wait_share: Of the workers' time, evaluation aside.
+        over_predicted: Seconds of a round without waiting, over the predicted ones; `None` if
+            nothing was predicted.
+        exchange_share: Share of the exchange in a round without waiting.
+        wait_share: Share of waiting in the workers' time without evaluation.
         lead: Most rounds that a worker was ahead of the slowest.
     """
 
@@ -84,29 +87,30 @@ class EpochRounds:
 
 
 def large_workers(plan: Plan) -> int:
-    """How many workers have the large batch; they come first in rank order."""
+    """Number of workers with the large batch, which have the lowest ranks."""
     return plan.workers - (plan.server.small_workers if plan.server else 0)
 
 
 def lanes(summary: RunSummary) -> list[Lane]:
-    """A lane for each worker of the plan, those without a round among them.
-
-    A clock that began anew with a resume is taken to go on where it stopped.
-    """
+    """A lane for each worker of the plan, also for workers without a round, on `one_clock`."""
     large = large_workers(summary.plan)
-    told: dict[int, list[RoundRecord]] = {worker: [] for worker in range(summary.plan.workers)}
+    by_worker: dict[int, list[RoundRecord]] = {worker: [] for worker in range(summary.plan.workers)}
     for one in one_clock(summary.rounds):
-        told.setdefault(one.worker, []).append(one)
+        by_worker.setdefault(one.worker, []).append(one)
     return [
         Lane(worker, worker >= large, tuple(sorted(ones, key=lambda one: one.start)))
-        for worker, ones in sorted(told.items())
+        for worker, ones in sorted(by_worker.items())
     ]
 
 
 def one_clock(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
-    """The rounds, as they ended, by one clock: no worker begins one before its last one's end."""
+    """The rounds, in the order of their ends, on one clock.
+
+    A clock that began again with a resume is continued where it stopped: it is recognized by a
+    worker's round that starts before the worker's previous training has ended.
+    """
     found: list[RoundRecord] = []
-    trained: dict[int, float] = {}  # until when each worker has trained
+    trained: dict[int, float] = {}  # end of each worker's newest training
     shift = over = 0.0
     for one in rounds:
         if one.start + shift < trained.get(one.worker, 0.0):
@@ -119,12 +123,12 @@ def one_clock(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
 
 
 def end_of(one: RoundRecord) -> float:
-    """When a round is over, evaluation included, in seconds since training began."""
+    """End of a round with its evaluation, in seconds since training began."""
     return one.start + sum(seconds for _, seconds in parts_of(one, small=False))
 
 
 def parts_of(one: RoundRecord, *, small: bool) -> list[tuple[RoundPart, float]]:
-    """What a round is made of, in the order of time: (part, seconds)."""
+    """The parts of a round in order of time: (part, seconds)."""
     return [
         ("small" if small else "large", one.compute_seconds),
         ("wait", one.wait_seconds),
@@ -134,9 +138,10 @@ def parts_of(one: RoundRecord, *, small: bool) -> list[tuple[RoundPart, float]]:
 
 
 def marks(summary: RunSummary) -> list[Mark]:
-    """The end of each epoch: when the last of the rounds that made up its samples had ended.
+    """The end of each epoch: the latest end of the rounds that make up its samples.
 
-    That need not be the last on record: those that end at one barrier are there in rank order.
+    That need not be the end of the last recorded one, since rounds that end at one barrier are
+    recorded in rank order.
     """
     plan, committed, over = summary.plan, 0, 0.0
     most = min(plan.epochs, _MAX_MARKS)
@@ -151,7 +156,7 @@ def marks(summary: RunSummary) -> list[Mark]:
 
 
 def _row_words(plan: Plan, epoch: int) -> str:
-    """What is new with the row that ``epoch`` begins."""
+    """Resolution and rate of the stage that begins with ``epoch``, as far as they change."""
     if not 0 < epoch < plan.epochs or plan.stage_of(epoch) == plan.stage_of(epoch - 1):
         return ""
     before, row = (plan.stages[plan.stage_of(one)] for one in (epoch - 1, epoch))
@@ -161,28 +166,28 @@ def _row_words(plan: Plan, epoch: int) -> str:
     return ", ".join(words)
 
 
-def first_seconds(told: Sequence[Lane]) -> float:
-    """Where a timeline of single rounds ends: no worker has more than `MAX_ROUNDS` before."""
-    ends = [end_of(one.rounds[MAX_ROUNDS - 1]) for one in told if len(one.rounds) > MAX_ROUNDS]
-    return min(ends, default=last_seconds(told))
+def first_seconds(all_lanes: Sequence[Lane]) -> float:
+    """End of a timeline of single rounds, with at most `MAX_ROUNDS` of each worker."""
+    ends = [end_of(one.rounds[MAX_ROUNDS - 1]) for one in all_lanes if len(one.rounds) > MAX_ROUNDS]
+    return min(ends, default=last_seconds(all_lanes))
 
 
-def last_seconds(told: Sequence[Lane]) -> float:
-    """When the last round is over, in seconds since training began."""
-    return max((end_of(one) for lane in told for one in lane.rounds), default=0.0)
+def last_seconds(all_lanes: Sequence[Lane]) -> float:
+    """End of the last round, in seconds since training began."""
+    return max((end_of(one) for lane in all_lanes for one in lane.rounds), default=0.0)
 
 
-def bin_count(told: Sequence[Lane], most: int) -> int:
-    """In how many stretches to show a run: some to a round, or whole rounds to a stretch.
+def bin_count(all_lanes: Sequence[Lane], most: int) -> int:
+    """Number of stretches to show a run in: several for each round, or whole rounds for each.
 
-    Anything between would draw patterns that are not there.
+    Numbers between these would draw patterns that do not exist.
     """
-    rounds = max((len(lane.rounds) for lane in told), default=0) or 1
+    rounds = max((len(lane.rounds) for lane in all_lanes), default=0) or 1
     return 4 * rounds if 4 * rounds <= most else -(-rounds // -(-rounds // most))
 
 
 def bins(lane: Lane, until: float, count: int) -> list[Bin]:
-    """The run in ``count`` equal stretches, and where the worker's time went in each."""
+    """The run in ``count`` equal stretches, with a worker's shares of time in each."""
     width = until / count
     found: list[dict[RoundPart, float]] = [{} for _ in range(count)]
     for one in lane.rounds:
@@ -198,11 +203,11 @@ def bins(lane: Lane, until: float, count: int) -> list[Bin]:
     return [Bin(n * width, (n + 1) * width, shares) for n, shares in enumerate(found)]
 
 
-# --------------------------------------------------------------------------- how even, how right
+# -------------------------------------------------------------------------- evenness of the rounds
 
 
 def epoch_rounds(summary: RunSummary) -> list[EpochRounds]:
-    """Rounds by epoch, for each epoch in which one began."""
+    """The rounds of each epoch in which some began."""
     by_epoch: dict[int, list[RoundRecord]] = {}
     for one in summary.rounds:
         by_epoch.setdefault(one.epoch, []).append(one)
@@ -210,20 +215,20 @@ def epoch_rounds(summary: RunSummary) -> list[EpochRounds]:
 
 
 def all_rounds(summary: RunSummary) -> EpochRounds | None:
-    """The run in one: medians over its epochs, and the largest lead; `None` without a round."""
-    told = epoch_rounds(summary)
-    if not told:
+    """Medians over all epochs, and the largest lead; `None` without rounds."""
+    epochs = epoch_rounds(summary)
+    if not epochs:
         return None
-    spreads = [one.spread for one in told if one.spread is not None]
-    ratios = [one.over_predicted for one in told if one.over_predicted is not None]
+    spreads = [one.spread for one in epochs if one.spread is not None]
+    ratios = [one.over_predicted for one in epochs if one.over_predicted is not None]
     return EpochRounds(
-        epoch=told[-1].epoch,
+        epoch=epochs[-1].epoch,
         rounds=len(summary.rounds),
         spread=median(spreads) if spreads else None,
         over_predicted=median(ratios) if ratios else None,
-        exchange_share=median(one.exchange_share for one in told),
-        wait_share=median(one.wait_share for one in told),
-        lead=max(one.lead for one in told),
+        exchange_share=median(one.exchange_share for one in epochs),
+        wait_share=median(one.wait_share for one in epochs),
+        lead=max(one.lead for one in epochs),
     )
 
 
@@ -232,7 +237,7 @@ def _epoch_rounds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> Epoc
     exchanged = sum(one.exchange_seconds for one in rounds)
     waited = sum(one.wait_seconds for one in rounds)
     stage = plan.stages[plan.stage_of(epoch)]
-    whole: dict[int, list[RoundRecord]] = {}  # of each worker, those that were not cut short
+    whole: dict[int, list[RoundRecord]] = {}  # rounds of each worker that were not cut short
     for one in rounds:
         if one.update_factor > _SHORT * stage.update_factors[one.worker]:
             whole.setdefault(one.worker, []).append(one)
@@ -256,9 +261,9 @@ def _epoch_rounds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> Epoc
 
 
 def _seconds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> tuple[float, float]:
-    """What a worker needs for its part of an epoch: seconds of training, and of exchange.
+    """A worker's seconds of training and of exchange for its samples of an epoch.
 
-    That is a round; where workers exchange every few steps, so many rounds as make up its part.
+    These samples are one round, or several if workers exchange every few steps.
     """
     row = plan.stages[plan.stage_of(epoch)]
     often = float(len(rounds))
@@ -270,7 +275,7 @@ def _seconds(plan: Plan, epoch: int, rounds: Sequence[RoundRecord]) -> tuple[flo
 
 
 def server_words(plan: Plan) -> str:
-    """How a plan's server merges, in a few words; empty without one."""
+    """How a plan's parameter server merges, in words; empty without a server."""
     rule = plan.server
     if rule is None:
         return ""
@@ -287,34 +292,34 @@ def server_words(plan: Plan) -> str:
 
 
 def round_facts(summary: RunSummary) -> list[tuple[str, str]]:
-    """The rounds of a run as (word, value); empty without any."""
-    told = all_rounds(summary)
-    if told is None:
+    """Figures of a run's rounds as (name, value); empty without rounds."""
+    whole = all_rounds(summary)
+    if whole is None:
         return []
     facts = [
         ("server", server_words(summary.plan)),
-        ("rounds", f"{told.rounds:,}"),
+        ("rounds", f"{whole.rounds:,}"),
         (
             "spread of finish times, (latest - earliest) / mean",
-            "-" if told.spread is None else f"{percent(told.spread)} (median epoch)",
+            "-" if whole.spread is None else f"{percent(whole.spread)} (median epoch)",
         ),
         (
             "measured / predicted round",
             "nothing was predicted"
-            if told.over_predicted is None
-            else f"{told.over_predicted:.3f} (median epoch)",
+            if whole.over_predicted is None
+            else f"{whole.over_predicted:.3f} (median epoch)",
         ),
-        ("push, merge and pull", f"{percent(told.exchange_share)} of a round"),
-        ("waiting for others", f"{percent(told.wait_share)} of the workers' time"),
-        ("largest lead", counted(told.lead, "round")),
+        ("push, merge and pull", f"{percent(whole.exchange_share)} of a round"),
+        ("waiting for others", f"{percent(whole.wait_share)} of the workers' time"),
+        ("largest lead", counted(whole.lead, "round")),
     ]
     if summary.simulated:
-        del facts[3]  # its time is computed from the predicted one
+        del facts[3]  # simulated times are computed from the predicted ones
     return facts
 
 
 def round_rows(summary: RunSummary) -> list[list[str]]:
-    """The workers' rounds: head first, then a row for each."""
+    """The workers' rounds as table rows: the head, then a row for each worker."""
     rows = [["worker", "batch", "rounds", "samples", "training", "exchange", "wait", "lead"]]
     for lane in lanes(summary):
         batches = tuple(dict.fromkeys(one.local_batch_size for one in lane.rounds))

@@ -1,4 +1,4 @@
-"""The learning rate of a plan in words, each part with where it comes from."""
+"""The learning rate of a plan in words, with the source of each part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from batchwright.records.text.formatting import counted, local_batches, source
 
 
 def start_lines(schedule: RateSchedule) -> list[str]:
-    """What a run prints before it trains: rate and batch; warm-up and decay."""
+    """The lines that a run prints before it trains: rate and batch; warm-up and decay."""
     batch = _joined(batch_words(schedule), _source(schedule, "global batch"))
     rate = _joined(rate_words(schedule), _source(schedule, "learning rate"))
     warmup = _joined(warmup_words(schedule), _source(schedule, "warm-up"))
@@ -16,15 +16,15 @@ def start_lines(schedule: RateSchedule) -> list[str]:
 
 
 def fact_rows(schedule: RateSchedule) -> list[tuple[str, str]]:
-    """Rate, batch, warm-up, decay and length as (word, value)."""
-    told = [
+    """Rate, batch, warm-up, decay and length as (name, value)."""
+    parts = [
         ("learning rate", rate_words(schedule), "learning rate"),
         ("batch", batch_words(schedule), "global batch"),
         ("warm-up", warmup_words(schedule), "warm-up"),
         ("decay", decay_words(schedule), "decay"),
     ]
     length = f"{counted(schedule.epochs, 'epoch')} of {schedule.samples_per_epoch:,} images"
-    facts = [(word, _joined(value, _source(schedule, choice))) for word, value, choice in told]
+    facts = [(word, _joined(value, _source(schedule, choice))) for word, value, choice in parts]
     if schedule.ags is not None:
         words = f"factors of each tensor besides, mode {schedule.ags.mode}"
         largest = max(one.learning_rate * schedule.rows[one.row].most for one in schedule.points)
@@ -38,7 +38,7 @@ def fact_rows(schedule: RateSchedule) -> list[tuple[str, str]]:
 
 
 def rate_words(schedule: RateSchedule) -> str:
-    """The peak as what it was made of, such as ``0.2 per step = 0.1 x sqrt(512 / 128)``."""
+    """The peak rate as a formula, such as ``0.2 per step = 0.1 x sqrt(512 / 128)``."""
     rule, batch = schedule.rule, schedule.scaled_to
     peak = f"{rule.peak:.4g} per step"
     if batch is None:
@@ -55,7 +55,7 @@ def rate_words(schedule: RateSchedule) -> str:
 
 
 def batch_words(schedule: RateSchedule) -> str:
-    """The samples of a step and how they come together, at the highest resolution."""
+    """The global batch at the highest resolution, as the sum of local batches."""
     row = max(schedule.rows, key=lambda row: row.resolution)
     if schedule.served:
         return (
@@ -81,7 +81,7 @@ def _in_parts(row: ScheduleRow) -> str:
 
 
 def warmup_words(schedule: RateSchedule) -> str:
-    """Its length, in updates too, and between which rates."""
+    """Length of the warm-up in epochs and steps, and its first and last rate."""
     rule, steps = schedule.rule, schedule.warmup_steps
     if rule.warmup_epochs == 0:
         return "none"
@@ -93,14 +93,14 @@ def warmup_words(schedule: RateSchedule) -> str:
 
 
 def decay_words(schedule: RateSchedule) -> str:
-    """The shape of the fall, and the stages of a cycle."""
+    """The shape of the decay, and whether the rate has stages."""
     if len({row.rate_stage for row in schedule.rows}) > 1:
         return "by stages" if schedule.rule.decay == "none" else f"{schedule.rule.decay}, by stages"
     return schedule.rule.decay
 
 
 def _source(schedule: RateSchedule, choice: str) -> str:
-    """Where the plan says that a choice comes from; empty if it does not."""
+    """The source of a choice by the plan's reasons; empty if there is no reason for it."""
     found = next((one for one in schedule.reasons if one.choice == choice), None)
     return "" if found is None else source(found.source, found.reference)
 

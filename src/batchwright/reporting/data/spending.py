@@ -1,4 +1,4 @@
-"""What a run has cost so far and what it will have cost at its end, beside what was planned."""
+"""Time and cost of a run: planned, so far, and expected at its end."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from batchwright.reporting.data.reading import overall
 
 @dataclass(frozen=True)
 class Spending:
-    """Seconds of a run and the money for them.
+    """Seconds of a run, and their cost.
 
     Attributes:
-        planned: Seconds of the whole training, as predicted; `None` if nothing was.
+        planned: Predicted seconds of the whole training; `None` without a prediction.
         so_far: Seconds until now.
-        expected: Seconds of the whole training, at the pace so far and in the epochs that it is
-            likely to take; `None` before there is one.
-        epochs: That it is likely to take.
-        hourly: Price of all workers for an hour; without prices their number.
-        priced: Whether `hourly` is money.
+        expected: Seconds of the whole training at the speed so far, in the epochs that it is likely
+            to take; `None` while the speed is unknown.
+        epochs: Epochs that the run is likely to take.
+        hourly: Price of all workers for an hour; without prices the number of workers.
+        priced: Whether `hourly` is a price.
     """
 
     planned: Estimate | None
@@ -32,7 +32,7 @@ class Spending:
     priced: bool
 
     def cost(self, seconds: float) -> float:
-        """Cost of so many seconds."""
+        """Cost of a number of seconds; without prices worker-hours."""
         return self.hourly * seconds / 3600
 
 
@@ -42,17 +42,17 @@ def spending(
     stride: int = 1,
     likely_epochs: int | None = None,
 ) -> Spending:
-    """Count a run's seconds.
+    """Time and cost of a run.
 
-    Training, evaluation and checkpoints count; of a simulated cluster training alone, whose other
-    seconds are another clock's.
+    The seconds are those of training, evaluation and checkpoints. For a simulated cluster they are
+    those of training alone, since the others are real seconds.
 
     Args:
         summary: The run, or its finished epochs.
         now: The epoch in progress.
-        stride: Every so many of the epochs are in ``summary``; the others are taken to be like
-            them.
-        likely_epochs: That the run itself expects to take; without it the plan's are expected.
+        stride: Of the run's epochs every ``stride``-th is in ``summary``; the others are assumed to
+            be alike.
+        likely_epochs: Epochs that the run itself expects to take; unset: those of the plan.
     """
     plan, epochs = summary.plan, summary.epochs
     trained = sum(one.training_seconds for one in epochs)
@@ -75,7 +75,7 @@ def spending(
 
 
 def hourly_price(plan: Plan) -> tuple[float, bool]:
-    """Price of the plan's workers for an hour, and whether it is one: else it is their number."""
+    """Price of the plan's workers for an hour, and true; without prices their number, and false."""
     goal = plan.job.goal
     prices = {one.kind: one.price for one in goal.kinds}
     counts = [(one.kind, one.count) for one in plan.kinds] or [("", plan.workers)]
@@ -86,25 +86,25 @@ def hourly_price(plan: Plan) -> tuple[float, bool]:
 
 
 def _planned(plan: Plan) -> Estimate | None:
-    """Seconds of the whole training: of one row as predicted, of several the sum of theirs."""
+    """Predicted seconds of the whole training; with several stages the sum of theirs."""
     if len(plan.stages) == 1:
         planned = planned_sizes(plan)
         chosen = next((one for one in plan.considered if is_chosen(plan, one, planned)), None)
-        epochs = plan.likely_epochs()  # a run that went on for more is told of by these
+        epochs = plan.likely_epochs()  # more than the candidate's if the run got more epochs
         if chosen and chosen.train_seconds and chosen.trained_epochs in (None, epochs):
             return chosen.train_seconds
-    told = [(stage.epochs, stage.predicted_epoch_seconds) for stage in plan.stages]
-    if any(estimate is None for _, estimate in told):
+    times = [(stage.epochs, stage.predicted_epoch_seconds) for stage in plan.stages]
+    if any(estimate is None for _, estimate in times):
         return None
     value, low, high = (
-        sum(epochs * getattr(estimate, end) for epochs, estimate in told)
+        sum(epochs * getattr(estimate, end) for epochs, estimate in times)
         for end in ("value", "low", "high")
     )
     return Estimate(value=value, low=low, high=high)
 
 
 def _left_seconds(summary: RunSummary, left: range) -> float:
-    """Training seconds of the epochs that are left: predicted, times how wrong that was so far."""
+    """Training seconds of the remaining epochs: predicted ones times the error factor so far."""
     plan, whole = summary.plan, overall(summary)
     mean = sum(one.training_seconds for one in summary.epochs) / len(summary.epochs)
     measured = summary.measured_epoch_seconds or mean

@@ -1,4 +1,4 @@
-"""What the charts of a sweep show, as plain numbers: means over seeds with standard errors."""
+"""The content of a sweep's charts and tables: means over seeds with standard errors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from statistics import fmean, stdev
 from pydantic import JsonValue
 
 from batchwright.records import Mean, Sweep, SweepCell, SweptKey
-from batchwright.records.text.formatting import counted, duration, job_value, percent
+from batchwright.records.text.formatting import (
+    counted,
+    duration,
+    job_value,
+    percent,
+    setting_words,
+)
 from batchwright.records.text.problems import printable
 
 MAX_PANELS = 12
 MAX_LINES = 10
-_WIDE = 8.0  # largest over smallest value, from which an axis is logarithmic
+_WIDE = 8.0  # largest over smallest value from which on an axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -26,10 +32,10 @@ class Spot:
     """A mean over seeds.
 
     Attributes:
-        x: Epoch counted from one, or place of a value on its axis.
+        x: Epoch counted from one, or position of a value on its axis.
         mean: Held-out accuracy, in percent.
         error: Standard error, in points; `None` for a single run.
-        count: Runs behind it.
+        count: Number of runs in the mean.
     """
 
     x: float
@@ -40,12 +46,12 @@ class Spot:
 
 @dataclass(frozen=True)
 class Line:
-    """Spots of one setting, or of one combination of the other keys.
+    """The spots of one value of a key, or of one combination of the other keys' values.
 
     Attributes:
-        number: Of the value or combination, zero-based: the same look in every panel.
-        label: What it is called.
-        spots: By rising x.
+        number: Number of the value or combination, zero-based, which decides the line's look.
+        label: Name in the legend.
+        spots: The spots by rising x.
     """
 
     number: int
@@ -55,7 +61,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over the same axes; ``left_out`` more had no room."""
+    """Lines over the same axes; there was no room for ``left_out`` more."""
 
     title: str
     lines: tuple[Line, ...]
@@ -64,12 +70,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Scale:
-    """Where the values of a key lie.
+    """The positions of a key's values on an axis.
 
     Attributes:
-        places: One for each value.
-        logarithmic: Whether the axis is.
-        numeric: Whether places are the values themselves; else 0, 1, 2, ...
+        places: Position of each value.
+        logarithmic: Whether the axis is logarithmic.
+        numeric: Whether positions are the values themselves; else they are 0, 1, 2, ...
     """
 
     places: tuple[float, ...]
@@ -78,12 +84,12 @@ class Scale:
 
 
 def varying(sweep: Sweep) -> list[SweptKey]:
-    """The keys with several values; if there is none, the first."""
+    """The keys with several values; if there are none, the first key."""
     return [one for one in sweep.keys if len(one.values) > 1] or [sweep.keys[0]]
 
 
 def curves(sweep: Sweep, key: str) -> list[Panel]:
-    """Accuracy epoch by epoch: a line for each value of ``key``, a panel for all other values."""
+    """Accuracy by epoch: a panel for each setting of the other keys, a line for each value."""
     at, values = _place_of(sweep, key)
     panels = []
     for others in _others(sweep, at):
@@ -105,7 +111,7 @@ def curves(sweep: Sweep, key: str) -> list[Panel]:
 
 
 def against(sweep: Sweep, key: str) -> Panel:
-    """Last accuracy against the values of ``key``: a line for all values of the others."""
+    """Last accuracy against the values of ``key``: a line for each setting of the other keys."""
     at, values = _place_of(sweep, key)
     scale = scale_of(values)
     lines = []
@@ -123,12 +129,14 @@ def against(sweep: Sweep, key: str) -> Panel:
 
 
 def scale_of(values: Sequence[JsonValue]) -> Scale:
-    """The places of values: numbers stand where they are, anything else side by side.
+    """The positions of values on an axis: those of numbers are the numbers themselves.
 
     >>> scale_of([64, 1024]), scale_of(["sqrt", "none"]).places
     (Scale(places=(64.0, 1024.0), logarithmic=True, numeric=True), (0.0, 1.0))
     """
-    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    # True and false are `int` in Python, and no numbers here.
+    known = [one for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
+    numbers = [float(value) for value in known]
     if len(numbers) < len(values):
         return Scale(tuple(map(float, range(len(values)))), logarithmic=False, numeric=False)
     wide = min(numbers) > 0 and max(numbers) / min(numbers) >= _WIDE
@@ -136,7 +144,7 @@ def scale_of(values: Sequence[JsonValue]) -> Scale:
 
 
 def value_label(value: JsonValue) -> str:
-    """A value for a legend or a tick; names from outside cannot act in it."""
+    """A value as text for a legend or a tick, unprintable characters escaped."""
     return printable(job_value(value))
 
 
@@ -146,19 +154,19 @@ def _place_of(sweep: Sweep, key: str) -> tuple[int, tuple[JsonValue, ...]]:
 
 
 def _others(sweep: Sweep, at: int) -> list[tuple[JsonValue, ...]]:
-    """Combinations of all keys' values but those of one."""
+    """All combinations of the values of the keys other than the one at index ``at``."""
     return list(product(*(one.values for place, one in enumerate(sweep.keys) if place != at)))
 
 
 def _title(sweep: Sweep, others: Sequence[JsonValue], at: int) -> str:
-    """The other keys' values, those aside that are the same everywhere."""
+    """The other keys' values as a title, without keys that have a single value."""
     keys = [one for place, one in enumerate(sweep.keys) if place != at]
-    told = [
+    words = [
         f"{one.key}={value_label(value)}"
         for one, value in zip(keys, others, strict=True)
         if len(one.values) > 1
     ]
-    return ", ".join(told) or "all runs"
+    return ", ".join(words) or "all runs"
 
 
 def _spot(x: float, shares: Iterable[float | None]) -> Spot | None:
@@ -170,14 +178,14 @@ def _spot(x: float, shares: Iterable[float | None]) -> Spot | None:
 
 
 def setting_head(sweep: Sweep) -> list[str]:
-    """What the columns of `setting_rows` are."""
+    """The head of the table of `setting_rows`."""
     keys = [one.key for one in sweep.keys]
     clock = "simulated training" if _all_simulated(sweep) else "training"
     return [*keys, "runs", "last accuracy", "best accuracy", clock]
 
 
 def setting_rows(sweep: Sweep) -> list[list[str]]:
-    """A row for each setting, in the order of the grid: values, runs, means and standard errors."""
+    """A row for each setting in the grid's order: values, runs, means and standard errors."""
     rows = []
     for one in sweep.settings:
         seconds = one.training_seconds
@@ -216,22 +224,17 @@ def mean_words(mean: Mean | None) -> str:
 
 
 def best_setting(sweep: Sweep) -> str:
-    """The setting with the highest mean of the last accuracy, in a line; empty if none is known."""
+    """The setting with the highest mean last accuracy, in a line; empty if none is known."""
     known = [one for one in sweep.settings if one.accuracy is not None]
     if not known:
         return ""
     best = max(known, key=lambda one: one.accuracy.value if one.accuracy else 0.0)
-    return f"best: {values_words(sweep, best.values)}, {mean_words(best.accuracy)}"
-
-
-def values_words(sweep: Sweep, values: tuple[object, ...]) -> str:
-    """Values with their keys, as on the command line."""
-    keys = [one.key for one in sweep.keys]
-    return " ".join(f"{k}={job_value(v)}" for k, v in zip(keys, values, strict=True))
+    values = setting_words([one.key for one in sweep.keys], best.values)
+    return f"best: {values}, {mean_words(best.accuracy)}"
 
 
 def progress_words(sweep: Sweep) -> str:
-    """How many runs there are, and how they ended."""
+    """The numbers of finished, failed and remaining runs."""
     left = len(sweep.cells) - len(sweep.done) - len(sweep.failed)
     words = [f"{len(sweep.done)} of {counted(len(sweep.cells), 'run')} done"]
     if sweep.failed:
@@ -242,7 +245,7 @@ def progress_words(sweep: Sweep) -> str:
 
 
 def cell_words(cell: SweepCell) -> str:
-    """How a run ended."""
+    """How a run ended, in words."""
     if cell.state == "failed":
         return f"failed: {cell.error}"
     if cell.state != "done":
@@ -253,7 +256,7 @@ def cell_words(cell: SweepCell) -> str:
 
 
 def sweep_csv(sweep: Sweep) -> str:
-    """The runs as comma-separated values, a head line first; shares and seconds in full."""
+    """The runs as comma-separated values with a head line; numbers are not rounded."""
     columns = [
         *("seed", "state", "accuracy", "best_accuracy", "best_epoch", "train_loss", "noise_scale"),
         *("training_seconds", "simulated", "workers", "global_batch_size", "learning_rate"),
@@ -261,12 +264,12 @@ def sweep_csv(sweep: Sweep) -> str:
     ]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    # A swept key may have a column's name: it is the value asked for, the other what was planned.
+    # A swept key may have a column's name: its column holds the given value, the other the planned.
     taken = {"warmup_epochs", "learning_rate", "workers"}
     planned = [f"planned_{name}" if name in taken else name for name in columns]
     writer.writerow(["run", *(one.key for one in sweep.keys), *planned])
     for cell in sweep.cells:
         facts = [getattr(cell, name) for name in columns]
-        told = ["" if fact is None else fact for fact in facts]
-        writer.writerow([cell.name, *map(job_value, cell.values), *told])
+        cells = ["" if fact is None else fact for fact in facts]
+        writer.writerow([cell.name, *map(job_value, cell.values), *cells])
     return text.getvalue()

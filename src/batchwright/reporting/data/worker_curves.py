@@ -1,7 +1,7 @@
-"""Each worker over the epochs of a run: its local batch, its share, and where its time went.
+"""Each worker over the epochs of a run: its local batch, its share, and its times.
 
-A worker is known by its place, host and device: ranks change hands when a host goes or comes.
-Records from before places were told are taken by rank.
+A worker is identified by its place, that is host and device, since ranks may change when a host
+leaves or joins. In older records without places it is identified by rank.
 """
 
 from __future__ import annotations
@@ -17,20 +17,25 @@ from batchwright.records.text.problems import printable
 
 Part = Literal["input", "compute", "wait", "communication"]
 PARTS: tuple[Part, ...] = ("input", "compute", "wait", "communication")
-"""What a worker's training time is made of, in the order of a step."""
+"""Parts of a worker's training time, in the order of a step."""
 
 T = TypeVar("T")
 Step = tuple[float, int]  # place in epochs since the start of the run, local batch
 
-_LONGEST = 30  # letters of a label, as many as stand above a small panel
+_LONGEST = 30  # letters of a label, so that it fits above a small panel
 
 
 @dataclass(frozen=True)
 class Share:
     """A stretch of an epoch with one local batch.
 
-    ``start`` and ``end`` are in epochs since the start of the run; ``step`` is the first step of
-    the zero-based ``epoch``; ``share`` is of the global batch, in [0, 1].
+    Attributes:
+        epoch: The epoch, zero-based.
+        step: First step of the stretch in this epoch, zero-based.
+        start: Start of the stretch, in epochs since the start of the run.
+        end: End of the stretch, in epochs since the start of the run.
+        local_batch_size: Samples per step of the worker.
+        share: The worker's share of the global batch, in [0, 1].
     """
 
     epoch: int
@@ -43,7 +48,7 @@ class Share:
 
 @dataclass(frozen=True)
 class WorkerEpoch:
-    """Where a worker's time went in one zero-based epoch, in seconds.
+    """How a worker spent its time in one zero-based epoch, in seconds.
 
     ``wait_seconds`` is ``None`` in records that count waiting as communication; ``whole`` is false
     if part of the epoch ran before a resume.
@@ -60,14 +65,14 @@ class WorkerEpoch:
     loading_cpu_seconds: float = 0.0
 
     def seconds(self, part: Part) -> float:
-        """Seconds of one of `PARTS`; 0 for waiting that was not told apart."""
+        """Seconds of one of `PARTS`; 0 for waiting that was counted as communication."""
         found: float | None = getattr(self, f"{part}_seconds")
         return found or 0.0
 
 
 @dataclass(frozen=True)
 class WorkerCurve:
-    """One worker over the run; ``number`` counts the workers as they came, the first by rank."""
+    """One worker over the run; ``number`` is its number in the order of `worker_curves`."""
 
     number: int
     place: str
@@ -76,7 +81,7 @@ class WorkerCurve:
 
     @property
     def label(self) -> str:
-        """Number and place, the place's end if it is long: that names the device."""
+        """Number and place; of a long place only the end, which names the device."""
         if not self.place:
             return f"worker {self.number}"
         place, room = printable(self.place), _LONGEST - len(f"{self.number}: ")
@@ -93,18 +98,18 @@ class WorkerCurve:
 
     @property
     def loading_cpu_seconds(self) -> float:
-        """Processor time of its loader processes over the run, beside those parts."""
+        """Processor seconds of its loader processes over the run, not part of `PARTS`."""
         return sum(one.loading_cpu_seconds for one in self.epochs)
 
 
-def told_parts(summary: RunSummary) -> tuple[Part, ...]:
-    """`PARTS`, without waiting where no record tells it from communication: it names no place."""
-    told = any(worker.place for epoch in summary.epochs for worker in epoch.workers)
-    return tuple(part for part in PARTS if part != "wait" or told)
+def recorded_parts(summary: RunSummary) -> tuple[Part, ...]:
+    """`PARTS`, without waiting if the records count it as communication: these have no places."""
+    places_known = any(worker.place for epoch in summary.epochs for worker in epoch.workers)
+    return tuple(part for part in PARTS if part != "wait" or places_known)
 
 
 def worker_curves(summary: RunSummary) -> list[WorkerCurve]:
-    """Every worker that took part in an epoch, in the order they came, those of one by rank."""
+    """Every worker that took part in an epoch: in order of the first epoch, and then of rank."""
     shares: dict[tuple[str, int], list[Share]] = {}
     epochs: dict[tuple[str, int], list[WorkerEpoch]] = {}
     for epoch in summary.epochs:
@@ -131,16 +136,13 @@ def worker_curves(summary: RunSummary) -> list[WorkerCurve]:
 
 
 def most_different(curves: Sequence[WorkerCurve], most: int) -> list[WorkerCurve]:
-    """At most ``most`` workers, evenly from that of the fewest samples to that of the most.
-
-    They come back in their own order.
-    """
+    """At most ``most`` workers, evenly spaced from the fewest samples to the most."""
     ordered = sorted(curves, key=lambda one: (one.samples, one.number))
     return sorted(spread(ordered, most), key=lambda one: one.number)
 
 
 def spread(things: Sequence[T], most: int) -> list[T]:
-    """At most ``most`` of the things, both ends among them, evenly spaced.
+    """At most ``most`` (two or more) of the things, evenly spaced, with both ends.
 
     >>> spread("abc", 5), spread("abcdefghi", 3)
     (['a', 'b', 'c'], ['a', 'e', 'i'])
@@ -152,7 +154,7 @@ def spread(things: Sequence[T], most: int) -> list[T]:
 
 
 def step_lines(shares: Iterable[Share]) -> list[list[Step]]:
-    """The local batch as lines that go up and down in steps, a new one after each gap."""
+    """The local batch as step lines; a new line begins after each gap."""
     lines: list[list[Step]] = []
     for one in shares:
         begin, end = (one.start, one.local_batch_size), (one.end, one.local_batch_size)
@@ -166,15 +168,15 @@ def step_lines(shares: Iterable[Share]) -> list[list[Step]]:
 
 
 def changes(shares: Sequence[Share]) -> list[Share]:
-    """The first stretch, and every one whose local batch is not that of the one before."""
+    """The first stretch, and every one whose local batch differs from the previous one's."""
     later = [b for a, b in pairwise(shares) if a.local_batch_size != b.local_batch_size]
     return [*shares[:1], *later]
 
 
 def _names(workers: Sequence[WorkerTime]) -> list[tuple[str, int]]:
-    """Place of each worker, and how many of the same place come before it.
+    """Place of each worker, and the number of workers before it with the same place.
 
-    The count tells machines of one name apart, and is the rank where no places were told.
+    The number distinguishes machines of the same name, and is the rank in records without places.
     """
     seen: Counter[str] = Counter()
     names = []
@@ -187,12 +189,13 @@ def _names(workers: Sequence[WorkerTime]) -> list[tuple[str, int]]:
 def _shares(epoch: EpochRecord, rank: int) -> list[Share]:
     """The stretches of one epoch of the worker with ``rank``.
 
-    Those of another number of workers, from before a resume, are left out: their places are not
-    known. A record without stretches has one, from the local batches at its end.
+    Stretches with another number of workers, from before a resume, are left out, since the places
+    of these workers are unknown. In a record without stretches the epoch is one, with the local
+    batches at its end.
     """
     whole = LocalBatches(step=0, sizes=tuple(one.local_batch_size for one in epoch.workers))
-    told = [one for one in epoch.shares or (whole,) if one.step < epoch.steps]
-    ends = [*(one.step for one in told[1:]), epoch.steps]
+    stretches = [one for one in epoch.shares or (whole,) if one.step < epoch.steps]
+    ends = [*(one.step for one in stretches[1:]), epoch.steps]
     return [
         Share(
             epoch=epoch.epoch,
@@ -202,6 +205,7 @@ def _shares(epoch: EpochRecord, rank: int) -> list[Share]:
             local_batch_size=one.sizes[rank],
             share=one.sizes[rank] / (sum(one.sizes) or 1),
         )
-        for one, end in zip(told, ends, strict=False)  # an epoch without a step has an end alone
+        # Not strict: an epoch without steps has no stretch, but an end.
+        for one, end in zip(stretches, ends, strict=False)
         if len(one.sizes) == len(epoch.workers)
     ]

@@ -1,7 +1,7 @@
-"""The parts of the page of one run, while it goes on and afterwards, each under its own name.
+"""The parts of a run's page, while it goes on and afterwards, each with a name of its own.
 
-A part changes only where what it tells has changed, so that a page can be kept up to date part by
-part. What a finished run's report shows is drawn by the same functions.
+A part changes only if its content has changed, so that a page can be updated part by part. Many
+parts are drawn by the same functions as those of a finished run's report.
 """
 
 from __future__ import annotations
@@ -55,23 +55,25 @@ CURRENCY = "in the price's currency"
 _MAX_NOTES = 20
 _MAX_ROWS = 100  # of a table
 _MAX_BARS = 16  # workers of a chart
-_MAX_ROUNDS = 2000  # of a finished run that are drawn
+_MAX_ROUNDS = 2000  # most rounds of a finished run for which all are drawn
 
 
 @dataclass(frozen=True)
 class RunStory:
-    """A run to be told.
+    """Everything that a run's page shows.
 
     Attributes:
-        name: For people.
-        plan: What is followed now.
-        profile: What it was made from, if known.
+        name: The run's name.
+        plan: The plan that the run follows now.
+        profile: The plan's profile, if known.
         schedule: The rate over the epochs, of the plan's outline.
-        lines: What the run has told.
-        summary: The whole run, if it has ended and said so.
-        ended: Whether nothing more is to come.
+        lines: The run's lines so far.
+        summary: The run's summary, if it has finished.
+        ended: Whether the run has ended.
         outline: The plan as far as it is drawn.
-        forecast: The line that tells how it is likely to end, if it goes on and one does.
+        so_far: The summary, or one made from the lines so far.
+        now: The epoch in progress, if there is one.
+        forecast: The line with the forecast of a running training's end, if there is one.
     """
 
     name: str
@@ -87,21 +89,21 @@ class RunStory:
     forecast: EpochLine | None = field(init=False)
 
     def __post_init__(self) -> None:
-        told, outline = self.summary, outlined(self.plan)
-        if told is None:
-            told = summary_so_far(self.name, outline, self.profile, self.lines)
-        elif (drawn := outlined(told.plan)) is not told.plan:
-            told = told.model_copy(update={"plan": drawn})
+        summary, outline = self.summary, outlined(self.plan)
+        if summary is None:
+            summary = summary_so_far(self.name, outline, self.profile, self.lines)
+        elif (drawn := outlined(summary.plan)) is not summary.plan:
+            summary = summary.model_copy(update={"plan": drawn})
         going = None if self.ended else epoch_now(outline, self.lines)
         object.__setattr__(self, "outline", outline)
-        object.__setattr__(self, "so_far", told)
+        object.__setattr__(self, "so_far", summary)
         object.__setattr__(self, "now", going)
         ahead = None if self.ended else forecast_so_far(outline, self.lines)
         object.__setattr__(self, "forecast", ahead)
 
     @property
     def spending(self) -> Spending:
-        """Seconds and cost."""
+        """Time and cost of the run."""
         stride = 1 if self.summary else self.lines.stride
         likely = self.forecast.likely_epochs if self.forecast else None
         return spending(self.so_far, self.now, stride, likely)
@@ -109,9 +111,13 @@ class RunStory:
 
 @dataclass(frozen=True)
 class Part:
-    """A section: its name in addresses, its title, and its markup without the title.
+    """A section of the page.
 
-    ``folded``: whether it is shown by a click on its title.
+    Attributes:
+        name: Name in addresses.
+        title: Title of the section.
+        content: Markup without the title.
+        folded: Whether a click on the title is needed to show it.
     """
 
     name: str
@@ -121,12 +127,12 @@ class Part:
 
 
 def run_parts(story: RunStory) -> list[Part]:
-    """The sections of the page, those that have something to say."""
+    """The sections of the page that are not empty."""
     summary, plan = story.so_far, story.outline
     clock = simulated_word(summary)
     workers = _workers_now(() if story.ended else workers_now(story.lines), clock)
     workers += workers_charts(summary)
-    told = [
+    parts = [
         Part("predicted", "Predicted against measured", _predicted(story)),
         Part("accuracy", "Accuracy", _accuracy(story)),
         Part(
@@ -144,11 +150,11 @@ def run_parts(story: RunStory) -> list[Part]:
         ),
         Part("notes", "Notes", _notes(story.lines)),
     ]
-    return [one for one in told if one.content]
+    return [one for one in parts if one.content]
 
 
 def plan_parts(plan: Plan, profile: Profile | None, *, folded: bool = False) -> list[Part]:
-    """The sections that change with the plan alone; ``folded`` where they are not the matter."""
+    """The sections that change with the plan alone; ``folded`` if they are of minor interest."""
     shown = RunSummary(
         run_folder="", plan=plan, profile=profile, epochs=(), setup_seconds=0.0, wall_seconds=0.0
     )
@@ -160,11 +166,11 @@ def plan_parts(plan: Plan, profile: Profile | None, *, folded: bool = False) -> 
 
 
 def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, str]]:
-    """What matters most, as (name, value, more).
+    """The main figures of a run, as (name, value, details).
 
     Args:
         story: The run.
-        left: Seconds until the end by the reader's clock, if they can be told.
+        left: Real seconds until the end, if they are known.
     """
     summary, plan = story.so_far, story.plan
     money, best = story.spending, summary.best_epoch
@@ -214,7 +220,7 @@ def tiles(story: RunStory, left: float | None = None) -> list[tuple[str, str, st
 
 
 def happened(story: RunStory) -> str:
-    """The newest thing worth saying aloud, in a sentence."""
+    """The newest event of a run in a sentence, for screen readers."""
     summary = story.so_far
     if not summary.epochs:
         return "No epoch is finished yet."
@@ -249,13 +255,13 @@ def _accuracy(story: RunStory) -> str:
 
 
 def _notes(lines: RunLines) -> str:
-    told = lines.notes[-_MAX_NOTES:]
-    items = "".join(f"<li>{markup.safe(line.text)}</li>" for line in told)
+    notes = lines.notes[-_MAX_NOTES:]
+    items = "".join(f"<li>{markup.safe(line.text)}</li>" for line in notes)
     return f"<ul>{items}</ul>" if items else ""
 
 
 def _rounds(story: RunStory) -> str:
-    """All rounds of a run that has ended, the newest ones of one that goes on."""
+    """All rounds of a finished run; the newest rounds of a running or very long one."""
     if story.plan.server is None:
         return ""
     if story.summary is not None and 0 < len(story.summary.rounds) <= _MAX_ROUNDS:
@@ -264,30 +270,30 @@ def _rounds(story: RunStory) -> str:
     return drawn or ("" if story.ended else "<p>No round has ended yet.</p>")
 
 
-def _spending(told: Spending, clock: str = "", *, ended: bool = False) -> str:
+def _spending(spent: Spending, clock: str = "", *, ended: bool = False) -> str:
     """Time and cost, planned, so far and expected; ``clock`` is ``simulated `` or empty."""
-    money = f"cost, {CURRENCY}" if told.priced else "worker-hours (no price was given)"
-    planned = told.planned
+    money = f"cost, {CURRENCY}" if spent.priced else "worker-hours (no price was given)"
+    planned = spent.planned
     cost = planned and Estimate(
-        value=told.cost(planned.value), low=told.cost(planned.low), high=told.cost(planned.high)
+        value=spent.cost(planned.value), low=spent.cost(planned.low), high=spent.cost(planned.high)
     )
-    expected = told.expected
+    expected = spent.expected
     rows = [
         [
             f"{clock}time",
             "-" if planned is None else _times(planned),
-            duration(told.so_far),
+            duration(spent.so_far),
             markup.or_dash(expected, duration),
         ],
         [
             money,
             "-" if cost is None else between(cost),
-            number(told.cost(told.so_far)),
-            markup.or_dash(None if expected is None else told.cost(expected)),
+            number(spent.cost(spent.so_far)),
+            markup.or_dash(None if expected is None else spent.cost(expected)),
         ],
     ]
     head = ["of the training", "planned (95 %)", "so far", "expected at the end"]
-    if ended:  # nothing more is expected
+    if ended:  # there is no expectation beyond the present
         head, rows = [*head[:2], "in all"], [row[:3] for row in rows]
     return markup.table("Time and cost of the training", head, rows, cards=True)
 
@@ -300,9 +306,9 @@ def _times(estimate: Estimate) -> str:
 def _over_time(
     plan: Plan, schedule: RateSchedule, epochs: Sequence[EpochRecord], lines: RunLines
 ) -> str:
-    """Learning rate, resolution and batches over the epochs, as planned and as trained.
+    """Learning rate, resolution and batches over the epochs, planned and trained.
 
-    What stays the same is said in words.
+    Constant quantities are given in words instead of a chart.
     """
     charts, words = [], []
     rate = rate_chart(plan, schedule, epochs, lines)
@@ -349,7 +355,7 @@ def _epochs_table(epochs: Sequence[EpochRecord]) -> str:
 
 
 def _workers_now(workers: Sequence[WorkerNow], clock: str = "") -> str:
-    """The workers at the newest line: a bar of each one's step, and a table; empty without any."""
+    """The workers by the newest line: a bar of each one's step, and a table; empty without any."""
     if not workers:
         return ""
     table = markup.table(
@@ -375,6 +381,6 @@ def _workers_now(workers: Sequence[WorkerNow], clock: str = "") -> str:
 
 
 def _shown(workers: Sequence[WorkerNow], most: int) -> list[WorkerNow]:
-    """All workers; of many, evenly from the one that computes least to the one that does most."""
+    """At most ``most`` workers, evenly spaced from the least to the most computing."""
     ordered = sorted(workers, key=lambda one: (one.compute_seconds or 0.0, one.rank))
     return sorted(spread(ordered, most), key=lambda one: one.rank)

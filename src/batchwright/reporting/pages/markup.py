@@ -1,4 +1,4 @@
-"""Pieces of the page: everything from outside is escaped here, once."""
+"""Pieces of HTML pages; all text from outside is escaped here."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from batchwright.storage.version import VERSION
 
 
 def safe(text: str) -> str:
-    """Text that is only text on the page."""
+    """The text escaped for HTML, unprintable characters made visible."""
     return escape(printable(text))
 
 
 def document(kind: str, title: str, head: str, body: Iterable[str]) -> str:
-    """A page that opens without a network: inline style, allowed by its hash, and nothing else.
+    """A page that opens without a network: only its inline style is allowed, by its hash.
 
     Args:
-        kind: What of Batchwright's it is, in a word.
-        title: At its head, and with the kind for the window.
+        kind: Kind of page, in a word, such as ``report``.
+        title: Title of the page; the window's title also has the kind.
         head: Markup below the title.
-        body: Markup of its parts.
+        body: Markup of the page's parts.
     """
     kind = f"Batchwright {kind}"
     parts = "\n".join(body)
@@ -65,12 +65,12 @@ def section(title: str, content: str) -> str:
 
 
 def pair(left: str, right: str) -> str:
-    """Two things side by side, one below the other on a phone."""
+    """Two pieces of markup side by side; on a phone below each other."""
     return f'<div class="pair">{left}{right}</div>'
 
 
 def pairs(parts: Sequence[str]) -> str:
-    """Any number of things, two and two side by side."""
+    """Any number of pieces of markup in pairs."""
     even = [*parts, *[""] * (len(parts) % 2)]
     return "".join(pair(*even[at : at + 2]) for at in range(0, len(even), 2))
 
@@ -82,15 +82,15 @@ def table(
     *,
     cards: bool = False,
 ) -> str:
-    """A table that scrolls sideways where it does not fit; each row's first cell heads it.
+    """A table that scrolls sideways if it does not fit; each row's first cell is its heading.
 
     Args:
-        caption: Above it.
-        head: Without one it is a list of facts in words, with it one of numbers; a column of
-            ``remarks`` has words, too.
-        rows: Cells of each.
-        cards: Whether on a phone each row becomes a small list, so that nothing has to scroll.
-            Roles are written out for it, since a table that is laid out otherwise loses them.
+        caption: Caption above the table.
+        head: Column titles, for a table of numbers; a column ``remarks`` holds text. `None`: a list
+            of facts in words.
+        rows: Cells of each row.
+        cards: Whether each row becomes a small list on a phone, so that nothing has to scroll. ARIA
+            roles are then written out, since browsers drop them when a table has another layout.
     """
     header, remarks = "", {at for at, name in enumerate(head or ()) if name == "remarks"}
     labels = [f' data-label="{safe(name)}"' if cards else "" for name in head or ()]
@@ -120,12 +120,12 @@ _ROLES = ("table", "rowgroup", "row", "columnheader", "rowheader", "cell")
 
 
 def folded(title: str, content: str) -> str:
-    """Content behind its title; empty without any."""
+    """Content that a click on its title shows; empty without content."""
     return f"<details><summary>{safe(title)}</summary>{content}</details>" if content else ""
 
 
 def figure(chart: Chart | Lanes, numbers: str) -> str:
-    """A chart with its legend and, behind it, the table ``numbers``."""
+    """A chart with its legend, and folded below it the table ``numbers``."""
     items = "".join(f"<li>{mark}{safe(name)}</li>" for name, mark in svg.legend(chart))
     return (
         f'<figure><figcaption>{safe(chart.title)}</figcaption><ul class="legend">{items}</ul>'
@@ -134,10 +134,10 @@ def figure(chart: Chart | Lanes, numbers: str) -> str:
 
 
 def left_out(rows: Sequence[object], most: int, where: str = "") -> str:
-    """What a caption says of a table with ``most`` of the rows; empty where that is all."""
+    """A caption's note that a table shows only ``most`` of the rows; empty if it shows all."""
     return f" ({most} of {len(rows):,}{where})" if len(rows) > most else ""
 
 
 def or_dash(value: float | None, say: Callable[[float], str] = number) -> str:
-    """A number in words, or a dash where there is none."""
+    """A number as text, or a dash for `None`."""
     return "-" if value is None else say(value)

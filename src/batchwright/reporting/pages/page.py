@@ -1,7 +1,7 @@
-"""The page a person shows to a colleague: one HTML file that opens without a network.
+"""The report of a run: one HTML file that opens without a network.
 
-Style is inline and allowed by its hash, nothing else is: no script, no image, no font, no form.
-Every word from outside is escaped.
+Its style is inline and allowed by its hash; scripts, images, fonts and forms are not allowed. All
+text from outside is escaped.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ from batchwright.reporting.pages.page_workers import workers_charts
 from batchwright.storage.files import make_folder, write_whole
 
 LONGEST_JOB = 64 * 1024
-"""Characters of a job that is shown: YAML takes a second to write a hundred thousand."""
+"""Most characters of a job that is shown: YAML takes a second to write a hundred thousand."""
 
 _MAX_ROWS = 100  # of a table
-_MAX_STAGES = 12  # rows of the plan that need no click
-_MAX_CLASSES = 1000
+_MAX_STAGES = 12  # stages of the plan that are visible without a click
+_MAX_CLASSES = 1000  # class names that are listed
 
 
 def write_page(summary: RunSummary, path: Path) -> None:
     """Write the report of ``summary`` to ``path``, usually ``report.html`` in the run folder.
 
-    The same summary gives the same bytes. Folders on the way are made.
+    The same summary gives the same bytes. Missing folders are made.
 
     Raises:
         FileError: The file cannot be written.
@@ -142,17 +142,17 @@ def plan_part(
     *,
     learning: bool = True,
 ) -> str:
-    """A plan: accuracy, time and cost by batch, its table, and why, choice by choice.
+    """A plan: accuracy, time and cost by batch, its stages, and the reason of each choice.
 
     Args:
-        plan: Any; of a very long one an outline is drawn.
-        profile: What it was made from, if known: measured steps are drawn on top.
-        epochs: Those that were trained by it, if any: their rates are drawn on top.
+        plan: The plan; of a very long one only an outline is drawn.
+        profile: The plan's profile, if known, whose measured steps are drawn on top.
+        epochs: Trained epochs, whose rates are drawn on top.
         learning: Whether to draw accuracy, too.
     """
     note, plan = outline_words(plan), outlined(plan)
-    told = [one for one in plan.reasons if one.value or one.why]  # else there is nothing to say
-    reasons = "\n".join(map(_reason, told))
+    stated = [one for one in plan.reasons if one.value or one.why]
+    reasons = "\n".join(map(_reason, stated))
     return (
         (f'<p class="note">{markup.safe(note)}</p>' if note else "")
         + choice_charts(plan, profile, learning=learning)
@@ -164,7 +164,7 @@ def plan_part(
 
 
 def _stages(plan: Plan) -> str:
-    """Header and stages: one turned on its side, of several a row for each."""
+    """Header and stages: a single stage transposed, several as a row each."""
     if len(plan.stages) == 1:
         (word, stage), *turned = stage_rows(plan)
         table = markup.table(
@@ -184,7 +184,7 @@ def _stages(plan: Plan) -> str:
 
 
 def _reason(reason: Reason) -> str:
-    """A line: choice, value, the reason's first sentence, its source; behind it all the rest."""
+    """A list item: choice, value, first sentence and source; the rest is folded below it."""
     first, *rest = re.split(r"(?<=[.?!]) (?=[A-Z`])", reason.why, maxsplit=1)
     what = ": ".join(text for text in (reason.choice, reason.value) if text)
     line = (
@@ -192,19 +192,19 @@ def _reason(reason: Reason) -> str:
         f'{markup.safe(first)} <span class="badge">{markup.safe(reason.source)}</span>'
     )
     more = "".join(f"<p>{markup.safe(text)}</p>" for text in [*rest, reason.reference] if text)
-    told = ((markup.safe(one.value), markup.safe(one.loss)) for one in reason.alternatives)
-    more += "".join(f"<p>Or {value}: {loss}</p>" for value, loss in told)
+    others = ((markup.safe(one.value), markup.safe(one.loss)) for one in reason.alternatives)
+    more += "".join(f"<p>Or {value}: {loss}</p>" for value, loss in others)
     if not more:
         return f"<li>{line}</li>"
     return f"<li><details><summary>{line}</summary>{more}</details></li>"
 
 
 def predicted_part(summary: RunSummary, now: EpochNow | None = None) -> str:
-    """Seconds per epoch and peak memory, predicted and measured, and what a new fit would change.
+    """Seconds per epoch and peak memory, predicted and measured, and the effect of a refit.
 
     Args:
         summary: The run, or its finished epochs.
-        now: The epoch in progress, if one is.
+        now: The epoch in progress, if there is one.
     """
     charts = markup.pair(_epochs_chart(summary, now), _candidates_chart(summary))
     head, *rows = compared_rows(summary)
@@ -227,7 +227,7 @@ def accuracy_part(summary: RunSummary, forecast: EpochLine | None = None) -> str
 
     Args:
         summary: The run, or its finished epochs.
-        forecast: The line that tells how a run that goes on is likely to end.
+        forecast: The line with the forecast of a running training's end, if there is one.
     """
     if not summary.epochs:
         return "<p>No epoch was finished.</p>"
@@ -245,11 +245,11 @@ def accuracy_part(summary: RunSummary, forecast: EpochLine | None = None) -> str
 
 
 def time_part(summary: RunSummary, *, by_epoch: bool = True) -> str:
-    """Where the time went, of all and worker by worker.
+    """How the time was spent, in all and by each worker.
 
     Args:
         summary: The run, or its finished epochs.
-        by_epoch: Whether to draw the workers over the epochs, too.
+        by_epoch: Whether to draw the workers' times over the epochs, too.
     """
     whole = "training, simulated time" if summary.simulated else "wall time"
     head, rows = ["part", "time", "share"], accounting_rows(summary)
@@ -329,12 +329,12 @@ def _learning_charts(summary: RunSummary, forecast: EpochLine | None) -> str:
     """Loss and held-out accuracy over the epochs; at least one was finished."""
     epochs, word = summary.epochs, simulated_word(summary)
     timed = list(zip(epochs, training_clock(summary), strict=True))
-    told = epoch_accuracies(summary)
+    compared = epoch_accuracies(summary)
     head = ["epoch", f"training ({word}s)", "training loss", held_out_loss(summary.plan)]
     head.append("held-out accuracy")
     table = markup.table(
         "Epochs" + markup.left_out(epochs, _MAX_ROWS, "; all are in summary.json"),
-        [*head, *(["predicted (95 %)", "it was"] if told else [])],
+        [*head, *(["predicted (95 %)", "it was"] if compared else [])],
         [
             [
                 str(epoch.epoch + 1),
@@ -342,7 +342,7 @@ def _learning_charts(summary: RunSummary, forecast: EpochLine | None) -> str:
                 markup.or_dash(epoch.train_loss),
                 markup.or_dash(epoch.val_loss),
                 accuracy(epoch),
-                *(_predicted_cells(told.get(epoch.epoch)) if told else []),
+                *(_predicted_cells(compared.get(epoch.epoch)) if compared else []),
             ]
             for epoch, seconds in spread(timed, _MAX_ROWS)
         ],
@@ -367,17 +367,17 @@ def _predicted_cells(one: Comparison | None) -> list[str]:
 
 
 def job_part(summary: RunSummary) -> str:
-    """The job of a run's plan, as `job_text`."""
+    """The job of a run's plan, see `job_text`."""
     return job_text(summary.plan.job)
 
 
 def job_text(job: Job) -> str:
-    """A job as YAML that reads back: what is not at its default, and behind it every key."""
+    """A job as valid YAML: keys that are not at their defaults, and folded below them every key."""
     if len(job.model_dump_json()) > LONGEST_JOB:
         return "<p>This job is too long to be shown here.</p>"
     every, asked = _preformatted(job_yaml(job), "key-list"), asked_yaml(job)
-    told = _preformatted(asked) if asked else "<p>Every key has its default.</p>"
-    return told + markup.folded("Every key", every)
+    shown = _preformatted(asked) if asked else "<p>Every key has its default.</p>"
+    return shown + markup.folded("Every key", every)
 
 
 def _preformatted(text: str, kind: str = "") -> str:
@@ -386,7 +386,7 @@ def _preformatted(text: str, kind: str = "") -> str:
 
 
 def environment_part(summary: RunSummary) -> str:
-    """Data and network, and what was measured on."""
+    """Data and network, and hardware and software of the measurements."""
     data, network = summary.plan.data, summary.plan.network
     facts = [
         ("data", f"{data.name}, {data.side} px"),
@@ -413,7 +413,7 @@ def environment_part(summary: RunSummary) -> str:
 
 
 def profile_facts(profile: Profile) -> str:
-    """What a profile was measured on, as a table."""
+    """A table of a profile's workload, hardware and software."""
     steps = [
         ("network and data", f"{profile.network.name} on {profile.data.name}"),
         ("step times", f"{len(profile.steps):,} measured"),
@@ -434,5 +434,5 @@ def _measured(profile: Profile) -> list[tuple[str, str]]:
         ("allocator", cluster.allocator),
         ("gradient noise scale", f"{number(scale)} samples" if scale else "below measurement"),
         ("measured in", duration(profile.probe_seconds)),
-        *([("busy meanwhile", told)] if (told := load_words(profile.load)) else []),
+        *([("busy meanwhile", load)] if (load := load_words(profile.load)) else []),
     ]

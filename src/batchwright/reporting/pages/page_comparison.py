@@ -1,4 +1,4 @@
-"""The page of several runs: accuracy against epochs and time, and a row for each run."""
+"""The page that compares several runs: accuracy by epochs and time, and a row for each run."""
 
 from __future__ import annotations
 
@@ -21,34 +21,37 @@ _LONGEST = 60  # letters of a name in a legend
 _MAX_ROWS = 100  # of a table
 
 
-def comparison_page(told: RunComparison) -> str:
+def comparison_page(comparison: RunComparison) -> str:
     """The comparison as an HTML document."""
-    return markup.document("comparison", told.title, clock_note(told), comparison_parts(told))
+    return markup.document(
+        "comparison", comparison.title, clock_note(comparison), comparison_parts(comparison)
+    )
 
 
-def comparison_parts(told: RunComparison, *, by_run: bool = False) -> list[str]:
+def comparison_parts(comparison: RunComparison, *, by_run: bool = False) -> list[str]:
     """The comparison's sections: charts, run by run, setting by setting where seeds differ.
 
     Args:
-        told: The runs.
+        comparison: The runs.
         by_run: Whether each run has a colour of its own, or each setting.
     """
-    drawn = told
+    drawn = comparison
     if by_run:
         runs_alone = [
-            replace(one, setting=at, label=one.name[:_LONGEST]) for at, one in enumerate(told.runs)
+            replace(one, setting=at, label=one.name[:_LONGEST])
+            for at, one in enumerate(comparison.runs)
         ]
-        drawn = replace(told, runs=tuple(runs_alone))
-    head, *rows = comparison_rows(told)
-    means_head, *means = setting_rows(told)
+        drawn = replace(comparison, runs=tuple(runs_alone))
+    head, *rows = comparison_rows(comparison)
+    means_head, *means = setting_rows(comparison)
     runs = markup.table("Runs; training time is without evaluation", head, rows, cards=True)
     words = "A run was never evaluated, so no accuracy is common to all."
-    if told.common is not None:
+    if comparison.common is not None:
         words = (
-            f"{percent(told.common)} is the highest held-out accuracy that every run reached; the "
-            "last column says after how much training for the first time."
+            f"{percent(comparison.common)} is the highest held-out accuracy that every run "
+            "reached; the last column says after how much training for the first time."
         )
-        if going := unended(told):
+        if going := unended(comparison):
             words += f" Not all epochs are trained of {', '.join(going)}: their figures may change."
     parts = [
         markup.section("Accuracy", _charts(drawn)),
@@ -61,9 +64,9 @@ def comparison_parts(told: RunComparison, *, by_run: bool = False) -> list[str]:
     return parts
 
 
-def clock_note(told: RunComparison) -> str:
-    """What kinds of time are on the page, if not only real ones."""
-    simulated, real = (told.of_clock(simulated=kind) for kind in (True, False))
+def clock_note(comparison: RunComparison) -> str:
+    """A note on simulated times on the page; empty if all times are real."""
+    simulated, real = (comparison.of_clock(simulated=kind) for kind in (True, False))
     if not simulated:
         return ""
     if not real:
@@ -77,11 +80,11 @@ def clock_note(told: RunComparison) -> str:
     return f'<p class="note">{markup.safe(words)}</p>'
 
 
-def _charts(told: RunComparison) -> str:
-    head, *rows = comparison_rows(told)
+def _charts(comparison: RunComparison) -> str:
+    head, *rows = comparison_rows(comparison)
     runs = markup.table("Runs", head, rows)
     return markup.pairs(
-        [markup.figure(one, runs + _curves_table(of)) for one, of in comparison_charts(told)]
+        [markup.figure(one, runs + _curves_table(of)) for one, of in comparison_charts(comparison)]
     )
 
 

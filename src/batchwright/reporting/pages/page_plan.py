@@ -1,4 +1,4 @@
-"""The page's parts on a plan: how it was chosen, what its rows do, and the candidates."""
+"""The report's parts on a plan: the charts of its choice, its stages, and the candidates."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _MAX_ROWS = 60  # of a table
 
 
 def choice_charts(plan: Plan, profile: Profile | None, *, learning: bool = True) -> str:
-    """Time and cost of the training over the global batch, a curve for each cluster; or nothing.
+    """Time and cost of the training over the global batch, a curve for each cluster.
 
-    Before them, where it is known and ``learning`` is asked for, the accuracy.
+    With ``learning`` the accuracy comes first, if it is known. Empty without candidates.
     """
     curves = plan_curves(plan, [profile] if profile else [])
     if not curves.clusters:
@@ -54,7 +54,7 @@ def choice_charts(plan: Plan, profile: Profile | None, *, learning: bool = True)
         markup.figure(charts.batch_chart(curves, "cost"), table),
     )
     head = "<h3>Time and cost of the training, by cluster</h3>"
-    memory = memory_chart(plan, profile)  # over the samples at once
+    memory = memory_chart(plan, profile)
     more = "" if memory is None else markup.pairs([markup.figure(memory, table)])
     knees = ""
     if plan.knees:
@@ -67,7 +67,7 @@ def choice_charts(plan: Plan, profile: Profile | None, *, learning: bool = True)
 
 
 def accuracy_chart(plan: Plan) -> str:
-    """Predicted accuracy over training time, a line for each cluster; or nothing."""
+    """Predicted accuracy over training time, a line for each cluster; empty if unknown."""
     curves = plan_curves(plan)
     picture = accuracy_picture(curves)
     if picture is None:
@@ -96,7 +96,7 @@ def accuracy_chart(plan: Plan) -> str:
 
 
 def pareto_part(plan: Plan) -> str:
-    """Cost over time with all candidates behind it, the frontier beside it; empty without any."""
+    """Cost over time of all candidates, and a table of the frontier; empty without candidates."""
     curves = plan_curves(plan)
     if not curves.clusters:
         return ""
@@ -129,9 +129,9 @@ def pareto_part(plan: Plan) -> str:
 
 
 def _named(cluster: ClusterCurve, one: CurvePoint, words: Mapping[str, bool]) -> str:
-    """A candidate, and what it is of ``words``."""
-    told = ", ".join(word for word, applies in words.items() if applies)
-    return f"{cluster.label}, batch {one.global_batch_size:,}" + (f": {told}" if told else "")
+    """A candidate's name, with those of the remarks ``words`` that apply."""
+    remarks = ", ".join(word for word, applies in words.items() if applies)
+    return f"{cluster.label}, batch {one.global_batch_size:,}" + (f": {remarks}" if remarks else "")
 
 
 def _range(ends: tuple[float, float, float], unit: float) -> str:
@@ -140,11 +140,11 @@ def _range(ends: tuple[float, float, float], unit: float) -> str:
 
 
 def stages_part(plan: Plan, epochs: Sequence[EpochRecord] = ()) -> str:
-    """A chart for each quantity that the rows change; empty where they change none.
+    """A chart for each quantity that differs between stages; empty if none does.
 
     Args:
-        plan: Any.
-        epochs: Those that were trained; their rates are drawn on the planned one.
+        plan: The plan.
+        epochs: Trained epochs, whose rates are drawn on the planned one.
     """
     if len(plan.stages) < 2:
         return ""
@@ -160,15 +160,15 @@ def stages_part(plan: Plan, epochs: Sequence[EpochRecord] = ()) -> str:
 
 
 def candidates_table(plan: Plan) -> str:
-    """The candidates that a choice could fall on, a row for each."""
+    """The table of `kept_candidates`, a row for each."""
     kept = kept_candidates(plan)
     left = len(plan.considered) - len(kept)
-    aimed, told = any(one.target_seconds for one in kept), any(one.accuracy for one in kept)
+    aimed, known = any(one.target_seconds for one in kept), any(one.accuracy for one in kept)
     sides, planned = len({one.resolution for one in kept}) > 1, planned_sizes(plan)
     priced = any(one.cost for one in kept)
     head = ["global batch", "cluster", *["side"] * sides, "steps", "s / step", "s / epoch"]
     head += ["s of training", *[target_heading(plan)] * aimed, *["cost"] * priced]
-    head += ["accuracy"] * told
+    head += ["accuracy"] * known
     rows = []
     for one in kept:
         target = between(one.target_seconds) if one.target_seconds else "-"
@@ -185,7 +185,7 @@ def candidates_table(plan: Plan) -> str:
                 between(one.train_seconds) if one.train_seconds else "-",
                 *[target] * aimed,
                 *[cost] * priced,
-                *[accuracy] * told,
+                *[accuracy] * known,
                 size(one.peak_bytes.value),
                 candidate_words(plan, one, planned),
             ]

@@ -1,4 +1,4 @@
-"""The page's part on rounds with a parameter server: how even, how right, and who waited."""
+"""The report's part on rounds with a parameter server: timeline, evenness, waits and leads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from batchwright.reporting.data.round_curves import epoch_rounds, one_clock, rou
 from batchwright.reporting.data.worker_curves import spread
 from batchwright.reporting.pages import markup
 
-_MAX_ROWS = 100  # of a table; all rounds are in summary.json
+_MAX_ROWS = 100  # rows of a table; all rounds are in summary.json
 _NEWEST_ROWS = 60
 _HOW = (
     "<div><p>A round is what a worker trains on between two exchanges with the server. It "
@@ -22,7 +22,7 @@ _HOW = (
 
 
 def rounds_part(summary: RunSummary) -> str:
-    """Timeline, evenness and leads of a run's rounds; empty for a run without any."""
+    """Timeline, evenness and leads of a run's rounds; empty without rounds."""
     if not summary.rounds:
         return ""
     facts = markup.table("Rounds in short", None, round_facts(summary))
@@ -87,7 +87,7 @@ def _epochs_table(summary: RunSummary) -> str:
 
 
 def newest_rounds(plan: Plan, rounds: Sequence[RoundRecord]) -> str:
-    """A timeline of ``rounds`` of a run that goes on, and a table of them; empty without any."""
+    """A timeline and a table of the newest rounds of a running training; empty without rounds."""
     if not rounds:
         return ""
     table = markup.table(

@@ -1,4 +1,4 @@
-"""The page of a sweep: what came of each setting, charts for each key, a row for each run."""
+"""The page of a sweep: results of each setting, charts for each key, and a row for each run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def sweep_page(sweep: Sweep) -> str:
     """The sweep as an HTML document."""
     title = f"{sweep.job.network} on {sweep.data.name if sweep.data else sweep.job.data}"
     lines = [progress_words(sweep), best_setting(sweep)]
-    told = "".join(f"<p>{markup.safe(line)}</p>" for line in lines if line)
+    lines_html = "".join(f"<p>{markup.safe(line)}</p>" for line in lines if line)
     table = markup.table("Mean ± standard error", setting_head(sweep), setting_rows(sweep))
     body = [
         markup.section("Setting by setting", table),
         *(markup.section(one.key, _charts(sweep, one)) for one in varying(sweep)),
         markup.section("Run by run", _runs(sweep)),
     ]
-    return markup.document("sweep", title, told, body)
+    return markup.document("sweep", title, lines_html, body)
 
 
 def _charts(sweep: Sweep, key: SweptKey) -> str:

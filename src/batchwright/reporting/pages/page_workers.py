@@ -1,7 +1,7 @@
-"""The page's part on the workers: local batch, compute, wait and communication over the epochs.
+"""The report's part on the workers: local batch, compute, wait and communication by epoch.
 
-Up to five workers have a line each. Of more, five that differ most do, and a band holds them all;
-sixteen are in the table behind the chart.
+Up to five workers have a line each. Of more workers the five that differ most have a line, and a
+band covers all; the table below a chart lists sixteen.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from batchwright.reporting.data.worker_curves import (
     WorkerCurve,
     changes,
     most_different,
+    recorded_parts,
     spread,
-    told_parts,
     worker_curves,
 )
 from batchwright.reporting.pages import markup
 
-_MAX_COLUMNS = 16  # of a table: workers that differ most
-_MAX_ROWS = 100  # of a table: a long run changes its shares more often than anyone reads
+_MAX_COLUMNS = 16  # of a table, one for each of the workers that differ most
+_MAX_ROWS = 100  # of a table: a long run changes its shares very often
 
 
 def workers_charts(summary: RunSummary) -> str:
-    """Charts of the workers over the epochs, a table behind each; empty for one worker."""
+    """Charts of the workers over the epochs, each with a table; empty for a single worker."""
     curves = worker_curves(summary)
     if len(curves) < 2:
         return ""
     clock = simulated_word(summary)
     titles: dict[Part, str] = {"compute": "Compute", "communication": "Communication and wait"}
-    if "wait" in told_parts(summary):
+    if "wait" in recorded_parts(summary):
         titles = {
             "compute": "Compute",
             "wait": "Waiting for slower workers",
@@ -60,7 +60,7 @@ def workers_charts(summary: RunSummary) -> str:
 
 
 def _batches_table(curves: Sequence[WorkerCurve]) -> str:
-    """A row for each change of any worker's local batch, of many changes some."""
+    """A row for each change of any worker's local batch, at most `_MAX_ROWS`."""
     by_start = [{(share.epoch, share.step): share for share in one.shares} for one in curves]
     rows: list[list[str]] = []
     for at in sorted({at for one in by_start for at in one}):

@@ -1,7 +1,7 @@
-"""How the page looks, on paper, phone and screen, in light and in dark.
+"""The style sheet of all pages, for screen, phone and paper, in light and dark mode.
 
-Colours of meaning are those of Okabe and Ito, darkened on white and lightened on black until they
-stand out; no meaning is carried by colour alone.
+Colours with a meaning are those of Okabe and Ito, darkened on white and lightened on black for
+contrast; no meaning depends on colour alone.
 """
 
 STYLE = """

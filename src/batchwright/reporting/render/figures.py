@@ -1,4 +1,4 @@
-"""Figures as files: which charts stand in which, and the numbers beside them.
+"""Writes figures of runs, plans, schedules, comparisons and sweeps, with their numbers as JSON.
 
 The same records give the same bytes: no date and no version goes into a file.
 """
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".pdf", ".svg")
-_HIGH = 4.0  # inches of a chart whose heights are to be compared
-_FINE = 200  # pixels to the inch of a figure that may go into a paper
+_HIGH = 4.0  # height in inches of charts that are compared
+_FINE = 200  # pixels per inch of a figure that may go into a paper
 
 
 # --------------------------------------------------------------------------------------- of a run
 
 
 def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
-    """Write the figures that the summary has data for into ``folder``, which is made if missing.
+    """Write the figures that the summary has data for into ``folder``; it is made if missing.
 
     ``plan.png`` (and ``plan.figure.json``): time and cost over the global batch, by cluster;
     ``epoch_seconds.png``: predicted and measured seconds per epoch, over the global batch and epoch
@@ -66,14 +66,14 @@ def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
     worker by worker; of a plan of several stages ``stages.png``: resolution, batches and rate.
 
     Returns:
-        The files written; empty if no epoch was finished and no candidate was considered.
+        The written files; empty if no epoch was finished and the plan has no candidates.
 
     Raises:
         FileError: A file cannot be written.
     """
     make_folder(folder)
     written = []
-    if plan_curves(summary.plan).clusters:  # stages have a figure of their own
+    if plan_curves(summary.plan).clusters:  # `stages.png` shows stages
         profiles = [summary.profile] if summary.profile else []
         written = write_plan_figure(summary.plan, profiles, folder / "plan.png")
     workers = worker_curves(summary)
@@ -88,7 +88,7 @@ def write_figures(summary: RunSummary, folder: Path) -> list[Path]:
 
 
 def draw_run(summary: RunSummary) -> Iterator[tuple[str, Figure]]:
-    """The figures of `write_figures`, that of the plan aside: name and figure."""
+    """(name, figure) of the figures of `write_figures`, except that of the plan."""
     if seconds := [one for one in (candidates_chart(summary), epochs_chart(summary)) if one]:
         yield "epoch_seconds.png", figure([(_HIGH, seconds)])
     if summary.epochs:
@@ -108,7 +108,7 @@ def draw_run(summary: RunSummary) -> Iterator[tuple[str, Figure]]:
 
 
 def _draw_workers(summary: RunSummary) -> Figure:
-    """A small panel for each worker, its local batch above, its times below."""
+    """Small panels for each worker: its local batch, and its times below."""
     panels, workers = worker_panels(summary), len(worker_curves(summary))
     columns = ceil(len(panels) / ceil(len(panels) / 4))
     rows: list[Row] = []
@@ -125,14 +125,14 @@ def _draw_workers(summary: RunSummary) -> Figure:
 
 
 def plan_figure_data(plan: Plan, profiles: Sequence[Profile] = ()) -> dict[str, Any]:
-    """What the figure shows, as plain numbers.
+    """The numbers of a plan's figure.
 
     Args:
         plan: The plan.
-        profiles: What was measured; their steps are the points on top.
+        profiles: Profiles whose measured steps are drawn as points.
 
     Returns:
-        The fields of `plan_curves.PlanCurves`, with a ``format``; ``stages``, where the figure
+        The fields of `plan_curves.PlanCurves`, with a ``format``; and ``stages``, if the figure
         shows them.
     """
     data = {"format": "batchwright-plan-figure/1", **asdict(plan_curves(plan, profiles))}
@@ -151,14 +151,15 @@ def write_plan_figure(plan: Plan, profiles: Sequence[Profile], path: Path) -> li
 
     Args:
         plan: The plan.
-        profiles: What was measured.
-        path: PNG, PDF or SVG, by its suffix.
+        profiles: Profiles whose measured steps are drawn as points.
+        path: File to write: PNG, PDF or SVG, by its suffix.
 
     Returns:
-        The files written: the figure and its numbers.
+        The written files: the figure and its numbers.
 
     Raises:
-        FileError: Another suffix, a plan without candidates, or the file cannot be written.
+        FileError: The suffix is another one, the plan has no candidates, or the file cannot be
+            written.
     """
     check_figure(path)
     curves = plan_curves(plan, profiles)
@@ -171,10 +172,10 @@ def write_plan_figure(plan: Plan, profiles: Sequence[Profile], path: Path) -> li
 
 
 def check_figure(path: Path) -> None:
-    """Refuse a name that no figure can have, before anything else is done.
+    """Refuse a path whose suffix is not that of a figure.
 
     Raises:
-        FileError: It ends otherwise than a figure.
+        FileError: The suffix is none of `FORMATS`.
     """
     if path.suffix.lower() not in FORMATS:
         raise FileError(f"cannot write {path}: a figure ends in one of {', '.join(FORMATS)}")
@@ -185,11 +186,11 @@ def _write_numbers(data: dict[str, Any], path: Path) -> None:
 
 
 def draw_plan(curves: PlanCurves, plan: Plan) -> Figure:
-    """Accuracy where it is known, time and cost; below them what several stages or batches do.
+    """Accuracy if it is known, time and cost, and below them the stages if there are several.
 
     Args:
-        curves: Of the plan; without a cluster there are no charts of time and cost.
-        plan: With candidates, several stages or a parameter server.
+        curves: The plan's curves; without a cluster there are no charts of time and cost.
+        plan: A plan with candidates, several stages or a parameter server.
     """
     sides = range_words(stage.resolution for stage in plan.stages)
     title = f"{curves.network} on {curves.data}, {sides} px, {counted(curves.epochs, 'epoch')}"
@@ -208,14 +209,17 @@ def draw_plan(curves: PlanCurves, plan: Plan) -> Figure:
 
 
 def write_schedule_figure(schedule: RateSchedule, path: Path) -> Path:
-    """Draw the schedule.
+    """Draw a schedule of the learning rate.
 
     Args:
-        schedule: What to draw.
-        path: PNG, PDF or SVG, by its suffix.
+        schedule: The schedule.
+        path: File to write: PNG, PDF or SVG, by its suffix.
+
+    Returns:
+        ``path``.
 
     Raises:
-        FileError: Another suffix, or the file cannot be written.
+        FileError: The suffix is another one, or the file cannot be written.
     """
     check_figure(path)
     write_whole(path, file_bytes(draw_schedule(schedule), path.suffix.lower()[1:]))
@@ -223,7 +227,7 @@ def write_schedule_figure(schedule: RateSchedule, path: Path) -> Path:
 
 
 def draw_schedule(schedule: RateSchedule) -> Figure:
-    """The rate; of several rows resolution and batch below it, and what was decided above."""
+    """The rate, with the choices in the title; with several stages also resolution and batch."""
     words = (
         schedule.name,
         f"{rate_words(schedule)}; {batch_words(schedule)}",
@@ -237,14 +241,14 @@ def draw_schedule(schedule: RateSchedule) -> Figure:
 # --------------------------------------------------------------------------------- of several runs
 
 
-def draw_comparison(told: RunComparison) -> Figure:
-    """Accuracy against epochs, and against each kind of time that the runs have."""
-    charts = [one for one, _ in comparison_charts(told, costs=False)]
+def draw_comparison(comparison: RunComparison) -> Figure:
+    """Accuracy against epochs, and against real or simulated time, whichever the runs have."""
+    charts = [one for one, _ in comparison_charts(comparison, costs=False)]
     return figure([(_HIGH, _of_one_scale(charts))])
 
 
 def _of_one_scale(charts: Sequence[Chart]) -> list[Chart]:
-    """The charts with one y axis that holds all of theirs."""
+    """The charts with a common y axis."""
     ends = [end for one in charts for end in (one.y.low, one.y.high)]
     y = linear_axis(charts[0].y.label, ends, from_zero=False)
     return [replace(one, y=y) for one in charts]
@@ -254,10 +258,10 @@ def write_sweep_figures(sweep: Sweep, folder: Path) -> list[Path]:
     """Write ``curves_KEY.png`` and ``accuracy_KEY.png`` for each key with several values.
 
     Returns:
-        The files written; none before a run was evaluated.
+        The written files; none before a run was evaluated.
 
     Raises:
-        FileError: One cannot be written.
+        FileError: A file cannot be written.
     """
     written = []
     for key in (one for one in varying(sweep) if curves(sweep, one.key)):

@@ -1,8 +1,8 @@
-"""Charts as a figure of matplotlib, which is imported only here and only to draw.
+"""Charts as matplotlib figures. matplotlib is imported only here, and only to draw.
 
-Drawn through its object interface, so that a caller's own pyplot state is left alone. Colours are
-those of Okabe and Ito, which people with any common colour vision tell apart; lines of different
-things have different marks besides, so that a black print does, too.
+Figures are drawn through its object interface, so that a caller's pyplot state is not touched. The
+colours are those of Okabe and Ito, which people with any common colour vision can distinguish;
+different lines also have different markers, for prints without colours.
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ COLOURS = {
 }
 _MARKS = {"circle": "o", "square": "s", "diamond": "D", "triangle": "^", "star": "*"}
 _MARKS |= {"ring": "o", "none": ""}
-_PRINTED = {("purple", "circle"): "v", ("orange", "square"): "^"}  # without colours, too, others
+# Markers that replace a shape which another colour has as well.
+_PRINTED = {("purple", "circle"): "v", ("orange", "square"): "^"}
 _SIZES = {"star": 13.0, "ring": 15.0, "diamond": 5.0}
 _WIDTH = 11.0  # of a figure, in inches
-_LETTERS, _MARK_LETTERS = 11, 7  # of a legend: to the inch, and as wide as a mark is
+_LETTERS, _MARK_LETTERS = 11, 7  # of a legend: letters per inch, and the width of a mark in letters
 _MAX_MARKS = 40  # on one line
 
 Row = tuple[float, Sequence[Chart | Lanes | None]]
-"""Height in inches, and the charts side by side; nothing is drawn at a place without any."""
+"""Height in inches, and the charts side by side; `None` leaves a place empty."""
 
 
 @contextmanager
 def _plain_style() -> Iterator[None]:
-    """Inside, matplotlib draws in its own style, whatever the caller or a file of theirs chose."""
+    """Inside, matplotlib uses its default style, whatever the caller or their settings chose."""
     import matplotlib.style
 
     with matplotlib.style.context("default"):
@@ -67,16 +68,16 @@ def _plain_style() -> Iterator[None]:
 def figure(
     rows: Sequence[Row], *, title: str = "", below: str = "", lettered: bool = False, dpi: int = 110
 ) -> Figure:
-    """Rows of charts with one legend below them.
+    """Draw rows of charts with one legend below them.
 
-    Names from outside are only text: no formula in them is set.
+    Text is drawn literally: dollar signs in names do not start formulas.
 
     Args:
-        rows: From the top.
-        title: Above all.
-        below: Above the legend.
-        lettered: Whether charts are called a, b, ... in bold.
-        dpi: Pixels of an inch in a PNG file.
+        rows: The rows, from the top.
+        title: Title of the figure.
+        below: Title of the legend.
+        lettered: Whether charts are labelled a, b, ... in bold.
+        dpi: Pixels per inch of a PNG file.
     """
     from matplotlib.figure import Figure
     from matplotlib.text import Text
@@ -113,7 +114,7 @@ def figure(
 
 @_plain_style()
 def file_bytes(drawn: Figure, kind: str = "png") -> bytes:
-    """A file with nothing in it that tells when or by which version it was made.
+    """The figure as a file's content, without time or version, so that equal figures are equal.
 
     Args:
         drawn: The figure.
@@ -128,7 +129,7 @@ def file_bytes(drawn: Figure, kind: str = "png") -> bytes:
         "svg": ("Creator", "Date"),
     }[kind]
     content = io.BytesIO()
-    if kind == "png":  # the same bytes as `savefig`, which draws all twice
+    if kind == "png":  # the same bytes as from `savefig`, which draws everything twice
         canvas: Any = FigureCanvasAgg(drawn)  # its methods have no types
         canvas.print_png(content, metadata=dict.fromkeys(unsaid))
         return content.getvalue()
@@ -164,7 +165,7 @@ def _scale(set_scale: Any, set_limits: Any, set_ticks: Any, axis: Axis) -> None:
 
 
 def _cropped(chart: Chart | Lanes) -> Axis:
-    """Its x axis from where something is drawn: a file has no table that names what lies before."""
+    """The chart's x axis; a logarithmic one begins where something is drawn inside the y axis."""
     x = chart.x
     if not x.logarithmic or not isinstance(chart, Chart):
         return x
@@ -217,7 +218,7 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
 
 
 def _look(one: Series) -> dict[str, Any]:
-    """How matplotlib draws a series, and its mark in the legend."""
+    """Matplotlib's properties of a series, also for the legend."""
     colour, ring = COLOURS[one.style], one.marker == "ring"
     dashed = one.dashed or one.style == "grey"
     return {
@@ -234,7 +235,7 @@ def _look(one: Series) -> dict[str, Any]:
 
 
 def _draw_lanes(axes: Axes, chart: Lanes) -> None:
-    """Lane by lane from the top, each 0.8 of its room high."""
+    """Draw lanes from the top; boxes take 0.8 of a lane's height."""
     boxes = []
     for at, lane in enumerate(chart.lanes):
         for one in lane.boxes:
@@ -262,7 +263,7 @@ def _draw_lanes(axes: Axes, chart: Lanes) -> None:
 def _draw_boxes(
     axes: Axes, boxes: Iterable[tuple[Box, float, float]], *, edge: float = 0.0
 ) -> None:
-    """A collection for each style: a rectangle for each box takes seconds to draw in a long run."""
+    """Draw boxes as one collection for each style: single rectangles take seconds in a long run."""
     from matplotlib.collections import PolyCollection
 
     corners: dict[str, list[list[tuple[float, float]]]] = {}
@@ -275,7 +276,7 @@ def _draw_boxes(
 
 
 def _box_look(style: str) -> dict[str, Any]:
-    """``pale`` is less opaque; small batches are hatched besides, for a black print."""
+    """Matplotlib's properties of a box; small batches are hatched, for prints without colours."""
     words = style.split()
     (part,) = (word for word in words if word.startswith("part-"))
     look = {"facecolor": COLOURS[part], "edgecolor": "white", "linewidth": 0}
@@ -287,9 +288,10 @@ def _box_look(style: str) -> dict[str, Any]:
 
 
 def _legend(drawn: Figure, charts: Sequence[Chart | Lanes], title: str) -> None:
-    """Each name once, looking as where it came first; what is called as its chart is, not at all.
+    """Draw the legend: each name once, with the look of its first series.
 
-    A name of several series has the line of the one and the mark of the other.
+    Series with the name of their chart are left out. A name of several series gets the line of one
+    and the marker of another.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -338,7 +340,7 @@ def _legend(drawn: Figure, charts: Sequence[Chart | Lanes], title: str) -> None:
 
 
 def _columns(wide: Sequence[int], count: int) -> int:
-    """Letters of so many columns of a legend, which is filled column by column."""
+    """Width in letters of a legend with ``count`` columns, which are filled one after the other."""
     rows, longer = divmod(len(wide), count)
     ends = [*accumulate([rows + 1] * longer + [rows] * (count - longer), initial=0)]
     return sum(max(wide[start:end]) for start, end in pairwise(ends))

@@ -1,4 +1,4 @@
-"""The workers of a run that goes on, or their rounds with a parameter server, as small tables."""
+"""The workers of a running training, or their rounds with a parameter server, as small tables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from batchwright.reporting.data.round_curves import large_workers
 if TYPE_CHECKING:
     from rich.table import Table
 
-MAX_LISTED = 8  # workers whose numbers stand one by one in a line
+MAX_LISTED = 8  # most workers whose numbers are listed in a line
 _GAPS = 2
 
 
-class _Told(NamedTuple):
-    """By rank: local batch, place, and seconds of computing and waiting in a step."""
+class _WorkerState(NamedTuple):
+    """Local batch, place, and seconds of computing and waiting in a step, each by rank."""
 
     sizes: tuple[int, ...] = ()
     places: tuple[str, ...] = ()
@@ -27,31 +27,31 @@ class _Told(NamedTuple):
 
 
 class LiveWorkers:
-    """What the lines of a run have told of each worker, by rank; times in seconds."""
+    """The newest values of each worker from a run's lines."""
 
     def __init__(self) -> None:
         self._announced: tuple[int, ...] = ()
-        self._told = _Told()  # replaced as a whole: another thread draws it
+        self._state = _WorkerState()  # replaced as a whole: another thread draws it
 
     def take(self, line: RunLine) -> None:
-        """Keep what a line tells; of an epoch's line not the times: they are not of a step."""
+        """Keep the values of a line; not the times of an epoch's line, which are not of a step."""
         record = line.record if isinstance(line, EpochLine) else line
         if not isinstance(record, EpochRecord | StepLine | SharesLine) or not record.workers:
             return
         sizes = tuple(one.local_batch_size for one in record.workers)
-        before = self._told if len(sizes) == len(self._told.sizes) else _Told()
-        told = before._replace(sizes=sizes)
+        before = self._state if len(sizes) == len(self._state.sizes) else _WorkerState()
+        state = before._replace(sizes=sizes)
         if isinstance(record, SharesLine):
-            told = told._replace(places=tuple(one.place for one in record.workers))
+            state = state._replace(places=tuple(one.place for one in record.workers))
         elif isinstance(record, StepLine):
             times = tuple((one.compute_seconds, one.wait_seconds) for one in record.workers)
-            told = told._replace(times=times)
-        self._told = told
+            state = state._replace(times=times)
+        self._state = state
 
     def change(self, line: SharesLine) -> str:
-        """What a line about local batches tells, in words.
+        """New local batches in words, with speeds if known.
 
-        Empty if they are those of the line before, and for fewer than two workers.
+        Empty if they have not changed, or for fewer than two workers.
         """
         before, sizes = self._announced, line.sizes
         self._announced = sizes
@@ -63,16 +63,16 @@ class LiveWorkers:
             words += f", were {_sizes_words(before)}"
         if not speeds:
             return words
-        told = [number(speed) for speed in speeds]
-        if len(told) > MAX_LISTED:
-            told = [f"{number(min(speeds))} to {number(max(speeds))}"]
-        return f"{words} ({', '.join(told)} images/s)"
+        texts = [number(speed) for speed in speeds]
+        if len(texts) > MAX_LISTED:
+            texts = [f"{number(min(speeds))} to {number(max(speeds))}"]
+        return f"{words} ({', '.join(texts)} images/s)"
 
     def table(self, *, most: int, width: int = 80) -> Table | None:
-        """A row for each worker, as `_slowest` says."""
+        """A row for each worker, see `_slowest`."""
         from rich.table import Table
 
-        sizes, places, times = self._told
+        sizes, places, times = self._state
         widths = {"worker": 6, "place": 15, "local batch": 11, "share": 7}
         widths |= {"compute/step": 12, "wait/step": 9}
 
@@ -89,7 +89,7 @@ class LiveWorkers:
         table = Table(box=None, pad_edge=False, header_style="")
         left_out = without_room(widths, ("place", "share", "wait/step"), width)
         for name in (one for one in widths if one not in left_out):
-            if name == "place":  # the one that is cut on a narrow terminal
+            if name == "place":  # the column that may be cut off on a narrow terminal
                 table.add_column(name if places else "", no_wrap=True)
             else:
                 table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
@@ -98,10 +98,10 @@ class LiveWorkers:
 
 
 class LiveRounds:
-    """What lines of kind ``round`` have told, by rank; seconds are the plan's, real or simulated.
+    """The newest round of each worker, from lines of kind ``round``.
 
     Args:
-        plan: With a parameter server.
+        plan: A plan with a parameter server.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -112,7 +112,7 @@ class LiveRounds:
         self.committed = 0
 
     def take(self, line: RoundLine) -> None:
-        """Keep what a line tells."""
+        """Keep the values of a line."""
         record = line.record
         self._last[record.worker] = record
         self._trained[record.worker] = self._trained.get(record.worker, 0) + record.samples
@@ -120,12 +120,12 @@ class LiveRounds:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Zero-based epoch, and how many of how many of its samples are committed."""
+        """The zero-based epoch, its committed samples, and all its samples."""
         epoch = min(self.committed // self._samples, self._epochs - 1)
         return epoch, self.committed - epoch * self._samples, self._samples
 
     def table(self, *, most: int, width: int) -> Table | None:
-        """A row for each worker, as `_slowest` says; seconds are those of its last round."""
+        """A row for each worker, see `_slowest`; seconds are those of its newest round."""
         from rich.table import Table
 
         last = dict(self._last)  # another thread may take a line meanwhile
@@ -157,10 +157,12 @@ def _slowest(
     cells: Callable[[int], dict[str, str]],
     most: int,
 ) -> Table | None:
-    """The table with a row for each worker; of more than ``most`` those that others wait for.
+    """Fill a table with a row for each worker, or if they do not fit ``most`` rows, the slowest.
 
-    A line below names the columns for which there is no room. ``None`` for fewer than two workers,
-    and where there is no room for two.
+    The caption names the columns for which there is no room.
+
+    Returns:
+        The table; ``None`` for fewer than two workers, or if there is no room for two rows.
     """
     from rich.text import Text
 
@@ -180,7 +182,7 @@ def _slowest(
 
 
 def without_room(widths: Mapping[str, int], giving_way: Sequence[str], room: int) -> list[str]:
-    """The columns of ``giving_way`` to leave out, first to last, until the others fit ``room``.
+    """The columns of ``giving_way`` that are left out, first to last, so that others fit ``room``.
 
     >>> without_room({"worker": 6, "place": 9, "wait": 4}, ["place", "wait"], 14)
     ['place']

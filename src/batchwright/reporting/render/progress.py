@@ -1,11 +1,10 @@
-"""Progress for the person who waits: a live display on a terminal, plain lines elsewhere.
+"""Progress of a run or of countable work: a live display on a terminal, plain lines elsewhere.
 
-Both say the same. Elsewhere (a file, a pipe, a log) there is a line per epoch and, inside a long
-epoch, one every `LINE_SECONDS` at most; and one whenever the workers' local batches change. On a
-terminal, from two workers on, a small table of them stands below the bar; what a narrow one has no
-room for is left out, the least important first. Everything goes to the
-console given, by default standard error, so that standard output stays free for JSON. Rich honours
-``NO_COLOR`` and ``TERM=dumb``.
+Elsewhere (a file, a pipe, a log) a line is printed per epoch, at most every `LINE_SECONDS` inside a
+long epoch, and whenever the workers' local batches change. A terminal shows a bar and, from two
+workers on, a small table of them below it; what a narrow terminal has no room for is left out, the
+least important first. Everything goes to the given console, by default standard error, so that
+standard output stays free for JSON. Rich honours ``NO_COLOR`` and ``TERM=dumb``.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.progress import Progress, TaskID
 
-LINE_SECONDS = 10.0
-REDRAW_SECONDS = 0.05
-PACE_EPOCHS = 5  # the last so many tell the time left
+LINE_SECONDS = 10.0  # least time between two lines elsewhere
+REDRAW_SECONDS = 0.05  # least time between two updates of a bar
+PACE_EPOCHS = 5  # newest epochs from which the time left is computed
 REFRESH_SECONDS = 0.25  # between two pictures of a run, whose lines come every half second
-BAR_WIDTH = 16
-OTHER_LINES = 6  # of a terminal, beside the workers: bar, head of the table, room to write
+BAR_WIDTH = 16  # in characters
+OTHER_LINES = 6  # lines of a terminal besides the workers': bar, table head, room to write
 
 
 def progress(
@@ -51,8 +50,8 @@ def progress(
 ) -> RunProgress:
     """Progress of a training run of ``epochs`` epochs; a context manager with ``update``.
 
-    With its ``plan`` it tells resolutions that change, rounds with a parameter server, and
-    simulated time as such.
+    With the run's ``plan`` it also shows changing resolutions and rounds with a parameter server,
+    and marks simulated time.
     """
     return RunProgress(console or standard_error(), epochs, plan)
 
@@ -83,7 +82,7 @@ class RunProgress:
         self._live: Live | None = live_picture(console, self._picture) if self._bar else None
         self._task: TaskID | None = None
         self._epoch_seconds: deque[float] = deque(maxlen=PACE_EPOCHS)
-        self._paced_by: tuple[int, int] | None = None  # resolution and batch of these epochs
+        self._paced_by: tuple[int, int] | None = None  # resolution and batch of `_epoch_seconds`
         self._likely_epochs: int | None = None
         self._shown = (-1, 0.0)
 
@@ -98,11 +97,7 @@ class RunProgress:
             self._live.stop()
 
     def update(self, line: RunLine) -> None:
-        """Take one line.
-
-        Epochs are zero-based in the lines and counted from one on the screen. A value that is not
-        known is left out.
-        """
+        """Show one line; epochs are counted from one, and unknown values left out."""
         self._workers.take(line)
         if isinstance(line, StepLine):
             self._step(line)
@@ -144,20 +139,20 @@ class RunProgress:
             self._say_inside(epoch, percent(done / total), words, now - self._begun)
 
     def _say_inside(self, epoch: int, place: str, words: list[Word], seconds: float) -> None:
-        """A line inside an epoch, if the last one is long enough ago."""
+        """Print a line inside an epoch, unless the last one was printed less than 10 s ago."""
         if seconds - self._shown[1] >= LINE_SECONDS:
             self._shown = (epoch, seconds)
             self._say(f"epoch {epoch + 1}/{self._epochs}, {place}: {joined(words)}")
 
     def _side(self, epoch: int) -> list[Word]:
-        """The resolution of an epoch, in a plan of several."""
+        """The resolution of an epoch, if the plan has several."""
         plan = self._plan
         if plan is None or len({stage.resolution for stage in plan.stages}) < 2:
             return []
         return [(1, f"{plan.stages[plan.stage_of(epoch)].resolution} px")]
 
     def _shares(self, line: SharesLine) -> None:
-        """A line for local batches that are not those of the line before."""
+        """Print local batches that have changed."""
         changed = self._workers.change(line)
         if changed:
             place = f"epoch {line.epoch + 1}/{self._epochs}, step {line.step + 1}"
@@ -185,7 +180,7 @@ class RunProgress:
             self._draw(epoch, 1, 1, [])
 
     def _take_seconds(self, record: EpochRecord) -> None:
-        """Keep an epoch's seconds; with another resolution or batch, none from before."""
+        """Keep an epoch's seconds; those of another resolution or batch are dropped."""
         paced_by = record.resolution, record.global_batch_size
         if paced_by != self._paced_by:
             self._paced_by = paced_by
@@ -195,16 +190,16 @@ class RunProgress:
             self._epoch_seconds.append(spent)
 
     def _seconds(self) -> float | None:
-        """Of an epoch, by the last few: the median, as one of them may have been disturbed."""
+        """Seconds of an epoch: median of the newest, as one of them may have been disturbed."""
         return median(self._epoch_seconds) if self._epoch_seconds else None
 
     def _picture(self) -> RenderableType:
-        """What the terminal shows at this moment: the bar, and the workers below it."""
+        """The current picture for the terminal: the bar, and the workers below it."""
         from rich.console import Group
 
-        assert self._bar is not None  # noqa: S101 - drawn only with a bar; tells the type checker
-        told = self._rounds or self._workers
-        table = told.table(most=self._console.height - OTHER_LINES, width=self._console.width)
+        assert self._bar is not None  # noqa: S101 - only called with a bar
+        shown = self._rounds or self._workers
+        table = shown.table(most=self._console.height - OTHER_LINES, width=self._console.width)
         return Group(self._bar, table) if table else self._bar
 
     def _draw(self, epoch: int, done: int, total: int, words: list[Word]) -> None:
@@ -214,12 +209,12 @@ class RunProgress:
             self._bar.update(self._task, description=name, total=total, completed=done, text=text)
 
     def _paced(self, done: float, now: float) -> list[Word]:
-        """The rest of the run by a real clock, after so many epochs."""
+        """Time left by a real clock, after ``done`` epochs."""
         left = self._pace.left(done, self._likely(int(done)), now)
         return [(0, left_words(left))] if left else []
 
     def _time_left(self, line: StepLine) -> list[Word]:
-        """The rest of the run: at the pace of the last epochs, in the first at its own so far."""
+        """Time left at the speed of the newest epochs, or in the first epoch at its own so far."""
         done = line.step / line.steps if line.steps else 0.0
         if self._simulated:
             return self._paced(line.epoch + done, self._clock())
@@ -231,7 +226,7 @@ class RunProgress:
         return [(0, left_words(seconds * (self._likely(line.epoch) - line.epoch - done)))]
 
     def _likely(self, done: int) -> int:
-        """Epochs that the run is likely to take, so many of them done."""
+        """Epochs that the run is likely to take in all, after ``done`` epochs."""
         if self._likely_epochs is not None and self._likely_epochs > done:
             return self._likely_epochs
         return self._epochs if self._plan is None else self._plan.likely_epochs(done)
@@ -241,7 +236,7 @@ class RunProgress:
 
 
 class StepsProgress:
-    """Shows how far countable work has come, one piece of work after another."""
+    """Shows the progress of countable work, one piece of work after another."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -261,10 +256,10 @@ class StepsProgress:
             self._bar.stop()
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        """Say that ``done`` of ``total`` things are done, and ``what`` is being done to them.
+        """Show that ``done`` of ``total`` items of the work ``what`` are done.
 
-        A new total, or a count that falls, begins a new piece of work. Cheap enough to be called
-        for every image: most calls return at once.
+        A new total, or a smaller count, begins a new piece of work. It may be called for every
+        image: most calls return at once.
         """
         last_done, last_total = self._piece
         new = total != last_total or done < last_done
@@ -280,7 +275,7 @@ class StepsProgress:
             print_line(self._console, f"{what}: {done:,} of {total:,}")
 
     def _draw(self, done: int, total: int, what: str, *, new: bool) -> None:
-        assert self._bar is not None  # noqa: S101 - only called with a bar; tells the type checker
+        assert self._bar is not None  # noqa: S101 - only called with a bar
         if new or self._task is None:
             self._task = self._bar.add_task("", total=total, text="")
         count = f"{done:,} of {total:,}"
@@ -290,12 +285,12 @@ class StepsProgress:
 
 
 def is_live(console: Console) -> bool:
-    """Whether the console can show a picture that changes."""
+    """Whether the console is a terminal that can redraw a picture."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def live_picture(console: Console, picture: Callable[[], RenderableType]) -> Live:
-    """Draws ``picture`` again and again, and takes it away at the end."""
+    """A display that redraws ``picture`` every `REFRESH_SECONDS` and removes it at the end."""
     from rich.live import Live
 
     return Live(
@@ -318,29 +313,29 @@ def _bar(console: Console) -> Progress:
 
 
 def print_line(console: Console, text: str) -> None:
-    """One line as it is: no markup, no colour for numbers, no wrapping."""
+    """Print a line literally: without markup, coloured numbers or wrapping."""
     console.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def standard_error() -> Console:
-    """Where progress goes by default."""
+    """A console that prints on standard error."""
     from rich.console import Console
 
     return Console(stderr=True)
 
 
-Word = tuple[int, str]  # rank and text: what has the highest rank is the first to be left out
+Word = tuple[int, str]  # rank and text; the text of the highest rank is left out first
 
 
 def left_words(seconds: float) -> str:
-    """Time left, in whole seconds: more figures would only flicker."""
+    """Time left in whole seconds, since more figures would only flicker."""
     return f"{seconds:.0f} s left" if seconds < 59.5 else f"{duration(seconds)} left"
 
 
 def step_words(
     loss: float | None, rate: float, speed: float | None = None, *, simulated: bool = False
 ) -> list[Word]:
-    """How training goes inside an epoch."""
+    """Speed, loss and rate inside an epoch."""
     clock = "simulated images/s" if simulated else "images/s"
     return _words(
         (speed, 3, lambda v: f"{number(v)} {clock}"),
@@ -352,7 +347,7 @@ def step_words(
 def epoch_words(
     line: EpochLine, *, brief: bool, simulated: bool, held_out: str = "held-out loss"
 ) -> list[Word]:
-    """What an epoch was like; ``brief`` on a terminal."""
+    """Results of an epoch beside predictions; ``brief``, for a terminal, leaves some out."""
     clock, record, predicted = " simulated" if simulated else "", line.record, line.predicted_top1
     expected = took = ""
     if predicted and not brief:
@@ -375,7 +370,7 @@ def _words(*shown: tuple[float | None, int, Callable[[float], str]]) -> list[Wor
 
 
 def joined(words: Iterable[Word], room: int | None = None) -> str:
-    """The words in their order; those of the highest rank left out until they fit ``room``."""
+    """The texts in order, without those of the highest ranks if they do not fit ``room``."""
     kept = list(words)
     while room is not None and len(kept) > 1 and len(joined(kept)) > room:
         kept.remove(max(kept))
@@ -383,13 +378,13 @@ def joined(words: Iterable[Word], room: int | None = None) -> str:
 
 
 class Pace:
-    """How fast epochs go by a clock of the person who waits, whatever time the records tell."""
+    """The speed of epochs by a real clock, whatever times the records hold."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
 
     def left(self, done: float, total: float, now: float) -> float | None:
-        """Seconds until ``total`` epochs are done, by the pace since the first call."""
+        """Seconds until ``total`` epochs are done, at the speed since the first call."""
         if self._first is None or done <= self._first[0]:
             self._first = self._first or (done, now)
             return None

@@ -1,4 +1,4 @@
-"""A simulation for a person: tables for a terminal, and a figure."""
+"""The results of a simulation as tables for a terminal, and as a figure."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-_HIGH = 4.0  # inches
-_ROWS = 20  # of a search
+_HIGH = 4.0  # height of a chart, in inches
+_ROWS = 20  # rows of a search's table
 
 
 def simulation_tables(found: Simulation) -> list[RenderableType]:
-    """Time and cost of each cluster, where the time went, and what was searched."""
+    """Tables of time and cost of each cluster, of the shares of time, and of each search."""
     title = f"{found.network} on {found.data}, {found.method}, simulated"
     title += ", the best of what was searched" * bool(found.searches)
-    told = table(title, ["workers", "global batch", "step", "training", "95 %", "cost", "done"])
-    went = table(
+    results = table(title, ["workers", "global batch", "step", "training", "95 %", "cost", "done"])
+    times = table(
         "where the time goes",
         [
             *("workers", "computing", "stragglers", "exchange", "evaluation", "checkpoints"),
@@ -41,31 +41,31 @@ def simulation_tables(found: Simulation) -> list[RenderableType]:
     )
     for one in found.clusters:
         workers = f"{one.workers:,}" + (f" + {one.spares}" if one.spares else "")
-        told.add_row(
+        results.add_row(
             workers,
             f"{one.global_batch_size:,}",
             duration(one.step_seconds.value),
             duration(one.seconds.value),
-            f"-{_apart(one, 'low')} to +{_apart(one, 'high')}",
+            f"-{_distance(one, 'low')} to +{_distance(one, 'high')}",
             "" if one.cost is None else number(one.cost.value),
             percent(one.done.value),
         )
-        went.add_row(workers, *_shares(one), number(one.failures), number(one.preemptions))
+        times.add_row(workers, *_shares(one), number(one.failures), number(one.preemptions))
     searches = [_search_table(one) for one in found.searches]
-    return [stacked(told, went, *searches)]
+    return [stacked(results, times, *searches)]
 
 
 def _shares(one: SimulatedCluster) -> list[str]:
     return [percent(share) for share in one.shares.model_dump().values()]
 
 
-def _apart(one: SimulatedCluster, end: str) -> str:
-    """How far an end of the interval is from the value, in percent."""
+def _distance(one: SimulatedCluster, end: str) -> str:
+    """Distance of an end of the interval from the value, in percent."""
     return percent(abs(getattr(one.seconds, end) / one.seconds.value - 1))
 
 
 def _search_table(search: Search) -> Table:
-    """Values of a key in their order, or combinations of several, the best first."""
+    """The values of a key in their order, or combinations of several keys, the best first."""
     made = table(
         f"searched with {counted(search.workers, 'worker')}",
         [*search.keys, "training", "cost", f"{search.unit} over the best (95 %)", ""],
@@ -93,14 +93,17 @@ def _search_table(search: Search) -> Table:
 
 
 def write_simulation_figure(found: Simulation, path: Path) -> Path:
-    """Draw one training on the first cluster, time and cost of all, and what was searched.
+    """Draw one training on the first cluster, time and cost of all clusters, and the searches.
 
     Args:
-        found: What to draw.
-        path: PNG, PDF or SVG, by its suffix.
+        found: The simulation.
+        path: File to write: PNG, PDF or SVG, by its suffix.
+
+    Returns:
+        ``path``.
 
     Raises:
-        FileError: Another suffix, or the file cannot be written.
+        FileError: The suffix is another one, or the file cannot be written.
     """
     check_figure(path)
     course, steps = course_chart(found), steps_chart(found)

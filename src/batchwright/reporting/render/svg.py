@@ -1,7 +1,7 @@
-"""Charts as inline SVG: colours from the page's style sheet, a title on every mark.
+"""Charts as inline SVG, with colours from the page's style sheet and a title on every mark.
 
-A chart is 440 units wide, so that its letters are still read on a phone. It has no style or script
-of its own: classes name what a mark means, and the page says how that looks in light and dark.
+A chart is 440 units wide, so that its letters are readable on a phone. It has no style or script of
+its own: classes name the meaning of a mark, and the page defines its look in light and dark mode.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from batchwright.reporting.charts.chart import Axis, Chart, Lanes, Point, Series
 WIDTH, HEIGHT = 440, 290
 LEFT, RIGHT, TOP = 68, 26, 12
 ROW, LINE = 34, 15
-LEAST = 0.8  # width of a box: narrower ones would not be seen
-MARK = 14  # above lanes, for the words of marks
+LEAST = 0.8  # least width of a box: narrower ones would be invisible
+MARK = 14  # height above lanes for the words of marks
 
 
 def drawn(chart: Chart | Lanes) -> str:
@@ -27,7 +27,7 @@ def drawn(chart: Chart | Lanes) -> str:
 
 
 def legend(chart: Chart | Lanes) -> list[tuple[str, str]]:
-    """What the marks of a chart are called: (name, a small ``<svg>`` of the mark)."""
+    """The legend's entries: (name, a small ``<svg>`` of the mark)."""
     if isinstance(chart, Lanes):
         return [(name, _swatch(style, "bar")) for name, style in chart.names]
     entries = {one.name: _swatch(one.style, one.marker) for one in _shown(chart)}
@@ -84,7 +84,7 @@ def _bars(chart: Lanes) -> str:
 
 
 def _lanes(chart: Lanes) -> str:
-    """Boxes lane by lane, and marks that cross them all."""
+    """Lanes of boxes, and marks that cross all lanes."""
     x, height = chart.x, TOP + MARK + ROW * len(chart.lanes) + _bottom(chart.x)
     floor_line, tall = height - _bottom(x), ROW - 6
     parts = _grid(x, None, height)
@@ -98,18 +98,18 @@ def _lanes(chart: Lanes) -> str:
                 f'width="{max(right - left, LEAST):.1f}" '
                 f'height="{(box.high - box.low) * tall:.1f}">{_title(box.title)}</rect>'
             )
-    told = -9.0
+    taken = -9.0
     for one in chart.marks:
         across = _across(x, one.x)
         parts.append(
             f'<line class="epoch" x1="{across:.1f}" y1="{TOP + MARK}" x2="{across:.1f}" '
             f'y2="{floor_line}">{_title(one.title)}</line>'
         )
-        if one.words and across >= told:
+        if one.words and across >= taken:
             room = 6.5 * len(one.words)
             at = min(across, WIDTH - RIGHT - room / 2)
             parts.append(_text(at, TOP + 10, one.words, "middle"))
-            told = across + room
+            taken = across + room
     return _svg(chart.title, parts, height)
 
 
@@ -176,7 +176,7 @@ def _across(axis: Axis, value: float) -> float:
 
 
 def _bottom(x: Axis) -> int:
-    """Room below the chart: for the axis label and for as many lines as a tick label has."""
+    """Height below the chart: for the axis label, and for all lines of the tick labels."""
     return 30 + LINE * max((label.count("\n") + 1 for _, label in x.ticks), default=0)
 
 
@@ -189,7 +189,7 @@ def _places(points: Iterable[tuple[float, float]], x: Axis, y: Axis) -> str:
 
 
 def _whiskers(style: str, point: Point, x: Axis, y: Axis) -> list[str]:
-    """The intervals of a point, as far as they are inside the chart."""
+    """The parts of a point's intervals that are inside the chart."""
     ends = []
     if point.across:
         ends.append([(_within(end, x), point.y) for end in point.across])

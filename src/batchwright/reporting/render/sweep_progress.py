@@ -1,7 +1,7 @@
-"""Progress of a sweep: one bar for all runs and a row for each that runs, plain lines elsewhere.
+"""Progress of a sweep: a bar for all runs with a row for each running one, or plain lines.
 
-On a terminal the bar counts epochs of all runs, and below it stands where each running one is.
-Elsewhere there is a line whenever a run ends. Everything goes to standard error.
+On a terminal the bar counts epochs of all runs, and the rows below it show the state of the running
+ones. Elsewhere a line is printed when a run ends. Everything goes to standard error.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-_OTHER_LINES = 4  # of a terminal, beside the running cells
+_OTHER_LINES = 4  # lines of a terminal that the rows of running cells leave free
 
 
 class SweepProgress:
-    """Shows how far the runs of a sweep are; a context manager.
+    """Shows the progress of a sweep's runs; a context manager.
 
     Args:
-        total: Runs of the sweep.
-        done: Those of them that were done before.
-        console: Unset: standard error.
-        clock: In seconds.
+        total: Number of runs in the sweep.
+        done: Number of runs that had finished before.
+        console: Where to print; unset: standard error.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SweepProgress:
         self._total, self._before = total, done
         self._ended = self._failed = 0
         self._epochs: dict[str, int] = {}
-        self._reached: dict[str, float] = {}  # epochs that each cell has done
+        self._reached: dict[str, float] = {}  # finished epochs of each cell, with fractions
         self._running: dict[str, str] = {}
         live = is_live(self._console)
         self._live: Live | None = live_picture(self._console, self.picture) if live else None
@@ -72,12 +72,12 @@ class SweepProgress:
             self._live.stop()
 
     def expect(self, epochs: Mapping[str, int]) -> None:
-        """Say how many epochs each run has that is to come."""
+        """Set the number of epochs of each run that is still to come, by name."""
         self._epochs = dict(epochs)
         self._pace.left(0.0, sum(self._epochs.values()), self._clock())
 
     def began(self, name: str, epochs: int) -> None:
-        """A run has begun, or goes on."""
+        """A run has started or continues."""
         self._epochs[name] = epochs
         self._running[name] = "starting"
 
@@ -93,8 +93,8 @@ class SweepProgress:
             self._running[name] = words
         elif isinstance(line, StepLine) and line.steps:
             self._reached[name] = line.epoch + line.step / line.steps
-            told = self._running.get(name, "").partition(", accuracy")
-            self._running[name] = f"epoch {line.epoch + 1}/{epochs}{''.join(told[1:])}"
+            parts = self._running.get(name, "").partition(", accuracy")
+            self._running[name] = f"epoch {line.epoch + 1}/{epochs}{''.join(parts[1:])}"
 
     def ended(self, cell: SweepCell) -> None:
         """A run has ended."""
@@ -109,7 +109,7 @@ class SweepProgress:
         self._say(f"{place}, {cell.name}: {cell_words(cell)}{self._left(', ')}")
 
     def picture(self) -> RenderableType:
-        """What the terminal shows at this moment."""
+        """The current picture for the terminal."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -131,7 +131,7 @@ class SweepProgress:
 
     def _left(self, before: str) -> str:
         done, total = sum(self._reached.values()), sum(self._epochs.values())
-        if done < len(self._running) / 2:  # starting takes longer than learning at first
+        if done < len(self._running) / 2:  # so far most of the time went into starting
             return ""
         left = self._pace.left(done, total, self._clock())
         return f"{before}{left_words(left)}" if left else ""

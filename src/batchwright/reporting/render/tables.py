@@ -1,7 +1,7 @@
-"""Tables for a terminal: what was measured, what was decided, how it went.
+"""Tables for a terminal: of a profile, a check, a run, a comparison, a sweep and a schedule.
 
-Each function returns a rich renderable; print it with ``rich.console.Console().print``. Names from
-outside pass through `printable`, and markup in them is not interpreted.
+Each function returns a rich renderable for ``rich.console.Console().print``. Names from outside
+pass through `printable`, and markup in them is not interpreted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from batchwright.records.text.formatting import (
 )
 from batchwright.records.text.load_text import load_words
 from batchwright.reporting.charts.chart import evenly
-from batchwright.reporting.data import comparison
+from batchwright.reporting.data.comparison import RunComparison, comparison_rows
+from batchwright.reporting.data.comparison import setting_rows as run_setting_rows
 from batchwright.reporting.data.reading import (
     SIMULATED,
     accounting_rows,
@@ -58,16 +59,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 EVENLY = 12
-"""Rows of a schedule's table besides those where something happens."""
+"""Evenly spaced rows of a schedule's table, besides those where something happens."""
 
 
-# -------------------------------------------------------------------------------- what is measured
+# ----------------------------------------------------------------------------------- measurements
 
 
 def profile_table(profile: Profile) -> RenderableType:
-    """What `probe` measured: hardware, step times, memory, all-reduce and gradient noise."""
+    """The measurements of `probe`: hardware, step times, memory, exchanges and gradient noise."""
     cluster, parts = profile.cluster, profile.memory_parts
-    told = [
+    entries = [
         ("device", f"{cluster.device_name} ({cluster.device})"),
         ("workers", f"{cluster.workers}, {counted(cluster.threads, 'thread')} each"),
         ("memory per worker", size(cluster.memory_bytes)),
@@ -76,15 +77,15 @@ def profile_table(profile: Profile) -> RenderableType:
     if parts is not None:
         named = ((name, getattr(parts, name)) for name in type(parts).model_fields)
         kept = ", ".join(f"{name} {size(count)}" for name, count in named if count)
-        told.append(("memory whatever the batch", kept))
+        entries.append(("memory whatever the batch", kept))
     scale = profile.noise.noise_scale if profile.noise else None
-    told += [
+    entries += [
         ("gradient noise scale", f"{number(scale)} samples" if scale else "below measurement"),
         ("measured in", duration(profile.probe_seconds)),
         *([("busy meanwhile", busy)] if (busy := load_words(profile.load)) else []),
     ]
     return stacked(
-        facts(f"{profile.network.name} on {profile.data.name}", told),
+        facts(f"{profile.network.name} on {profile.data.name}", entries),
         table(
             "seconds per step, all workers at once (median; quartiles)",
             ["workers", "side", "local batch", "exchange", "step", "visits", "images / s"],
@@ -150,23 +151,23 @@ def _ends(low: float, high: float) -> str:
 
 
 def _memory(profile: Profile) -> Table:
-    told: list[tuple[MemoryPoint | OutOfMemory, str, str]] = [
+    peaks: list[tuple[MemoryPoint | OutOfMemory, str, str]] = [
         (one, size(one.peak_bytes), size(one.resident_bytes) if one.resident_bytes else "-")
         for one in profile.memory
     ]
-    told += [(one, f"too little {one.short_of}", "-") for one in profile.out_of_memory]
+    peaks += [(one, f"too little {one.short_of}", "-") for one in profile.out_of_memory]
     return table(
         "peak memory of one worker",
         ["workers", "side", "local batch", "tensors", "process"],
         (
             [str(one.workers), f"{one.resolution} px", str(one.local_batch_size), *sizes]
-            for one, *sizes in told
+            for one, *sizes in peaks
         ),
     )
 
 
 def check_table(check: Check) -> RenderableType:
-    """Predicted against measured, point by point, a table for each quantity."""
+    """Predicted and measured values of each point, in a table for each quantity."""
     quantities = {
         "step_seconds": "seconds per step",
         "peak_bytes": "peak memory of one worker, tensors",
@@ -217,11 +218,11 @@ def _place(one: CheckPoint | OutOfMemory) -> str:
     return f"{one.workers} x {one.local_batch_size}, {one.resolution} px{planned}"
 
 
-# ------------------------------------------------------------------------------------- how it went
+# ----------------------------------------------------------------------------------------- results
 
 
 def summary_table(summary: RunSummary) -> RenderableType:
-    """How a run went by the plan's stages: predicted against measured, accuracy, time, workers."""
+    """The results of a run: predicted and measured figures, accuracy, time, and workers."""
     head, *rows = compared_rows(summary)
     left = [0] if summary.simulated else [0, -1]
     compared = table(f"predicted and {measured_word(summary)}", head, rows, left=left)
@@ -244,13 +245,13 @@ def summary_table(summary: RunSummary) -> RenderableType:
     )
     accuracies.caption = accuracy_words(summary) or None
     clock = ", simulated time" * summary.simulated
-    told = [table(f"per worker{clock}", *_split(worker_rows(summary)))]
+    workers = [table(f"per worker{clock}", *_split(worker_rows(summary)))]
     if summary.rounds:
-        told = [
+        workers = [
             facts("rounds with the parameter server", round_facts(summary)),
             table(f"rounds per worker{clock}", *_split(round_rows(summary))),
         ]
-    return stacked(compared, accuracies, _time(summary), *told)
+    return stacked(compared, accuracies, _time(summary), *workers)
 
 
 def _split(rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
@@ -260,19 +261,19 @@ def _split(rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
 def _time(summary: RunSummary) -> Table:
     *parts, whole = accounting_rows(summary)
     head = ["part", "time", "share"]
-    told = table(f"where the {simulated_word(summary)}time went", head, parts, left=[0])
-    told.add_section()
-    rows_below(told, [whole])
+    made = table(f"where the {simulated_word(summary)}time went", head, parts, left=[0])
+    made.add_section()
+    rows_below(made, [whole])
     if summary.simulated:
-        rows_below(told, [["computing it, real time", duration(summary.wall_seconds), ""]])
-    return told
+        rows_below(made, [["computing it, real time", duration(summary.wall_seconds), ""]])
+    return made
 
 
-def comparison_table(told: comparison.RunComparison) -> RenderableType:
+def comparison_table(comparison: RunComparison) -> RenderableType:
     """Several runs beside each other, and the means of those that differ in the seed alone."""
     return stacked(
-        table(told.title, *_split(comparison.comparison_rows(told)), left=[0]),
-        table("runs that differ in the seed alone", *_split(comparison.setting_rows(told))),
+        table(comparison.title, *_split(comparison_rows(comparison)), left=[0]),
+        table("runs that differ in the seed alone", *_split(run_setting_rows(comparison))),
     )
 
 
@@ -313,13 +314,13 @@ def schedule_table(schedule: RateSchedule) -> RenderableType:
 
 
 def shown_points(schedule: RateSchedule) -> list[SchedulePoint]:
-    """Points where something happens, and some evenly spaced ones not close to them."""
+    """Points where something happens, and evenly spaced ones that are not close to these."""
     points = schedule.points
-    told = [one for one in points if one.what]
+    marked = [one for one in points if one.what]
     apart = schedule.epochs / (2 * EVENLY)
     between = [
         points[index]
         for index in evenly(range(len(points)), EVENLY)
-        if all(abs(points[index].epoch - one.epoch) >= apart for one in told)
+        if all(abs(points[index].epoch - one.epoch) >= apart for one in marked)
     ]
-    return sorted([*told, *between], key=lambda one: one.epoch)
+    return sorted([*marked, *between], key=lambda one: one.epoch)

@@ -1,6 +1,7 @@
-"""Tables of rich: names from outside are made printable, and markup in them is not interpreted.
+"""Tables of rich for names from outside: unprintable characters are escaped, markup is ignored.
 
-Nothing is cut: text wraps, and columns for which a terminal has no room stand in a second block.
+Nothing is cut off: text wraps, and columns for which a terminal has no room follow in a second
+block below.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
 
-_EDGES, _GAP = 4, 3  # characters beside a table, and between two of its columns
+_EDGES, _GAP = 4, 3  # characters at the edges of a table, and between two of its columns
 
 
 def stacked(*tables: Table) -> RenderableType:
-    """The tables that have rows, one below the other, each as wide as the terminal at most."""
+    """The tables that have rows, below each other, each at most as wide as the terminal."""
     from rich.console import Group
 
     return Group(*(_Fitted(table) for table in tables if table.row_count))
@@ -28,7 +29,7 @@ def stacked(*tables: Table) -> RenderableType:
 def table(
     title: str, head: Sequence[str], rows: Iterable[Sequence[str]] = (), *, left: Iterable[int] = ()
 ) -> Table:
-    """A table of text that is only text; columns stand to the right, those of ``left`` to it."""
+    """A table of plain text; columns are aligned right, those in ``left`` to the left."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -48,14 +49,14 @@ def table(
 
 
 def facts(title: str, rows: Iterable[Sequence[str]]) -> Table:
-    """A table of words and their values."""
+    """A table of (name, value) rows without a head."""
     made = table(title, ["", ""], rows, left=[0, 1])
     made.show_header = False
     return made
 
 
 def rows_below(made: Table, rows: Iterable[Sequence[str]]) -> None:
-    """More rows of text that is only text."""
+    """Add rows of plain text to a table."""
     from rich.text import Text
 
     for cells in rows:
@@ -63,7 +64,7 @@ def rows_below(made: Table, rows: Iterable[Sequence[str]]) -> None:
 
 
 class _Fitted:
-    """Draws a table in as many blocks as its columns need; each begins with the first column."""
+    """Draws a table in as many blocks as it needs to fit; each begins with the first column."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -72,12 +73,14 @@ class _Fitted:
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         room = options.max_width - _EDGES
-        told = [[str(column.header), *map(str, column.cells)] for column in self._table.columns]
-        words = [max(len(word) for text in texts for word in (*text.split(), "")) for texts in told]
-        widths = [max(map(len, texts)) for texts in told]
+        columns = [[str(column.header), *map(str, column.cells)] for column in self._table.columns]
+        words = [
+            max(len(word) for text in texts for word in (*text.split(), "")) for texts in columns
+        ]
+        widths = [max(map(len, texts)) for texts in columns]
         least = [min(width, room // 2) for width in words]
         for number, block in enumerate(column_blocks(least, room, gap=_GAP)):
-            # As wide as their text, or the widest narrower until all fit.
+            # Columns get the width of their text; then the widest shrinks until all fit.
             wide = [widths[at] for at in block]
             while sum(wide) + _GAP * (len(wide) - 1) > room:
                 spare = [(width, at) for at, width in enumerate(wide) if width > least[block[at]]]

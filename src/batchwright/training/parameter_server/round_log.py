@@ -12,7 +12,7 @@ from typing import Any
 from batchwright.records import EpochRecord, Plan, RoundRecord, WorkerTime
 from batchwright.records.lines.line_files import METRICS, sound_line
 from batchwright.records.lines.run_lines import EvaluationLine, RoundLine
-from batchwright.records.run import told_loss
+from batchwright.records.run import recorded_loss
 from batchwright.storage.files import end_of_lines
 from batchwright.training.parameter_server.messages import Trained
 from batchwright.training.parameter_server.rounds import RoundAssignment
@@ -278,7 +278,7 @@ class RoundLog:
             repeated_steps=sum(one.repeated_steps for one in self._since),
             samples=sum(one.samples for one in self._since),
             learning_rate=rate,
-            train_loss=told_loss(loss),
+            train_loss=recorded_loss(loss),
             training_seconds=sum(map(seconds_of, self._since)) / max(1, present),
             checkpoint_seconds=self._checkpoint,
             workers=tuple(

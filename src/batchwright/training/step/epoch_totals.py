@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from batchwright.records import EpochRecord, FactorRange, LocalBatches, Stage, WorkerTime
-from batchwright.records.run import told_loss
+from batchwright.records.run import recorded_loss
 
 OWN_PARTS = ("local_samples", "input", "compute", "wait", "communication", "loading", "peak")
 """Fields of `EpochMeter` that are of one worker; the others are of all workers."""
@@ -75,7 +75,7 @@ class EpochMeter:
     def mean_loss(self) -> float | None:
         """Mean training loss so far; ``None`` where it is not finite or nothing was seen."""
         mean = self.loss / self.weight if self.weight else math.nan
-        return told_loss(mean)
+        return recorded_loss(mean)
 
     @property
     def samples_per_second(self) -> float:
@@ -151,7 +151,7 @@ def held_out_fields(sums: Mapping[str, float], count: int) -> dict[str, Any]:
     loss, correct = sums.get("loss"), sums.get("top1")
     tracked = {"track/gradient_norm": "gradient_norm", "track/hessian": "hessian_eigenvalue"}
     return {
-        "val_loss": told_loss(loss / count) if loss is not None else None,
+        "val_loss": recorded_loss(loss / count) if loss is not None else None,
         "val_correct": round(correct) if correct is not None else None,
         "val_count": count or None,
         **{field: sums[name] / count for name, field in tracked.items() if name in sums},

@@ -1,1 +1,1 @@
-"""DELIVER: a trained network for people who do not have this package, with a model card."""
+"""`deliver`: writes a trained network with a model card for people without this package."""

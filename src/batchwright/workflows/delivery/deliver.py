@@ -1,4 +1,4 @@
-"""`deliver`: weights, card and what else others want of a finished run, in a folder."""
+"""Writes weights, settings, model card and optionally ONNX of a finished run into a folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from batchwright.storage.files import make_folder, refusal, write_whole
 from batchwright.workflows.delivery.model_card import UNKNOWN, model_card
 
 CARD, ONNX = "README.md", "model.onnx"
-_LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}"  # it stands in the card's YAML
+_LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}"  # it is written into the card's YAML
 
 
 def deliver(
@@ -28,22 +28,23 @@ def deliver(
     onnx: bool = False,
     network: Any = None,
 ) -> Path:
-    """Write a run's trained network for others: safetensors, a model card, and ONNX if asked for.
+    """Write a run's trained network for others: safetensors, a model card, and optionally ONNX.
 
     Args:
         run: Folder of a finished run.
         out: A new or empty folder.
-        checkpoint: ``best``: of the epoch with the highest held-out accuracy; or ``last``.
-        licence: Identifier for the card, such as ``apache-2.0``.
-        onnx: Whether to write the network as ONNX, too.
-        network: For that, one of your own, as `load_model` takes it.
+        checkpoint: ``best``: the weights of the epoch with the highest held-out accuracy; ``last``:
+            those of the last epoch.
+        licence: Identifier of the licence for the card, such as ``apache-2.0``.
+        onnx: Whether to write the network also as ONNX.
+        network: For ONNX, the network if it is your own, as for `load_model`.
 
     Returns:
-        The card.
+        The path of the card.
 
     Raises:
-        ArgumentError: No such checkpoint can be named, or the licence is no identifier.
-        JobError: What it takes is not installed.
+        ArgumentError: ``checkpoint`` or ``licence`` is wrong.
+        JobError: A package that is needed is not installed.
         FileError: The run has not finished, or the folder is not empty or cannot be written.
         PlanError: The network cannot be written as ONNX. Then nothing is written.
     """
@@ -61,7 +62,7 @@ def deliver(
     from batchwright.workload.task import trained_weights
 
     path = Path(summary.run_folder) / "checkpoints" / f"{checkpoint}.pt"
-    if checkpoint == "best" and not path.exists():  # nothing was evaluated
+    if checkpoint == "best" and not path.exists():  # the run was never evaluated
         path = path.with_name("last.pt")
     if not path.exists():
         raise FileError(
@@ -72,7 +73,7 @@ def deliver(
     last, at = (summary.epochs or (None,))[-1], content["state"]
     evaluated = best if path.stem == "best" else last
     if last is not None and (at["epoch"], at["step"]) > (last.epoch + 1, 0):
-        evaluated = None  # the run went on since its summary was written, and was cut off
+        evaluated = None  # the run went on after its summary was written, and was interrupted
     wanted = content["input"]
     config: dict[str, Any] = {
         "network": plan.network.name,
@@ -80,13 +81,13 @@ def deliver(
         "side": plan.top_resolution,
         "mean": list(wanted.get("mean", ())),
         "std": list(wanted.get("std", ())),
-        "dropout": plan.stages[0].dropout,  # networks may have other layers by it
-        # Trained weights of others would be fetched, and then replaced.
+        "dropout": plan.stages[0].dropout,  # some networks have other layers with dropout
+        # Without `pretrained`: it would download weights that are then replaced.
         "network_args": {k: v for k, v in plan.job.network_args.items() if k != "pretrained"},
     }
     new = not target.exists()
     make_folder(target)
-    aside = target / f".{os.urandom(4).hex()}"  # on the same disk, so that all of it fits or none
+    aside = target / f".{os.urandom(4).hex()}"  # on the same disk, so that all files fit or none
     try:
         aside.mkdir()
         save_model(aside, trained_weights(content), config)
@@ -102,6 +103,6 @@ def deliver(
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         if new:
-            with suppress(OSError):  # it is full of what was delivered
+            with suppress(OSError):  # fails if the delivery succeeded, as the folder is not empty
                 target.rmdir()
     return target / CARD

@@ -1,4 +1,4 @@
-"""The card of a trained network: its data, its plan, what it reached, and how it is loaded."""
+"""The model card of a trained network: its use, accuracy, data, plan and licence."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from batchwright.records.text.problems import printable
 from batchwright.reporting.data.reading import compared_rows
 
 UNKNOWN = "unknown"
-_MAX_CLASSES = 50  # that are named
-_MARKUP = re.compile(r"([\\`*_\[\]<>|&~$#])")  # what Markdown or HTML would act on
+_MAX_CLASSES = 50  # class names that are listed
+_MARKUP = re.compile(r"([\\`*_\[\]<>|&~$#])")  # characters with a meaning in Markdown or HTML
 
 
 def model_card(
@@ -28,13 +28,13 @@ def model_card(
     licence: str = UNKNOWN,
     onnx: bool,
 ) -> str:
-    """Markdown with the head that model hubs read.
+    """The card as Markdown, with the YAML head that model hubs read.
 
     Args:
-        summary: Of the run.
-        epoch: Whose weights they are; ``None``: nobody knows.
-        config: What is written beside the weights; see `save_model`.
-        licence: Its identifier, such as ``apache-2.0``.
+        summary: The run's summary.
+        epoch: The epoch after which the weights were taken; ``None``: unknown.
+        config: The settings that are written beside the weights; see `save_model`.
+        licence: Identifier of the licence, such as ``apache-2.0``.
         onnx: Whether there is an ONNX file.
     """
     plan, data = summary.plan, summary.plan.data
@@ -44,7 +44,7 @@ def model_card(
     if network_spec(plan.network.name) is None or arguments:
         named += f", network={plan.network.name!r}"
         named += f", network_args={arguments!r}" if arguments else ""
-    own = not config["mean"]  # data sets of one's own are not normalized by us
+    own = not config["mean"]  # we do not normalize images of a user's own function
     what = "as the data set gave them" if own else "RGB with values in [0, 1]"
     some = ", ".join(data.classes[:_MAX_CLASSES])
     more = " ..." if len(data.classes) > _MAX_CLASSES else ""
@@ -105,7 +105,7 @@ def _accuracy(summary: RunSummary, epoch: EpochRecord | None) -> str:
 
 
 def _fact(plan: Plan, name: str, value: Fact) -> list[str]:
-    """The row of a plan's value; an accuracy is that after the plan's last epoch."""
+    """The table row of a plan's value; a predicted accuracy names the plan's last epoch."""
     words = name.replace("_", " ")
     if name.startswith("predicted_accuracy") and isinstance(value, float):
         return [f"{words}, epoch {len(plan.epoch_accuracy)}", percent(value)]
@@ -124,5 +124,5 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line that is shown as it is, whatever a name holds."""
+    """The text as one line of Markdown, with special characters escaped."""
     return _MARKUP.sub(r"\\\1", printable(" ".join(text.split())))

@@ -1,9 +1,9 @@
 """Engines that start a run's processes on other machines.
 
-A command that names one, such as `batchwright run launch=slurm`, hands itself over: the run folder,
-on a disk that all machines share, gets the job, or the plan, and the engine starts
-`batchwright run --resume` on it in every process. So a run that is started again, after a
-preemption or a lost machine, needs nothing else.
+A command that names an engine, such as `batchwright run launch=slurm`, writes the job, or the plan,
+into the run folder on a disk that all machines share. The engine then starts
+`batchwright run --resume` on that folder in every process. The same command continues a run that
+the engine starts again, after a preemption or a lost machine.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from batchwright.records.documents import change_job, flattened, load_job, read_
 from batchwright.records.job import as_written, check_job
 from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.records.run_folder import read_summary, resuming_words
+from batchwright.records.text.problems import to_stderr
 from batchwright.workflows.prepare_job import refuse_unconfirmed_code
 
 
 def hands_over(job: Job) -> bool:
-    """Whether a run of this job is an engine's to start, and this is none of its processes."""
+    """Whether an engine has to start this job, and this process is not one that it has started."""
     return bool(job.launcher.submit) and os.environ.get(STARTED_BY) != job.launch
 
 
 def refuse_to_hand_over(job: Job, verb: str) -> None:
-    """Refuse an engine for a verb that takes place here.
+    """Refuse a job with an engine for a verb that runs on this machine.
 
     Raises:
-        JobError: The job names one.
+        JobError: The job names an engine.
     """
     if hands_over(job):
         raise JobError(
@@ -47,22 +48,22 @@ def resumed_by_engine(
     folder: str | Path | None,
     keys: Mapping[str, Any],
     overrides: Sequence[str],
-    **telling: Any,
+    **reporting: Any,
 ) -> RunSummary | None:
-    """`hand_over` of a run to resume; `None` where that is not an engine's to do.
+    """Have an engine resume a run; `None` if the run's job names no engine.
 
     Args:
         folder: The run folder.
         keys: Job keys to change.
-        overrides: ``key=value`` texts that change more.
-        **telling: Who is told of it, as `hand_over` takes it.
+        overrides: ``key=value`` texts that change more keys.
+        **reporting: ``report_to``, ``follow_advice`` and ``trackers`` of `hand_over`.
     """
     if folder is None:
         return None
     place = Path(folder)
     plan = read_record(place / "plan.json", Plan) if (place / "plan.json").exists() else None
     if plan is None and not (place / "job.yaml").exists():
-        return None  # whoever resumes it here says what is missing
+        return None  # the caller will report what is missing
     kept = plan.job if plan is not None else load_job(place / "job.yaml")
     job = change_job(kept, keys, overrides)
     if not hands_over(job):
@@ -71,16 +72,16 @@ def resumed_by_engine(
     if plan is not None:
         job = with_workers(job, plan)
     texts = [f"{key}={as_written(value)}" for key, value in flattened(keys)]
-    return hand_over(place, job, [*texts, *overrides], **telling)
+    return hand_over(place, job, [*texts, *overrides], **reporting)
 
 
 def with_workers(job: Job, plan: Plan) -> Job:
-    """The job with the plan's number of workers, for an engine to start as many.
+    """The job with the plan's number of workers, which the engine then starts.
 
-    Slurm and Ray are asked for the cores that the plan says they need, unless the job says.
+    Slurm and Ray are asked for the cores that workers need by the plan, unless the job sets them.
 
     Raises:
-        JobError: Its nodes or GPUs cannot have them.
+        JobError: That number of workers does not suit the job's nodes or GPUs.
     """
     job = job.model_copy(update={"workers": plan.workers})
     lines = job.slurm.lines
@@ -104,26 +105,26 @@ def hand_over(
     follow_advice: bool,
     trackers: Sequence[str] = (),
 ) -> RunSummary:
-    """Have the job's engine go on with the run in a folder, and wait for its end.
+    """Have the job's engine continue the run in a folder, and wait for its end.
 
     Args:
-        folder: The run folder, which holds ``job.yaml`` or ``plan.json``. Nobody may write there
-            meanwhile but the engine's processes.
-        job: Says which engine, and what it is asked for.
-        overrides: ``key=value`` texts that its processes are given.
-        report_to: Address of the service that they report to; ``None``: none.
-        follow_advice: Whether they follow its advice.
-        trackers: That show the run.
+        folder: The run folder, which holds ``job.yaml`` or ``plan.json``. Only the engine's
+            processes may write there meanwhile.
+        job: The job, which names the engine and its resources.
+        overrides: ``key=value`` texts for the engine's processes.
+        report_to: Address of the service that the run reports to; ``None``: none.
+        follow_advice: Whether the run follows that service's advice.
+        trackers: Trackers that show the run.
 
     Returns:
-        What happened.
+        The run's summary.
 
     Raises:
-        BatchwrightError: What is wrong, in one line; the exit code is the run's own.
-        Interrupted: Somebody stopped waiting; the run goes on.
+        BatchwrightError: The run failed; the exit code is the run's own.
+        Interrupted: The user stopped waiting; the run goes on.
     """
     ended = False
-    with suppress(BatchwrightError):  # there is no summary yet
+    with suppress(BatchwrightError):  # raised where there is no summary yet
         ended = read_record(folder / "summary.json", RunSummary).ended
     if not ended:
         command = [sys.executable, "-m", "batchwright", *resuming_words(folder.resolve(), job)]
@@ -132,3 +133,9 @@ def hand_over(
         command += [*reported, *["--follow-advice"] * follow_advice, *named, *overrides]
         resolve_name(job.launcher.submit)(folder, job, command)
     return read_summary(folder)
+
+
+def show_log_line(line: bytes) -> None:
+    """Print a line of the engine's log on standard error, as long as that can be written."""
+    with suppress(OSError):
+        to_stderr(line.decode(errors="replace").rstrip("\n"))

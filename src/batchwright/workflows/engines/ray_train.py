@@ -1,4 +1,4 @@
-"""Ray: a run handed to Ray Train, which starts its workers, and starts them again."""
+"""Ray: runs the command on a Ray cluster by Ray Train, which starts and restarts the workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,17 +20,18 @@ from batchwright.distributed.supervisor import noting_signals
 from batchwright.errors import Interrupted, JobError, WorkerError, one_line
 from batchwright.records import Job
 from batchwright.records.run_folder import resuming_command
-from batchwright.records.text.problems import printable
+from batchwright.records.text.problems import to_stderr
 from batchwright.storage.files import make_folder
 from batchwright.storage.follow_lines import Tail
+from batchwright.workflows.engines import show_log_line
 from batchwright.workflows.engines.ray_worker import EXIT_CODE, HEARD, LOG, STOP, Work, look, work
 
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.2  # between two looks at the log and at stop signals
 _REACH_SECONDS = 5.0  # for the cluster's port to answer
-_MACHINE_SECONDS = 120.0  # for each machine to start a process that imports this
-_UNHEARD_SECONDS = 60.0  # after which nobody is there to hear that the run is to stop
-_SAID = 300  # characters of Ray's own messages
-# What `ray_worker.work` raises, in the traceback that Ray makes its message of.
+_MACHINE_SECONDS = 120.0  # for each machine to start a process that imports this module
+_UNHEARD_SECONDS = 60.0  # for a worker to see that the run is to stop
+_MAX_MESSAGE = 300  # characters of Ray's own messages that are shown
+# The error of `ray_worker.work` in the traceback that Ray's message consists of.
 _KILLED = re.compile(rf"^{WorkerError.__module__}\.WorkerError: (.+)$", re.MULTILINE)
 
 
@@ -40,12 +40,12 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
 
     Args:
         folder: The run folder.
-        job: How many workers, what each needs, and where.
-        command: What each worker runs.
+        job: The job, with the number of workers, their resources and the cluster's address.
+        command: The command of each worker.
 
     Raises:
-        BatchwrightError: Ray is not there, has too little, or the run ended badly; with its exit
-            code.
+        BatchwrightError: Ray is missing, the cluster is too small, or the run failed; the exit code
+            is the run's own.
         Interrupted: A stop signal came; a checkpoint was written if there were workers.
     """
     if job.device == "cuda" and not job.ray.gpus_per_worker:
@@ -60,24 +60,24 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
         raise JobError(
             f'launch=ray needs Ray Train: pip install "batchwright[ray]" ({one_line(error)})'
         ) from None
-    told = Work(
+    order = Work(
         tuple(command), str(folder.resolve()), str(Path.cwd()), gpus=job.ray.gpus_per_worker
     )
-    make_folder(told.logs)
+    make_folder(order.logs)
     for name in (EXIT_CODE, STOP, HEARD):
-        (told.logs / name).unlink(missing_ok=True)
+        (order.logs / name).unlink(missing_ok=True)
     with _connected(ray, job.ray.address):
         workers = _workers(ray.nodes(), job)
-        _look_at_machines(ray, told)
-        _tell(f"ray: {workers} workers, logs in {told.logs}")
+        _check_machines(ray, order)
+        to_stderr(f"ray: {workers} workers, logs in {order.logs}")
         if unused := _unused_gpus(ray.nodes(), job):
-            _tell(unused)
-        _fit(_trainer(told, job, workers), told, resuming_command(folder, job))
+            to_stderr(unused)
+        _fit(_trainer(order, job, workers), order.logs, resuming_command(folder, job))
 
 
 @contextmanager
 def _connected(ray: Any, address: str) -> Iterator[None]:
-    """Inside, this process belongs to the cluster; it stays there if it did so before."""
+    """Inside, this process is connected to the cluster; an existing connection is kept."""
     if ray.is_initialized():
         yield
         return
@@ -89,7 +89,7 @@ def _connected(ray: Any, address: str) -> Iterator[None]:
         ray.init(address=address or None, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, ValueError, RuntimeError) as error:
         raise JobError(
-            f"no Ray cluster at {where or 'this machine'}: {one_line(error)[:_SAID]}; give "
+            f"no Ray cluster at {where or 'this machine'}: {one_line(error)[:_MAX_MESSAGE]}; give "
             "ray.address=HOST:PORT as `ray start --head` has printed it, on a machine of the "
             "cluster"
         ) from None
@@ -100,10 +100,10 @@ def _connected(ray: Any, address: str) -> Iterator[None]:
 
 
 def _workers(nodes: Sequence[Mapping[str, Any]], job: Job) -> int:
-    """How many to start: as the job says, or as many as there is room for.
+    """The number of workers to start: that of the job, or as many as the cluster has room for.
 
     Raises:
-        JobError: There is no room for them; Ray would wait for ever.
+        JobError: The cluster has too little room for them. Ray would wait for ever.
     """
     room = sum(
         min(int(node["Resources"].get(name, 0) / count + 1e-9) for name, count in _each(job))
@@ -121,13 +121,13 @@ def _workers(nodes: Sequence[Mapping[str, Any]], job: Job) -> int:
 
 
 def _each(job: Job) -> list[tuple[str, float]]:
-    """What a worker needs of each kind, as Ray names them."""
+    """The resources of each worker, by Ray's names."""
     asked = (("CPU", job.ray.cpus), ("GPU", job.ray.gpus_per_worker))
     return [(name, count) for name, count in asked if count]
 
 
 def _unused_gpus(nodes: Sequence[Mapping[str, Any]], job: Job) -> str:
-    """That workers compute on the CPU though there are GPUs, in a line; empty: they do not."""
+    """A note if workers compute on the CPU although the cluster has GPUs; else empty."""
     if job.device == "cpu" or job.ray.gpus_per_worker:
         return ""
     gpus = sum(node["Resources"].get("GPU", 0) for node in nodes if node["Alive"])
@@ -139,11 +139,15 @@ def _unused_gpus(nodes: Sequence[Mapping[str, Any]], job: Job) -> str:
     )
 
 
-def _look_at_machines(ray: Any, told: Work) -> None:
-    """Refuse machines that do not see the run folder, or have no Batchwright."""
+def _check_machines(ray: Any, order: Work) -> None:
+    """Refuse machines that do not see the run folder, or have no Batchwright.
+
+    Raises:
+        JobError: A machine cannot take part; the message says why.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    token = told.logs / f".shared-{secrets.token_hex(8)}"
+    token = order.logs / f".shared-{secrets.token_hex(8)}"
     token.write_bytes(b"")
     machines = [one for one in ray.nodes() if one["Alive"]]
     try:
@@ -153,17 +157,17 @@ def _look_at_machines(ray: Any, told: Work) -> None:
                 num_cpus=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False),
             )
-            .remote(str(token), told.place, told.command[0])
+            .remote(str(token), order.place, order.command[0])
             for one in machines
         ]
         for one, answer in zip(machines, asked, strict=True):
             try:
                 problem = ray.get(answer, timeout=_MACHINE_SECONDS)
-            except Exception as error:  # noqa: BLE001 - Ray's own, or of what runs there
+            except Exception as error:  # noqa: BLE001 - an error of Ray, or of the process there
                 raise JobError(
                     f"{one['NodeManagerHostname']} cannot take part in the run: "
-                    f"{str(error).strip().splitlines()[-1][:_SAID]}; install Batchwright there as "
-                    "here, in the environment of `ray start`"
+                    f"{str(error).strip().splitlines()[-1][:_MAX_MESSAGE]}; install Batchwright "
+                    "there as here, in the environment of `ray start`"
                 ) from None
             if problem:
                 raise JobError(problem)
@@ -171,13 +175,13 @@ def _look_at_machines(ray: Any, told: Work) -> None:
         token.unlink(missing_ok=True)
 
 
-def _trainer(told: Work, job: Job, workers: int) -> Any:
+def _trainer(order: Work, job: Job, workers: int) -> Any:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.backend import Backend, BackendConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    class NoGroup(TorchConfig):  # type: ignore[misc] # Ray is not there for the checker
-        """No process group beside the one of the run's own processes, and no GPU memory for it."""
+    class NoGroup(TorchConfig):  # type: ignore[misc] # the type checker runs without Ray
+        """Makes no process group: the run's processes have their own, and one takes GPU memory."""
 
         backend_cls = Backend
         train_func_context = BackendConfig.train_func_context
@@ -185,7 +189,7 @@ def _trainer(told: Work, job: Job, workers: int) -> Any:
     fewest = job.ray.min_workers
     return TorchTrainer(
         work,
-        train_loop_config=asdict(told),
+        train_loop_config=asdict(order),
         torch_config=NoGroup(),
         scaling_config=ScalingConfig(
             num_workers=(min(fewest, workers), workers) if fewest else workers,
@@ -193,32 +197,41 @@ def _trainer(told: Work, job: Job, workers: int) -> Any:
             resources_per_worker=dict(_each(job)),
         ),
         run_config=RunConfig(
-            storage_path=str(told.logs / "storage"),
+            storage_path=str(order.logs / "storage"),
             failure_config=FailureConfig(max_failures=job.restarts),
         ),
     )
 
 
-def _fit(trainer: Any, told: Work, again: str) -> None:
-    """Train, while this process shows the first worker's log and passes on a request to stop."""
+def _fit(trainer: Any, logs: Path, again: str) -> None:
+    """Train, while this process shows the first worker's log and passes on a request to stop.
+
+    Args:
+        trainer: Ray's trainer.
+        logs: Folder of the workers' logs.
+        again: The command that continues the run.
+
+    Raises:
+        WorkerError: The run failed.
+        Interrupted: A stop signal came.
+    """
     failures: list[Exception] = []
 
     def fit() -> None:
         try:
             trainer.fit()
-        except Exception as error:  # noqa: BLE001 - Ray's own and those of its workers: told below
+        except Exception as error:  # noqa: BLE001 - of Ray or its workers; handled below
             failures.append(error)
 
-    logs = told.logs
     tail: Tail[bytes] = Tail(logs / LOG.format(rank=0), bytes, from_end=True)
-    # In a main thread Ray takes Ctrl-C for itself, and kills the workers.
+    # Not in the main thread: there Ray would handle Ctrl-C itself, and kill the workers.
     thread = threading.Thread(target=fit, daemon=True)
     given_up, stop = float("inf"), logs / STOP
     with noting_signals() as noted:
         thread.start()
         while thread.is_alive():
             thread.join(_LOOK_SECONDS)
-            tail(_show)
+            tail(show_log_line)
             if noted and given_up == float("inf"):
                 stop.touch()
                 given_up = time.monotonic() + _UNHEARD_SECONDS
@@ -226,7 +239,7 @@ def _fit(trainer: Any, told: Work, again: str) -> None:
                 raise Interrupted(
                     noted[0], f"stopped by signal {noted[0]} at once; continue with `{again}`"
                 )
-    tail(_show)
+    tail(show_log_line)
     code = _exit_code(logs / EXIT_CODE)
     if noted and code == 128 + SIGTERM:
         raise Interrupted(noted[0], f"stopped by signal {noted[0]}; continue with `{again}`")
@@ -239,23 +252,15 @@ def _fit(trainer: Any, told: Work, again: str) -> None:
 
 
 def _why(failure: Exception) -> str:
-    """Why Ray has given up, in a line: what our own worker says, not the traceback around it."""
+    """Why Ray has given up, in a line: our own worker's error without the traceback around it."""
     killed = _KILLED.findall(str(failure))
     if killed:
         return f"{killed[-1]}, and `restarts` allows no other start"
-    return one_line(failure)[:_SAID]
+    return one_line(failure)[:_MAX_MESSAGE]
 
 
 def _exit_code(path: Path) -> int:
     try:
         return int(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the run has not come to its end
+    except (OSError, ValueError):  # the run has not ended by itself
         return WorkerError.exit_code
-
-
-def _show(line: bytes) -> None:
-    _tell(line.decode(errors="replace").rstrip("\n"))
-
-
-def _tell(line: str) -> None:
-    print(printable(line), file=sys.stderr)  # noqa: T201 - for the person who waits

@@ -1,10 +1,10 @@
-"""What runs on the machines of a Ray cluster: the command beside each worker of Ray Train.
+"""Runs on the machines of a Ray cluster: starts the command beside each worker of Ray Train.
 
     worker of Ray, a thread: notices, reports --signals--> `batchwright run --resume`, a process
 
-The workers move in step: every second the first one tells all others how its process is, whether to
-stop and whether there is an epoch to report. So they report equally often, as Ray wants it. A
-worker whose process is killed fails, and whoever has lost another waits until Ray starts all again.
+Every second the first worker broadcasts the state of its process, whether to stop, and whether
+there is an epoch to report. So all workers report equally often, as Ray requires. A worker whose
+process is killed fails; the others wait until Ray starts all of them again.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from batchwright.records.registries.launchers import STARTED_BY
 from batchwright.storage.follow_lines import Tail
 
 EXIT_CODE, STOP, HEARD, LOG = "exit-code", "stop", "stopping", "worker-{rank}.log"
-"""Files in the run's logs/ray: how the run has ended, that it is to stop, that a worker has heard
-so, what each worker has printed."""
+"""Files in the run's logs/ray: the run's exit code; a request to stop; the same once a worker has
+seen it; the output of each worker."""
 
-_STEP_SECONDS = 1.0  # between two words of the first worker
-_LAST_SECONDS = 60.0  # for a process to end, once the first one has
-_SHARED_SECONDS = 10.0  # for a file to be seen on a shared disk
+_STEP_SECONDS = 1.0  # between two broadcasts of the first worker
+_LAST_SECONDS = 60.0  # for a process to end after the first one's has
+_SHARED_SECONDS = 10.0  # until a file must be visible on a shared disk
 
 
 @dataclass(frozen=True)
 class Work:
-    """What each of Ray's workers is told, in plain values.
+    """The order to each of Ray's workers, in plain values.
 
     Attributes:
-        command: What it runs in a process of its own.
+        command: The command that it runs in a process of its own.
         folder: The run folder.
-        place: Folder in which the command was given.
-        gpus: That it reserves.
+        place: The working folder of the command.
+        gpus: GPUs that the worker reserves.
     """
 
     command: tuple[str, ...]
@@ -53,16 +53,16 @@ class Work:
 
     @property
     def logs(self) -> Path:
-        """Where Ray's workers write."""
+        """The folder for the logs of Ray's workers."""
         return Path(self.folder) / "logs" / "ray"
 
 
 def look(token: str, *needed: str) -> str:
-    """What keeps this machine from taking part in a run; empty: nothing does.
+    """Why this machine cannot take part in a run, in a line; empty if it can.
 
     Args:
-        token: A file that the machine which starts the run has just written into its ``logs/ray``.
-        needed: Paths that must be there, too.
+        token: A file that the machine which starts the run has just written into ``logs/ray``.
+        needed: Other paths that must exist.
     """
     limit = time.monotonic() + _SHARED_SECONDS
     while not Path(token).exists():
@@ -85,48 +85,48 @@ def look(token: str, *needed: str) -> str:
 
 
 def work(given: dict[str, Any]) -> None:
-    """Carry out a run beside this worker of Ray Train, which calls it in each of them.
+    """Carry out a run beside this worker; Ray Train calls it in each of its workers.
 
-    Where Ray announces that a machine is about to go, all processes stop with a checkpoint, and
-    start again at once, to make use of the time that is left.
+    When Ray announces that a machine is about to be taken away, all processes stop with a
+    checkpoint and start again at once, to use the time that is left.
 
     Args:
         given: Values of a `Work`.
 
     Raises:
-        WorkerError: The process was killed: Ray is to start all again.
+        WorkerError: The process was killed, after which Ray starts all workers again.
     """
     from ray import train
 
-    told, leaving, code = Work(**given), frozenset[str](), 0
+    order, leaving, code = Work(**given), frozenset[str](), 0
     while True:
-        code, noticed = _carry_out(told, leaving)
+        code, noticed = _carry_out(order, leaving)
         if noticed == leaving or code != 128 + SIGTERM:
             break
         leaving = noticed
     if train.get_context().get_world_rank() == 0:
-        (told.logs / EXIT_CODE).write_text(str(code), encoding="utf-8")
+        (order.logs / EXIT_CODE).write_text(str(code), encoding="utf-8")
 
 
-def _carry_out(told: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str]]:
-    """Run the command once, from all workers.
+def _carry_out(order: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str]]:
+    """Run the command once beside each worker.
 
     Args:
-        told: What to run.
-        leaving: Machines whose end was announced before.
+        order: What to run.
+        leaving: Machines whose loss was announced before.
 
     Returns:
-        The exit code of the first worker's process, and all machines whose end was announced; as
-        before where the run is to stop.
+        The exit code of the first worker's process, and all machines whose loss was announced; or
+        ``leaving`` unchanged if the run is to stop.
     """
     from ray import train
     from ray.train.collective import broadcast_from_rank_zero
 
     rank = train.get_context().get_world_rank()
     where = f"worker {rank} on {socket.gethostname()}"
-    lines: Tail[dict[str, Any]] = Tail(Path(told.folder) / METRICS, _epoch, from_end=True)
+    lines: Tail[dict[str, Any]] = Tail(Path(order.folder) / METRICS, _epoch, from_end=True)
     epochs: list[dict[str, Any]] = []
-    process = _start(told, rank)
+    process = _start(order, rank)
     stop = stopping = False
     try:
         while True:
@@ -135,23 +135,24 @@ def _carry_out(told: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str]
             if rank == 0:
                 lines(epochs.append)
             elif ended is not None and ended < 0 and not stopping:
-                raise WorkerError(f"{where} was killed")  # the first may long not see it by itself
-            own = (ended, bool(epochs), _stop(told)) if rank == 0 else None
+                # Worker 0 itself may notice the loss only after a long time.
+                raise WorkerError(f"{where} was killed")
+            own = (ended, bool(epochs), _stop(order)) if rank == 0 else None
             ended, known, asked = broadcast_from_rank_zero(own)
             stop = stop or asked
             if not stopping:
                 notice = train.get_preemption_info()
                 noticed = leaving.union(() if notice is None else notice.preempted_node_ids)
                 if stopping := stop or noticed > leaving:
-                    process.send_signal(SIGTERM)  # Ray keeps SIGINT from all its processes
-            if known:  # the latest alone: Ray takes seconds for each
+                    process.send_signal(SIGTERM)  # Ray makes its processes ignore SIGINT
+            if known:  # only the latest epoch, since Ray takes seconds for each report
                 train.report(epochs[-1] if rank == 0 else {})
                 epochs.clear()
             if ended is not None:
                 break
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(_LAST_SECONDS)
-            if code < 0 and not stop and not (stopping and code == -SIGTERM):  # that stops it
+            if code < 0 and not stop and not (stopping and code == -SIGTERM):
                 raise WorkerError(f"{where} was killed")
     finally:
         process.kill()
@@ -159,8 +160,8 @@ def _carry_out(told: Work, leaving: frozenset[str]) -> tuple[int, frozenset[str]
     return ended if ended >= 0 else 128 - ended, leaving if stop else noticed
 
 
-def _start(told: Work, rank: int) -> subprocess.Popen[bytes]:
-    """The process beside this worker; all meet at a port that the first one holds open already."""
+def _start(order: Work, rank: int) -> subprocess.Popen[bytes]:
+    """Start the process beside this worker; the first one gets the open port of the rendezvous."""
     from ray import train
     from ray.train.collective import broadcast_from_rank_zero
     from ray.util import get_node_ip_address
@@ -170,7 +171,8 @@ def _start(told: Work, rank: int) -> subprocess.Popen[bytes]:
         own = None if listener is None else (get_node_ip_address(), listener.getsockname()[1])
         address, port = broadcast_from_rank_zero(own)
         environment = {
-            # A cluster that was started inside of torchrun has these: no agent keeps the store.
+            # A cluster that was started by torchrun has these variables, by which each process
+            # would expect torchrun's agent to keep the store.
             **{key: one for key, one in os.environ.items() if not key.startswith("TORCHELASTIC_")},
             STARTED_BY: "ray",
             ENGINE_PARENT: str(os.getpid()),
@@ -181,15 +183,15 @@ def _start(told: Work, rank: int) -> subprocess.Popen[bytes]:
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
         }
-        if not told.gpus:  # some of Ray's versions show it GPUs that others have reserved
+        if not order.gpus:  # some versions of Ray show a worker GPUs that others have reserved
             environment["CUDA_VISIBLE_DEVICES"] = ""
         files = () if listener is None else (listener.fileno(),)
         if files:
             environment[STORE_SOCKET] = str(files[0])
-        with (told.logs / LOG.format(rank=rank)).open("ab") as log:
+        with (order.logs / LOG.format(rank=rank)).open("ab") as log:
             return subprocess.Popen(
-                told.command,
-                cwd=told.place,
+                order.command,
+                cwd=order.place,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -198,14 +200,14 @@ def _start(told: Work, rank: int) -> subprocess.Popen[bytes]:
             )
 
 
-def _stop(told: Work) -> bool:
-    """Whether the run is to stop, even if Ray has started all again since that was heard."""
+def _stop(order: Work) -> bool:
+    """Whether the run is to stop, also where Ray restarted all workers since the request."""
     with suppress(OSError):
-        (told.logs / STOP).replace(told.logs / HEARD)
-    return (told.logs / HEARD).exists()
+        (order.logs / STOP).replace(order.logs / HEARD)
+    return (order.logs / HEARD).exists()
 
 
 def _epoch(line: bytes) -> dict[str, Any] | None:
-    """An epoch's figures under flat names; ``None`` of all other lines."""
-    said = sound_line(line)
-    return flat_values(said) if said is not None and said.kind == "epoch" else None
+    """The values of an epoch's line under flat names; ``None`` for other lines."""
+    parsed = sound_line(line)
+    return flat_values(parsed) if parsed is not None and parsed.kind == "epoch" else None

@@ -1,4 +1,4 @@
-"""Slurm: a run as a batch job, submitted, followed until it ends, found again."""
+"""Slurm: submits a run as a batch job, or finds it again, and follows it until it ends."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from batchwright.errors import FileError, Interrupted, JobError, WorkerError
 from batchwright.records import Job
 from batchwright.records.documents import write_text
 from batchwright.records.run_folder import resuming_command
-from batchwright.records.text.problems import printable
+from batchwright.records.text.problems import to_stderr
 from batchwright.storage.files import make_folder
 from batchwright.storage.follow_lines import Tail
+from batchwright.workflows.engines import show_log_line
 from batchwright.workflows.engines.slurm_script import script
 
 LOOK_SECONDS, LONGEST_SECONDS = 1.0, 15.0
-"""Between two questions to Slurm's controller: at first, and where nothing changes."""
-_LOG_SECONDS = 0.2
-_ANSWER_SECONDS = 60.0  # longer than Slurm's own time limits for an answer
-_SILENT_SECONDS = 60.0  # after which a controller that says nothing of a job is given up
+"""Time between two questions to Slurm's controller: at first, and while nothing changes."""
+_LOG_SECONDS = 0.2  # between two looks at the log
+_ANSWER_SECONDS = 60.0  # longer than Slurm's own timeouts
+_SILENT_SECONDS = 60.0  # for an answer about a job, before giving up
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 _GONE = "GONE"  # Slurm forgets a job some minutes after its end
 _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT", _GONE),
 }
-"""States in which a job will not run again; in all others, unknown ones too, it is still there."""
+"""States of a job that has ended for good; in any other state, also unknown ones, it may run."""
 _NEVER = {
     "AccountNotAllowed": "slurm.account",
     "BadConstraints": "nodes and slurm.lines",
@@ -44,7 +43,7 @@ _NEVER = {
     "PartitionTimeLimit": "slurm.time",
     "QOSNotAllowed": "slurm.lines",
 }
-"""Reasons for which a job would wait for ever, and the job keys to look at."""
+"""Slurm's reasons for which a job would wait for ever, and the job keys to check."""
 _HINTS = (
     (
         "account",
@@ -68,16 +67,16 @@ _HINTS = (
 def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
     """Have Slurm run a command on the job's nodes, a task for each worker, and wait for its end.
 
-    A job of this folder that is still there is followed instead.
+    If an earlier Slurm job of this folder has not ended, that job is followed instead.
 
     Args:
-        folder: The run folder: the script, the job's number and logs go there.
-        job: What Slurm is asked for.
-        command: What each task runs.
+        folder: The run folder, for the script, the Slurm job's number and logs.
+        job: The job, with the resources to request.
+        command: The command of each task.
 
     Raises:
-        BatchwrightError: Slurm refuses the job, or it ended badly; with its exit code.
-        Interrupted: Ctrl-C; the job goes on.
+        BatchwrightError: Slurm refuses the job, or the run failed; the exit code is the run's own.
+        Interrupted: The user stopped waiting (Ctrl-C); the Slurm job goes on.
     """
     if shutil.which("sbatch") is None:
         raise JobError(
@@ -96,9 +95,9 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
         write_text(text, folder / "slurm.sh")
         number = _sbatch(folder / "slurm.sh")
         write_text(f"{number}\n", kept)
-    _tell(f"slurm job {number}{' is still there' * found}, log in {logs / f'{number}.log'}")
-    if found and (left_out := _not_asked(folder / "slurm.sh", job, command)):
-        _tell(
+    to_stderr(f"slurm job {number}{' is still there' * found}, log in {logs / f'{number}.log'}")
+    if found and (left_out := _missing_keys(folder / "slurm.sh", job, command)):
+        to_stderr(
             f"warning: slurm job {number} goes on as it was submitted, without "
             f"{' '.join(left_out)}: to change it, `scancel {number}`, then give this command again"
         )
@@ -112,8 +111,8 @@ def submit(folder: Path, job: Job, command: Sequence[str]) -> None:
         ) from None
 
 
-def _not_asked(kept: Path, job: Job, command: Sequence[str]) -> list[str]:
-    """Job keys of a command that the script of an earlier one does not have, as ``key=value``."""
+def _missing_keys(kept: Path, job: Job, command: Sequence[str]) -> list[str]:
+    """``key=value`` words of the command that are not in the earlier command's script."""
     text = kept.read_text("utf-8") if kept.exists() else ""
     keys = [word for word in command if re.match(r"[a-z_.]+=", word)]
     return [
@@ -124,10 +123,10 @@ def _not_asked(kept: Path, job: Job, command: Sequence[str]) -> list[str]:
 
 
 def _kept_number(path: Path) -> str:
-    """The number of the job that was submitted before; empty: none was.
+    """The number of the Slurm job that was submitted before; empty if there was none.
 
     Raises:
-        FileError: The file holds something else.
+        FileError: The file holds no number.
     """
     if not path.exists():
         return ""
@@ -141,10 +140,10 @@ def _kept_number(path: Path) -> str:
 
 
 def _is_there(number: str, kept: Path, again: str) -> bool:
-    """Whether a job has not ended yet.
+    """Whether a Slurm job has not ended yet.
 
     Raises:
-        JobError: Slurm does not say so, and a second job would write into the same folder.
+        JobError: Slurm does not answer. A second job might then write into the same folder.
     """
     limit = time.monotonic() + _SILENT_SECONDS
     while not (facts := _facts(number)):
@@ -159,10 +158,10 @@ def _is_there(number: str, kept: Path, again: str) -> bool:
 
 
 def _sbatch(path: Path) -> str:
-    """The new job's number.
+    """Submit a script and return the new job's number.
 
     Raises:
-        JobError: Slurm refuses it.
+        JobError: Slurm refuses the job.
     """
     done = _run("sbatch", "--parsable", str(path), variables=_outside_of_a_job(os.environ))
     number = done.stdout.strip().partition(";")[0]
@@ -172,7 +171,7 @@ def _sbatch(path: Path) -> str:
 
 
 def _refusal(said: str) -> str:
-    """Why Slurm refused a job, and what to try, in a line."""
+    """The error message for a job that Slurm refused: why, and what to try."""
     lines = [re.sub(r"^sbatch: (error: |fatal: )?", "", one).strip() for one in said.splitlines()]
     why = next((line for line in reversed(lines) if line), "it said nothing")
     why = why.removeprefix("Batch job submission failed: ")
@@ -182,20 +181,24 @@ def _refusal(said: str) -> str:
 
 
 def _follow(number: str, log: Path, again: str, *, from_end: bool) -> None:
-    """Show state and log until the job has ended."""
+    """Show state and log until the job has ended.
+
+    Raises:
+        BatchwrightError: The job can never start, or ended badly.
+    """
     tail: Tail[bytes] = Tail(log, bytes, from_end=from_end)
-    pause, due, told = LOOK_SECONDS, 0.0, ""
+    pause, due, shown = LOOK_SECONDS, 0.0, ""
     while True:
-        tail(_show)
+        tail(show_log_line)
         if time.monotonic() >= due:
             facts = _facts(number)
             state = facts.get("JobState", "")
             words = _words(number, facts)
-            pause = LOOK_SECONDS if words != told else min(1.3 * pause, LONGEST_SECONDS)
+            pause = LOOK_SECONDS if words != shown else min(1.3 * pause, LONGEST_SECONDS)
             due = time.monotonic() + pause
-            if words != told:
-                _tell(words)
-                told = words
+            if words != shown:
+                to_stderr(words)
+                shown = words
             new = state == "PENDING" and facts.get("Restarts") == "0" and not from_end
             if new and (keys := _NEVER.get(facts.get("Reason", ""))):
                 _run("scancel", number)
@@ -207,12 +210,12 @@ def _follow(number: str, log: Path, again: str, *, from_end: bool) -> None:
             if state in _ENDED:
                 break
         time.sleep(_LOG_SECONDS)
-    tail(_show)
+    tail(show_log_line)
     _raise_unless_well(number, facts, log, again)
 
 
 def _words(number: str, facts: dict[str, str]) -> str:
-    """A job's state, for a person."""
+    """A job's state in words."""
     if not facts:
         return (
             f"slurm job {number}: Slurm does not answer, it is asked again; the job goes on by "
@@ -230,6 +233,7 @@ def _words(number: str, facts: dict[str, str]) -> str:
 
 
 def _raise_unless_well(number: str, facts: dict[str, str], log: Path, again: str) -> None:
+    """Raise the error of a Slurm job that ended badly, with its exit code; ``again`` continues."""
     state, given = facts["JobState"], facts.get("ExitCode", "0:0")
     code = int(given.partition(":")[0])
     if state == "COMPLETED" or state == _GONE:
@@ -254,7 +258,7 @@ _FACT = re.compile(r"(?:^|\s)(JobState|Reason|Restarts|NodeList|ExitCode)=(\S*)"
 
 
 def _facts(number: str) -> dict[str, str]:
-    """What Slurm's controller knows of a job, its state at least; empty: it does not answer."""
+    """Slurm's fields of a job, at least ``JobState``; empty if the controller does not answer."""
     done = _run("scontrol", "show", "job", "-o", number)
     if done.returncode == 0:
         facts = dict(_FACT.findall(done.stdout))
@@ -263,9 +267,9 @@ def _facts(number: str) -> dict[str, str]:
 
 
 def _outside_of_a_job(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables without those of a job that this command may run in.
+    """Environment variables without those of the Slurm job that this command may run in.
 
-    The new job would inherit them, and `srun` in it take what they say for its own.
+    The new job would inherit them, and its `srun` would use them as its own settings.
     """
     inside = "SLURM_JOB_ID" in variables
     of_job = ("SLURM_", "SLURMD_", "SRUN_") if inside else ()
@@ -292,12 +296,3 @@ def _run(
         raise FileError(f"there is no {words[0]} on this machine's PATH, beside sbatch") from None
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(words, 1, "", f"{words[0]} did not answer")
-
-
-def _show(line: bytes) -> None:
-    with suppress(OSError):
-        sys.stderr.write(printable(line.decode(errors="replace").rstrip("\n")) + "\n")
-
-
-def _tell(line: str) -> None:
-    print(printable(line), file=sys.stderr)  # noqa: T201 - for the person who waits

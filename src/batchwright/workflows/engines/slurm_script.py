@@ -1,4 +1,4 @@
-"""The batch script of a run: asks for nodes, starts a task for each worker, and starts it again."""
+"""The batch script of a run: it requests nodes, and starts and restarts a task for each worker."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from batchwright.errors import JobError
 from batchwright.records import Job
 
 NOTICE_SECONDS = 120
-"""Before the time limit: for a step, a checkpoint, and a minute by which Slurm may be early."""
+"""Seconds before the time limit at which Slurm signals the run: enough for a step and a checkpoint,
+and for the minute by which Slurm's signal may be early."""
 STOPPED = (138, 140, 143)
-"""Exit codes of a run that USR1, USR2 or TERM has stopped, after its checkpoint."""
+"""Exit codes of a run that USR1, USR2 or TERM has stopped after a checkpoint."""
 
 _BODY = """\
 set -u
@@ -52,12 +53,12 @@ def script(folder: Path, job: Job, command: Sequence[str]) -> str:
     """The script's text.
 
     Args:
-        folder: The run folder, as all nodes see it.
-        job: What is asked for.
-        command: What each task runs.
+        folder: The run folder, under the path that all nodes see.
+        job: The job, with the resources to request.
+        command: The command of each task.
 
     Raises:
-        JobError: A line of the script cannot have the folder's name.
+        JobError: The folder's name cannot stand in a line of the script.
     """
     if not str(folder).isprintable():  # what follows a line break would be a command
         raise JobError(f"launch=slurm: {str(folder)!r} has a line break or the like: rename it")
@@ -84,12 +85,12 @@ def script(folder: Path, job: Job, command: Sequence[str]) -> str:
 
 
 def body(command: str, restarts: int, before: str = "") -> str:
-    """What the script does: `srun`, again after a killed task, and the job again after a signal.
+    """The script after its options: `srun`, repeated after a killed task; requeues after a signal.
 
     Args:
-        command: What each task runs, in the shell's words.
+        command: The command of each task, quoted for the shell.
         restarts: How often tasks are started again in the same job.
-        before: Shell commands in front of each `srun`.
+        before: Shell commands before each `srun`.
     """
     stopped = " | ".join(map(str, STOPPED))
     first = f"{before}\n  " if before else ""
@@ -97,16 +98,16 @@ def body(command: str, restarts: int, before: str = "") -> str:
 
 
 def tasks_per_node(job: Job) -> int:
-    """Workers on each node: as the job says, or one for each GPU, or one."""
+    """Workers on each node: those of the job, else one for each GPU, else one."""
     if isinstance(job.workers, int):
         return job.workers // job.nodes
     return job.slurm.gpus_per_node or 1
 
 
 def notice(limit: str) -> int:
-    """How long before a time limit the run is told, in seconds: at most a quarter of it.
+    """Seconds before a time limit at which Slurm signals the run: at most a quarter of the limit.
 
-    Of a longer notice than the limit Slurm would tell at the start, and the job make no headway.
+    With a notice longer than the limit Slurm would signal at the start, and the job never progress.
     """
     if not limit or not limit[0].isdigit():
         return NOTICE_SECONDS

@@ -1,8 +1,8 @@
-"""EXPORT: a plan as a file of another program, which starts it there or trains the same elsewhere.
+"""`export`: writes a plan as a file of another program, which starts the plan or follows it.
 
-Two kinds of program take a plan. An engine (`launchers`) starts Batchwright's own training on its
-machines, so that it can run any plan. A trainer (`trainers`) trains by itself: it gets batch,
-accumulation, rate and schedule in its own words, and a plan that it cannot follow is refused.
+There are two kinds of programs. An engine (`launchers`) starts Batchwright's own training on its
+machines, and so can run any plan. A trainer (`trainers`) has its own training loop: it gets batch,
+accumulation, rate and schedule as its own settings, and plans that it cannot follow are refused.
 """
 
 from __future__ import annotations
@@ -79,19 +79,19 @@ EXPORTS = Registry(
     Export("timm", "arguments of timm's train.py, YAML", trainers.timm),
     group="batchwright.exports",
 )
-"""What a plan can be written as; other packages add theirs as entry points."""
+"""The programs that a plan can be written for; other packages add members as entry points."""
 
 
 def export(plan: Plan, name: str, target: Target) -> str:
-    """A plan in the words of another program.
+    """Write a plan for another program.
 
     Args:
-        plan: What is to be run or followed there.
-        name: Of a member of `EXPORTS`.
-        target: Where it is to run.
+        plan: The plan to run or follow.
+        name: Name of a member of `EXPORTS`.
+        target: Where and how the plan will run.
 
     Returns:
-        The text of a file, which ends with a line break.
+        The text of the program's file, which ends with a line break.
 
     Raises:
         ArgumentError: There is no such export, or a setting is unknown or missing.

@@ -1,8 +1,8 @@
-"""Engines that start Batchwright's own training on their machines.
+"""Exports for engines that start Batchwright's own training on their machines.
 
-Whatever starts it, the command is the same: `batchwright train`, on several hosts by torchrun on
-each. A run that an engine starts again, after a preemption or a lost
-machine, goes on from its last checkpoint.
+Every engine starts the same command, `batchwright train`, on several hosts by torchrun on each. A
+run that an engine starts again, after a preemption or a lost machine, continues from its last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from batchwright.workflows.engines.slurm_script import body, notice
 from batchwright.workflows.exports.target import Target, headline
 
 PORT = 29400
-"""Where the hosts meet, if the job leaves its port open."""
+"""Port of the hosts' rendezvous, if the job does not set one."""
 TIME_MARGIN = 1.5
-"""A time limit over the predicted time: start, checkpoints and a slower machine are in it."""
+"""Time limit over the predicted time, to allow for start, checkpoints and a slower machine."""
 MIN_MINUTES = 10
+"""Shortest time limit."""
 LARGEST_CONFIG_MAP = 900_000
-"""Bytes of a plan in a ConfigMap; Kubernetes takes 1 MiB with all that is around it."""
+"""Largest plan in a ConfigMap, in bytes; Kubernetes allows 1 MiB for the whole object."""
 
 
 _LABEL = r"[a-z\d]([a-z\d-]{0,61}[a-z\d])?"
@@ -46,33 +47,27 @@ _WRITTEN = {
     ),
     "claim": (rf"{_LABEL}(\.{_LABEL})*", f"{_LABEL_HINT}, and dots between such words"),
 }
-"""Settings that their programs take in one way of writing only, and how."""
+"""Settings whose programs accept one form only: a pattern, and a hint for the error message."""
 
 
 def torchrun(plan: Plan, target: Target) -> str:
-    """A script for each host; the first argument is the first host's address."""
-    if target.hosts == 1:
-        lines = _on_one_host(plan, target)
-    else:
-        lines = [
-            f"head=${{1:?name the first host: sh {shlex.quote('FILE')} HOST}}",
-            *_on_several_hosts(plan, target, f'"$head:{_port(plan)}"'),
-        ]
-    return _shell(plan, lines)
+    """A script for each host; its argument is the first host's address, if there are several."""
+    head = ["head=${1:?name the first host: sh FILE HOST}"] if target.hosts > 1 else []
+    return _shell(plan, [*head, *_train_lines(plan, target, f'"$head:{_port(plan)}"')])
 
 
 def sbatch(plan: Plan, target: Target) -> str:
-    """A batch script of Slurm that stops, is queued again and goes on as `launch=slurm` does.
+    """A batch script of Slurm that stops, is queued again and continues as `launch=slurm` does.
 
     On several hosts Slurm starts a task for each worker: torchrun would end by a signal that is for
     the workers.
     """
-    _look_at_settings(target)
-    slurm = plan.job.slurm  # what the job says of it, --set goes before
+    _check_settings(target)
+    slurm = plan.job.slurm  # settings of the job, which those of --set override
     limit = target.settings.get("time") or slurm.time or _time_limit(plan)
     tasks = 1 if target.hosts == 1 else plan.workers // target.hosts
     devices = _devices(plan, target, "gpus-per-node", "cpus-per-task")
-    # On GPUs, too, a worker has its cores: else all that share a task would have one together.
+    # Also ask for cores on GPUs: without, all workers of a task would share a single core.
     cores = devices.pop("cpus-per-task", plan.workers // target.hosts * (plan.worker_cores or 1))
     devices["cpus-per-task"] = max(1, cores // tasks)
     options: dict[str, object] = {
@@ -94,8 +89,8 @@ def sbatch(plan: Plan, target: Target) -> str:
 
 
 def kubernetes(plan: Plan, target: Target) -> str:
-    """A Job with a pod for each host; several find each other by a Service without an address."""
-    _look_at_settings(target)
+    """A Job with a pod for each host; several pods find each other by a headless Service."""
+    _check_settings(target)
     text = plan.model_dump_json(exclude_defaults=True)
     if (size := len(text.encode())) > LARGEST_CONFIG_MAP:
         raise PlanError(
@@ -105,11 +100,7 @@ def kubernetes(plan: Plan, target: Target) -> str:
     name, settings = _name(plan, _below_runs(target)), target.settings
     namespace = {"namespace": settings["namespace"]} if settings.get("namespace") else {}
     inside = Target(target.hosts, "/plan/plan.json", _below_runs(target), settings)
-    lines = (
-        _on_one_host(plan, inside)
-        if target.hosts == 1
-        else _on_several_hosts(plan, inside, f'"{name}-0.{name}:{_port(plan)}"')
-    )
+    lines = _train_lines(plan, inside, f'"{name}-0.{name}:{_port(plan)}"')
     resources = _devices(plan, target, "nvidia.com/gpu", "cpu")
     container = {
         "name": "train",
@@ -120,12 +111,12 @@ def kubernetes(plan: Plan, target: Target) -> str:
         "volumeMounts": [
             {"name": "runs", "mountPath": "/runs"},
             {"name": "plan", "mountPath": "/plan", "readOnly": True},
-            {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - workers exchange there
+            {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - shared by a pod's workers
         ],
     }
     pod = {
         "restartPolicy": "OnFailure",
-        # Long enough for a checkpoint before a node is given up.
+        # Long enough to write a checkpoint before the node goes away.
         "terminationGracePeriodSeconds": 120,
         "containers": [container],
         "volumes": [
@@ -155,7 +146,7 @@ def kubernetes(plan: Plan, target: Target) -> str:
                 "apiVersion": "v1",
                 "kind": "Service",
                 "metadata": {"name": name, **namespace},
-                # Pods meet before they are ready.
+                # Pods have to find each other before they are ready.
                 "spec": {
                     "clusterIP": "None",
                     "publishNotReadyAddresses": True,
@@ -217,14 +208,16 @@ def skypilot(plan: Plan, target: Target) -> str:
         "workdir": ".",
         **_kept_by_skypilot(target),
         "setup": f"{_install(target)}\n",
-        "run": _script(plan, inside, '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{port}"'),
+        "run": _script(
+            _train_lines(plan, inside, f'"$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{_port(plan)}"')
+        ),
     }
     return _comment(plan) + _yaml(task)
 
 
 def _kept_by_skypilot(target: Target) -> dict[str, object]:
-    """What holds the run folder: files there are appended to and locked, which `MOUNT` cannot."""
-    _look_at_settings(target)
+    """The mount of the run folder, whose files are appended to and locked: `MOUNT` cannot do so."""
+    _check_settings(target)
     bucket, volume = (target.settings.get(key, "") for key in ("bucket", "volume"))
     if bool(bucket) == bool(volume):
         raise ArgumentError(
@@ -243,8 +236,8 @@ def _kept_by_skypilot(target: Target) -> dict[str, object]:
 
 
 def dstack(plan: Plan, target: Target) -> str:
-    """A task that dstack tries again after an interruption."""
-    _look_at_settings(target)
+    """A task that dstack starts again after an interruption."""
+    _check_settings(target)
     accelerator = _accelerator(plan, target, "dstack")
     count = _devices(plan, target, "gpu", "cpu")
     resources: dict[str, object] = {"shm_size": "8GB"}
@@ -253,13 +246,14 @@ def dstack(plan: Plan, target: Target) -> str:
     else:
         resources["cpu"] = f"{count['cpu']}.."
     inside = Target(target.hosts, "plan.json", _below_runs(target), target.settings)
-    script = _script(plan, inside, '"$DSTACK_MASTER_NODE_IP:{port}"')
+    script = _script(_train_lines(plan, inside, f'"$DSTACK_MASTER_NODE_IP:{_port(plan)}"'))
     task: dict[str, object] = {
         "type": "task",
         "name": _name(plan, _below_runs(target)),
         "nodes": target.hosts,
         "python": "3.11",
-        # It looks for files from where its own lies, and takes a colon in a word for another path.
+        # dstack resolves paths from its own file's folder, and splits a text at its colon: hence
+        # the mapping with two keys.
         "files": [{"local_path": relpath(target.plan, target.beside), "path": "plan.json"}],
         "commands": [_install(target), script],
         "resources": resources,
@@ -272,41 +266,33 @@ def dstack(plan: Plan, target: Target) -> str:
 # ------------------------------------------------------------------------------------------- lines
 
 
-def _script(plan: Plan, target: Target, meeting: str) -> str:
-    """What a host does, for programs that start the same on each."""
+def _train_lines(plan: Plan, target: Target, rendezvous: str) -> list[str]:
+    """Shell lines that train on one host, or on each of several that meet at ``rendezvous``."""
     if target.hosts == 1:
-        lines = _on_one_host(plan, target)
-    else:
-        lines = _on_several_hosts(plan, target, meeting.format(port=_port(plan)))
-    return "\n".join(["set -eu", *lines]) + "\n"
-
-
-def _on_one_host(plan: Plan, target: Target) -> list[str]:
-    return [*_resume(target), f"exec {_train(plan, target)}"]
-
-
-def _on_several_hosts(plan: Plan, target: Target, meeting: str) -> list[str]:
-    """Each host starts its workers, of which the first of all leads."""
+        return [*_resume(target), f"exec {_train(plan, target)}"]
     return [
         *_resume(target),
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # without it, a host that comes back is lost",
         f"exec torchrun --nnodes {target.hosts} "
         f"--nproc-per-node {plan.workers // target.hosts} --max-restarts {plan.job.restarts} \\",
-        f"  --rdzv-backend c10d --rdzv-endpoint {meeting} \\",
+        f"  --rdzv-backend c10d --rdzv-endpoint {rendezvous} \\",
         f"  -m {_train(plan, target)}",
     ]
 
 
 def _resume(target: Target) -> list[str]:
-    """Nothing is written there before all hosts have come, so that all see the same."""
+    """Lines that set ``$resume`` if the run folder has a plan already.
+
+    All hosts agree on it, since nothing is written there before all of them have joined.
+    """
     return ["resume=", f"[ ! -e {shlex.quote(target.run)}/plan.json ] || resume=--resume"]
 
 
 def _below_runs(target: Target) -> str:
-    """The run folder there, where the volume is /runs; it may be named with that or without.
+    """The run folder's path on the volume /runs; the target may name it with /runs or without.
 
     Raises:
-        ArgumentError: It is not on the volume, so that it would not outlive the machine.
+        ArgumentError: The folder is not on the volume, and would be lost with the machine.
     """
     path = PurePosixPath("/runs", target.run)
     if path.parts[:2] != ("/", "runs") or ".." in path.parts or len(path.parts) < 3:
@@ -318,12 +304,13 @@ def _below_runs(target: Target) -> str:
 
 
 def _train(plan: Plan, target: Target, *keys: str) -> str:
-    """The command, which names what the plan imports, and trains where it was started.
+    """The command that trains the plan; it confirms the import strings that the plan names.
 
-    Unless ``keys`` of the job say where else.
+    Without ``keys`` the plan trains where the command is started, whatever its ``launch``. Keys,
+    such as ``launch=ray``, choose another launcher.
 
     Raises:
-        PlanError: Its workers are simulated.
+        PlanError: The plan's workers are simulated.
     """
     job = plan.job
     if job.launcher.simulated:
@@ -342,12 +329,16 @@ def _train(plan: Plan, target: Target, *keys: str) -> str:
 
 
 def _without_nodes(plan: Plan) -> list[str]:
-    """The key that takes out what `launch=slurm` alone takes."""
+    """The key that resets ``nodes``, which only `launch=slurm` accepts."""
     return ["nodes=1"] * (plan.job.nodes > 1)
 
 
+def _script(lines: list[str]) -> str:
+    return "\n".join(["set -eu", *lines]) + "\n"
+
+
 def _shell(plan: Plan, lines: list[str]) -> str:
-    return "\n".join(["#!/bin/sh", f"# {headline(plan)}.", "set -eu", *lines]) + "\n"
+    return f"#!/bin/sh\n{_comment(plan)}{_script(lines)}"
 
 
 def _comment(plan: Plan) -> str:
@@ -355,9 +346,9 @@ def _comment(plan: Plan) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes scripts as blocks of lines, and what is there twice in full."""
+    """A dumper that writes scripts as block literals, and repeats values instead of aliases."""
 
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - none is wanted
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - the same for all values
         return True
 
 
@@ -367,7 +358,7 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 
 
 def _is_read_otherwise(value: str) -> bool:
-    """Whether other readers of YAML take a plain word for a number or yes or no, as Go's do."""
+    """Whether other YAML readers, such as Go's, would read a plain word as a number or boolean."""
     return bool(re.fullmatch(r"[yYnN]|[-+.]?\d[\d_.]*([eE][-+]?\d+)?|0[xXoObB]\w+", value))
 
 
@@ -386,9 +377,9 @@ def _port(plan: Plan) -> int:
 
 
 def _name(plan: Plan, run: str = "") -> str:
-    """A name that every engine takes: lower-case letters, digits and dashes, dstack's length.
+    """A name that every engine accepts: lower-case letters, digits and dashes, short as dstack's.
 
-    Runs with folders of their own have names of their own, or one would take the other's place.
+    It depends on the run folder: a second run with the same name would replace the first.
     """
     network = _plain(f"batchwright-{plan.network.name}")
     own = run.removeprefix("/runs/")
@@ -405,16 +396,19 @@ def _plain(words: str) -> str:
 
 
 def _devices(plan: Plan, target: Target, gpus: str, cores: str) -> dict[str, int]:
-    """How many GPUs a host needs, or how many cores: as workers had where they were timed."""
+    """The GPUs of a host, or its cores: as many for each worker as when its steps were timed.
+
+    ``gpus`` and ``cores`` are the engine's names for them.
+    """
     count = plan.workers // target.hosts
     if plan.job.device == "cuda":
         return {gpus: count}
-    server = plan.method_spec.served and target.hosts == 1
+    server = plan.method_spec.served and target.hosts == 1  # its process needs a core, too
     return {cores: count * (plan.worker_cores or 1) + server}
 
 
-def _look_at_settings(target: Target) -> None:
-    """Refuse what is written otherwise than its program takes it."""
+def _check_settings(target: Target) -> None:
+    """Refuse settings in a form that their program does not accept."""
     for key, value in target.settings.items():
         pattern, hint = _WRITTEN.get(key, ("", ""))
         if pattern and value and not re.fullmatch(pattern, value, re.ASCII):
@@ -426,7 +420,7 @@ def _install(target: Target) -> str:
 
 
 def _accelerator(plan: Plan, target: Target, name: str) -> str:
-    """The GPU that a plan for GPUs needs, and that no other plan uses; empty: none."""
+    """The model of GPU to ask for, which a plan for GPUs must name; empty for other plans."""
     found = target.settings.get("accelerator", "")
     if plan.job.device == "cuda" and not found:
         raise ArgumentError(f"{name} needs --set accelerator=...: a GPU's name, such as H100")
@@ -439,7 +433,7 @@ def _accelerator(plan: Plan, target: Target, name: str) -> str:
 
 
 def _time_limit(plan: Plan) -> str:
-    """As Slurm writes it: hours, minutes, seconds; empty where no time was predicted."""
+    """The time limit as HH:MM:SS from the predicted time; empty if no time was predicted."""
     rows = [stage.predicted_epoch_seconds for stage in plan.stages]
     if any(one is None for one in rows):
         return ""
@@ -449,6 +443,6 @@ def _time_limit(plan: Plan) -> str:
     epochs, chosen = plan.epochs, plan.chosen
     if chosen and chosen.train_seconds:
         seconds, epochs = chosen.train_seconds.high, chosen.trained_epochs or epochs
-    seconds *= (plan.max_epochs or plan.epochs) / epochs  # training may go on for so many
+    seconds *= (plan.max_epochs or plan.epochs) / epochs  # a run may get as many epochs as that
     minutes = max(MIN_MINUTES, round(TIME_MARGIN * seconds / 60))
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"

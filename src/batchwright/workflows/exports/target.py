@@ -1,4 +1,4 @@
-"""What is exported to, and the words that all exports share."""
+"""The target of an export, and a program that plans are exported to."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from batchwright.records.text.formatting import counted, local_batches
 
 @dataclass(frozen=True)
 class Target:
-    """Where a plan is to run.
+    """Where and how an exported plan will run.
 
     Attributes:
-        hosts: How many; each has as many workers as the others.
-        plan: Path of the plan's file there.
-        run: Path of the run folder there; where there are several hosts, on a disk that they share.
-        settings: More that the program wants to know, by the names of `Export.settings`.
-        beside: Folder here that the written file is to lie in.
+        hosts: Number of hosts, which share the workers evenly.
+        plan: Path of the plan's file on the hosts.
+        run: Path of the run folder on the hosts; with several hosts, on a disk that they share.
+        settings: Further settings of the program, by the names of `Export.settings`.
+        beside: Local folder of the exported file.
     """
 
     hosts: int = 1
@@ -30,15 +30,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Export:
-    """A program that takes plans.
+    """A program that plans can be written for.
 
     Attributes:
-        name: Of the program.
-        words: What is written for it.
-        write: Makes the file's text; a `PlanError` says why it cannot.
-        settings: What it can be told besides, and what each means.
-        required: Those of them that it has to be told.
-        keeps_run: Whether the file says where the run is kept.
+        name: Name of the program.
+        words: Description of the file.
+        write: Makes the file's text; raises a `PlanError` for a plan that the program cannot
+            follow.
+        settings: Further settings of the program, with their meanings.
+        required: Settings that must be given.
+        keeps_run: Whether the file names the run folder.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Export:
 
 
 def headline(plan: Plan) -> str:
-    """What the plan is, in a line that ends no comment, whatever names hold."""
+    """The plan in one line, without characters of names that could end a comment or text."""
     stage = plan.stages[-1]
     names = f"{plan.network.name} on {plan.data.name}"
     plain = "".join(c if c.isprintable() and c not in '"\\' else " " for c in names)

@@ -1,8 +1,8 @@
-"""Trainers that train by themselves, and get a plan's batch, accumulation and rate in their words.
+"""Exports for trainers with their own loop: a plan's batch, accumulation, rate and schedule.
 
-What they cannot do is refused: two batch sizes at once, shares that follow speed, several
-resolutions, scaled gradients. Their epochs end otherwise than ours by a step: each worker's part is
-filled up to whole batches, so the rate is written as a function of the share of the training.
+Plans that they cannot follow are refused: two batch sizes at once, shares that follow speed,
+several resolutions, scaled gradients. Their epochs may have one step more than ours, since each
+worker's samples are filled up to whole batches; so the rate is written as a function of epochs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SLOWER = "The plan's times are with CUDA graphs: without, small steps on a GPU 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A plan as any trainer with one batch size has it.
+    """A plan for a trainer with one batch size.
 
     Attributes:
-        plan: Where it comes from.
+        plan: The plan, with one stage.
         batch: Samples of one forward pass on one worker.
-        accumulation: Forward passes of a step.
-        steps: Steps of an epoch.
+        accumulation: Forward passes per step.
+        steps: Steps per epoch.
     """
 
     plan: Plan
@@ -46,7 +46,7 @@ class Recipe:
 
     @property
     def rule(self) -> LearningRateRule:
-        """The plan's rate."""
+        """The plan's learning-rate rule."""
         return self.plan.learning_rate
 
     @property
@@ -56,18 +56,18 @@ class Recipe:
 
     @property
     def start(self) -> float:
-        """Share of the peak rate at the first step."""
+        """Rate at the first step, as a share of the peak."""
         return start_of(self.rule) if self.rule.warmup_epochs else 1.0
 
 
 def recipe(plan: Plan, trainer: str) -> Recipe:
-    """The plan for a trainer that knows one batch size and does not end at `goal.accuracy`.
+    """The plan for a trainer with one batch size that does not end training at `goal.accuracy`.
 
-    Its schedule is thus over the epochs that the target is likely to take, where the plan's is over
-    more.
+    If the plan expects to reach its target before its last epoch, the schedule is laid out over the
+    epochs until then.
 
     Raises:
-        PlanError: The trainer cannot follow it.
+        PlanError: The trainer cannot follow the plan.
     """
     first, sizes = plan.stages[0], set(plan.stages[0].local_batch_sizes)
     refuse_what_trainers_cannot(
@@ -87,10 +87,15 @@ def recipe(plan: Plan, trainer: str) -> Recipe:
 
 
 def refuse_what_trainers_cannot(plan: Plan, trainer: str, *more: tuple[bool, str]) -> None:
-    """Refuse a plan that no trainer with a loop of its own can follow, and for ``more`` reasons.
+    """Refuse a plan that no trainer with a loop of its own can follow.
+
+    Args:
+        plan: The plan.
+        trainer: Name of the trainer, for the message.
+        *more: Further reasons, each as (whether it applies, the reason in words).
 
     Raises:
-        PlanError: The first reason.
+        PlanError: A reason applies; the message holds the first one.
     """
     job = plan.job
     for found, what in (
@@ -197,7 +202,7 @@ def accelerate(plan: Plan, target: Target) -> str:
         "mixed_precision": {"bfloat16": "bf16", "float16": "fp16"}.get(plan.precision, "no"),
         "cpu": plan.job.device == "cpu",
         "project_dir": target.run,
-        # Else the schedule goes on by as many steps at once as there are workers.
+        # Otherwise accelerate advances the schedule once for each worker.
         "step_scheduler_with_optimizer": False,
     }
     if plan.job.compile == "on":
@@ -278,7 +283,7 @@ def rate_factor(epoch):
 
 
 def _optimizer(made: Recipe) -> str:
-    """The body of a function of a model."""
+    """The body of the exported function `optimizer(model)`."""
     rate, job = made.plan.stages[0].learning_rate, made.job
     momentum, decay = f"momentum={job.momentum!r}", f"{job.weight_decay!r}"
     kinds = {
@@ -304,6 +309,7 @@ def _optimizer(made: Recipe) -> str:
 
 
 def _factor(made: Recipe) -> str:
+    """The body of the exported function `rate_factor(epoch)`."""
     rule, epochs = made.rule, made.plan.epochs
     lines = [f"    epoch = min(epoch, {epochs})"]
     if rule.warmup_epochs:
@@ -388,7 +394,7 @@ def deepspeed(plan: Plan, target: Target) -> str:
             "type": "WarmupCosineLR",
             "params": {
                 "total_num_steps": total,
-                "warmup_num_steps": max(1, made.warmup_steps),  # it refuses none
+                "warmup_num_steps": max(1, made.warmup_steps),  # DeepSpeed refuses 0
                 "warmup_min_ratio": made.start,
                 "warmup_type": "linear",
                 "cos_min_ratio": 0.0,
@@ -402,7 +408,7 @@ def deepspeed(plan: Plan, target: Target) -> str:
 
 
 def timm(plan: Plan, target: Target) -> str:
-    """Arguments for `train.py --config FILE`, started by torchrun with the plan's workers."""
+    """Arguments of timm's `train.py --config FILE`, which torchrun starts for each worker."""
     made = recipe(plan, "timm")
     plan = made.plan
     job, rule = plan.job, plan.learning_rate
@@ -411,7 +417,7 @@ def timm(plan: Plan, target: Target) -> str:
         raise PlanError(f"timm gets optimizer=sgd or adamw from us, not {plan.update}")
     if rule.decay != "cosine":
         raise PlanError(f"timm has no decay={rule.decay} like ours: plan again with decay=cosine")
-    # It is counted in whole epochs, and timm refuses a cosine over none.
+    # timm counts the warm-up in whole epochs, and refuses a cosine over no epochs.
     warm = min(ceil(made.warmup_steps / made.steps), plan.epochs - 1)
     rate = plan.stages[0].learning_rate
     arguments = {

@@ -1,7 +1,8 @@
-"""From the runs of a sweep to its record: what each came to, and means over the seeds."""
+"""Collects the results of a sweep's runs into its record, with means over the seeds."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,8 +24,8 @@ from batchwright.workflows.sweep.grid import Cell
 from batchwright.workflows.sweep.runner import State, is_done, run_folder_of
 
 
-class Book:
-    """What is known of each cell, as the sweep goes on; arguments as `Sweep` holds them."""
+class Results:
+    """The record of each cell while the sweep goes on; arguments are those of `Sweep`."""
 
     def __init__(
         self,
@@ -43,26 +44,26 @@ class Book:
         self.data: DataFacts | None = None
 
     def planned(self, name: str, plan: Plan) -> None:
-        """Note a cell's plan, and what it came to if it has been run."""
-        told: dict[str, object] = {
+        """Record a cell's plan, and its results if it has finished already."""
+        values: dict[str, object] = {
             "workers": plan.workers,
             "global_batch_size": plan.stages[-1].global_batch_size,
             "learning_rate": plan.stages[0].learning_rate,
             "warmup_epochs": plan.learning_rate.warmup_epochs,
         }
-        self._records[name] = self._records[name].model_copy(update=told)
+        self._records[name] = self._records[name].model_copy(update=values)
         self.data = self.data or plan.data
         if is_done(self._folder, self._cells[name]):
             self.ended(name, "done")
 
     def ended(self, name: str, state: State, error: str = "") -> None:
-        """Note how a cell ended."""
-        told: dict[str, object] = {"state": state, "error": error}
+        """Record how a cell ended, and the results of one that has finished."""
+        values: dict[str, object] = {"state": state, "error": error}
         if state == "done":
             path = run_folder_of(self._folder, self._cells[name]) / "summary.json"
             summary = read_record(path, RunSummary)
             best, last = summary.best_epoch, summary.epochs[-1] if summary.epochs else None
-            told |= {
+            values |= {
                 "accuracy": summary.accuracy,
                 "best_accuracy": summary.best_accuracy,
                 "best_epoch": best.epoch + 1 if best else None,
@@ -72,18 +73,14 @@ class Book:
                 "training_seconds": sum(epoch.training_seconds for epoch in summary.epochs),
                 "simulated": summary.simulated,
             }
-        self._records[name] = self._records[name].model_copy(update=told)
-
-    def state_of(self, name: str) -> State:
-        """How far a cell is."""
-        return self._records[name].state
+        self._records[name] = self._records[name].model_copy(update=values)
 
     def cell(self, name: str) -> SweepCell:
-        """The cell as a record, as far as it has come."""
+        """The record of a cell so far."""
         return self._records[name]
 
     def sweep(self) -> Sweep:
-        """All that is known."""
+        """The record of the sweep so far."""
         records = tuple(self._records.values())
         return Sweep(
             folder=str(self._folder),
@@ -97,16 +94,12 @@ class Book:
 
 
 def settings_of(cells: Iterable[SweepCell]) -> tuple[SweepSetting, ...]:
-    """The settings in order of appearance, with means over those cells that ended well."""
-    groups: list[list[SweepCell]] = []
+    """The settings in order of appearance, with means over the finished cells."""
+    groups: dict[str, list[SweepCell]] = {}
     for cell in cells:
-        group = next((some for some in groups if some[0].values == cell.values), None)
-        if group is None:
-            groups.append([cell])
-        else:
-            group.append(cell)
+        groups.setdefault(json.dumps(cell.values), []).append(cell)
     settings = []
-    for group in groups:
+    for group in groups.values():
         done = [cell for cell in group if cell.state == "done"]
         setting = SweepSetting(
             values=group[0].values,
@@ -121,7 +114,7 @@ def settings_of(cells: Iterable[SweepCell]) -> tuple[SweepSetting, ...]:
 
 
 def mean_of(values: Iterable[float | None]) -> Mean | None:
-    r"""Mean and standard error of what is known; `None` where nothing is.
+    r"""Mean and standard error of the known values; `None` if no value is known.
 
     .. math:: \bar x, \quad \sqrt{\sum_i (x_i - \bar x)^2 / (n (n - 1))}
 

@@ -1,7 +1,7 @@
-"""The grid of a sweep: which keys take which values, and the cells that come of it.
+"""The grid of a sweep: its keys, their values, and the cells of all combinations.
 
-Whatever is wrong is said before anything is started. Values are compared as the job holds them, so
-that ``0.1`` and ``1e-1`` count as one.
+Errors are found before anything is started. Values are compared as the job holds them, so that
+``0.1`` and ``1e-1`` are the same value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import JsonValue
 from batchwright.errors import ArgumentError, JobError
 from batchwright.records import Job, SweptKey
 from batchwright.records.documents import change_job, pairs_of, plain
-from batchwright.records.text.formatting import job_value
+from batchwright.records.text.formatting import job_value, setting_words
 from batchwright.records.text.job_keys import job_keys, unknown_key
 from batchwright.records.text.problems import described
 from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
@@ -29,7 +29,7 @@ from batchwright.records.text.yaml_text import parse_yaml, yaml_problem
 Grid = Mapping[str, str | Sequence[Any]]
 
 _EXAMPLE = "--grid warmup_epochs=0,5,10"
-_UNCHANGING = {  # key -> why it may not vary
+_FIXED = {  # keys that may not vary, and why
     "seed": "say how many seeds with --seeds",
     **dict.fromkeys(
         ("data", "val", "unreadable"),
@@ -46,24 +46,31 @@ _UNCHANGING = {  # key -> why it may not vary
 _PLAIN = re.compile(r"[^\w.,=+-]")
 _LONGEST_NAME = 96  # of a folder, in characters
 MAX_RUNS = 100_000
-"""Of a sweep: each takes seconds at least, and a place in its tables."""
+"""Most runs of a sweep: each takes some seconds at least, and a row of its tables."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run to be made."""
+    """One run of a sweep.
 
-    name: str  # of its folder; the same in every sweep that has the cell
-    values: tuple[JsonValue, ...]  # of the keys, in their order
-    seed: int  # of the run
-    job: Job  # with values and seed
+    Attributes:
+        name: Name of the run's folder; the same in every sweep with this cell.
+        values: Value of each key, in the keys' order.
+        seed: The run's seed.
+        job: The job with these values and seed.
+    """
+
+    name: str
+    values: tuple[JsonValue, ...]
+    seed: int
+    job: Job
 
 
 def words_of_grid(texts: Iterable[str]) -> dict[str, str]:
     """The ``KEY=VALUES`` texts of the command line, by key.
 
     Raises:
-        JobError: One is no such text, or a key is there twice with different values.
+        JobError: A text is malformed, or a key comes twice with different values.
     """
     return pairs_of(
         texts,
@@ -77,13 +84,14 @@ def read_grid(job: Job, grid: Grid) -> tuple[SweptKey, ...]:
     """The keys and values of a grid, checked.
 
     Args:
-        job: That the values will be put into.
-        grid: By key its values: a sequence, or a text as on the command line, ``1,2,3`` or a YAML
-            list where values hold commas.
+        job: The job that the values will be set in.
+        grid: Values by key: a sequence, or a text as on the command line, ``1,2,3`` or a YAML list
+            if values hold commas.
 
     Raises:
-        JobError: There are no keys, or a key is unknown, may not vary, has no values, one that it
-            does not take, or the same one twice.
+        ArgumentError: ``grid`` is no dictionary.
+        JobError: There are no keys, or a key is unknown, may not vary, or has no values, a wrong
+            value, or the same value twice.
     """
     if not grid:
         raise JobError(f"a sweep needs something to vary: give {_EXAMPLE}, say")
@@ -99,8 +107,8 @@ def _values(job: Job, key: str, given: str | Sequence[Any]) -> tuple[JsonValue, 
     known = job_keys(Job)
     if key not in known:
         raise JobError(unknown_key(key, known))
-    if key in _UNCHANGING:
-        raise JobError(f"{key} cannot vary in a sweep: {_UNCHANGING[key]}")
+    if key in _FIXED:
+        raise JobError(f"{key} cannot vary in a sweep: {_FIXED[key]}")
     found: list[JsonValue] = []
     for value in _listed(key, given):
         held = _held(job, key, value)
@@ -113,7 +121,7 @@ def _values(job: Job, key: str, given: str | Sequence[Any]) -> tuple[JsonValue, 
 
 
 def _listed(key: str, given: str | Sequence[Any]) -> Sequence[Any]:
-    """The single values; a text is split at its commas unless it is a YAML list."""
+    """The values as a sequence; a text is split at its commas unless it is a YAML list."""
     if not isinstance(given, str):
         if isinstance(given, Mapping) or not isinstance(given, Sequence):
             raise JobError(f"the grid's {key} = {given!r} is no list of values: write [{given!r}]")
@@ -142,41 +150,33 @@ def _held(job: Job, key: str, value: Any) -> JsonValue:
 
 
 def _with(job: Job, values: Mapping[str, Any]) -> Job:
-    """The job with these keys; a text means what it does on the command line."""
+    """The job with other values of some keys; texts are parsed as on the command line."""
     texts = [f"{key}={value}" for key, value in values.items() if isinstance(value, str)]
     return change_job(job, {k: v for k, v in values.items() if not isinstance(v, str)}, texts)
 
 
 def widened(before: Sequence[SweptKey], more: Sequence[SweptKey]) -> tuple[SweptKey, ...]:
-    """A sweep's keys with the values of another grid over the same keys added.
+    """A sweep's keys with the values of another grid added.
 
     Raises:
-        JobError: The keys differ.
+        JobError: The other grid has a key that the sweep does not have.
     """
-    added = {one.key: one.values for one in more}
-    if set(added) - {one.key for one in before}:
-        strange = next(key for key in added if key not in {one.key for one in before})
+    added, known = {one.key: one.values for one in more}, [one.key for one in before]
+    if other := next((key for key in added if key not in known), None):
         raise JobError(
-            f"this sweep is over {', '.join(one.key for one in before)}: {strange} cannot join it; "
-            "begin another one in another --out"
+            f"this sweep is over {', '.join(known)}: {other} cannot join it; begin another one in "
+            "another --out"
         )
-    return tuple(
-        SweptKey(
-            key=one.key,
-            values=(
-                *one.values,
-                *(value for value in added.get(one.key, ()) if value not in one.values),
-            ),
-        )
-        for one in before
-    )
+    new = {one.key: [v for v in added.get(one.key, ()) if v not in one.values] for one in before}
+    return tuple(SweptKey(key=one.key, values=(*one.values, *new[one.key])) for one in before)
 
 
 def seeds_of(job: Job, seeds: int | Sequence[int]) -> tuple[int, ...]:
-    """The seeds of a sweep: so many from the job's own on, or those that are given.
+    """The seeds of a sweep: a number of them, counted up from the job's own, or a list.
 
     Raises:
-        JobError: There are none, or one is there twice or is no seed.
+        ArgumentError: ``seeds`` is neither a number nor a list.
+        JobError: There are no seeds or too many, or one comes twice or is no seed.
     """
     if not isinstance(seeds, int | Sequence) or isinstance(seeds, str):
         raise ArgumentError(
@@ -196,10 +196,10 @@ def seeds_of(job: Job, seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def cells_of(job: Job, keys: Sequence[SweptKey], seeds: Sequence[int]) -> list[Cell]:
-    """Every combination of the values with every seed: all of the first seed come first.
+    """Cells for every combination of values and every seed; all cells of a seed follow each other.
 
     Raises:
-        JobError: Values do not go together; the message names them.
+        JobError: A combination contradicts itself, or there are too many cells.
     """
     names = [one.key for one in keys]
     count = prod(len(one.values) for one in keys) * len(seeds)
@@ -221,17 +221,15 @@ def cells_of(job: Job, keys: Sequence[SweptKey], seeds: Sequence[int]) -> list[C
     return found
 
 
-def setting_words(keys: Sequence[str], values: Sequence[JsonValue]) -> str:
-    """A setting as on the command line: ``scaling=sqrt warmup_epochs=5``."""
-    return " ".join(f"{key}={job_value(value)}" for key, value in zip(keys, values, strict=True))
-
-
 def _name(settings: Mapping[str, JsonValue], seed: int) -> str:
-    """Such as ``scaling=sqrt,epochs=5,seed=0``; what a folder cannot hold becomes a digest."""
+    """A folder's name such as ``scaling=sqrt,epochs=5,seed=0``.
+
+    A name with characters that a folder's cannot have, or that is too long, gets a digest.
+    """
     words = {key: job_value(value).replace(",", "+") for key, value in settings.items()}
-    told = ",".join(f"{key}={value}" for key, value in words.items())
-    plain = _PLAIN.sub("_", told)
-    if plain != told or len(told) > _LONGEST_NAME:
+    whole = ",".join(f"{key}={value}" for key, value in words.items())
+    plain = _PLAIN.sub("_", whole)
+    if plain != whole or len(whole) > _LONGEST_NAME:
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
         plain = f"{plain[:_LONGEST_NAME]},{digest[:8]}"
     return f"{plain},seed={seed}"

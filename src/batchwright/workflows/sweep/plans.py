@@ -1,7 +1,7 @@
-"""The plans of a sweep's cells: as asked where the batch is given, else from a shared probe.
+"""Makes the plans of a sweep's cells: without measuring if the batch is given, else from a probe.
 
-A plan is made once for each setting and serves all its seeds. What can be refused is refused while
-nothing has been started; only what a probe has to tell comes later.
+A plan is made once for each setting and used for all its seeds. Errors are found before anything is
+started, except those that need a probe's measurements.
 """
 
 from __future__ import annotations
@@ -17,41 +17,45 @@ from batchwright.planning.planner import make_plan, plan_without_profile
 from batchwright.planning.validation import PLANNING_KEYS
 from batchwright.records import DataFacts, Job, NetworkFacts, Plan, Precision, Profile, SweptKey
 from batchwright.records.documents import read_record, write_record
+from batchwright.records.text.formatting import setting_words
 from batchwright.reporting.render.progress import steps
 from batchwright.storage.files import make_folder
 from batchwright.workflows.match_rounds import pair_measurer_for, pairs_of, settle
 from batchwright.workflows.prepare_job import data_facts, ready_for
 from batchwright.workflows.prices import check_prices, priced_here
-from batchwright.workflows.sweep.grid import Cell, setting_words
+from batchwright.workflows.sweep.grid import Cell
 
 _MEASURED_KEYS = frozenset(Job.model_fields) - PLANNING_KEYS | {"launch", "workers"}
-"""Job keys in which cells that share a probe agree; resolutions are measured for all of them."""
+"""Job keys in which cells that share a probe agree; the probe measures all their resolutions."""
 
 
 def needs_probe(job: Job) -> bool:
-    """Whether a plan waits for measurements: no batch is given, or no time that it goes by."""
-    stated = None not in (job.virtual.sample_seconds, job.virtual.step_seconds)
-    if (job.method_spec.served or job.launcher.simulated) and not (
-        stated and job.launcher.simulated
-    ):
+    """Whether a plan needs measurements: no batch is given, or step times are needed and not given.
+
+    A parameter server and simulated workers need step times.
+    """
+    times = (job.virtual.sample_seconds, job.virtual.step_seconds)
+    stated = job.launcher.simulated and None not in times
+    if (job.method_spec.served or job.launcher.simulated) and not stated:
         return True
-    batches = (
-        *(
-            job.global_batch,
-            job.cycle.batches if job.method_spec.takes("cycle.batches") else "auto",
-        ),
-        *([job.dual.large_batches] if job.method_spec.served else []),
-    )
+    batches: list[object] = [job.global_batch]
+    if job.method_spec.takes("cycle.batches"):
+        batches.append(job.cycle.batches)
+    if job.method_spec.served:
+        batches.append(job.dual.large_batches)
     return all(isinstance(batch, str) for batch in batches)
 
 
 class Planner:
-    """Makes the plans, and keeps what it has opened and measured on the way.
+    """Makes the plans of cells, and caches the facts and profiles that it needs.
+
+    Args:
+        keys: The sweep's keys.
 
     Attributes:
-        plans: By cell; missing: not made yet.
-        errors: Why there is none, in a line, by cell.
-        facts: Of the data, once they were opened.
+        plans: Plans by the cell's name; missing: not made yet.
+        errors: Errors, in one line, of cells that cannot be planned, by name.
+        facts: Facts of the data, once they were opened.
     """
 
     def __init__(self, keys: Sequence[SweptKey]) -> None:
@@ -64,11 +68,11 @@ class Planner:
         self._networks: dict[str, NetworkFacts] = {}
 
     def prepare(self, cells: Iterable[Cell]) -> None:
-        """Plan what needs no measuring, and refuse what cannot be run at all.
+        """Plan the cells that need no measurements, and refuse cells that cannot be run.
 
         Raises:
-            BatchwrightError: A cell's job, prices, data, network or batch is impossible; names the
-                cell.
+            BatchwrightError: A cell's job, prices, data, network or batch is wrong; the message
+                names the cell.
         """
         from batchwright.workload.host import half_of, resolve_device
 
@@ -86,15 +90,18 @@ class Planner:
                         "price of a worker for an hour"
                     )
                 plan = plan_without_profile(job, self._data_of(job), self._network_of(job))
-                # Else its number format is for a measurement to choose.
+                # Otherwise `measure` has to choose the number format.
                 if job.precision != "auto" or half_of(resolve_device(job.device)) is None:
                     self._take(of_setting, plan)
 
     def measure(self, cells: Iterable[Cell], folder: Path) -> None:
         """Probe for the cells that are not planned yet, and plan them.
 
-        A cell for which no plan comes of it gets its line among `errors`; the others go on. The
-        sweep's folder takes profiles and logs.
+        A cell that cannot be planned gets an entry in `errors`, and the others continue.
+
+        Args:
+            cells: The cells.
+            folder: The sweep's folder, for profiles and logs.
 
         Raises:
             BatchwrightError: The probe itself failed.
@@ -120,9 +127,9 @@ class Planner:
     # ----------------------------------------------------------------------------------- measuring
 
     def _plan_given(self, key: str, group: Sequence[list[Cell]], folder: Path) -> None:
-        """Plan settings whose batch is given, all in the format that is faster at the largest.
+        """Plan settings with given batches, all in the format that is fastest at the largest batch.
 
-        In one format, since they are to be compared.
+        They get the same format, since they are to be compared.
         """
         jobs = [self._ready[cells[0].name] for cells in group]
         largest = max(jobs, key=lambda job: 0 if job.global_batch == "auto" else job.global_batch)
@@ -133,7 +140,7 @@ class Planner:
             self._take(cells, plan)
 
     def _format(self, key: str, job: Job, folder: Path) -> Precision:
-        """The number format for this job: as it was kept, or compared now."""
+        """The number format for this job: from the sweep's folder, or compared now."""
         from batchwright.probing.commands import Compared
         from batchwright.probing.probe import compare_formats
 
@@ -144,13 +151,13 @@ class Planner:
         logs = folder / "logs" / f"format-{digest}"
         make_folder(logs)
         make_folder(kept.parent)
-        workers = 1 if job.workers == "auto" else job.workers  # as it is planned
+        workers = 1 if job.workers == "auto" else job.workers  # as `plan_without_profile` plans
         compared = compare_formats(job.model_copy(update={"workers": workers}), logs)
         write_record(compared, kept)
         return compared.precision
 
     def _probed(self, key: str, jobs: Sequence[Job], folder: Path) -> Profile:
-        """The profile for these jobs: the kept one, or a new one."""
+        """The profile for these jobs: from the sweep's folder, or measured now."""
         from batchwright.probing.probe import probe
 
         sides = sorted({s for job in jobs if job.resolutions != "auto" for s in job.resolutions})
@@ -166,7 +173,11 @@ class Planner:
             return probe(job, logs, kept=kept, progress=show)
 
     def _planned(self, cells: Sequence[Cell], profile: Profile, folder: Path) -> Profile:
-        """Plan a setting; two batch sizes are measured side by side first, as `run` does."""
+        """Plan a setting, as `run` does: two batch sizes are measured side by side.
+
+        Returns:
+            The profile, with the pairs that were measured.
+        """
         try:
             job = priced_here(self._ready[cells[0].name], profile)
             plan = make_plan(profile, job)
@@ -185,8 +196,8 @@ class Planner:
     # -------------------------------------------------------------------------------------- opening
 
     def _take(self, cells: Sequence[Cell], plan: Plan) -> None:
-        """The plan for each seed. Held-out images may be drawn by it, and the digest tells."""
-        # One worker by itself needs no launcher: it computes the same in the cell's own process.
+        """Keep the plan for each seed's cell, with that seed's data: it may draw a held-out set."""
+        # A single worker without a server computes the same in the cell's own process.
         alone = plan.job.launcher.processes and plan.workers == 1 and plan.server is None
         start = {"launch": "in-process"} if alone else {}
         for cell in cells:
@@ -223,7 +234,7 @@ class Planner:
 
     @contextmanager
     def _named(self, cell: Cell) -> Iterator[None]:
-        """Put a cell's values before the message of a mistake."""
+        """Inside, put the cell's values before an error's message."""
         try:
             yield
         except BatchwrightError as error:
@@ -232,7 +243,7 @@ class Planner:
 
 
 def _by_setting(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """Cells that differ in the seed alone, together."""
+    """Cells grouped by setting: those of a group differ in the seed alone."""
     found: dict[str, list[Cell]] = {}
     for cell in cells:
         found.setdefault(json.dumps(cell.values), []).append(cell)

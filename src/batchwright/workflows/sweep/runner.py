@@ -2,8 +2,8 @@
 
     this process --> python -m batchwright.cli.verb_child train plans/NAME.json --out cells/NAME
 
-A cell that ends by an error ends alone. A stop signal reaches this process only, or another that
-shares the sweep; it is passed on, so that each cell can write a checkpoint, and a second one ends
+A cell that fails does not stop the others. A stop signal reaches this process, or another that
+shares the sweep, and is passed on, so that each cell can write a checkpoint; a second signal ends
 them at once.
 """
 
@@ -42,15 +42,16 @@ State = Literal["waiting", "stopped", "failed", "done"]
 
 _VERBS = "batchwright.cli.verb_child"
 LAST_SECONDS = GRACE_SECONDS + 15.0
-"""From a stop signal until cells are killed: one with workers of its own waits so long for them."""
+"""Seconds from a stop signal until cells are killed; a cell itself waits `GRACE_SECONDS` for its
+workers."""
 
 
 @dataclass(frozen=True)
 class Watcher:
-    """Who is told what the cells do."""
+    """Callbacks for the events of cells."""
 
-    began: Callable[[str, int], None]  # a cell runs: (name, epochs)
-    wrote: Callable[[str, RunLine], None]  # it wrote a line of metrics: (name, line)
+    began: Callable[[str, int], None]  # a cell has started: (name, epochs)
+    wrote: Callable[[str, RunLine], None]  # it has written a line of metrics: (name, line)
     ended: Callable[[str, State, str], None]  # it has ended: (name, state, error)
 
 
@@ -64,18 +65,18 @@ class _Running:
 
 
 class Runner:
-    """Starts cells as there is room, until all have ended or a signal stops them."""
+    """Starts cells when there is room, until all have ended or a signal stops them."""
 
     def __init__(self, folder: Path, slots: Slots, watcher: Watcher) -> None:
         self._folder, self._slots, self._watcher = folder, slots, watcher
         self._running: list[_Running] = []
 
     def run(self, cells: Sequence[tuple[Cell, Plan]], stops: Callable[[], Sequence[int]]) -> None:
-        """Run these cells; of those that have room the first in order begins first.
+        """Run cells; of those that there is room for, the first in order starts first.
 
         Args:
-            cells: With their plans.
-            stops: The stop signals that came so far.
+            cells: The cells with their plans.
+            stops: Returns the stop signals so far.
         """
         waiting = list(cells)
         try:
@@ -105,9 +106,10 @@ class Runner:
     def _started(self, cell: Cell, plan: Plan, gpus: tuple[str, ...]) -> _Running:
         folder = run_folder_of(self._folder, cell)
         resumes = has_checkpoint(self._folder, cell)
-        if not resumes and folder.exists():  # nothing to go on from, and `train` wants it empty
-            with suppress(FileError):  # if somebody writes there, `train` will say so
-                take(folder, "another sweep's --out").close()  # one of a killed sweep is ending
+        if not resumes and folder.exists():  # no checkpoint, and `train` needs an empty folder
+            with suppress(FileError):  # if another process writes there, `train` will report it
+                # Waits for a cell of a killed sweep that is still ending.
+                take(folder, "another sweep's --out").close()
                 shutil.rmtree(folder)
         lines: Tail[RunLine] = Tail(folder / METRICS, sound_line, from_end=resumes)
         make_folder(self._folder / "logs")
@@ -143,7 +145,7 @@ class Runner:
         return "failed", error_of(log_of(self._folder, one.cell), code, "it")
 
     def _stop(self, stops: Callable[[], Sequence[int]]) -> None:
-        """Have all write a checkpoint and end; a second signal, or too long a wait, ends them."""
+        """Ask all cells to write a checkpoint and end; wait for them, or for a second signal."""
         for one in self._running:
             one.process.send_signal(signal.SIGTERM)
         end = time.monotonic() + LAST_SECONDS
@@ -153,7 +155,7 @@ class Runner:
 
 
 def words_of(folder: Path, cell: Cell, plan: Plan, *, resumes: bool) -> list[str]:
-    """The command of a cell's process: what the plan leaves open, and code that may be run."""
+    """The command of a cell's process: keys that differ from the plan's, and import strings."""
     changed = {
         key: getattr(cell.job, key)
         for key in TRAINING_KEYS
@@ -174,21 +176,21 @@ def run_folder_of(folder: Path, cell: Cell) -> Path:
 
 
 def plan_file_of(folder: Path, cell: Cell) -> Path:
-    """Where the cell's plan is, before and while it runs."""
+    """The file of the cell's plan."""
     return folder / "plans" / f"{cell.name}.json"
 
 
 def log_of(folder: Path, cell: Cell) -> Path:
-    """What the cell's process printed, the last time it ran."""
+    """The output of the cell's process in its last run."""
     return folder / "logs" / f"{cell.name}.log"
 
 
 def has_checkpoint(folder: Path, cell: Cell) -> bool:
-    """Whether the cell can go on; else it is trained anew."""
+    """Whether the cell can continue; else it is trained from the start."""
     kept = run_folder_of(folder, cell) / "checkpoints"
     return any((kept / f"{name}.pt").exists() for name in (LAST, PREVIOUS))
 
 
 def is_done(folder: Path, cell: Cell) -> bool:
-    """Whether the cell has ended well."""
+    """Whether the cell has finished."""
     return (run_folder_of(folder, cell) / "summary.json").exists()

@@ -1,8 +1,7 @@
-"""A sweep in processes that another launcher has started: of n processes each runs every nth cell.
+"""A sweep shared by processes that another launcher has started: each runs every nth cell.
 
-Cells know nothing of each other, so nothing but their start and their end is told between the
-processes: worker 0 plans, hands out names of plans that all find on the shared disk, runs its own
-share, and records how the others' cells ended.
+Worker 0 plans, sends the other processes their cells, whose plans are on the shared disk, runs its
+own share, and records how the others' cells ended. Cells do not depend on each other.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ if TYPE_CHECKING:
     from batchwright.distributed.joining.gathering import Gathering
 
 Share = Sequence[tuple[Cell, Plan]]
-Gpus = Sequence[Sequence[str]]  # what each process sees, in rank order
-_BINDING = ("mpirun", "srun")  # launchers that may give a process cores of its own
+Gpus = Sequence[Sequence[str]]  # GPUs that each process sees, in rank order
+_BINDING = ("mpirun", "srun")  # launchers that may bind a process to cores of its own
 
 
 def own_machine(plans: Sequence[Plan], seen: Gpus | None = None) -> Machine:
-    """What cells of this process may use: its part of the host, if others share it.
+    """The resources for cells of this process: its part of the host, if other processes share it.
 
     Args:
-        plans: Of the cells.
-        seen: The GPUs that each of the processes sees; unset: worker 0 asks.
+        plans: Plans of the cells.
+        seen: GPUs that each of the processes sees; unset: worker 0 asks all of them.
     """
     machine, started = machine_for(plans), joined()
     if started is None:
@@ -51,13 +50,19 @@ def own_machine(plans: Sequence[Plan], seen: Gpus | None = None) -> Machine:
 
 
 def part_of(machine: Machine, started: Started, cores: int, seen: Gpus = ()) -> Machine:
-    """The part of a process in what it sees of a host with so many cores.
+    """One process's part of the resources that it sees.
 
-    A launcher may have bound it to cores and GPUs of its own already, as Slurm does. Cores say so
-    by their number. Names of GPUs do not, as each process may call its own by 0 and up: those that
-    see the same GPUs share them, whoever sees others alone has them all.
+    A launcher such as Slurm may have bound the process to cores and GPUs of its own already. The
+    number of visible cores shows that. Local names of GPUs do not, since each process may number
+    its own from 0; so processes that see the same GPUs (by ``seen``) divide them.
+
+    Args:
+        machine: The resources that the process sees.
+        started: The process among those of its start.
+        cores: Cores of the host.
+        seen: GPUs that each process sees, under names that are the same in all processes.
     """
-    # torchrun binds nobody: fewer cores than the host has are the allocation's, for all of them.
+    # torchrun does not bind processes: if fewer cores than the host's are visible, all share these.
     bound = started.by in _BINDING and machine.cores * started.local_size <= cores
     own = machine.cores if bound else max(1, machine.cores // started.local_size)
     if not machine.gpus:
@@ -70,7 +75,7 @@ def part_of(machine: Machine, started: Started, cores: int, seen: Gpus = ()) -> 
 
 
 def seen_gpus(*_: object) -> list[str]:
-    """What the GPUs that this process sees are called by everybody."""
+    """Names of the GPUs that this process sees, the same in all processes."""
     import torch
 
     from batchwright.workload.host import identity
@@ -82,12 +87,12 @@ def seen_gpus(*_: object) -> list[str]:
 def _seen_by_all() -> Gpus:
     from batchwright.distributed.joining.gathering import Gathering
 
-    assert Gathering.current is not None  # noqa: S101 - or this process had joined none
+    assert Gathering.current is not None  # noqa: S101 - this process has joined a start
     return [seen_gpus(), *Gathering.current.ask("gpus")]
 
 
 def hand_out(folder: Path, todo: Share, widths: Sequence[int], most: AtOnce) -> tuple[int, Share]:
-    """Give the other processes their shares; returns the order's number and the own share."""
+    """Send the other processes their shares; returns the order's number and the own share."""
     from batchwright.distributed.joining.gathering import Gathering
 
     gathering = Gathering.current
@@ -111,7 +116,15 @@ def take_down(
     watcher: Watcher,
     stops: Callable[[], Sequence[int]],
 ) -> None:
-    """Record how the others' cells ended, once they have, or have had time to stop."""
+    """Wait for the other processes' cells, and record how they ended.
+
+    Args:
+        number: The order's number, from `hand_out`.
+        folder: The sweep's folder.
+        others: Cells of the other processes.
+        watcher: Is called with each cell's end.
+        stops: Returns the stop signals so far.
+    """
     from batchwright.distributed.joining.gathering import Gathering
 
     if Gathering.current is None:
@@ -119,7 +132,7 @@ def take_down(
     try:
         answers = Gathering.current.answers(number, LAST_SECONDS)
     except BatchwrightError as error:
-        for cell in others:  # whose own process will not tell any more
+        for cell in others:  # their processes are gone: see what they have left
             if run_folder_of(folder, cell).exists():
                 watcher.ended(cell.name, "done" if is_done(folder, cell) else "stopped", "")
         if stops() and isinstance(error, Interrupted | LostWorkerError):
@@ -131,7 +144,7 @@ def take_down(
 
 
 def run_share(gathering: Gathering, order: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Another worker's part: run its share of the cells; name, state and error of what ended."""
+    """Run this process's share of the cells of an order; returns (name, state, error) of each."""
     folder, started = Path(order["folder"]), gathering.started
     cells = [
         Cell(name, (), seed, Job.model_validate_json(job))

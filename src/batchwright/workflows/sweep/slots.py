@@ -1,4 +1,4 @@
-"""How many cells run at once: all cores or GPUs busy, none of them given out twice."""
+"""Assigns cores and GPUs to the cells of a sweep, as many cells at once as there is room for."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ AtOnce = Literal["auto"] | int
 
 @dataclass(frozen=True)
 class Machine:
-    """What cells may use."""
+    """The resources for cells.
 
-    cores: int  # usable by this process
-    # Names by which CUDA knows them; empty where cells compute on the CPU.
+    Attributes:
+        cores: Cores that this process may use.
+        gpus: CUDA's names of the GPUs; empty if cells compute on the CPU.
+    """
+
+    cores: int
     gpus: tuple[str, ...] = ()
 
 
 def machine_for(plans: Sequence[Plan]) -> Machine:
-    """This machine, with its GPUs if the plans want them."""
+    """This machine, with its GPUs if the plans use them."""
     from batchwright.workload.host import usable_cores
 
     gpus: tuple[str, ...] = ()
@@ -40,9 +44,9 @@ def machine_for(plans: Sequence[Plan]) -> Machine:
 
 
 def named_slices() -> tuple[str, ...]:
-    """The slices of GPUs (MIG) that this process is given by name; none where it has whole ones.
+    """The MIG slices in this process's CUDA_VISIBLE_DEVICES; empty if it has whole GPUs.
 
-    CUDA shows a process the first alone, and each cell, another process, may have one.
+    CUDA shows a process only the first of them, but each cell is another process and may have one.
     """
     names = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return tuple(names) if all(one.startswith("MIG-") for one in names) else ()
@@ -54,10 +58,10 @@ def width_of(plan: Plan) -> int:
 
 
 def read_at_once(value: str | int) -> AtOnce:
-    """``auto`` or a number of cells.
+    """Parse the option ``at_once``: ``auto`` or a number of cells.
 
     Raises:
-        JobError: It is neither.
+        JobError: The value is neither.
     """
     if value == "auto" or (isinstance(value, int) and value >= 1):
         return value  # type: ignore[return-value]  # a checked text is still a text to mypy
@@ -67,26 +71,26 @@ def read_at_once(value: str | int) -> AtOnce:
 
 
 class Slots:
-    """Gives cells room, and takes it back.
+    """Assigns resources to cells, and takes them back.
 
-    On the CPU a cell takes its worker processes times `threads` cores; with ``auto`` there are as
-    many at once as that leaves room for, one thread each as long as there are cells enough to keep
-    all cores busy, since small networks gain more from another cell than from another thread. On
-    GPUs each worker has one to itself, unless so many cells are asked for that they must share.
+    On the CPU a cell occupies its worker processes times `threads` cores. With ``auto`` as many
+    cells run at once as have room. They have one thread each as long as there are enough cells to
+    keep all cores busy, since small networks gain more from another cell than from another thread.
+    On GPUs each worker has its own GPU, unless so many cells are requested that they must share.
 
-    A cell wider than the machine runs alone, as it would outside a sweep.
+    A cell with more processes than the machine has cores runs alone, as it would outside a sweep.
 
     Args:
-        machine: What there is.
-        widths: Processes of each cell of the sweep, finished ones too, so that a resumed cell
-            goes on with as many threads.
+        machine: The resources.
+        widths: Processes of each cell of the sweep, finished ones included, so that a resumed cell
+            has as many threads as before.
         at_once: Most cells at once.
 
     Attributes:
         threads: Compute threads of each process.
 
     Raises:
-        JobError: So many cells would not have a core, or a GPU, each.
+        JobError: There are not enough cores, or GPUs, for that many cells at once.
     """
 
     def __init__(self, machine: Machine, widths: Sequence[int], at_once: AtOnce) -> None:
@@ -104,10 +108,10 @@ class Slots:
         self._users: Mapping[str, int] = dict.fromkeys(machine.gpus, 0)
 
     def take(self, width: int) -> tuple[str, ...] | None:
-        """Room for a cell of so many processes.
+        """Reserve resources for a cell of ``width`` processes.
 
         Returns:
-            Its GPUs, none on the CPU; `None` if there is no room at present.
+            Names of the cell's GPUs, empty on the CPU; `None` if there is no room now.
         """
         if self._running and not self._has_room(width):
             return None
@@ -118,7 +122,7 @@ class Slots:
         return gpus
 
     def give_back(self, width: int, gpus: Sequence[str]) -> None:
-        """What a cell has taken."""
+        """Free the resources of a cell; ``gpus`` are from `take`."""
         self._running -= 1
         self._cores -= width * self.threads
         self._users = {name: n - (name in gpus) for name, n in self._users.items()}

@@ -1,15 +1,15 @@
-"""The verb: a grid in, a folder of runs with its table, figures and page out.
+"""The verb `sweep`: runs a grid of settings into a folder with a table, figures and a page.
 
     batchwright sweep data=digits epochs=5 global_batch=64 --grid learning_rate=0.05,0.1 --seeds 3
 
-The way through the folder: `grid` reads what varies, `plans` decides each setting, `slots` says how
-many run at once, `runner` runs them, `gathering` puts together what came of it.
+The other modules of this folder: `grid` reads keys and values, `plans` plans each setting, `slots`
+assigns cores and GPUs, `runner` runs the cells, `gathering` collects the results, and `sharing`
+divides a sweep among processes of another launcher.
 """
 
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -35,8 +35,8 @@ from batchwright.records.run_folder import (
     new_folder,
     telling_how_to_resume,
 )
-from batchwright.records.text.formatting import counted
-from batchwright.records.text.problems import printable
+from batchwright.records.text.formatting import counted, setting_words
+from batchwright.records.text.problems import to_stderr
 from batchwright.reporting.data.sweep_curves import sweep_csv
 from batchwright.reporting.pages.page_sweep import sweep_page
 from batchwright.reporting.render.figures import write_sweep_figures
@@ -45,14 +45,13 @@ from batchwright.storage.files import make_folder
 from batchwright.workflows.engines import refuse_to_hand_over
 from batchwright.workflows.prepare_job import TRAINING_KEYS, job_of, refuse_unconfirmed_code
 from batchwright.workflows.prices import check_prices
-from batchwright.workflows.sweep.gathering import Book
+from batchwright.workflows.sweep.gathering import Results
 from batchwright.workflows.sweep.grid import (
     Cell,
     Grid,
     cells_of,
     read_grid,
     seeds_of,
-    setting_words,
     widened,
 )
 from batchwright.workflows.sweep.plans import Planner
@@ -85,36 +84,36 @@ def sweep(
 ) -> Sweep:
     """Run a job with every combination of some keys' values, several seeds of each.
 
-    Each run is one of `train`, in a process of its own and a run folder under ``cells/``. Runs that
-    fail do not stop the others; they are told in the record. Where the global batch is given
-    nothing is probed, and a run has one worker unless the job says otherwise.
+    Each run is a `train` in a process of its own, with a run folder under ``cells/``. Runs that
+    fail do not stop the others; the record holds their errors. If the global batch is given,
+    nothing is probed, and a run has one worker unless the job sets more.
 
     Args:
-        job: What all runs share: a job, the path of its YAML file, or ``None`` for the defaults.
-        grid: By job key its values, such as ``{"warmup_epochs": [0, 5], "scaling": ["sqrt"]}``;
-            with ``resume`` it may add values.
-        seeds: How many, from the job's own on, or which; unset: three. With ``resume`` it may add
-            some.
-        out: Folder for everything, new or empty; unset: a new one under ``runs``.
+        job: The job that all runs share, the path of its YAML file, or ``None`` for the defaults.
+        grid: Values by job key, such as ``{"warmup_epochs": [0, 5], "scaling": ["sqrt"]}``; with
+            ``resume`` it may add values.
+        seeds: Number of seeds, counted up from the job's own, or a list of seeds; unset: three.
+            With ``resume`` it may add seeds.
+        out: Folder of the sweep, new or empty; unset: a new one under ``runs``.
         at_once: Most runs at the same time; ``auto``: as many as keep all cores, or GPUs, busy.
-        resume: Go on with the sweep in ``out``: finished runs are kept, interrupted ones go on from
-            their checkpoint, failed ones are tried again.
+        resume: Continue the sweep in ``out``: finished runs are kept, interrupted ones continue
+            from their checkpoint, failed ones are tried again.
         overrides: ``key=value`` texts, as on the command line.
         keys: Job keys to change; with ``resume`` only `TRAINING_KEYS`, and names of code to import,
             which have to be repeated.
 
     Returns:
-        What came of it, as in ``sweep.json``.
+        The record of the sweep, as in ``sweep.json``.
 
     Raises:
-        BatchwrightError: What is wrong with grid, job, data or folder, before anything is started.
-        Interrupted: A stop signal came; what there is can be resumed.
+        BatchwrightError: Grid, job, data or folder is wrong; nothing was started.
+        Interrupted: A stop signal came; the sweep can be resumed.
     """
     refuse_no_path(out, "out")
     overrides, most = texts_of(overrides), read_at_once(at_once)
     asked = ""
     with ExitStack() as held:
-        with other_keys_come():  # those of the grid
+        with other_keys_come():  # the grid's keys
             if not resume:
                 job = check_prices(job_of(job, keys, overrides))
                 swept = read_grid(job, grid or {})
@@ -128,7 +127,7 @@ def sweep(
                 job, swept, chosen = _widened(folder, job, grid, seeds, overrides, keys)
         assert isinstance(job, Job)  # noqa: S101 - made above
         if joined() is not None and job.launcher.joins:
-            job = job.model_copy(update={"launch": "local"})  # each run by one of the processes
+            job = job.model_copy(update={"launch": "local"})  # each process starts its own runs
         cells = cells_of(job, swept, chosen)
         for cell in cells:
             refuse_to_hand_over(cell.job, "sweep")
@@ -139,34 +138,36 @@ def sweep(
             for cell in cells:
                 refuse_unconfirmed_code(cell.job, named, overrides)
             files = {cell.name: plan_file_of(folder, cell) for cell in cells}
-            kept = {name: read_record(at, Plan) for name, at in files.items() if at.exists()}
-            planner.plans |= kept
+            planner.plans |= {
+                name: read_record(file, Plan) for name, file in files.items() if file.exists()
+            }
         planner.prepare(cell for cell in cells if cell.name not in planner.plans)
-        _slots(planner, most)  # refuses too many at once
+        _slots(planner, most)  # refuses too many runs at once before anything is started
         if not resume:
             folder = held.enter_context(new_folder(out, job, "sweep"))
             note_begun(folder, asked)
             held.enter_context(_resumable(folder, job, swept, cells))
-        _say(f"{counted(len(cells), 'run')} of {job.network} on {job.data}, in {folder}")
+        to_stderr(f"{counted(len(cells), 'run')} of {job.network} on {job.data}, in {folder}")
         find_everywhere(folder)
-        book = Book(folder, job, swept, chosen, cells)
-        book.data = planner.facts
-        _write(book)
+        results = Results(folder, job, swept, chosen, cells)
+        results.data = planner.facts
+        _write(results)
         planner.measure((cell for cell in cells if cell.name not in planner.plans), folder)
-        _take_plans(folder, book, cells, planner)
-        _tell_doubts([one.key for one in swept], cells, planner.plans)
-        _tell_optimizers([one.key for one in swept], planner.plans.values())
-        _tell_crowding(planner.plans.values())
-        stopped = _run(folder, book, cells, planner, most)
-        found = book.sweep()
-        if stopped:  # soon: figures would take as long again
+        _take_plans(folder, results, cells, planner)
+        names = [one.key for one in swept]
+        _warn_of_doubts(names, cells, planner.plans)
+        _warn_of_optimizers(names, planner.plans.values())
+        _warn_of_crowding(planner.plans.values())
+        stopped = _run(folder, results, cells, planner, most)
+        found = results.sweep()
+        if stopped:  # ends at once, without the figures
             left = counted(len(cells) - len(found.done), "run")
             raise Interrupted(stopped, f"stopped by signal {stopped} with {left} to go")
-        tell(found)
+        write_sweep_report(found)
     return found
 
 
-def tell(found: Sweep) -> None:
+def write_sweep_report(found: Sweep) -> None:
     """Write table, figures and page of a sweep into its folder.
 
     Raises:
@@ -186,7 +187,7 @@ def _widened(
     overrides: Sequence[str],
     keys: dict[str, Any],
 ) -> tuple[Job, tuple[SweptKey, ...], tuple[int, ...]]:
-    """Job, keys and seeds of the sweep in a folder, with what is to join them."""
+    """Job, keys and seeds of the sweep in a folder, with more values and seeds added."""
     if job is not None:
         raise JobError(f"resume takes the job from {folder}: leave it out")
     kept = read_record(folder / "sweep.json", Sweep)
@@ -205,71 +206,77 @@ def _widened(
     return changed, swept, chosen
 
 
-def _take_plans(folder: Path, book: Book, cells: Iterable[Cell], planner: Planner) -> None:
-    """Keep the plans, and note in the book what is known of the cells."""
+def _take_plans(folder: Path, results: Results, cells: Iterable[Cell], planner: Planner) -> None:
+    """Write the plans into the sweep's folder, and record them, or their errors."""
     for cell in cells:
         plan = planner.plans.get(cell.name)
         if plan is None:
-            book.ended(cell.name, "failed", planner.errors[cell.name])
+            results.ended(cell.name, "failed", planner.errors[cell.name])
             continue
-        if not plan_file_of(folder, cell).exists():  # it goes on with it when it is resumed
+        if not plan_file_of(folder, cell).exists():  # a resumed sweep keeps its plans
             make_folder(folder / "plans")
             write_record(plan, plan_file_of(folder, cell))
-        book.planned(cell.name, plan)
+        results.planned(cell.name, plan)
 
 
-def _tell_doubts(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str, Plan]) -> None:
-    """Say once for each setting what of its rate may not be meant."""
-    told: dict[str, None] = {}
+def _warn_of_doubts(keys: Sequence[str], cells: Sequence[Cell], plans: dict[str, Plan]) -> None:
+    """Warn once for each setting of a learning rate that may not be intended."""
+    warnings: dict[str, None] = {}
     for cell in cells:
         plan = plans.get(cell.name)
         name = setting_words(keys, cell.values)
         for doubt in rate_schedule(plan).doubts if plan else ():
-            said = doubt if doubt.startswith(f"{name} ") else f"{name}: {doubt}"
-            told[f"warning: {printable(said)}"] = None
-    for line in told:
-        _say(line)
+            whole = doubt if doubt.startswith(f"{name} ") else f"{name}: {doubt}"
+            warnings[f"warning: {whole}"] = None
+    for line in warnings:
+        to_stderr(line)
 
 
-def _tell_optimizers(keys: Collection[str], plans: Collection[Plan]) -> None:
-    """Say where settings differ in the optimizer, which the grid does not name."""
+def _warn_of_optimizers(keys: Collection[str], plans: Collection[Plan]) -> None:
+    """Warn if settings differ in the optimizer, which the grid does not name."""
     taken = sorted({plan.update for plan in plans})
     if len(taken) > 1 and "optimizer" not in keys:
-        _say(
+        to_stderr(
             f"warning: optimizer=auto takes {' and '.join(taken)}, by setting, so these differ by "
             f"more than the grid says: give optimizer={taken[-1]} to compare the rest alone"
         )
 
 
-def _tell_crowding(plans: Collection[Plan]) -> None:
-    """Say where runs have more workers than a process that shares the sweep has cores for them."""
-    started, cores = joined(), own_machine([]).cores  # too few GPUs are refused
+def _warn_of_crowding(plans: Collection[Plan]) -> None:
+    """Warn if runs have more workers than a process that shares the sweep has cores for them.
+
+    Too few GPUs are refused in `_slots`.
+    """
+    started, cores = joined(), own_machine([]).cores
     widest = max(map(width_of, plans), default=0)
     if started is not None and widest > cores and all(p.job.device == "cpu" for p in plans):
-        _say(
+        to_stderr(
             f"warning: workers={widest}: a run starts {widest} processes of its own, and each of "
             f"the {started.size} that {started.by} has started has {counted(cores, 'core')} for "
             "them, on which they take turns: start fewer, or give fewer workers"
         )
 
 
-def _run(folder: Path, book: Book, cells: Sequence[Cell], planner: Planner, most: AtOnce) -> int:
-    """Run what is left; returns the stop signal, or 0."""
+def _run(
+    folder: Path, results: Results, cells: Sequence[Cell], planner: Planner, most: AtOnce
+) -> int:
+    """Run the cells that are not finished; returns the stop signal that came, or 0."""
     from batchwright.distributed.joining.gathering import stops_of_all
 
     plans, slots = planner.plans, _slots(planner, most)
     widths = [width_of(plan) for plan in plans.values()]
-    todo = [(cell, plans[cell.name]) for cell in cells if book.state_of(cell.name) == "waiting"]
-    _write(book)
-    _tell_lost(folder, (cell for cell, _ in todo))
+    waiting = [cell for cell in cells if results.cell(cell.name).state == "waiting"]
+    todo = [(cell, plans[cell.name]) for cell in waiting]
+    _write(results)
+    _warn_of_lost_checkpoints(folder, waiting)
     progress = SweepProgress(total=len(cells), done=len(cells) - len(todo))
     with noting_signals() as noted, progress as shown:
         shown.expect({cell.name: plan.epochs for cell, plan in todo})
 
         def ended(name: str, state: State, error: str) -> None:
-            book.ended(name, state, error)
-            shown.ended(book.cell(name))
-            _write(book)
+            results.ended(name, state, error)
+            shown.ended(results.cell(name))
+            _write(results)
 
         watcher = Watcher(began=shown.began, wrote=shown.wrote, ended=ended)
         stops = stops_of_all(noted)
@@ -281,22 +288,22 @@ def _run(folder: Path, book: Book, cells: Sequence[Cell], planner: Planner, most
         return next(iter(stops()), 0)
 
 
-def _tell_lost(folder: Path, cells: Iterable[Cell]) -> None:
-    """Say which runs begin again although they had come to a checkpoint: those are gone."""
+def _warn_of_lost_checkpoints(folder: Path, cells: Iterable[Cell]) -> None:
+    """Warn of runs that start again because their checkpoints are gone."""
     for cell in cells:
         run = run_folder_of(folder, cell)
         if (run / CHECKPOINTED).exists() and not has_checkpoint(folder, cell):
-            _say(
+            to_stderr(
                 f"warning: {cell.name}: no checkpoint to go on from is left in {run}, so it is "
                 "trained anew"
             )
 
 
 def _slots(planner: Planner, most: AtOnce) -> Slots:
-    """Room for the cells that are planned.
+    """The resources for the planned cells.
 
     Raises:
-        JobError: There is none for so many at once.
+        JobError: They are too few for that many cells at once.
     """
     planned = list(planner.plans.values())
     machine, widths = own_machine(planned), [width_of(plan) for plan in planned]
@@ -309,16 +316,16 @@ def _slots(planner: Planner, most: AtOnce) -> Slots:
     return Slots(machine, widths, most)
 
 
-def _write(book: Book) -> None:
-    """The record as far as it goes, for whoever looks meanwhile."""
-    found = book.sweep()
+def _write(results: Results) -> None:
+    """Write ``sweep.json`` with the results so far."""
+    found = results.sweep()
     write_record(found, Path(found.folder) / "sweep.json")
 
 
 def _resumable(
     folder: Path, job: Job, swept: Sequence[SweptKey], cells: Iterable[Cell]
 ) -> AbstractContextManager[None]:
-    """Inside, a stop, or a process that is lost, says what goes on with the sweep."""
+    """Inside, the message of a stop, or of a lost process, names the command that continues."""
     command = _resuming_command(folder, job, swept, cells)
     return telling_how_to_resume(command, LostWorkerError)
 
@@ -326,7 +333,7 @@ def _resumable(
 def _resuming_command(
     folder: Path, job: Job, swept: Sequence[SweptKey], cells: Iterable[Cell]
 ) -> str:
-    """What goes on with the sweep: it names again the code that the job and the grid import."""
+    """The command that continues the sweep; it repeats import strings of the job and the grid."""
     values = {one.key: ",".join(map(str, one.values)) for one in swept}
     words = ["batchwright", "sweep", "--resume", "--out", str(folder)]
     for key in dict.fromkeys(key for cell in cells for key in cell.job.code_keys):
@@ -335,7 +342,3 @@ def _resuming_command(
         else:
             words.append(f"{key}={getattr(job, key)}")
     return shlex.join(words)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - so that it can be found while it runs

@@ -1,4 +1,4 @@
-"""TRAINERS: plans carried out inside trainers that people stay in, under their own DDP.
+"""Carries out plans inside other trainers, under their own DDP.
 
-Each module is for one of them, and imports it. `arrangement` is what they share.
+There is a module for each trainer, which imports it; `arrangement` is what they share.
 """

@@ -1,4 +1,4 @@
-"""A plan in a loop with accelerate: a feed in place of the loader, and its `backward`.
+"""A plan in a loop with accelerate: a feed replaces the loader, and has a `backward` of its own.
 
 model, optimizer = accelerator.prepare(model, optimizer)
 feed = bw.ForAccelerate(accelerator, model, optimizer, loader, "plan.json")
@@ -9,7 +9,7 @@ for epoch in range(epochs):
             optimizer.step()
             optimizer.zero_grad()
 
-With ``"auto", loss=loss_of`` in place of the file, the step is probed and planned here and now.
+With ``"auto", loss=loss_of`` in place of the file, the step is probed and planned at once.
 """
 
 from __future__ import annotations
@@ -52,33 +52,33 @@ _WORDS = {"batch": "batch_size", "accumulation": "gradient_accumulation_steps"}
 class ForAccelerate:
     """Feeds a loop with accelerate as a plan says, under its own DDP; iterate it for each epoch.
 
-    Each sample counts exactly once an epoch, also after a checkpoint in its middle, with any number
-    of workers; gradients are means over samples, whatever the shares. Batches come on the device.
-    After a pass that is left early (`break`) the next one is the next epoch.
-    `accelerator.save_state` keeps where it is, and `load_state` goes on there.
+    Each sample counts exactly once per epoch, with any number of workers, also if the training was
+    resumed within the epoch. Gradients are means over samples, whatever the shares. Batches are on
+    the device. If a loop leaves an epoch early (`break`), the next iteration is the next epoch.
+    `accelerator.save_state` saves the place in the epoch, and `load_state` continues there.
 
     Args:
-        accelerator: Its `gradient_accumulation_steps` becomes the plan's.
-        model: Prepared.
-        optimizer: Prepared; its rate is multiplied as the plan says.
-        loader: Of the training data, not prepared.
-        plan: A plan or its file. ``None``: batch and accumulation stay as you have them.
-            ``"auto"``: model and ``loss`` are probed at once, by all workers, and planned.
-        shares: ``"follow"``: by the workers' speeds, epoch by epoch; ``"equal"``; or numbers, one
-            for each worker. ``None``: as the plan says, without a plan, or with an automatic one,
-            ``"follow"``.
-        seed: Of the order of the samples.
-        loss: With ``"auto"``: f(model, batch) -> mean loss.
+        accelerator: The accelerator; its `gradient_accumulation_steps` becomes the plan's.
+        model: The prepared model.
+        optimizer: The prepared optimizer; its rate is multiplied by the plan's factor.
+        loader: The loader of the training data, not prepared.
+        plan: A plan or its file. ``None``: your batch and accumulation stay. ``"auto"``: all
+            workers probe model and ``loss`` at once, and a plan is made.
+        shares: Shares of the workers: ``"follow"`` their speeds, epoch by epoch; ``"equal"``; or a
+            number for each worker. ``None``: those of the plan; without a plan, or with an
+            automatic one, ``"follow"``.
+        seed: Seed of the order of the samples.
+        loss: With ``"auto"``: a function f(model, batch) that returns the mean loss.
         keys: With ``"auto"``: job keys for probe and plan, such as ``epochs=10``.
 
     Attributes:
-        plan: That is followed; ``None``: none.
-        arrangement: What it comes to.
-        sampler: Of this worker.
+        plan: The plan that is followed; ``None``: no plan.
+        arrangement: Batch, passes, shares and rate factor.
+        sampler: The sampler of this worker.
 
     Raises:
-        PlanError: The accelerator, the loader or the plan do not go with it.
-        ArgumentError: ``"auto"`` without a loss, or a loss or keys without it.
+        PlanError: The accelerator, the loader and the plan contradict each other.
+        ArgumentError: ``"auto"`` without a loss, or a loss or keys without ``"auto"``.
         DataError: The data set can only be iterated.
     """
 
@@ -138,7 +138,7 @@ class ForAccelerate:
         accelerator.register_for_checkpointing(self)
 
     def _arrange(self) -> None:
-        """Who takes which samples, as the arrangement says."""
+        """Make sampler, loader and follower for the arrangement."""
         made, accelerator, loader = self.arrangement, self._accelerator, self._theirs
         accelerator.gradient_accumulation_steps = made.passes
         self.sampler = made.sampler(
@@ -165,15 +165,16 @@ class ForAccelerate:
         out: str | Path | None = None,
         **keys: Any,
     ) -> Profile:
-        """Time and weigh a model with its loss; all workers together. All is put back.
+        """Measure time and memory of a training step, with all workers; weights are restored.
 
         Args:
-            accelerator: For its device and number format.
-            model: Prepared or not; it is left in training mode.
-            optimizer: Likewise. Its rate is taken to be good for the loader's batch, times workers
-                and accumulated passes, unless ``base_batch=`` says another.
-            loader: Not prepared.
-            loss: f(model, batch) -> mean loss.
+            accelerator: The accelerator, for its device and number format.
+            model: The model, prepared or not; it is left in training mode.
+            optimizer: The optimizer, prepared or not. Its rate is assumed to suit the loader's
+                batch times workers and accumulated passes, unless ``base_batch=`` names another
+                global batch.
+            loader: The loader, not prepared.
+            loss: A function f(model, batch) that returns the mean loss.
             out: File for the profile.
             keys: Job keys.
 
@@ -201,7 +202,7 @@ class ForAccelerate:
 
     def __iter__(self) -> Iterator[Any]:
         first = self._accelerator.is_main_process
-        if self._follower is not None and self._follower.timed:  # the pass before was left early
+        if self._follower is not None and self._follower.timed:  # the last epoch was left early
             divide_next_epoch(self._follower, self.sampler, first=first)
         self._begin_with_a_step()
         for batch in self._loader:
@@ -214,12 +215,12 @@ class ForAccelerate:
         divide_next_epoch(self._follower, self.sampler, first=first)
 
     def backward(self, loss: Any, **how: Any) -> Any:
-        """`accelerator.backward`, such that each sample counts as much as any other.
+        """`accelerator.backward` with the gradient weighed so that all samples count equally.
 
         Args:
-            loss: Mean loss of the batch at hand; or a function of a batch that computes it, and is
-                called again with smaller ones where memory runs out.
-            how: More of `accelerator.backward`'s.
+            loss: Mean loss of the current batch; or a function of a batch that computes it, which
+                is called again with smaller batches if memory runs out.
+            how: Further arguments of `accelerator.backward`.
 
         Returns:
             The loss.
@@ -239,18 +240,18 @@ class ForAccelerate:
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training is, for accelerate's checkpoints."""
+        """The place in the epoch, for accelerate's checkpoints."""
         state = self.sampler.state_dict(self._index + 1) | {"rate": self.arrangement.rate}
         made = vars(self.arrangement) | {"shares": None}
         return state | ({"arrangement": made} if self._auto else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there with the next iteration, in the batch that an automatic plan had."""
+        """Continue at a checkpoint's place, with the batch of its automatic plan."""
         if self._auto and "arrangement" in state:
             self.arrangement = Arrangement(**state["arrangement"])
             self._arrange()
         self.sampler.load_state_dict(state)
-        # What was restored before this has the rate of the plan that it was trained with.
+        # The restored optimizer has the rate factor of the plan that it was trained with.
         rate = self.arrangement.rate
         _scale_rates(self._accelerator, self._optimizer, rate / state.get("rate", rate))
         if self._follower is not None:
@@ -258,7 +259,7 @@ class ForAccelerate:
         self._begin_with_a_step()
 
     def _begin_with_a_step(self) -> None:
-        """The next batch is the first of a step, whatever was accumulated of another."""
+        """Make the next batch the first one of a step; gradients accumulated so far are dropped."""
         self._index = -1
         if ahead := self._accelerator.step % self.sampler.passes:
             self._accelerator.step -= ahead
@@ -267,7 +268,7 @@ class ForAccelerate:
 
 
 def _scale_rates(accelerator: Any, optimizer: Any, factor: float) -> None:
-    """Multiply the optimizer's rates, and those that prepared schedulers have noted of it."""
+    """Multiply the optimizer's rates, and those that prepared schedulers have stored."""
     inner = getattr(optimizer, "optimizer", optimizer)
     prepared = [one.scheduler for one in accelerator._schedulers]
     schedulers = [one for one in prepared if getattr(one, "optimizer", None) is inner]
@@ -282,7 +283,7 @@ def _scale_rates(accelerator: Any, optimizer: Any, factor: float) -> None:
 
 
 def _checked(accelerator: Any, loader: Any) -> bool:
-    """Refuse what does not go with each sample once; else whether the loader shuffles."""
+    """Whether the loader shuffles; refuses settings with which samples would not count once."""
     kind = str(accelerator.distributed_type).rpartition(".")[2]
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
         raise PlanError(f"bw.ForAccelerate does not go with {kind}: use DDP, by torchrun")

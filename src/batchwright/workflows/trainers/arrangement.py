@@ -1,4 +1,4 @@
-"""What a plan, or nobody, says to a trainer that keeps its own loop; and the data it trains on."""
+"""Batch, accumulation, rate and shares for a trainer with its own loop; checks of its loader."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from batchwright.errors import ArgumentError, BatchwrightError, Interrupted, Pla
 from batchwright.records import Plan, Profile
 from batchwright.records.documents import record_of
 from batchwright.records.text.formatting import counted
+from batchwright.records.text.problems import to_stderr
 from batchwright.training.batches.feeding import refuse_iterable
 from batchwright.training.batches.following import Follower
 from batchwright.training.batches.recovering import Recovering
@@ -27,12 +28,12 @@ from batchwright.workflows.verbs import probe
 Shares = Literal["follow", "equal"] | Sequence[float]
 
 _ORDERS = {"RandomSampler": True, "SeedableRandomSampler": True, "SequentialSampler": False}
-"""Samplers of theirs that ours stands in for: whether they shuffle."""
+"""Samplers of a user's loader that ours can replace, and whether they shuffle."""
 
 _LOADERS = ("torch", "torchdata", "accelerate")
-"""Whose loaders hand over batches as data set and `collate_fn` make them."""
+"""Packages whose loaders return batches just as data set and `collate_fn` make them."""
 
-_LOADING = (
+_LOADING = (  # attributes of a user's loader that ours gets, too
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
     *("multiprocessing_context", "prefetch_factor", "persistent_workers", "generator"),
 )
@@ -40,14 +41,14 @@ _LOADING = (
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How a trainer goes through its data.
+    """How a trainer's steps are made up.
 
     Attributes:
-        global_batch: Samples of a step, over all workers and passes.
+        global_batch: Samples per step, over all workers and passes.
         passes: Forward passes of each worker in a step, over which gradients accumulate.
-        shares: Of the workers, in rank order; ``None``: equal.
+        shares: Relative share of each worker, in rank order; ``None``: equal.
         follow: Whether the shares follow the workers' speeds from epoch to epoch.
-        rate: What the user's own learning rates are multiplied by.
+        rate: Factor on the user's own learning rates.
     """
 
     global_batch: int
@@ -57,7 +58,15 @@ class Arrangement:
     rate: float = 1.0
 
     def sampler(self, data: Any, *, rank: int, workers: int, least: int, **how: Any) -> Sampler:
-        """Who takes which samples; `least` is 2 where there is batch normalization."""
+        """The sampler of a worker.
+
+        Args:
+            data: The data set.
+            rank: The worker's rank.
+            workers: Number of workers.
+            least: Fewest samples of a pass: 2 with batch normalization.
+            **how: Further arguments of `Sampler`.
+        """
         return Sampler(
             data,
             self.global_batch,
@@ -70,7 +79,7 @@ class Arrangement:
         )
 
     def words(self, workers: int, *, batch: str, accumulation: str) -> str:
-        """In the trainer's own words, for a person."""
+        """The arrangement in a line, by the trainer's names for batch and accumulation."""
         local = self.global_batch / workers / self.passes
         follow = ", shares follow speed" if self.follow and workers > 1 else ""
         return (
@@ -80,7 +89,7 @@ class Arrangement:
 
 
 def read_shares(shares: Shares | None) -> Shares | None:
-    """The user's word on shares; where it is one for each worker, as numbers.
+    """The user's `shares`: a word or ``None`` unchanged, a list as numbers.
 
     Raises:
         ArgumentError: They are neither a word nor numbers.
@@ -99,29 +108,27 @@ def arranged(
     samples: int,
     words: Mapping[str, str],
 ) -> Arrangement:
-    """What a plan says, or what the trainer has already where there is none.
+    """The arrangement of a plan, or without a plan that of the trainer's own settings.
 
     Args:
         plan: A plan, or its file; ``None``: the trainer's own batch and accumulation stay.
-        shares: The user's word on them; ``None``: as the plan says, without one they follow speed.
-        trainer: Its name.
-        workers: Processes that it has.
-        batch: Samples that each of them has in a pass.
-        passes: That it accumulates over.
-        samples: Of its training set.
-        words: Its words for ``batch`` and ``accumulation`` (`passes`).
+        shares: The user's choice; ``None``: that of the plan, or without a plan ``"follow"``.
+        trainer: The trainer's name.
+        workers: Number of the trainer's processes.
+        batch: Samples of a pass on each of them, in the trainer's settings.
+        passes: Passes that it accumulates over.
+        samples: Size of its training set.
+        words: The trainer's names for ``batch`` and ``accumulation``.
 
     Raises:
-        PlanError: The plan is for other workers or data, or is none that a trainer can follow; or a
-            step of the trainer's own has more samples than there are.
+        ArgumentError: The shares are wrong.
+        PlanError: The plan is for other workers or data, or no trainer can follow it; or a step of
+            the trainer's own settings has more samples than the training set.
     """
+    planned: tuple[int, ...] | None
     if plan is None:
-        rate, total, planned, follow = (
-            1.0,
-            batch * passes * workers,
-            None,
-            shares in (None, "follow"),
-        )
+        rate, total, planned = 1.0, batch * passes * workers, None
+        follow = shares in (None, "follow")
         if total > samples:
             most = samples // (workers * passes)
             fewer = f"{words['batch']}={most} or less" if most else "fewer workers or passes"
@@ -164,7 +171,7 @@ def arranged(
 
 
 def shuffled(loader: Any, trainer: str) -> bool:
-    """Whether a loader of theirs shuffles; refuses one whose way through the data is its own.
+    """Whether a user's loader shuffles; refuses one whose order of samples cannot be replaced.
 
     Raises:
         DataError: Its data set can only be iterated.
@@ -188,7 +195,7 @@ def shuffled(loader: Any, trainer: str) -> bool:
     name = type(sampler if plain else batches).__name__
     drawn = getattr(sampler, "replacement", False) or getattr(sampler, "_num_samples", None)
     if sampler is not None and name in _ORDERS:
-        drawn = drawn or len(sampler) != len(data)  # made for other data
+        drawn = drawn or len(sampler) != len(data)  # a sampler that was made for other data
     if name == "DistributedSampler":
         return bool(getattr(sampler, "shuffle", True))
     if name not in _ORDERS or drawn:
@@ -200,10 +207,10 @@ def shuffled(loader: Any, trainer: str) -> bool:
 
 
 def batch_of(loader: Any) -> int:
-    """Samples of a batch of a loader of theirs.
+    """Samples per batch of a user's loader.
 
     Raises:
-        PlanError: It does not say, or changes its batches, which a loader of ours would not.
+        PlanError: The loader does not say, or changes its batches, which our loader would not do.
     """
     _refuse_own_batches(loader)
     batches = _batches_of(loader)
@@ -218,7 +225,7 @@ def batch_of(loader: Any) -> int:
 
 
 def _batches_of(loader: Any) -> Any:
-    """The batch sampler that the user gave, or PyTorch made."""
+    """The batch sampler that the user has given, or PyTorch has made."""
     batches = loader.batch_sampler
     while type(batches).__name__ == "BatchSamplerShard":  # accelerate's, around the loader's own
         batches = batches.batch_sampler
@@ -226,7 +233,7 @@ def _batches_of(loader: Any) -> Any:
 
 
 def _refuse_own_batches(loader: Any) -> None:
-    """A loader of another class goes through the data here, so that its changes would be lost."""
+    """Refuse a loader class with iteration of its own: our loader would not do the same."""
     for name in ("__iter__", "_get_iterator"):
         made = getattr(type(loader), name, None)
         if getattr(made, "__module__", "torch").partition(".")[0] not in _LOADERS:
@@ -238,31 +245,28 @@ def _refuse_own_batches(loader: Any) -> None:
 
 
 def tell_taken_over(loader: Any, first: bool) -> None:
-    """Say what of their loader does not hold any more."""
+    """Print that ``drop_last`` of a user's loader is ignored; ``first`` is true in worker 0."""
     if first and getattr(_batches_of(loader), "drop_last", False):
         tell("drop_last=True is left out: the last, smaller step counts by its samples", first=True)
 
 
 def with_sampler(loader: Any, sampler: Sampler) -> Any:
-    """Their loader, going through its data as the sampler says."""
-    return type_of_loader()(loader.dataset, batch_sampler=sampler, **_loading(loader))
+    """A loader like the user's whose batches are those of a sampler."""
+    return _loader_like(loader, batch_sampler=sampler)
 
 
 def with_batch(loader: Any, size: int) -> Any:
-    """Their loader with batches of another size, shuffled, for a probe."""
-    return type_of_loader()(loader.dataset, size, shuffle=True, drop_last=True, **_loading(loader))
+    """A loader like the user's with shuffled batches of another size, for a probe."""
+    return _loader_like(loader, batch_size=size, shuffle=True, drop_last=True)
 
 
-def type_of_loader() -> type[Any]:
-    """PyTorch's own."""
+def _loader_like(loader: Any, **batches: Any) -> Any:
+    """PyTorch's own loader of the same data set, with the settings `_LOADING` of another one."""
     from torch.utils.data import DataLoader
 
-    return DataLoader
-
-
-def _loading(loader: Any) -> dict[str, Any]:
-    given = {key: getattr(loader, key, None) for key in _LOADING}
-    return {key: value for key, value in given.items() if value is not None}
+    found: dict[str, Any] = {key: getattr(loader, key, None) for key in _LOADING}
+    given = {key: value for key, value in found.items() if value is not None}
+    return DataLoader(loader.dataset, **batches, **given)
 
 
 def fewest_samples(model: Any) -> int:
@@ -275,10 +279,17 @@ def fewest_samples(model: Any) -> int:
 def probed(
     step: Callable[[Any], Any], loader: Any, *, base_batch: int, out: Any = None, **keys: Any
 ) -> Profile:
-    """A profile of a trainer's own step with its own loader, whose batch its rates are good for.
+    """A profile of a trainer's own step with its own loader.
+
+    Args:
+        step: The training step, a function of a batch.
+        loader: The trainer's loader.
+        base_batch: Global batch that the trainer's learning rates are meant for.
+        out: File for the profile.
+        **keys: Job keys.
 
     Raises:
-        SystemExit: A stop signal came; its code is 128 + the signal's number, as a shell has it.
+        SystemExit: A stop signal came; its code is 128 + the signal's number, as in a shell.
     """
     try:
         return probe(
@@ -293,20 +304,20 @@ def probed(
         raise SystemExit(stop.exit_code) from None
 
 
-def automatic(profile: Profile, epochs: int | None, **keys: Any) -> Plan:
-    """The plan of a probe for so many epochs."""
-    return decide(profile, **{**({"epochs": epochs} if epochs else {}), **keys})
+def automatic(profile: Profile, epochs: int | None) -> Plan:
+    """The plan of a profile, for ``epochs`` epochs unless that is ``None``."""
+    return decide(profile, epochs=epochs) if epochs else decide(profile)
 
 
 def scale_rates(optimizers: Sequence[Any], schedulers: Sequence[Any], factor: float) -> None:
-    """Multiply the rates of optimizers and of the schedules that go on from them."""
+    """Multiply the learning rates of optimizers, and those that their schedulers have stored."""
     if factor == 1:
         return
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for key in ("lr", "initial_lr", "max_lr", "min_lr"):
                 if key in group:
-                    group[key] = group[key] * factor  # a new one: groups may share a tensor
+                    group[key] = group[key] * factor  # not in place: groups may share a tensor
     for scheduler in {id(one): one for one in _all_of(schedulers)}.values():
         for key in ("base_lrs", "max_lrs"):
             if hasattr(scheduler, key):
@@ -321,12 +332,12 @@ def _all_of(schedulers: Iterable[Any]) -> Iterator[Any]:
 
 
 def recovering(parameters: Sequence[Any], rank: int, scaler: Any) -> Recovering:
-    """What computes a worker's batches in smaller parts where memory runs out; it says so."""
+    """The `Recovering` of a worker, which computes batches in parts after memory runs out."""
     return Recovering(parameters, lambda line: tell(f"worker {rank}: {line}", first=True), scaler)
 
 
 def divide_next_epoch(follower: Follower | None, sampler: Sampler | None, *, first: bool) -> None:
-    """Make the shares of the next epoch, if they follow speed; worker 0 says where they change."""
+    """Compute the shares of the next epoch, if they follow speed; worker 0 prints changes."""
     if follower is None or sampler is None:
         return
     before = sampler.local_batch_sizes
@@ -337,18 +348,17 @@ def divide_next_epoch(follower: Follower | None, sampler: Sampler | None, *, fir
 
 
 def leave_group_at_exit() -> None:
-    """After a training that ended well, leave gloo's process group before Python ends.
+    """Leave gloo's process group when Python ends, after a training that ended well.
 
-    Neither Lightning nor Transformers does. A thread of gloo's that lets go of its last tensor
-    while the interpreter is taken apart aborts the process: everything is done and printed, and the
-    exit code says that it failed. A training that failed has others that may not answer any more,
-    and is not kept waiting for them.
+    Neither Lightning nor Transformers leaves it. A gloo thread that frees its last tensor while the
+    interpreter shuts down aborts the process, and the exit code of a successful training says that
+    it failed. After a failed training this is not done, since other workers may not answer.
     """
     atexit.register(_leave_group)
 
 
 def stay_in_group() -> None:
-    """While a training goes on: one that fails is not to wait as an earlier one that ended well."""
+    """Undo `leave_group_at_exit` of an earlier training when the next one begins."""
     atexit.unregister(_leave_group)
 
 
@@ -361,14 +371,15 @@ def _leave_group() -> None:
 
 @contextmanager
 def refused_in_a_line(*, first: bool) -> Iterator[None]:
-    """Let what all workers refuse alike end a script with one line of the first, no tracebacks.
+    """Inside, an uncaught error ends the script with one line of worker 0, without tracebacks.
 
-    Only for what each finds by itself: an error that one worker alone has must be shown by it.
+    Only for errors that all workers find alike: one of a single worker must be shown by that one.
     """
     try:
         yield
     except BatchwrightError as refusal:
-        others, kept = sys.excepthook, ref(refusal)  # one that is caught lets go of its frames
+        # A weak reference, so that an error which the script catches frees its frames.
+        others, kept = sys.excepthook, ref(refusal)
 
         def hook(kind: Any, error: BaseException, trace: Any) -> None:
             if error is kept():
@@ -381,6 +392,6 @@ def refused_in_a_line(*, first: bool) -> Iterator[None]:
 
 
 def tell(line: str, *, first: bool) -> None:
-    """A line for the person who waits; worker 0 says it."""
+    """Print a line on standard error if ``first``, which is true in worker 0."""
     if first:
-        print(f"batchwright: {line}", file=sys.stderr)  # noqa: T201
+        to_stderr(f"batchwright: {line}")

@@ -1,8 +1,8 @@
-"""A plan inside Lightning's Trainer: ``Trainer(callbacks=[bw.ForLightning(...)])``, and no more.
+"""A plan inside Lightning's Trainer: ``Trainer(callbacks=[bw.ForLightning(...)])`` is all it takes.
 
-Lightning keeps its loop, DDP, precision, checkpoints and logging. The callback replaces the way
-through the training data, multiplies gradients by what unequal batches weigh, and divides each
-epoch by the workers' speeds in the one before.
+Lightning keeps its loop, DDP, precision, checkpoints and logging. The callback replaces the sampler
+of the training data, weighs gradients of unequal batches, and divides each epoch by the workers'
+speeds in the previous one.
 """
 
 from __future__ import annotations
@@ -53,31 +53,31 @@ _STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
 _WORDS = {"batch": "batch_size", "accumulation": "accumulate_grad_batches"}
 
 
-class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where it is installed
+class ForLightning(_Callback):  # type: ignore[misc] # a class wherever Lightning is installed
     """Runs a plan under Lightning's own DDP.
 
-    Each sample counts exactly once an epoch, also after a checkpoint in its middle, with any number
-    of workers; gradients are means over samples, whatever the shares. Loggers and progress bars see
-    the loss as your `training_step` returns it.
+    Each sample counts exactly once per epoch, with any number of workers, also if the training was
+    resumed within the epoch. Gradients are means over samples, whatever the shares. Loggers and
+    progress bars see the loss that your `training_step` returns.
 
     Args:
-        plan: A plan or its file. ``None``: batch and accumulation stay yours. ``"auto"``:
-            your `training_step` is probed as `fit` begins, by all workers, and planned.
-        shares: ``"follow"``: by the workers' speeds, epoch by epoch; ``"equal"``; or numbers, one
-            for each worker. ``None``: as the plan says, without a plan, or with an automatic one,
-            ``"follow"``.
-        seed: Of the order of the samples.
-        recover: Whether a batch for which memory runs out is computed in smaller parts.
+        plan: A plan or its file. ``None``: your batch and accumulation stay. ``"auto"``: when `fit`
+            begins, all workers probe your `training_step`, and a plan is made.
+        shares: Shares of the workers: ``"follow"`` their speeds, epoch by epoch; ``"equal"``; or a
+            number for each worker. ``None``: those of the plan; without a plan, or with an
+            automatic one, ``"follow"``.
+        seed: Seed of the order of the samples.
+        recover: Whether a batch for which memory runs out is computed again in smaller parts.
         keys: With ``"auto"``: job keys for probe and plan, such as ``probe={"budget": 10}``.
 
     Attributes:
-        plan: That is followed; ``None``: none.
-        arrangement: What it comes to, once `fit` has begun.
-        sampler: Of this worker, once `fit` has begun.
+        plan: The plan that is followed; ``None``: no plan.
+        arrangement: Batch, passes, shares and rate factor, once `fit` has begun.
+        sampler: The sampler of this worker, once `fit` has begun.
 
     Raises:
-        PlanError: As `fit` begins, where the Trainer's options do not go with it.
-        DataError: The data set can only be iterated.
+        PlanError: The Trainer's options contradict the plan; raised when `fit` begins.
+        DataError: The data set can only be iterated; raised when `fit` begins.
     """
 
     def __init__(
@@ -97,34 +97,34 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         self._follower: Follower | None = None
         self._undo, self._probing = ExitStack(), False
         self._index, self._part = -1, Part(1, 1, 1)
-        self._done: Callable[[], bool] = lambda: True  # whether the batch at hand is trained on
-        self._kept: dict[str, Any] | None = None
-        self._scaled = 1.0  # by what the rates that were restored are multiplied already
+        self._done: Callable[[], bool] = lambda: True  # whether the current batch is trained on
+        self._kept: dict[str, Any] | None = None  # the arrangement of a checkpoint
+        self._scaled = 1.0  # factor that is part of the rates of a checkpoint already
 
     # --------------------------------------------------------------------------- before and after
 
     @staticmethod
     def probe(module: Any, loader: Any, *, out: str | Path | None = None, **keys: Any) -> Profile:
-        """Time and weigh a module's own `training_step` with its loader, without a Trainer.
+        """Measure time and memory of a module's `training_step` with its loader, without a Trainer.
 
         Args:
             module: A LightningModule with automatic optimization, on its device.
-            loader: Its training loader; its batch, times the workers, is the one that the
-                optimizer's rate is taken to be good for, unless ``base_batch=`` says another.
+            loader: Its training loader. The optimizer's rate is assumed to suit the loader's batch
+                times the number of workers, unless ``base_batch=`` names another global batch.
             out: File for the profile.
             keys: Job keys.
 
         Raises:
             SystemExit: A stop signal came; its code is 128 + the signal's number.
         """
-        optimizers, _ = _configured(module)
+        optimizers = _configured(module)
         rank, workers = place_among_workers()
         with refused_in_a_line(first=rank == 0):
             base = batch_of(loader) * workers
         return _probe(module, optimizers, loader, base, nullcontext, out=out, **keys)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the Trainer's options, and stand in for its training data."""
+        """Check the Trainer's options, and replace the source of its training data."""
         if stage != "fit":
             return
         with refused_in_a_line(first=trainer.global_rank == 0):
@@ -138,10 +138,11 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         stay_in_group()
         loop, theirs = trainer.fit_loop, trainer.fit_loop._data_source
 
-        def request() -> Any:  # a probe builds optimizers, which may ask for the steps to come
+        def request() -> Any:
+            # A probe configures optimizers, which may ask the Trainer for its number of steps.
             return theirs.dataloader() if self._probing else self._loader(trainer, theirs)
 
-        loop._data_source = _Stand(theirs.instance, theirs.name, request)
+        loop._data_source = _ReplacedSource(theirs.instance, theirs.name, request)
         passes = trainer.accumulate_grad_batches
 
         def put_back() -> None:
@@ -150,7 +151,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         self._undo.callback(put_back)
 
     def _loader(self, trainer: Any, source: Any) -> Any:
-        """Lightning asks for its training data: the plan is settled, and the sampler made."""
+        """The loader for Lightning's request for training data; makes plan and sampler first."""
         theirs, module = source.dataloader(), trainer.lightning_module
         first, workers = trainer.global_rank == 0, trainer.world_size
         with refused_in_a_line(first=first):
@@ -173,7 +174,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
                 samples=len(theirs.dataset),
                 words=_WORDS,
             )
-        if self._kept is not None:  # as the run began, which a checkpoint has told
+        if self._kept is not None:  # that of the resumed run
             self.arrangement = Arrangement(**self._kept)
         if self.arrangement.passes > 1 and not module.automatic_optimization:
             with refused_in_a_line(first=first):
@@ -198,7 +199,7 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
 
     def _probed(self, trainer: Any, theirs: Any) -> Profile:
         module, self._probing = trainer.lightning_module, True
-        optimizers = trainer.optimizers or _configured(module)[0]
+        optimizers = trainer.optimizers or _configured(module)
         base = batch_of(theirs) * trainer.world_size * trainer.accumulate_grad_batches
         module.to(trainer.strategy.root_device)
         profile = _probe(
@@ -214,10 +215,10 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
         return profile
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Rates, speeds and memory, now that model and optimizers are where they train."""
-        assert self.arrangement is not None  # noqa: S101 - Lightning has asked for its data
+        """Scale the rates, and prepare to measure speeds and to recover from lack of memory."""
+        assert self.arrangement is not None  # noqa: S101 - Lightning has requested its data
         assert self.sampler is not None  # noqa: S101 - as above
-        _go_where_the_sampler_does(trainer.fit_loop.epoch_loop.batch_progress, self.sampler)
+        _align_progress(trainer.fit_loop.epoch_loop.batch_progress, self.sampler)
         schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
         scale_rates(trainer.optimizers, schedulers, self.arrangement.rate / self._scaled)
         trained = list(pl_module.parameters())
@@ -238,29 +239,29 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
                 parts.backward(lambda: back(loss, *more, **named))
 
             self._undo.callback(parts.close)
-            pl_module.training_step = _like(step, training_step)
+            pl_module.training_step = _with_signature_of(step, training_step)
             pl_module.backward = backward
             for name in ("training_step", "backward"):
                 self._undo.callback(vars(pl_module).pop, name, None)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The training has ended well."""
+        """Leave the process group at exit, since the training has ended well."""
         del pl_module
         if trainer.world_size > 1:
             leave_group_at_exit()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Trainer and module as they were."""
+        """Restore Trainer and module."""
         del trainer, pl_module, stage
         self._undo.close()
-        self._scaled = 1.0  # another `fit` has other optimizers
+        self._scaled = 1.0  # a later `fit` has new optimizers
 
     on_exception = teardown
 
     # -------------------------------------------------------------------------------- in training
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """The next pass over the data is this epoch."""
+        """Set the sampler's epoch."""
         del pl_module
         assert self.sampler is not None  # noqa: S101 - as above
         self.sampler.set_epoch(trainer.current_epoch)
@@ -269,9 +270,9 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A batch is at hand: what it weighs, and when it began."""
+        """Find the weight of the batch, and start its clock."""
         del pl_module, batch, batch_idx
-        assert self.sampler is not None  # noqa: S101 - it made the batch
+        assert self.sampler is not None  # noqa: S101 - as above
         counts = trainer.fit_loop.epoch_loop.batch_progress.current
         before = counts.processed
         self._done = lambda: bool(counts.processed > before)
@@ -281,24 +282,24 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
             self._follower.begin()
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Weigh what flows back from each loss of the batch."""
+        """Weigh the gradient of each loss of the batch."""
         del pl_module
         weigh_gradient(loss, self._part, trainer.world_size)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """Gradients are exchanged: what comes now is this worker's own."""
+        """Note the end of the exchange for the clock."""
         del trainer, pl_module
         if self._follower is not None:
             self._follower.exchanged()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """It is no part of a step."""
+        """Leave the validation out of the clock."""
         del trainer, pl_module
         if self._follower is not None:
             self._follower.leave_out()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Divide the next epoch."""
+        """Compute the shares of the next epoch."""
         del pl_module
         divide_next_epoch(self._follower, self.sampler, first=trainer.global_rank == 0)
 
@@ -306,38 +307,38 @@ class ForLightning(_Callback):  # type: ignore[misc] # known to be a class where
 
     @property
     def trained(self) -> int:
-        """Batches of the pass at hand that were trained on; not one that an error broke off."""
+        """Batches of this epoch that were trained on, without one that an error has interrupted."""
         return 0 if self._index < 0 else self._index + self._done()
 
     def state_dict(self) -> dict[str, Any]:
-        """What an automatic plan came to, so that a resumed run keeps its batch."""
+        """The arrangement, so that a resumed run keeps the batch of an automatic plan."""
         made = self.arrangement
         return {} if made is None else {"arrangement": vars(made) | {"shares": None}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with it."""
+        """Continue with the arrangement of a checkpoint."""
         made = state_dict.get("arrangement")
         self._scaled = 1.0 if made is None else made["rate"]
         if self._auto:
             self._kept = made
 
 
-class _Stand(_Source):  # type: ignore[misc] # as above
-    """Where Lightning gets its training loader from, in place of the user's."""
+class _ReplacedSource(_Source):  # type: ignore[misc] # as above
+    """The source of Lightning's training loader, in place of the user's."""
 
     def __init__(self, instance: Any, name: str, request: Callable[[], Any]) -> None:
         super().__init__(instance, name)
         self._request = request
 
     def dataloader(self) -> Any:
-        """Ours."""
+        """Our loader."""
         return self._request()
 
 
 class _Feed:
-    """A loader that Lightning takes as it is, since it is none of PyTorch's.
+    """A loader that Lightning does not replace, since its class is not PyTorch's.
 
-    Its state is that of the sampler, which Lightning puts into its checkpoints.
+    Its state is that of the sampler; Lightning saves it in checkpoints.
     """
 
     def __init__(self, loader: Any, sampler: Sampler, training: ForLightning) -> None:
@@ -346,9 +347,9 @@ class _Feed:
 
     @property
     def worker_init_fn(self) -> Callable[[int], None] | None:
-        """Begins a loader process; Lightning sets one that seeds it by rank where there is none."""
-        made: Callable[[int], None] | None = self._loader.worker_init_fn
-        return made
+        """First function of a loader process; if unset, Lightning sets one that seeds by rank."""
+        function: Callable[[int], None] | None = self._loader.worker_init_fn
+        return function
 
     @worker_init_fn.setter
     def worker_init_fn(self, begin: Callable[[int], None]) -> None:
@@ -358,23 +359,23 @@ class _Feed:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self._loader  # begun with the first batch, when the epoch is known
+        yield from self._loader  # loading starts with the first batch, when the epoch is known
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training is, not where loader processes are."""
+        """The place of the training in the epoch, not that of loader processes."""
         return self._sampler.state_dict(self._training.trained)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there."""
+        """Continue at the place of a checkpoint."""
         self._sampler.load_state_dict(state)
 
 
-def _go_where_the_sampler_does(progress: Any, sampler: Sampler) -> None:
-    """Put Lightning's counts to where the sampler goes on, in batches of this training.
+def _align_progress(progress: Any, sampler: Sampler) -> None:
+    """Set Lightning's counts of batches to the place where the sampler continues.
 
-    That is the start of the step in which a checkpoint was written, as gradients that were
-    accumulated by then are lost. A checkpoint counts batches of its own training, whose global
-    batch may have been another; of an epoch that has ended they are whole steps.
+    That is the start of the step in which a checkpoint was written, since accumulated gradients are
+    lost. A checkpoint counts batches of its own training, whose global batch may have been another;
+    after a whole epoch the counts are set to whole steps.
     """
     if sampler.left < len(sampler):
         ahead = progress.current.processed - (len(sampler) - sampler.left)
@@ -386,13 +387,13 @@ def _go_where_the_sampler_does(progress: Any, sampler: Sampler) -> None:
 
 
 def _refuse_options(trainer: Any, *, planned: bool) -> None:
-    """Options with which a sample would not count once, or batch and rate be settled twice."""
+    """Refuse options with which samples would not count once, or that set batch and rate, too."""
     strategy = type(trainer.strategy).__name__
     callbacks = {kind.__name__ for one in trainer.callbacks for kind in type(one).__mro__}
     if trainer.fast_dev_run:
         few = int(trainer.fast_dev_run)
-        told = f"fast_dev_run={few}: an epoch is its first {few} batches, not all samples"
-        tell(told, first=trainer.global_rank == 0)
+        note = f"fast_dev_run={few}: an epoch is its first {few} batches, not all samples"
+        tell(note, first=trainer.global_rank == 0)
     limit = None if trainer.fast_dev_run else trainer.limit_train_batches
     limited = limit is not None and (isinstance(limit, int) or limit != 1.0)  # 1 is one batch
     for found, what, try_ in (
@@ -421,7 +422,7 @@ def _refuse_options(trainer: Any, *, planned: bool) -> None:
 
 
 def _epochs_planned(trainer: Any, keys: Mapping[str, Any]) -> int | None:
-    """Epochs of the Trainer, for which is planned; ``None``: the job keys say others."""
+    """The Trainer's epochs, for the plan; ``None`` if the job keys set others."""
     if "epochs" in keys:
         return None
     epochs: int = trainer.max_epochs
@@ -434,15 +435,15 @@ def _epochs_planned(trainer: Any, keys: Mapping[str, Any]) -> int | None:
     return epochs
 
 
-def _configured(module: Any) -> tuple[list[Any], Any]:
-    """The optimizers of a module, whatever its `configure_optimizers` returns."""
+def _configured(module: Any) -> list[Any]:
+    """The optimizers of a module, whatever the form of its `configure_optimizers`' result."""
     given = module.configure_optimizers()
     if isinstance(given, dict):
         given = given["optimizer"]
     if isinstance(given, tuple):
         given = given[0]
     several = given if isinstance(given, Sequence) else [given]
-    return [one["optimizer"] if isinstance(one, dict) else one for one in several], given
+    return [one["optimizer"] if isinstance(one, dict) else one for one in several]
 
 
 def _probe(
@@ -455,7 +456,7 @@ def _probe(
     move: Callable[[Any], Any] | None = None,
     **keys: Any,
 ) -> Profile:
-    """A profile of `training_step`, backward pass and update, as Lightning has them."""
+    """A profile of a step as Lightning takes it: `training_step`, backward pass and update."""
     if not module.automatic_optimization:
         raise PlanError(
             "a training_step that optimizes by itself cannot be probed: write its step as a "
@@ -474,7 +475,7 @@ def _probe(
             optimizer.step()
 
     with ExitStack() as undo:
-        for name in ("log", "log_dict"):  # nobody listens
+        for name in ("log", "log_dict"):  # there is no Trainer to log to
             setattr(module, name, lambda *_, **__: None)
             undo.callback(vars(module).pop, name)
         modes = [(one, one.training) for one in module.modules()]
@@ -486,7 +487,7 @@ def _probe(
                 one.training = mode
 
 
-def _like(step: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with another's signature, which Lightning reads."""
-    made.__wrapped__ = step  # type: ignore[attr-defined] # counts `self`, as it does without us
+def _with_signature_of(step: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
+    """``made`` with the signature of ``step``, which Lightning inspects."""
+    made.__wrapped__ = step  # type: ignore[attr-defined]
     return made

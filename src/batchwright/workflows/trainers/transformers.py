@@ -1,8 +1,8 @@
 """A plan inside Transformers' Trainer: ``bw.ForTransformers(trainer, ...)`` before ``train()``.
 
-The Trainer keeps its loop, DDP, precision, checkpoints and logging. What is changed is on this one
-Trainer: its way through the training data, what unequal batches weigh in the gradient, and the
-shares of the next epoch.
+The Trainer keeps its loop, DDP, precision, checkpoints and logging. Methods of this one Trainer are
+replaced: for the order of the training data, the weights of unequal batches in the gradient, and
+the shares of the next epoch.
 """
 
 from __future__ import annotations
@@ -52,27 +52,28 @@ _WORDS = {
 class ForTransformers:
     """Runs a plan in a `transformers.Trainer`, under its own DDP.
 
-    Each sample counts exactly once an epoch, also after a checkpoint in its middle, with any number
-    of workers; gradients are means over samples, or over tokens where the Trainer counts these.
+    Each sample counts exactly once per epoch, with any number of workers, also if the training was
+    resumed within the epoch. Gradients are means over samples, or over tokens where the Trainer
+    counts these.
 
     Args:
-        trainer: Before its `train()`.
-        plan: A plan or its file. ``None``: batch and accumulation stay yours. ``"auto"``:
-            the Trainer's own loss is probed as `train` begins, by all workers, and planned.
-        shares: ``"follow"``: by the workers' speeds, epoch by epoch; ``"equal"``; or numbers, one
-            for each worker. ``None``: as the plan says, without a plan, or with an automatic one,
-            ``"follow"``.
-        recover: Whether a batch for which memory runs out is computed in smaller parts.
+        trainer: The Trainer, before its `train()`.
+        plan: A plan or its file. ``None``: your batch and accumulation stay. ``"auto"``: when
+            `train` begins, all workers probe the Trainer's own loss, and a plan is made.
+        shares: Shares of the workers: ``"follow"`` their speeds, epoch by epoch; ``"equal"``; or a
+            number for each worker. ``None``: those of the plan; without a plan, or with an
+            automatic one, ``"follow"``.
+        recover: Whether a batch for which memory runs out is computed again in smaller parts.
         keys: With ``"auto"``: job keys for probe and plan, such as ``probe={"budget": 10}``.
 
     Attributes:
-        plan: That is followed; ``None``: none.
-        arrangement: What it comes to, once `train` has begun.
-        sampler: Of this worker, once `train` has begun.
+        plan: The plan that is followed; ``None``: no plan.
+        arrangement: Batch, passes, shares and rate factor, once `train` has begun.
+        sampler: The sampler of this worker, once `train` has begun.
 
     Raises:
-        PlanError: The Trainer's options, its sampler or the plan do not go with it.
-        DataError: The data set can only be iterated, as `train` begins.
+        PlanError: The Trainer's options, its sampler or the plan contradict each other.
+        DataError: The data set can only be iterated; raised when `train` begins.
     """
 
     def __init__(
@@ -102,19 +103,20 @@ class ForTransformers:
         self._compute, self._step = trainer.compute_loss, trainer.training_step
         self._follower: Follower | None = None
         self._recovering: Recovering | None = None
-        self._epoch: int | None = None  # the one at hand, once the training has begun one
+        self._epoch: int | None = None  # the current epoch, once the training has begun one
         self._index, self._part = -1, Part(1, 1, 1)
         self._training = False
-        self._rates: list[float] = []  # by the plan
+        self._rates: list[float] = []  # learning rates by the plan
         trainer.get_train_dataloader = self._loader
         trainer.compute_loss, trainer.training_step = self._loss, self._pass
         trainer.add_callback(_callback_of(self))
 
     def probe(self, *, out: str | Path | None = None, **keys: Any) -> Profile:
-        """Time and weigh the Trainer's own loss with its loader; all workers together.
+        """Measure time and memory of the Trainer's own loss with its loader, with all workers.
 
-        The rate is taken to be good for its batch, times workers and accumulated passes, unless
-        ``base_batch=`` says another. Weights and optimizer are put back.
+        The learning rate is assumed to suit the loader's batch times workers and accumulated
+        passes, unless ``base_batch=`` names another global batch. Weights and optimizer are
+        restored.
 
         Raises:
             SystemExit: A stop signal came; its code is 128 + the signal's number.
@@ -124,14 +126,14 @@ class ForTransformers:
     # -------------------------------------------------------------------------------------- begin
 
     def _their_loader(self) -> Any:
-        """The Trainer's own, which its accelerator forgets again."""
+        """The Trainer's own loader, removed again from its accelerator's list."""
         loader = self._theirs()
         kept = self._trainer.accelerator._dataloaders
         kept[:] = [one for one in kept if one is not loader]
         return loader
 
     def _loader(self) -> Any:
-        """The Trainer asks for its training data: the plan is settled, and the sampler made."""
+        """The loader for the Trainer's request for training data; makes plan and sampler first."""
         trainer, args, theirs = self._trainer, self._trainer.args, self._their_loader()
         first, workers = args.process_index == 0, args.world_size
         with refused_in_a_line(first=first):
@@ -145,7 +147,7 @@ class ForTransformers:
             epochs = self._epochs_planned(theirs, first=first)
             self.plan = automatic(self._probed(theirs, **self._keys), epochs)
             self._shares = shares = shares or "follow"
-        if self.arrangement is None:  # a second `train()` goes on as the first
+        if self.arrangement is None:  # a second `train()` keeps that of the first
             with refused_in_a_line(first=first):
                 self.arrangement = arranged(
                     self.plan,
@@ -171,14 +173,14 @@ class ForTransformers:
                 rank=args.process_index,
                 workers=workers,
                 least=fewest_samples(trainer.model),
-                fill=not self._counts_items,  # or its labels would be counted
+                fill=not self._counts_items,  # else labels of filling samples would be counted
                 shuffle=shuffle,
                 seed=args.data_seed if args.data_seed is not None else args.seed,
             )
         return with_sampler(theirs, self.sampler)
 
     def _epochs_planned(self, theirs: Any, *, first: bool) -> int | None:
-        """Epochs of the Trainer, those that begin; ``None``: the job keys say others."""
+        """The Trainer's epochs, rounded up, for the plan; ``None`` if the job keys set others."""
         args = self._trainer.args
         if "epochs" in self._keys:
             return None
@@ -193,14 +195,14 @@ class ForTransformers:
         return epochs
 
     def _base_batch(self, loader: Any) -> int:
-        """Samples of a step over all workers, as the Trainer has them by itself."""
+        """Samples per step over all workers, in the Trainer's own settings."""
         args = self._trainer.args
         with refused_in_a_line(first=args.process_index == 0):
             return int(batch_of(loader) * args.world_size * args.gradient_accumulation_steps)
 
     @property
     def _counts_items(self) -> bool:
-        """Whether losses are sums over labels, divided by how many all workers have."""
+        """Whether losses are sums over labels, divided by the number of labels of all workers."""
         trainer = self._trainer
         return bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
 
@@ -226,13 +228,13 @@ class ForTransformers:
     # -------------------------------------------------------------------------------- in training
 
     def begin_training(self) -> None:
-        """Model and optimizer are where they train.
+        """Prepare to measure speeds and to recover; model and optimizer are ready by now.
 
         Raises:
-            PlanError: A checkpoint of steps of another batch is gone on with.
+            PlanError: The training resumes a checkpoint of steps with another batch.
         """
         self._epoch = None
-        assert self.sampler is not None  # noqa: S101 - the Trainer has asked for its data
+        assert self.sampler is not None  # noqa: S101 - the Trainer has requested its data
         assert self.arrangement is not None  # noqa: S101 - as above
         with refused_in_a_line(first=self._trainer.args.process_index == 0):
             _refuse_other_steps(self._trainer.state, len(self.sampler) // self.sampler.passes)
@@ -254,27 +256,27 @@ class ForTransformers:
             self._recovering = parts
 
     def begin_epoch(self, steps: int) -> None:
-        """An epoch begins, after so many steps of the training."""
+        """Set the sampler's epoch and place; ``steps`` are the training's steps so far."""
         assert self.sampler is not None  # noqa: S101 - as above
-        if self._epoch is None:  # at the start, or where a checkpoint was written
+        if self._epoch is None:  # the start of the training, or the place of a checkpoint
             self._epoch, done = divmod(steps, len(self.sampler) // self.sampler.passes)
-        else:  # whose steps may be fewer: `should_epoch_stop` ends an epoch early
+        else:  # not computed from steps, since `should_epoch_stop` may have ended an epoch early
             self._epoch, done = self._epoch + 1, 0
         self.sampler.set_epoch(self._epoch)
         self._index = done * self.sampler.passes - 1
 
     def pause(self) -> None:
-        """An evaluation or a checkpoint is over."""
+        """Leave an evaluation or a checkpoint out of the clock."""
         if self._follower is not None:
             self._follower.leave_out()
 
     def end_epoch(self) -> None:
-        """Divide the next epoch."""
+        """Compute the shares of the next epoch."""
         first = self._trainer.args.process_index == 0
         divide_next_epoch(self._follower, self.sampler, first=first)
 
     def end_training(self) -> None:
-        """Time nothing any more."""
+        """Stop measuring and recovering, and leave the process group at exit."""
         if self._trainer.args.world_size > 1:
             leave_group_at_exit()
         if self._follower is not None:
@@ -286,7 +288,7 @@ class ForTransformers:
             del self._trainer.accelerator.backward
 
     def _pass(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
-        """One of the Trainer's training steps, which are passes of ours."""
+        """One `training_step` of the Trainer, which is a single forward and backward pass."""
         assert self.sampler is not None  # noqa: S101 - as above
         self._index += 1
         self._part = self.sampler.part(self._index)
@@ -301,7 +303,7 @@ class ForTransformers:
                 self._follower.exchanged()
 
     def _loss(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
-        """The Trainer's loss, weighed, where it trains."""
+        """The Trainer's loss; in training its gradient is weighed by the batch's samples."""
         if not self._training:
             return self._compute(model, inputs, *more, **named)
         items = named.get("num_items_in_batch") is not None and self._counts_items
@@ -313,28 +315,28 @@ class ForTransformers:
             loss = compute(inputs)
         else:
             loss = self._recovering.loss(compute, inputs, wrapper=model, summed=items)
-        if not items:  # else each label counts as one already
+        if not items:  # else each label has the same weight already
             weigh_gradient(loss, self._part, self._trainer.args.world_size)
         return loss
 
 
 def _first_rates(optimizer: Any) -> list[float]:
-    """Of an optimizer's parameter groups, before any scheduler."""
+    """Learning rates of an optimizer's parameter groups, before any scheduler."""
     return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
 
 
 def _callback_of(training: ForTransformers) -> Any:
-    """Tells when training and epochs begin and end."""
+    """A callback that passes the Trainer's events to ``training``."""
 
-    class Telling(_Callback):  # type: ignore[misc] # known where it is installed
+    class Forwarding(_Callback):  # type: ignore[misc] # a class wherever it is installed
         """Passes the Trainer's events on."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            """Once model and optimizer are there."""
+            """When model and optimizer are ready."""
             training.begin_training()
 
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            """Before the loader is gone through."""
+            """Before the loader is iterated."""
             del args, control
             training.begin_epoch(state.global_step)
 
@@ -347,20 +349,20 @@ def _callback_of(training: ForTransformers) -> Any:
             training.pause()
 
         def on_epoch_end(self, *_: Any, **__: Any) -> None:
-            """After its last step."""
+            """After the epoch's last step."""
             training.end_epoch()
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
             """After the last epoch."""
             training.end_training()
 
-    return Telling()
+    return Forwarding()
 
 
 def _refuse_other_steps(state: Any, each: int) -> None:
-    """Refuse to go on where an epoch had another number of steps than ``each``.
+    """Refuse to resume a training whose epochs had another number of steps than ``each``.
 
-    The Trainer finds its place by the number of steps, so samples would be left out, or come twice.
+    The Trainer finds its place by the number of steps: samples would be left out, or come twice.
     """
     if state.epoch and abs(state.epoch * each - state.global_step) > 0.5:
         before = state.global_step / state.epoch
@@ -373,7 +375,7 @@ def _refuse_other_steps(state: Any, each: int) -> None:
 
 
 def _refuse_options(trainer: Any) -> None:
-    """Options with which a sample would not count once, or not as much as any other."""
+    """Refuse options with which samples would not count once, or not equally."""
     args, accelerator = trainer.args, trainer.accelerator
     kind = str(accelerator.distributed_type).rpartition(".")[2]
     counting = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
