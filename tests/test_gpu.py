@@ -608,7 +608,7 @@ def test_images_that_stay_on_the_gpu_are_what_it_holds_beside_a_step():
     before = allocated()
     bench = Bench(job, ImageData(images, store(48, side), facts, MIDDLE, MIDDLE), Group(GPU))
     bench.batches.hold_images()
-    bench.let_go()
+    bench.release()
     held = held_bytes(bench) - before
     bench.close()
     assert len(images.pixels) <= held <= len(images.pixels) + 2**26
