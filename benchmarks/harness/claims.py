@@ -1,7 +1,7 @@
-"""What the four papers behind the methods claim, and which figures are about it.
+"""The claims of the four papers behind the methods, and the figures that test them.
 
-`benchmarks.harness.tables` makes docs/papers.md of it: the figures come from the kept reports, and
-whether a claim holds is worked out from them, not written here.
+`benchmarks.harness.tables` makes docs/papers.md from them: the figures come from the kept reports,
+and whether a claim holds is computed from them, not written here.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ EACH = "each of the results"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim, and what was measured about it.
+    """A claim, and the figures that test it.
 
     Attributes:
-        words: What is claimed, with the paper's own figure where it has one.
-        results: The figures about it, as ``BENCHMARK.FIGURE``, by what they are of; the first says
-            command and scale.
-        over: It holds where the first of these is above the second: figures, plain numbers, or
-            `EACH`. Without: where the figures reach their goals.
-        command: What measures it, where no figure does: a test, or what remains to be run.
-        told: What came of it, where no figure says it; empty: nobody has run it here.
+        words: The claim, with the paper's own figure where it has one.
+        results: Figures ``BENCHMARK.FIGURE`` by label; the first one's benchmark gives command and
+            scale.
+        over: The claim holds if the first of these is above the second: figures, plain numbers, or
+            `EACH`. Unset: it holds if the figures reach their goals.
+        command: The command that tests the claim where no figure does: a test, or a command that
+            nobody has run yet.
+        told: The result of the command, where no figure has it; empty: nobody has run it here.
     """
 
     words: str
@@ -38,11 +39,11 @@ class Paper:
     """A paper, what it claims, and the benchmarks that are about it.
 
     Attributes:
-        title: As published.
+        title: Title, as published.
         source: Authors, number and versions.
-        known: What of it this project's authors could read.
-        claims: In any order: misses come first in the table.
-        benchmarks: All their figures are listed.
+        known: The parts of the paper that this project's authors could read.
+        claims: The claims in any order; in the table, misses come first.
+        benchmarks: Benchmarks whose figures are all listed.
     """
 
     title: str
@@ -82,7 +83,7 @@ SCALES: Mapping[str, str] = {
     "batch_curves": "CIFAR-100, three small networks, two workers of a core each",
     "gradient_overhead": "`resnet8`, one worker",
 }
-"""By benchmark, in the table's few words."""
+"""By benchmark, its scale in a few words, for the table."""
 
 SMALL_WORKERS = {2: "two", 3: "three"}
 SHARES_NETWORKS = ("resnet8", "mobilenet_small")
