@@ -158,7 +158,9 @@ def failed_on_the_first(rank, place):
 
     with pytest.MonkeyPatch.context() as patch:
         if place == "behind its last exchange":
-            patch.setattr(own_step.StepContents, "put_back", failing(own_step.StepContents.put_back))
+            patch.setattr(
+                own_step.StepContents, "put_back", failing(own_step.StepContents.put_back)
+            )
         network = nn.Linear(8, 8)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
 

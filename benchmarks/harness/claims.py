@@ -24,14 +24,14 @@ class Claim:
             `EACH`. Unset: it holds if the figures reach their goals.
         command: The command that tests the claim where no figure does: a test, or a command that
             nobody has run yet.
-        told: The result of the command, where no figure has it; empty: nobody has run it here.
+        outcome: The result of the command, where no figure has it; empty: nobody has run it here.
     """
 
     words: str
     results: Mapping[str, str] = field(default_factory=dict)
     over: tuple[str | float, str | float] | None = None
     command: str = ""
-    told: str = ""
+    outcome: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ DUAL_BATCH = Paper(
             "Small batches, shares and update factors of tables 2 and 6, and those of eight "
             "workers, follow from the equations",
             command="python -m pytest tests/test_dual_batch.py",
-            told="every row, truncated and rounded as there",
+            outcome="every row, truncated and rounded as there",
         ),
         Claim(
             "A round with two batch sizes takes k times one with large batches, within 0.02",
@@ -401,12 +401,12 @@ DBS = Paper(
         Claim(
             "Shares are made whole as in the example, 13.7, 16.5, 19.6, 14.2 of 64: 14, 16, 20, 14",
             command="python -m pytest tests/test_partition.py",
-            told="exact; and the sum is the batch in every case",
+            outcome="exact; and the sum is the batch in every case",
         ),
         Claim(
             "The weighted gradient is that of one process",
             command="python -m pytest tests/test_reducer.py",
-            told="to rounding",
+            outcome="to rounding",
         ),
         Claim(
             "Shares as published with ResNet-101, DenseNet-121, GoogLeNet and RegNet (several "
@@ -595,7 +595,7 @@ TULA = Paper(
         Claim(
             "AGS with both bounds at 1 is SGD to the bit, and factors stay within their bounds",
             command="python -m pytest tests/test_gradient_scaling.py",
-            told="exact",
+            outcome="exact",
         ),
         Claim(
             "The knee is well below the fastest batch, and takes a few percent more than the least "

@@ -357,7 +357,7 @@ def verdict(claim: Claim, figures: Mapping[str, Mapping[str, Any]]) -> str:
         figures: The judged figures, by ``BENCHMARK.FIGURE``.
     """
     if not claim.results:
-        return "yes" if claim.told else "not run"
+        return "yes" if claim.outcome else "not run"
     known = [figures[one] for one in claim.results.values() if one in figures]
     if len(known) < len(claim.results):
         return "not run"
@@ -385,7 +385,7 @@ def _claim_row(
     reports: Mapping[str, Mapping[str, Any]],
 ) -> str:
     known = {label: figures[one] for label, one in claim.results.items() if one in figures}
-    command, scale, seeds, dated, told = claim.command, "", "", "", claim.told
+    command, scale, seeds, dated, outcome = claim.command, "", "", "", claim.outcome
     if claim.results:
         name = next(iter(claim.results.values())).partition(".")[0]
         quick = "--quick" in reports[name]["command"] if name in reports else False
@@ -393,9 +393,9 @@ def _claim_row(
         scale = SCALES[name]
         each = [_seeds(one) for one in known.values()]
         seeds = each[0] if len(set(each)) == 1 else ", ".join(each)
-        dated, told = (when(reports[name]), "") if known else ("", earlier(name))
+        dated, outcome = (when(reports[name]), "") if known else ("", earlier(name))
     result = "; ".join(f"{label} {with_spread(one)}".strip() for label, one in known.items())
-    cells = (claim.words, f"`{command}`", scale, seeds, result or told, dated, holds)
+    cells = (claim.words, f"`{command}`", scale, seeds, result or outcome, dated, holds)
     return f"| {' | '.join(cells)} |"
 
 
@@ -484,11 +484,11 @@ def card(name: str, folder: Path = RESULTS) -> str:
         report, _ = newest(benchmark, folder) or (None, None)
         made = declared(benchmark)
         if report is None:
-            told = f"Not measured on this code; {earlier(benchmark, '../')}."
-            parts.append(f"### {made.title}\n\n{told}\n")
+            missing = f"Not measured on this code; {earlier(benchmark, '../')}."
+            parts.append(f"### {made.title}\n\n{missing}\n")
             continue
         found = {one["name"]: (one, words, about) for one, words, about in measured(made, report)}
-        words = chosen or {key: told for key, (_, told, _) in found.items() if told}
+        words = chosen or {key: own for key, (_, own, _) in found.items() if own}
         rows = [_row(found[key][0], words[key], found[key][2]) for key in words if key in found]
         head = (f"### {made.title}", "", f"{made.remark}.", "", *HEAD)
         parts.append("\n".join([*head, *rows, "", _where(made, report), ""]))

@@ -35,7 +35,7 @@ class RandomBatches(Early):
         resolution: Image side, in pixels.
 
     Attributes:
-        made_there: Whether a GPU makes the batches; see `ImagePipeline.makes_there`.
+        made_on_gpu: Whether a GPU makes the batches; see `ImagePipeline.makes_on_gpu`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class RandomBatches(Early):
     ) -> None:
         make = partial(source.training_batch, epoch=0, resolution=resolution)
         super().__init__((indices() for _ in count()), make)
-        self.made_there = source.makes_there(resolution)
+        self.made_on_gpu = source.makes_on_gpu(resolution)
 
     def __call__(self) -> Batch:
         """The next batch."""

@@ -118,7 +118,7 @@ class Bench:
             self.recompute(on=True)
         self.graphs = Replays(self.network, job.goal.memory)
         self.compilation, self._compiles = Compilation(on=False), False
-        self._failure_told = False  # whether all workers of the group know that compiling failed
+        self._failure_shared = False  # whether all workers of the group know that compiling failed
         self.broken_steps = 0
         if job.compile == "on":
             self.compile(on=True)
@@ -165,7 +165,7 @@ class Bench:
         """From now on take steps with the workers of ``group``, starting from equal weights."""
         if self._reducer is not None:
             self._reducer.close()
-        self.group, self._failure_told = group, False  # some workers may not know of a failure
+        self.group, self._failure_shared = group, False  # some workers may not know of a failure
         group.share(self._weights())
         self.optimizer.state.clear()  # workers that have sat idle have an outdated state
         self._reducer = Reducer(self.trained, group, per_tensor=self._per_tensor)
@@ -259,7 +259,7 @@ class Bench:
             own = self._backward(supplies, [share] * len(supplies))
         self._set_rates(own)
         supply = supplies[0]
-        if isinstance(supply, RandomBatches) and supply.made_there and not own.missing:
+        if isinstance(supply, RandomBatches) and supply.made_on_gpu and not own.missing:
             self._early = supply
             supply.ask()
         clock.lap(meter, "compute")
@@ -368,7 +368,7 @@ class Bench:
 
     def _finish(self, own: Tally, share: float, meter: EpochMeter | None = None) -> StepResult:
         """Exchange and update, as `Session` does; adds the seconds of the exchange to ``meter``."""
-        failed = bool(self.compilation.failure) and not self._failure_told
+        failed = bool(self.compilation.failure) and not self._failure_shared
         updater, scale, ahead = self._updater, self.scale, None
         narrow = self._precision in NARROW
         # Factors of 1 take as long as other factors, and change nothing.
@@ -380,7 +380,7 @@ class Bench:
         self._clock.lap(meter or EpochMeter(), "communication")
         if tally.uncompiled:  # where one worker's compiler fails, no worker computes compiled
             reasons = self.group.gather(self.compilation.failure)
-            self.compilation.failure, self._failure_told = next(filter(None, reasons)), True
+            self.compilation.failure, self._failure_shared = next(filter(None, reasons)), True
         if tally.missing:
             updater.clear()
             return StepResult(fits=False)

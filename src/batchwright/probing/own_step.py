@@ -14,12 +14,12 @@ import copy
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,7 @@ _NEVER = 1e-9  # seconds of evaluating an image: the user's program evaluates, t
 
 Step = Callable[[Any], Any]
 Batches = Callable[[int], Any]
+_Tensor = TypeVar("_Tensor", bound=Tensor)
 
 
 @dataclass
@@ -108,20 +109,19 @@ class StepContents:
     @property
     def trained(self) -> list[nn.Parameter]:
         """The trained parameters: all that an optimizer steps, each once."""
-        every = (p for one, _ in self.optimizers for g in one.param_groups for p in g["params"])
-        return list({id(p): p for p in every if p.requires_grad}.values())
+        stepped = (p for one, _ in self.optimizers for g in one.param_groups for p in g["params"])
+        return _each_once(p for p in stepped if p.requires_grad)
 
     @property
     def parameters(self) -> list[Tensor]:
         """All parameters, trained and frozen, each once."""
-        every = (p for module in self.modules for p in module.parameters(recurse=False))
-        return list({id(p): p for p in (*self.trained, *every)}.values())
+        own = (p for module in self.modules for p in module.parameters(recurse=False))
+        return _each_once((*self.trained, *own))
 
     @property
     def buffers(self) -> list[Tensor]:
         """All buffers of the modules, such as statistics of batch normalization, each once."""
-        every = (b for module in self.modules for b in module.buffers(recurse=False))
-        return list({id(b): b for b in every}.values())
+        return _each_once(b for module in self.modules for b in module.buffers(recurse=False))
 
     @property
     def states(self) -> list[Tensor]:
@@ -501,6 +501,10 @@ def side_of(batch: Any) -> int:
     """Side of the images in a batch, in pixels; 1 where no tensor is (n, channels, h, w)."""
     tensors = list(_tensors(batch))
     return next((int(one.shape[-1]) for one in tensors if one.ndim == _IMAGES), 1)
+
+
+def _each_once(tensors: Iterable[_Tensor]) -> list[_Tensor]:
+    return list({id(one): one for one in tensors}.values())
 
 
 def _cpu_copy(tensor: Tensor) -> Tensor:

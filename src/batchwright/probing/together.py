@@ -23,11 +23,11 @@ from batchwright.probing.workers import Answer, end_if_stopped, pause
 from batchwright.records import Job, LinkTime, Profile
 from batchwright.workload.data.sources import open_data
 from batchwright.workload.host import (
+    assigned_device,
     enter,
     free_memory,
     identity,
     prepare_process,
-    shared_out,
     worker_threads,
 )
 
@@ -39,7 +39,7 @@ _MAX_HOSTS = 8  # to which the network is measured; further hosts are assumed to
 
 def own_device(job: Job) -> torch.device:
     """This process's device among those of its host; a GPU becomes the current one."""
-    return enter(shared_out(job.device, int(os.environ["LOCAL_RANK"])))
+    return enter(assigned_device(job.device, int(os.environ["LOCAL_RANK"])))
 
 
 def ask_for_places(gathering: Gathering, job: Job, digest: str) -> tuple[Place, ...]:

@@ -21,7 +21,7 @@ from batchwright.probing.measure.precision import planned_batch
 from batchwright.probing.measure.step_time import WorkerMeans
 from batchwright.probing.measure.timing import spread
 from batchwright.probing.replays import may_replay
-from batchwright.probing.workers import Answer, Killed, CommandRunner
+from batchwright.probing.workers import Answer, CommandRunner, Killed
 from batchwright.records import (
     Cluster,
     CompilationTimes,

@@ -35,9 +35,9 @@ class Curves:
         counts: Numbers of workers to measure, rising.
         clock: Returns seconds since any fixed moment.
 
+    ``visitor`` and ``counts`` are attributes, too.
+
     Attributes:
-        visitor: Has points visited.
-        counts: Numbers of workers, rising.
         all: The curves, lower resolutions first.
         ladders: By number of workers: the local batches that may be measured, and those that a plan
             can choose, both rising.
