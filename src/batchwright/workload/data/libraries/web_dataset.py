@@ -246,12 +246,17 @@ def _samples(path: Path, root: Path, job: Job) -> Iterator[tuple[str, _Place, An
     read = TarMembers({})
     for key, (name, place) in images.items():
         endings = labels.get(key, {})
-        found = next((one for one in (wanted, *_LABELS) if one in endings), None)
+        # A name that is no ending is a key of the JSON, whatever other labels there are.
+        order = _LABELS if wanted is None else (wanted, "json")
+        found = next((one for one in order if one in endings), None)
         if found is None:
             has = ", ".join(sorted(endings)) or "nothing"
+            remedy = f"write a member {key}.cls, or name the ending: data_args.label=ENDING"
+            if wanted is not None:
+                remedy = f"data_args.label={wanted} is neither an ending of its members nor a key"
+                remedy += f" in {key}.json"
             raise DataError(
-                f"{path}: sample {key} has no label: it has {has} besides its image; write a "
-                f"member {key}.cls, or name the ending: data_args.label=ENDING"
+                f"{path}: sample {key} has no label: it has {has} besides its image; {remedy}"
             )
         read.places[name] = endings[str(found)]
         if read.places[name][2] > _LONG:
