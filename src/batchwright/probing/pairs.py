@@ -17,7 +17,7 @@ from batchwright.errors import JobError
 from batchwright.prediction.drift import WELL_KNOWN_RATIO, ratio_error
 from batchwright.probing.acquisition import VISIT_SECONDS
 from batchwright.probing.commands import Pair, PairVisited, Point, VisitPair, ignored
-from batchwright.probing.course.controller import PRECISION, Progress
+from batchwright.probing.course.controller import COMPILATION, PRECISION, Progress
 from batchwright.probing.probe import measuring
 from batchwright.probing.visiting import Visitor
 from batchwright.records import Job, PairTime
@@ -65,6 +65,7 @@ def pair_measurer(
     with measuring(job, folder, rising) as workers:
         visitor = Visitor(job, workers, rising[-1], ignored)  # it would report single points
         visitor.prepare(seconds=PRECISION * job.probe.first_budget)
+        visitor.choose_compilation(seconds=COMPILATION * job.probe.first_budget)
         yield PairVisits(visitor, progress=progress).measure
 
 
